@@ -20,7 +20,7 @@ help:  ## what there is
 venv: $(STAMP)  ## the virtual environment with the project and its extras
 
 COMPILED := laredo_fanout/decode/_row_scan.c laredo_fanout/catchup/_frames.c laredo_fanout/wire/_repeated.c \
-	laredo_fanout/serving/_struct_rows.c
+	laredo_fanout/serving/_struct_rows.c laredo_archive/codec/structs/_struct_scan.c
 
 $(STAMP): pyproject.toml $(COMPILED)
 	@$(PYTHON) -c '$(IS_NEW_ENOUGH)'

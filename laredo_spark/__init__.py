@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from laredo_spark.frames.changes import read_changes
+    from laredo_spark.frames.row_count import count_rows
     from laredo_spark.frames.table import read_table, register
     from laredo_spark.source import LaredoDataSource
     from laredo_spark.sync.sync import sync_table, sync_tables, synced_table
 
 __all__ = [
     "LaredoDataSource",
+    "count_rows",
     "read_changes",
     "read_table",
     "register",
@@ -21,6 +23,7 @@ __all__ = [
 
 _HOMES = {
     "LaredoDataSource": "source",
+    "count_rows": "frames.row_count",
     "read_changes": "frames.changes",
     "read_table": "frames.table",
     "register": "frames.table",

@@ -3,6 +3,7 @@
 SparkReadError
 ├── OptionRefused     an option that can't be used
 ├── KeyMissing        the archive is of a table without a key
+├── SchemaUnfit       .schema(...) has columns that the table hasn't
 ├── ColumnsChanged    the archive has other columns now than when the DataFrame was made
 ├── BoundaryGone      the boundary that a DataFrame shows has left the archive
 ├── TypesUnfit        a row doesn't fit the types inferred from the first rows
@@ -43,6 +44,15 @@ class KeyMissing(SparkReadError):
         super().__init__(
             f"{where}: its table has no key, and this version of laredo-spark reads by keys alone."
             " `laredo-archive cat` gives its rows as JSON lines, which spark.read.json reads"
+        )
+
+
+class SchemaUnfit(SparkReadError):
+    """The schema that a DataFrame was asked to have isn't of the table's columns."""
+
+    def __init__(self, where: str, problem: str, table: str) -> None:
+        super().__init__(
+            f"{where}: the schema that was given doesn't fit: {problem}. The table has {table}"
         )
 
 

@@ -191,7 +191,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         on_gap=OnGap(_one_of("on_gap", options.get("on_gap"), list(OnGap)) or OnGap.FAIL),
         also=_some_of("also", options.get("also"), ALSO),
         max_diffs=_number("max_diffs_per_trigger", options.get("max_diffs_per_trigger")),
-        columns=_names(options.get("columns")),
+        columns=_columns(options.get("columns")),
         key=options.get("key"),
         key_fields=_names(options.get("key_fields")),
         infer_rows=_number("infer_rows", options.get("infer_rows")) or DEFAULT_INFER_ROWS,
@@ -254,6 +254,14 @@ def _some_of(name: str, text: str | None, known: Sequence[str]) -> tuple[str, ..
 
 def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _columns(text: str | None) -> tuple[str, ...] | None:
+    found = _names(text)
+    if found == ():
+        # Rows without a column don't reach Spark.
+        raise OptionRefused("columns", text or "", "name one at least; count_rows() counts rows")
+    return found
 
 
 def _addressing(text: str) -> Addressing:

@@ -23,6 +23,8 @@ class LaredoDataSource(DataSource):
     _pinned: dict[str, str] | None = None
     """The options of the boundary that schema() found: Spark copies this object, so all reads of
     a DataFrame, and both sides of a join with itself, read that boundary."""
+    _is_schema_given = False
+    """Whether ``.schema(...)`` chose columns: then schema() isn't called."""
     _changes: Pinned | None = None
     """The same, for changes."""
 
@@ -44,6 +46,14 @@ class LaredoDataSource(DataSource):
         return unfolded(found) if asked.mode in (ReadMode.BASE, ReadMode.DIFFS) else found
 
     @in_one_message
+    def __getstate__(self) -> dict[str, object]:
+        """What Spark keeps: with ``.schema(...)`` nothing has found the boundary until then."""
+        asked = options.parse(self.options)
+        if asked.mode is ReadMode.TABLE and asked.history is None and self._pinned is None:
+            self._pinned, self._is_schema_given = TableRead.of(asked).pinned(), True
+        return self.__dict__
+
+    @in_one_message
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader that plans and runs a batch read."""
         asked = options.parse({**self.options, **(self._pinned or {})})
@@ -53,7 +63,7 @@ class LaredoDataSource(DataSource):
         if asked.mode in (ReadMode.BASE, ReadMode.DIFFS):
             return UnfoldedReader(asked, schema)
         made = FilteredTableReader if asked.push_filters else TableReader
-        return made(asked, schema)
+        return made(asked, schema, given=self._is_schema_given)
 
     @in_one_message
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name

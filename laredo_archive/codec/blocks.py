@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from laredo_archive.codec.errors import BadBytes
+from laredo_archive.codec.structs import compiled
 
 READ_BYTES = 512 * 1024
 MAX_RECORD = 2 * 1024 * 1024 * 1024
@@ -16,8 +17,10 @@ class ByteSource(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-def ranged(stream: ByteSource, start: int | None, stop: int | None) -> Iterator[bytes]:
-    """The bytes from ``start`` to before ``stop``, in pieces.
+def ranged(
+    stream: ByteSource, start: int | None, stop: int | None, size: int | None = None
+) -> Iterator[bytes]:
+    """The bytes from ``start`` to before ``stop``, in pieces of ``size`` bytes.
 
     ``start`` is sought for, so only a seekable stream may have one.
 
@@ -26,8 +29,9 @@ def ranged(stream: ByteSource, start: int | None, stop: int | None) -> Iterator[
     if start:
         stream.seek(start)  # type: ignore[attr-defined]  # ranges are for seekable streams
     left = None if stop is None else stop - (start or 0)
+    at_once = size or READ_BYTES
     while left is None or left > 0:
-        piece = stream.read(READ_BYTES if left is None else min(READ_BYTES, left))
+        piece = stream.read(at_once if left is None else min(at_once, left))
         if not piece:
             if left is not None:
                 raise BadBytes(f"it ends {left} bytes before byte {stop}")
@@ -103,6 +107,9 @@ def messages(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
 
 def _whole_messages(buffer: bytes) -> tuple[list[bytes], bytes, int]:
     """The whole messages, the rest after them, and how many bytes the rest must grow to."""
+    scanned = None if compiled.module is None else compiled.module.messages(buffer, MAX_RECORD)
+    if scanned is not None:
+        return scanned[0], buffer[scanned[1] :], scanned[2]
     found = []
     at, size, needed = 0, len(buffer), 1
     while at < size:

@@ -18,11 +18,13 @@ from laredo_archive.codec.output import (
     EncodedFile,
     FileWriter,
 )
-from laredo_archive.codec.struct_reader import StructRowReader
+from laredo_archive.codec.structs import compiled
+from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.codec.varint import varint as length
 from laredo_model.change import TRUNCATION, Action, Change
 from laredo_model.column import Column
 
+LINES_BLOCK = 4 << 20
 _CHANGES_AT_ONCE = 1000
 _ROW = 0x0A
 _ACTION, _KEY, _OLD, _NEW = 0x0A, 0x12, 0x1A, 0x22
@@ -122,21 +124,46 @@ def read_lines(
 
     :raises BadBytes: at a message that isn't a row; not each message is checked.
     """
+    for some, reader in read_messages(stream, columns, key_fields, keys):
+        yield lines_of(some, reader)
+
+
+def read_messages(
+    stream: ByteSource, columns: Sequence[Column], key_fields: Sequence[str], keys: KeyBounds
+) -> Iterator[tuple[list[bytes], StructRowReader]]:
+    """The SnapshotRow messages of ``keys``, some megabytes at a time, and what reads them.
+
+    Rows must be sorted.
+
+    :raises BadBytes: at a message that isn't a row; not each message is checked.
+    """
     reader = StructRowReader(columns, key_fields)
 
     def key_of(message: bytes) -> bytes:
         return _row(message, reader)[0]
 
-    for batch in blocks.messages(blocks.ranged(stream, None, None)):
-        some = narrowed.records(batch, keys, key_of)
-        yield b"\n".join([*(_row(message, reader)[1] for message in some), b""])
+    for batch in blocks.messages(blocks.ranged(stream, None, None, LINES_BLOCK)):
+        yield list(narrowed.records(batch, keys, key_of)), reader
+
+
+def lines_of(messages: Sequence[bytes], reader: StructRowReader) -> bytes:
+    """The lines of SnapshotRow messages, each with its newline.
+
+    :raises BadBytes: at a message that isn't a row.
+    """
+    return b"\n".join([*(reader.line(message, *_struct(message)) for message in messages), b""])
 
 
 def _row(message: bytes, reader: StructRowReader) -> tuple[bytes, bytes]:
+    return reader.row(message, *_struct(message))
+
+
+def _struct(message: bytes) -> tuple[int, int]:
+    """Where the row of a SnapshotRow is."""
     start, end = _part(message, 0, _ROW)
     if end != len(message):
         raise BadBytes(f"not a row: {message[:80]!r}")
-    return reader.row(message, start, end)
+    return start, end
 
 
 def read_diff(
@@ -198,6 +225,9 @@ _Bounds = tuple[int, int] | None
 
 def _parts(message: bytes) -> tuple[Action, bytes, _Bounds, _Bounds]:
     """Action, key, and where the old and the new row are."""
+    scanned = None if compiled.module is None else compiled.module.change(message)
+    if scanned is not None and (known := _ACTIONS.get(scanned[0])) is not None:
+        return known, *scanned[1:]
     at = 0
     action: Action | None = None
     key = b""

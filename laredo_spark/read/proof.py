@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
-from laredo_archive.manifest.timeline import Boundary
 from laredo_model.checksum import MODULUS, StateChecksum
 from laredo_spark.errors import NotEqual, NotProvable
 from laredo_spark.read.row_shape import LINE
@@ -26,7 +25,7 @@ def check(table: TableRead, lines: DataFrame) -> None:
     :raises NotEqual: if they differ.
     """
     last = table.boundary.last
-    rows = _rows(table.boundary)
+    rows = table.row_count
     if rows is None and last.state_checksum is None:
         raise NotProvable(table.archive.uri, str(table.boundary))
     found = state_of(lines)
@@ -58,11 +57,6 @@ def _combined(sums: Sequence[int]) -> int:
     for one in sums:
         total = (total << 32) + one
     return total % MODULUS
-
-
-def _rows(boundary: Boundary) -> int | None:
-    last = boundary.last
-    return last.row_count if last.rows is None and last.is_snapshot else last.rows
 
 
 def _text(rows: int | None, checksum: str | None) -> str:

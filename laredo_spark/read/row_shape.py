@@ -7,10 +7,12 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from laredo_archive.codec import protobuf
 from laredo_archive.codec.arrow import types
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.stored import StoredBatch
 from laredo_archive.codec.row_keys import compact
+from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_model import line as lines_
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine
@@ -78,6 +80,12 @@ class LineReader(RowReader):
     def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
         """The key's fragments, and the lines."""
         return {**super().split(block), _LINES: pa.array(block.split(b"\n")[:-1], pa.string())}
+
+    def split_structs(
+        self, messages: list[bytes], reader: StructRowReader
+    ) -> Mapping[str, pa.StringArray]:
+        """The same of SnapshotRow messages."""
+        return self.split(protobuf.lines_of(messages, reader))
 
     def typed(self, fragments: Mapping[str, pa.StringArray], rows: int) -> pa.RecordBatch:
         """The lines alone."""

@@ -15,7 +15,13 @@ from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.column import Column, key_columns
-from laredo_spark.errors import BoundaryGone, KeyMissing, OptionRefused
+from laredo_spark.errors import (
+    BoundaryGone,
+    ColumnsChanged,
+    KeyMissing,
+    OptionRefused,
+    SchemaUnfit,
+)
 from laredo_spark.objects import Objects
 from laredo_spark.options import ReadOptions
 from laredo_spark.read import inference
@@ -70,6 +76,12 @@ class TableRead:
         return self.shape.columns
 
     @property
+    def row_count(self) -> int | None:
+        """The number of rows at the boundary, as far as the manifest says it."""
+        last = self.boundary.last
+        return last.row_count if last.rows is None and last.is_snapshot else last.rows
+
+    @property
     def key_names(self) -> list[str]:
         """The key's columns, in its order."""
         return self.shape.key_names
@@ -106,6 +118,38 @@ class TableRead:
         """An artifact's bytes from the slice's start on; raises as Objects does."""
         with self.objects().opener()(part) as source:
             yield source
+
+
+def chosen(table: TableRead, schema: StructType, *, given: bool) -> TableRead:
+    """The read of the columns of ``schema`` only, which are the table's, in whatever order.
+
+    ``given``: whether it was with ``.schema(...)``; else it is what the table had before.
+
+    :raises SchemaUnfit: if they aren't the table's, and the schema was given.
+    :raises ColumnsChanged: if they aren't any more.
+    """
+    now = table.spark_schema()
+    if now == schema:
+        return table
+    problem = _unfit(now, schema)
+    if problem is None and not table.asked.lines:
+        return table.asking(replace(table.asked, columns=tuple(schema.names)))
+    if given:
+        raise SchemaUnfit(table.archive.uri, problem or "lines = true", now.simpleString())
+    raise ColumnsChanged(table.archive.uri, schema.simpleString(), now.simpleString())
+
+
+def _unfit(now: StructType, schema: StructType) -> str | None:
+    types = {field.name: field.dataType for field in now}
+    if not schema.names or len(set(schema.names)) < len(schema.names):
+        return "name each column once, and one at least (count_rows() counts rows)"
+    for field in schema:
+        if field.name not in types:
+            return f"there is no column {field.name}"
+        if field.dataType != types[field.name]:
+            there = types[field.name].simpleString()
+            return f"column {field.name} is {there}, not {field.dataType.simpleString()}"
+    return None
 
 
 def _history(boundary: Boundary) -> str:

@@ -18,10 +18,11 @@ from laredo_archive.manifest import key_ranges
 from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
 from laredo_archive.reader import Archive
 from laredo_model.errors import BadLine
-from laredo_spark.errors import ColumnsChanged, TypesUnfit
+from laredo_spark.errors import TypesUnfit
 from laredo_spark.messages import each_in_one_message, in_one_message
 from laredo_spark.objects import Objects
 from laredo_spark.options import ReadOptions
+from laredo_spark.read import table_read
 from laredo_spark.read.key_filters import ranges_of
 from laredo_spark.read.row_shape import RowShape
 from laredo_spark.read.table_read import TableRead
@@ -87,8 +88,10 @@ def _without_splits(read: RangeRead) -> RangeRead:
 class TableReader(DataSourceReader):
     """Spark's reader of a table: plans on the driver, reads in tasks."""
 
-    def __init__(self, asked: ReadOptions, schema: StructType) -> None:
+    def __init__(self, asked: ReadOptions, schema: StructType, *, given: bool = False) -> None:
+        """``given``: whether the schema was chosen with ``.schema(...)``."""
         self._asked = asked
+        self._given = given
         self._schema = schema
         self._table: TableRead | None = None
         self._keys: list[KeyRange] | None = None
@@ -100,11 +103,9 @@ class TableReader(DataSourceReader):
         """The partitions: key ranges of the table.
 
         :raises ColumnsChanged: if it has other columns than when the DataFrame was made.
+        :raises SchemaUnfit: if it hasn't the columns of the schema that was given.
         """
         table = self._found()
-        now = table.spark_schema()
-        if now != self._schema:
-            raise ColumnsChanged(table.archive.uri, self._schema.simpleString(), now.simpleString())
         if not table.has_ranges:
             return [WholePartition(table, self._keys)]
         objects = table.objects()
@@ -112,7 +113,10 @@ class TableReader(DataSourceReader):
 
     def _found(self) -> TableRead:
         """The table; its manifest is read once for all planning."""
-        self._table = self._table or TableRead.of(self._asked)
+        if self._table is None:
+            self._table = table_read.chosen(
+                TableRead.of(self._asked), self._schema, given=self._given
+            )
         return self._table
 
     def __getstate__(self) -> dict[str, object]:
@@ -144,7 +148,7 @@ class TableReader(DataSourceReader):
             found = iter(())
         wanted = to_arrow_schema(self._schema, timezone="UTC")
         for batch in found:
-            yield batch.cast(wanted)
+            yield batch.select(wanted.names).cast(wanted)
 
 
 def _narrowed(

@@ -47,6 +47,11 @@ def test_hostile_input_touches_no_foreign_byte(tmp_path: Path) -> None:
             "*size = length ? delimited_size(length) : 9;",
             "*size = length ? length : 9;",
         ),
+        (
+            "laredo_archive.codec.structs._struct_scan",
+            "|| size > from->stop - from->at)",
+            "|| size > from->stop - from->at + 400)",
+        ),
     ],
 )
 def test_a_byte_too_far_is_found(tmp_path: Path, module: str, right: str, wrong: str) -> None:

@@ -22,6 +22,7 @@ from laredo_fanout.serving.struct_rows import StructRows, struct_of
 from laredo_fanout.wire import protobuf
 from laredo_model.errors import ModelError
 from laredo_model.rule import TypeInfo
+from tests.fuzz import struct_twins
 from tests.fuzz.hostile_frames import OIDS, broken, getting, row, xlog
 
 Outcome = tuple[str, Any]
@@ -252,5 +253,7 @@ CHECKS: dict[str, Callable[[random.Random], int]] = {
     "gather": gather,
     "frames": spool_frames,
     "rows": rows,
+    "scanned structs": struct_twins.structs,
+    "struct messages": struct_twins.struct_messages,
 }
 """Each gives how many messages or values its input held."""

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from laredo_archive import codec
-from laredo_archive.codec import ByteSource
+from laredo_archive.codec import ByteSource, protobuf
 from laredo_archive.codec.arrow import parquet_rows
 from laredo_archive.codec.arrow.parquet_blocks import OpenSlice
 from laredo_archive.codec.arrow.rows import RowReader, keys_of
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice, RangeRead
-from laredo_model.column import Column
+from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine, ModelError
 
 _ROWS_AT_ONCE = 10_000
@@ -83,18 +83,33 @@ def _of_lines(
     open_slice: OpenSlice,
 ) -> Iterator[pa.RecordBatch]:
     with open_slice(base) as source:
-        bounded = _Bounded(source, base)
-        for block in codec.read_lines(base.format_id, columns, bounded, left.keys):
-            if not block:
-                continue
-            fragments = rows.split(block)
-            count = block.count(b"\n")
+        for found, of in _split(base, rows, columns, left.keys, _Bounded(source, base)):
+            fragments, count = found, of
             if not left.takes_all:
-                kept = left.of(keys_of(fragments, columns))
+                kept = left.of(keys_of(found, columns))
                 count = kept.true_count
-                fragments = {name: column.filter(kept) for name, column in fragments.items()}
+                fragments = {name: column.filter(kept) for name, column in found.items()}
             if count:
                 yield rows.typed(fragments, count)
+
+
+def _split(
+    base: ObjectSlice,
+    rows: RowReader,
+    columns: Sequence[Column],
+    keys: KeyRange,
+    source: ByteSource,
+) -> Iterator[tuple[Mapping[str, pa.StringArray], int]]:
+    """Some thousand rows of ``keys`` at a time as fragments, and their number."""
+    if base.format_id == codec.PROTOBUF:
+        names = [column.name for column in key_columns(columns)]
+        for messages, reader in protobuf.read_messages(source, columns, names, keys):
+            if messages:
+                yield rows.split_structs(messages, reader), len(messages)
+        return
+    for block in codec.read_lines(base.format_id, columns, source, keys):
+        if block:
+            yield rows.split(block), block.count(b"\n")
 
 
 def _of_parquet(

@@ -1,15 +1,20 @@
 """A table's rows as Arrow record batches: blocks of lines in, typed columns out."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from laredo_archive.codec import protobuf
 from laredo_archive.codec.arrow.fragments import BlockSplitter, nesting
 from laredo_archive.codec.arrow.stored import StoredBatch
 from laredo_archive.codec.arrow.types import Typing, schema
 from laredo_archive.codec.arrow.values import converter, texts
+from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_model.column import Column, key_columns
+
+_OFFSET_BYTES = 4
 
 
 class RowReader:
@@ -32,6 +37,7 @@ class RowReader:
         whole = schema(columns, chosen)
         self._columns = [c for c in columns if wanted is None or c.name in set(wanted)]
         needed = {c.name for c in (*self._columns, *key_columns(columns))}
+        self._split_names = needed
         self._splitter = BlockSplitter(
             [c.name for c in columns],
             list(needed),
@@ -54,6 +60,19 @@ class RowReader:
         :raises BadLine: if a line isn't a row with these columns.
         """
         return self._splitter.split(block)
+
+    def split_structs(
+        self, messages: list[bytes], reader: StructRowReader
+    ) -> Mapping[str, pa.StringArray]:
+        """The same of SnapshotRow messages.
+
+        :raises BadBytes: if one isn't a row.
+        """
+        columns = reader.columns(messages, self._split_names)
+        if columns is not None:
+            with suppress(pa.ArrowInvalid):  # text that isn't UTF-8: row by row says where
+                return {name: _strings(*buffers) for name, *buffers in columns}
+        return self.split(protobuf.lines_of(messages, reader))
 
     @property
     def needed(self) -> Sequence[str]:
@@ -78,6 +97,13 @@ class RowReader:
             # Of a batch without columns only the number of rows is left.
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
         return pa.record_batch(arrays, schema=self.schema)
+
+
+def _strings(offsets: bytes, text: bytes) -> pa.StringArray:
+    rows = len(offsets) // _OFFSET_BYTES - 1
+    found = pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(text))
+    found.validate(full=True)
+    return found
 
 
 def keys_of(fragments: Mapping[str, pa.StringArray], columns: Sequence[Column]) -> pa.StringArray:

@@ -3,12 +3,14 @@
 Without columns (archives of other writers) values are read as they are, numbers
 by their value, and columns stand in the order of their names.
 
-By hand: the generated class takes 1.15 times as long for forty short columns, 1.05 times for ten
-of 28 bytes each (``benchmarks.struct_rows``).
+Rows whose members stand in the columns' order are read by compiled code (``compiled``); the rest,
+and all where there was no C compiler, in Python here. By hand: the generated class takes 1.15
+times as long for forty short columns, 1.05 times for ten of 28 bytes each
+(``benchmarks.struct_rows``).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from struct import Struct
 from struct import error as struct_error
 
@@ -17,6 +19,8 @@ import orjson
 from laredo_archive.codec import varint
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.struct_rows import VERBATIM_MEMBER
+from laredo_archive.codec.structs import compiled
+from laredo_archive.codec.structs.compiled import StructScan
 from laredo_archive.codec.values import (
     FLOAT_DIGITS,
     INTEGERS,
@@ -46,27 +50,43 @@ class StructRowReader:
         self._equal_rows = keys_.EqualRows()
         self._members: list[tuple[bytes, bytes, str, bool]] = []
         self._key_at: list[int] = []
+        self._scan: StructScan | None = None
         if columns:
             names = [column.name for column in columns]
             self._members = [
-                (_entry_key(column.name), prefix, column.type, column.type not in _NOT_TEXT)
+                (compiled.entry_key(column.name), prefix, column.type, column.type not in _NOT_TEXT)
                 for column, prefix in zip(columns, lines_.names_prefix(names), strict=True)
             ]
             if set(self._key_fields) <= set(names):
                 self._key_at = [2 * names.index(name) + 1 for name in self._key_fields]
+            key_at = [names.index(name) for name in self._key_fields] if self._key_at else []
+            self._scan = compiled.scan(columns, key_at)
 
     def line(self, data: bytes, at: int, stop: int) -> bytes:
         """The line of the Struct in ``data`` from ``at`` to before ``stop``.
 
         :raises BadBytes: if there is no such Struct, or it has other columns.
         """
-        return b"".join(self._pieces(data, at, stop))
+        scanned = self._scan and self._scan.row(data, at, stop)
+        return scanned[0] if scanned else b"".join(self._pieces(data, at, stop))
+
+    def columns(
+        self, messages: list[bytes], wanted: Collection[str]
+    ) -> list[tuple[str, bytes, bytes]] | None:
+        """Of SnapshotRow messages the wanted columns: name, 32-bit offsets, fragments on end.
+
+        None where they have to be read row by row.
+        """
+        return None if self._scan is None else self._scan.columns(messages, wanted)
 
     def row(self, data: bytes, at: int, stop: int) -> tuple[bytes, bytes]:
         """The same line, with its key in front.
 
         :raises BadBytes: also if the row lacks a key column.
         """
+        scanned = self._scan and self._scan.row(data, at, stop) if self._key_at else None
+        if scanned:
+            return keys_.of_fragments(scanned[1]), scanned[0]
         pieces = self._pieces(data, at, stop)
         if self._key_at:
             return keys_.of_fragments([pieces[index] for index in self._key_at]), b"".join(pieces)
@@ -137,11 +157,6 @@ class StructRowReader:
         for name, prefix in zip(names, lines_.names_prefix(names), strict=True):
             pieces += (prefix, found.get(name, b"null"))
         return [*pieces, b"}"] if pieces else [b"{}"]
-
-
-def _entry_key(name: str) -> bytes:
-    raw = name.encode()
-    return b"\x0a" + varint.varint(len(raw)) + raw + b"\x12"
 
 
 def _fragment(data: bytes, at: int, stop: int, type_name: str) -> bytes:

@@ -1,0 +1,155 @@
+"""The compiled reading of Structs beside that in Python: rows, columns, messages and changes."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import pairwise
+from struct import pack
+from typing import Any
+
+from laredo_archive import codec
+from laredo_archive.codec import blocks, protobuf, struct_rows
+from laredo_archive.codec.errors import BadBytes
+from laredo_archive.codec.structs import compiled
+from laredo_archive.codec.structs.struct_reader import StructRowReader
+from laredo_archive.codec.varint import varint
+from laredo_model import line as lines
+from laredo_model.change import Action, Change
+from laredo_model.column import Column
+from tests.fuzz.hostile_frames import broken
+
+VALUES: dict[str, tuple[bytes, ...]] = {
+    "int8": (b"0", b"-7", b"9007199254740992", b"9007199254740993", b"-9223372036854775808"),
+    "text": (
+        b'""',
+        b'"12"',
+        b'"a\\n\\"\\\\\\u0001\x7f"',
+        '"é\U0001f600"'.encode(),
+        b'"%s"' % (b"x" * 300),
+    ),
+    "numeric": (b'"1.00"', b'"NaN"'),
+    "float8": (b"0.1", b"-0", b"1e+15", b"5e-324", b"1.7976931348623157e+308", b'"NaN"', b"1e-05"),
+    "float4": (b"0.1", b"1e+06", b"999999", b"1.5e-07"),
+    "bool": (b"true", b"false"),
+    "jsonb": (b'{"a": "t\\n"}', b"12", b"[1, 2]"),
+    "_int8": (b"[]", b"[1,null,9007199254740993]", b"[[1],[2]]", b"[-0]"),
+    "_text": (b'["a","\\"",null]', b'[["x"]]', b"[" * 20 + b"]" * 20),
+    "_jsonb": (b'[{"a": 1},null]',),
+    "_quantity": (b"[9007199254740993]", b"[1.0]"),
+}
+_SHAPES = 40
+
+
+class _Shape:
+    """One table's columns, with an encoder of its rows and both readers."""
+
+    def __init__(self, number: int) -> None:
+        draw = random.Random(number)
+        types = draw.choices(list(VALUES), k=draw.choice((1, 2, 3, 7)))
+        names = draw.sample(("id", "a", "é", '"', "x" * 130, "json", "", ","), len(types))
+        keyed = draw.sample(names, draw.randint(0, min(2, len(names))))
+        self.columns = [Column(name, type_) for name, type_ in zip(names, types, strict=True)]
+        self.names, self.keyed = names, keyed
+        self.encode = struct_rows.encoder(self.columns)
+        self.scanning = StructRowReader(self.columns, keyed)
+        with plainly():
+            self.plain = StructRowReader(self.columns, keyed)
+
+    def line(self, draw: random.Random) -> bytes:
+        values = [
+            draw.choice(VALUES[column.type]) if draw.randrange(8) else b"null"
+            for column in self.columns
+        ]
+        return lines.join(self.names, values)
+
+
+@cache
+def _shape(number: int) -> _Shape:
+    return _Shape(number)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Without the compiled module."""
+    held, compiled.module = compiled.module, None
+    try:
+        yield
+    finally:
+        compiled.module = held
+
+
+def structs(draw: random.Random) -> int:
+    """Rows, right and wrong, are the same lines, keys and columns, or are refused alike."""
+    shape = _shape(draw.randrange(_SHAPES))
+    rows = [shape.encode(shape.line(draw)) for _ in range(draw.randrange(1, 5))]
+    if not draw.randrange(2):
+        rows = [broken(draw, row or b"\0") for row in rows]
+    for row in rows:
+        held = draw.randbytes(3) + row
+        for read in ("line", "row") if shape.keyed else ("line",):
+            quick, plain = (
+                _outcome(lambda: getattr(reader, read)(held, 3, len(held)))  # noqa: B023
+                for reader in (shape.scanning, shape.plain)
+            )
+            assert quick == plain, (read, shape.columns, row, quick, plain)
+    _columns(draw, shape, [b"\x0a" + varint(len(row)) + row for row in rows])
+    return len(rows)
+
+
+def _columns(draw: random.Random, shape: _Shape, messages: list[bytes]) -> None:
+    wanted = {name for name in shape.names if draw.randrange(3)}
+    found = shape.scanning.columns(messages, wanted)
+    whole = shape.scanning.columns(messages, shape.names)
+    # What isn't wanted isn't parsed, so there damage is passed over.
+    if found is None or whole is None:
+        assert found is not None or whole is None
+        return
+    assert found == [column for column in whole if column[0] in wanted]
+    assert [name for name, *_ in found] == [name for name in shape.names if name in wanted]
+    # As pieces of a line: a broken row's json needn't be JSON.
+    rows = [shape.plain._pieces(each, *protobuf._struct(each))[1::2] for each in messages]
+    for name, offsets, text in found:
+        ends = memoryview(offsets).cast("i")
+        made = [text[a:b] for a, b in pairwise(ends)]
+        assert made == [row[shape.names.index(name)] for row in rows], name
+
+
+def struct_messages(draw: random.Random) -> int:
+    """Changes in a buffer, right and wrong, are the same messages with the same parts."""
+    shape = _shape(draw.randrange(_SHAPES))
+    sink = io.BytesIO()
+    encoder = codec.diff_encoder("protobuf", shape.columns, sink)
+    encoder.write(_change(draw, shape, n) for n in range(draw.randrange(1, 6)))
+    encoder.close()
+    buffer = sink.getvalue()
+    buffer = draw.choice(
+        (buffer, broken(draw, buffer), pack("B", 0xFF) * draw.randrange(12) + buffer)
+    )
+    quick = _outcome(lambda: blocks._whole_messages(buffer))
+    with plainly():
+        assert quick == _outcome(lambda: blocks._whole_messages(buffer))
+    for message in quick[1][0] if quick[0] == "gives" else ():
+        parts = _outcome(lambda: protobuf._parts(message))  # noqa: B023
+        with plainly():
+            assert parts == _outcome(lambda: protobuf._parts(message)), message  # noqa: B023
+    return 1
+
+
+def _change(draw: random.Random, shape: _Shape, number: int) -> Change:
+    action = draw.choice((Action.INSERT, Action.UPDATE, Action.DELETE))
+    old = None if action is Action.INSERT else shape.line(draw)
+    new = None if action is Action.DELETE else shape.line(draw)
+    return Change(action, b"%d" % number, old, new)
+
+
+def _outcome(call: Any) -> tuple[str, Any]:
+    try:
+        return "gives", call()
+    except BadBytes:
+        return "refuses", None
+    except ValueError as refusal:  # of a key that isn't UTF-8, or has an escape that JSON has not
+        return "refuses", type(refusal).__name__

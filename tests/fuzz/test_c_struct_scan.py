@@ -1,0 +1,20 @@
+"""Structs to rows: C and Python give the same for hostile bytes."""
+
+import pytest
+
+from laredo_archive.codec.structs import compiled
+from tests.fuzz import budget, struct_twins
+
+pytestmark = pytest.mark.skipif(compiled.module is None, reason="nothing is compiled here")
+
+
+def test_rows_and_columns_are_those_that_python_reads() -> None:
+    for drawn in budget.inputs(0.5):
+        with drawn as draw:
+            struct_twins.structs(draw)
+
+
+def test_messages_and_changes_are_those_that_python_reads() -> None:
+    for drawn in budget.inputs(0.3):
+        with drawn as draw:
+            struct_twins.struct_messages(draw)
