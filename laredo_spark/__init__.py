@@ -1,4 +1,4 @@
-"""Tables of a laredo archive in PySpark."""
+"""TablesAtOnce of a laredo archive in PySpark."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from laredo_spark.frames.changes import read_changes
     from laredo_spark.frames.table import read_table, register
+    from laredo_spark.frames.tables import TablesAtOnce, read_tables
     from laredo_spark.source import LaredoDataSource
     from laredo_spark.sync.sync import sync_table, sync_tables, synced_table
 
 __all__ = [
     "LaredoDataSource",
+    "TablesAtOnce",
     "read_changes",
     "read_table",
+    "read_tables",
     "register",
     "sync_table",
     "sync_tables",
@@ -21,8 +24,10 @@ __all__ = [
 
 _HOMES = {
     "LaredoDataSource": "source",
+    "TablesAtOnce": "frames.tables",
     "read_changes": "frames.changes",
     "read_table": "frames.table",
+    "read_tables": "frames.tables",
     "register": "frames.table",
     "sync_table": "sync.sync",
     "sync_tables": "sync.sync",
