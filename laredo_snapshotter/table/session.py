@@ -174,7 +174,7 @@ class WriterSession:
             head = self._archive.head
             seen = None if head is None else head.seen_position or head.position
             if position is not None and seen is not None and position > seen:
-                self.committer.see(position)
+                self.committer.see(position, feed.cuts.unchanged_until)
 
     def since_snapshot(self, head: Head) -> SinceSnapshot:
         """What happened since the epoch's base, up to the archive's head: its rows are known."""

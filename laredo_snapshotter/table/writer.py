@@ -128,10 +128,10 @@ class TableWriter:
         """Whether it will never write again."""
         return self.state.ended
 
-    def cut(self, position: int) -> None:
-        """Seal at ``position`` as soon as the stream has passed it."""
+    def cut(self, position: int, *, common: bool) -> None:
+        """Seal at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
         if self.session is not None:
-            self.session.feed.cuts.cut(position)
+            self.session.feed.cuts.cut(position, common=common)
 
     def tick(self) -> None:
         """A diff interval has passed: is a re-base due?"""
