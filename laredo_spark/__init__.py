@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from laredo_spark.frames.catalog import read_catalog
     from laredo_spark.frames.changes import read_changes
     from laredo_spark.frames.table import read_table, register
     from laredo_spark.frames.tables import TablesAtOnce, read_tables
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LaredoDataSource",
     "TablesAtOnce",
+    "read_catalog",
     "read_changes",
     "read_table",
     "read_tables",
@@ -25,6 +27,7 @@ __all__ = [
 _HOMES = {
     "LaredoDataSource": "source",
     "TablesAtOnce": "frames.tables",
+    "read_catalog": "frames.catalog",
     "read_changes": "frames.changes",
     "read_table": "frames.table",
     "read_tables": "frames.tables",

@@ -5,8 +5,9 @@ it after that, so that it is known at every position in between; another table's
 one of both.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from laredo_archive.manifest import timeline
@@ -24,6 +25,8 @@ class KnownSpan:
     epoch: int
     #: The boundary.
     start: Position
+    #: The first position at which the table is known to be as there: the boundary, or a later one.
+    since: Position
     #: The last position at which the table is known to be the same.
     until: Position
     #: As Boundary.time: no transaction in it committed later.
@@ -40,7 +43,7 @@ class CommonBoundary:
 
     #: What the positions belong to.
     history: History
-    #: A boundary of at least one of the tables.
+    #: A boundary of at least one of the tables, or a position that their catalog says.
     position: Position
     #: The last position at which all of them are known to be the same as there.
     until: Position
@@ -66,8 +69,8 @@ def spans_of(manifest: Manifest, where: str) -> Spans:
             if of_history and of_history[-1].start == artifact.to_position:
                 # The next epoch's base, at the boundary where the one before ends.
                 of_history.pop()
-            time = artifact.to_time or artifact.created_at
-            of_history.append(KnownSpan(artifact.epoch, artifact.to_position, until, time))
+            time, at = artifact.to_time or artifact.created_at, artifact.to_position
+            of_history.append(KnownSpan(artifact.epoch, at, at, until, time))
     return found
 
 
@@ -85,6 +88,20 @@ def _with_ends(epoch: Epoch, after_head: Position | None) -> Iterator[tuple[Arti
         yield artifact, max(artifact.to_position, end or artifact.to_position)
 
 
+def known_too(spans: Spans, positions: Iterable[tuple[History, Position]]) -> Spans:
+    """The spans of a table that is also known at ``positions``, which a catalog says: there it is
+    as at its last boundary at or before each."""
+    found = {history: list(of_history) for history, of_history in spans.items()}
+    for history, position in positions:
+        of_history = found.get(history, [])
+        before = bisect_right(of_history, position, key=lambda span: span.since) - 1
+        if before >= 0 and of_history[before].until < position:
+            # Of what is in between nothing is known: a row may have come and gone.
+            there = replace(of_history[before], since=position, until=position)
+            of_history.insert(before + 1, there)
+    return found
+
+
 def common(tables: Sequence[Spans]) -> dict[History, list[CommonBoundary]]:
     """The boundaries that all tables have in common, ascending; the newest history first."""
     if not tables:
@@ -93,7 +110,7 @@ def common(tables: Sequence[Spans]) -> dict[History, list[CommonBoundary]]:
     found: dict[History, list[CommonBoundary]] = {}
     for history in histories:
         common_ones = [
-            CommonBoundary(history, span.start, span.until, span.time, (span,))
+            CommonBoundary(history, span.since, span.until, span.time, (span,))
             for span in tables[0][history]
         ]
         for spans in tables[1:]:
@@ -110,11 +127,11 @@ def _intersection(
         while at < len(others) and others[at].until < one.position:
             at += 1
         after = at
-        while after < len(others) and others[after].start <= one.until:
+        while after < len(others) and others[after].since <= one.until:
             other = others[after]
             yield CommonBoundary(
                 one.history,
-                max(one.position, other.start),
+                max(one.position, other.since),
                 min(one.until, other.until),
                 max(one.time, other.time),
                 (*one.spans, other),

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import structlog
 
+from laredo_snapshotter.app.catalog_keeper import CatalogKeeper
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.cut_schedule import CutSchedule
@@ -36,7 +37,9 @@ class TableWriters:
         self._flush_timeout = flush_timeout
         self._writers: dict[str, TableWriter] = {}
         self._running: dict[TableWriter, asyncio.Task[None]] = {}
-        self._cuts = CutSchedule(time.monotonic)
+        self.catalogs = CatalogKeeper(stores, lambda: self.all)
+        self._cuts = CutSchedule(time.monotonic, self.catalogs.all_cut)
+        self._keeping: asyncio.Task[None] | None = None
         self._cutting: asyncio.Task[None] | None = None
 
     @property
@@ -62,6 +65,7 @@ class TableWriters:
         self._cuts.add(writer, writer.config.diff.interval)
         if self._cutting is None:
             self._cutting = self._supervised(self._cuts.run(), "cuts of the tables")
+            self._keeping = self._supervised(self.catalogs.run(), "catalogs")
 
     async def end(self, names: Iterable[str]) -> list[TableWriter]:
         """Have these tables' writers write what they have taken, and end; those that are over.
@@ -84,8 +88,9 @@ class TableWriters:
 
     async def stop(self) -> None:
         """The same for all of them, which are shown until the end."""
-        if self._cutting is not None:
-            self._cutting.cancel()
+        for task in (self._cutting, self._keeping):
+            if task is not None:
+                task.cancel()
         for writer in self._writers.values():
             writer.stop()
         # A destination that hangs hangs its threads too: they aren't waited for.

@@ -179,6 +179,11 @@ class Committer:
             if job.sealed is not None and job.sealed.to_position > after
         )
 
+    def has_all_until(self, position: int) -> bool:
+        """Whether all that was put and ends there or before is committed, and that is verified."""
+        waits = any(job.until is not None and job.until <= position for job in self._jobs)
+        return not waits and self._verified.covers(position)
+
     @property
     def idle(self) -> bool:
         """Whether all is committed."""

@@ -7,13 +7,14 @@ known, because a batch says only what was before it and after it, is postponed.
 import asyncio
 import time
 from bisect import bisect_right
+from collections import deque
 
 from laredo_fanout.client.events import Changes
 from laredo_model.history import History
 from laredo_model.position import Position
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
-from laredo_snapshotter.diff.cuts import PendingCuts
+from laredo_snapshotter.diff.cuts import MOST_PENDING, PendingCuts
 from laredo_snapshotter.diff.feed_ports import Outlet
 from laredo_snapshotter.diff.first_change import FirstChange
 from laredo_snapshotter.diff.verified import VerifiedPosition
@@ -51,6 +52,7 @@ class CutBuffer:
         self._last_seal: int = 0
         self._cuts = PendingCuts(max(60.0, 10 * config.diff.interval))
         self._first = FirstChange()
+        self._cut_at: deque[int] = deque(maxlen=MOST_PENDING)
         self._forced: dict[int, asyncio.Future[Sealed | None]] = {}
 
     @property
@@ -80,6 +82,12 @@ class CutBuffer:
         """The last position at which the table is as it was when it was last put; None: all that
         was taken."""
         return self._first.unchanged_until
+
+    def was_cut(self, position: int) -> bool | None:
+        """Whether it was cut at ``position``; None: not yet, False: it won't be any more."""
+        if position in self._cut_at:
+            return True
+        return None if self._cuts.owes(position) else False
 
     @property
     def quiet(self) -> bool:
@@ -211,6 +219,7 @@ class CutBuffer:
 
     def _seal_owed(self, reached: int) -> None:
         for cut in self._cuts.take(reached):
+            self._cut_at.append(cut.position)
             touched = self.unchanged_until is not None
             self._seal(cut.position, forced=cut.forced or (cut.common and touched))
 

@@ -7,7 +7,7 @@ of one process have positions in common as often as the slowest of them is cut.
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from laredo_snapshotter.diff.cuts import CutTable, cut_together
 
@@ -18,9 +18,15 @@ EARLY_S = 0.001
 class CutSchedule:
     """Cuts tables by their intervals; tables come and go. Belongs to one event loop."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock``: monotonic, in seconds."""
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        all_cut: Callable[[Mapping[str, int]], None] = lambda _: None,
+    ) -> None:
+        """``clock``: monotonic, in seconds. ``all_cut`` is called after a cut of all tables with
+        its positions, by history."""
         self._clock = clock
+        self._all_cut = all_cut
         self._origin = clock()
         self._intervals: dict[CutTable, float] = {}
         self._due: dict[float, float] = {}
@@ -62,7 +68,8 @@ class CutSchedule:
 
     def _cut(self, due: Collection[float]) -> None:
         if max(self._due) in due:
-            cut_together(list(self._intervals), common=len(self._intervals) > 1)
+            tables = list(self._intervals)
+            self._all_cut(cut_together(tables, common=len(tables) > 1))
         else:
             cut_together([table for table, each in self._intervals.items() if each in due])
 

@@ -69,6 +69,10 @@ class PendingCuts:
         """The first owed cut's position."""
         return self._cuts[0].position if self._cuts else None
 
+    def owes(self, position: int) -> bool:
+        """Whether a cut is owed at ``position``."""
+        return any(cut.position == position for cut in self._cuts)
+
     def clear(self) -> None:
         """Owe nothing, because what was to be cut is gone."""
         self._cuts.clear()

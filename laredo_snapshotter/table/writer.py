@@ -133,6 +133,15 @@ class TableWriter:
         if self.session is not None:
             self.session.feed.cuts.cut(position, common=common)
 
+    def is_known_at(self, history: str, position: int) -> bool | None:
+        """Whether the archive says what the table is at a position that it was to be cut at.
+
+        None: not yet; False: it won't.
+        """
+        if self.session is None or str(self.session.feed.cuts.history) != history:
+            return False
+        return self.session.is_known_at(position)
+
     def tick(self) -> None:
         """A diff interval has passed: is a re-base due?"""
         if self.session is not None:

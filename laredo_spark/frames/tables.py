@@ -1,12 +1,13 @@
 """``read_tables``: several tables as DataFrames, all at one position."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from laredo_archive.manifest import common_boundary
+from laredo_archive.manifest.catalog import GroupBoundary
 from laredo_archive.manifest.common_boundary import CommonBoundary
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.manifest.unnamed_objects import text_of_time
@@ -21,6 +22,9 @@ from laredo_spark.options import ReadOptions
 
 Found = Mapping[str, tuple[str, Manifest]]
 """Each table's manifest and its URI, by the table's name."""
+
+Known = Mapping[str, Sequence[GroupBoundary]]
+"""Where a catalog says that a table is known with others, by the table's name."""
 
 _CHOSEN_HERE = ("epoch", "history", "mode", "key")
 
@@ -58,9 +62,26 @@ def read_tables(
     :raises ArchiveError: if an archive isn't there, or can't be read.
     :raises OptionRefused: if an option can't be used.
     """
+    return at_one_position(spark, tables, as_of, {}, exact=exact, verify=verify, given=given)
+
+
+def at_one_position(
+    spark: SparkSession,
+    tables: Mapping[str, str],
+    as_of: str | datetime | None,
+    known: Known,
+    *,
+    exact: bool,
+    verify: bool,
+    given: Mapping[str, object],
+) -> TablesAtOnce:
+    """As :func:`read_tables`; ``known``: what a catalog says beside the manifests.
+
+    :raises NoCommonBoundary, ArchiveError, OptionRefused: as that.
+    """
     asked = _asked(tables, as_of, given)
     moment = next(iter(asked.values())).as_of
-    boundary = _chosen(_found(asked), moment, exact=exact)
+    boundary = _chosen(_found(asked), moment, known, exact=exact)
     frames = {}
     for (name, uri), span in zip(tables.items(), boundary.spans, strict=True):
         pinned: dict[str, Any] = {
@@ -96,10 +117,22 @@ def _found(asked: Mapping[str, ReadOptions]) -> Found:
     return found
 
 
-def _chosen(manifests: Found, moment: Position | datetime | None, *, exact: bool) -> CommonBoundary:
-    spans = [common_boundary.spans_of(manifest, where) for where, manifest in manifests.values()]
+def _chosen(
+    manifests: Found, moment: Position | datetime | None, known: Known, *, exact: bool
+) -> CommonBoundary:
+    spans = [
+        common_boundary.known_too(
+            common_boundary.spans_of(manifest, where),
+            [(each.history, each.position) for each in known.get(name, ())],
+        )
+        for name, (where, manifest) in manifests.items()
+    ]
     found = common_boundary.common(spans)
-    unseen = [name for name, (_, each) in manifests.items() if _is_beyond(each, moment)]
+    unseen = [
+        name
+        for name, (_, each) in manifests.items()
+        if _is_beyond(each, known.get(name, ()), moment)
+    ]
     if not unseen:
         for of_history in found.values():
             chosen = common_boundary.last_at(of_history, moment, exact=exact)
@@ -108,15 +141,18 @@ def _chosen(manifests: Found, moment: Position | datetime | None, *, exact: bool
     raise _refusal(manifests, found, moment, unseen, exact=exact)
 
 
-def _is_beyond(manifest: Manifest, moment: Position | datetime | None) -> bool:
-    """Whether the archive doesn't know yet what the table is at ``moment``."""
+def _is_beyond(
+    manifest: Manifest, known: Sequence[GroupBoundary], moment: Position | datetime | None
+) -> bool:
+    """Whether nobody knows yet what the table is at ``moment``."""
     last = manifest.last
     if last is None or moment is None:
         return False
     if isinstance(moment, datetime):
         ended = last.to_time or last.created_at
-        return moment > max(ended, manifest.seen_at or ended)
-    return moment > max(last.to_position, manifest.seen_position or last.to_position)
+        return moment > max([ended, manifest.seen_at or ended, *(each.time for each in known)])
+    seen = manifest.seen_position or last.to_position
+    return moment > max([last.to_position, seen, *(each.position for each in known)])
 
 
 def _refusal(
