@@ -41,8 +41,8 @@ class DiffBlock(Section):
     """How often a diff is written, and how much may wait for it in memory."""
 
     interval: Annotated[Duration, Field(gt=0)] = 60.0
-    """How often changes become a diff; tables with the same interval cut at the same
-    position."""
+    """How often changes become a diff; the tables of one process are cut at the same
+    position at every multiple of the longest interval."""
     max_memory: Annotated[Size, Field(ge=64 * 1024)] = 16 * 1024 * 1024
     """Memory of the changes that wait; more means an early diff."""
 

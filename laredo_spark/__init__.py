@@ -4,17 +4,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from laredo_spark.frames.catalog import read_catalog
     from laredo_spark.frames.changes import read_changes
     from laredo_spark.frames.row_count import count_rows
     from laredo_spark.frames.table import read_table, register
+    from laredo_spark.frames.tables import TablesAtOnce, read_tables
     from laredo_spark.source import LaredoDataSource
     from laredo_spark.sync.sync import sync_table, sync_tables, synced_table
 
 __all__ = [
     "LaredoDataSource",
+    "TablesAtOnce",
     "count_rows",
+    "read_catalog",
     "read_changes",
     "read_table",
+    "read_tables",
     "register",
     "sync_table",
     "sync_tables",
@@ -23,9 +28,12 @@ __all__ = [
 
 _HOMES = {
     "LaredoDataSource": "source",
+    "TablesAtOnce": "frames.tables",
     "count_rows": "frames.row_count",
+    "read_catalog": "frames.catalog",
     "read_changes": "frames.changes",
     "read_table": "frames.table",
+    "read_tables": "frames.tables",
     "register": "frames.table",
     "sync_table": "sync.sync",
     "sync_tables": "sync.sync",

@@ -5,6 +5,7 @@ SparkReadError
 ├── KeyMissing        the archive is of a table without a key
 ├── SchemaUnfit       .schema(...) has columns that the table hasn't
 ├── ColumnsChanged    the archive has other columns now than when the DataFrame was made
+├── NoCommonBoundary  several tables are known at no one position that was asked for
 ├── BoundaryGone      the boundary that a DataFrame shows has left the archive
 ├── TypesUnfit        a row doesn't fit the types inferred from the first rows
 ├── ChangesGone       the changes that a reader needs next aren't in the archive
@@ -21,6 +22,7 @@ exception of Spark's; :func:`own_message` takes its message out.
 """
 
 import re
+from collections.abc import Sequence
 
 _RAISED = re.compile(r"^(?:\w+: )?laredo_\w+(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
 
@@ -74,6 +76,24 @@ class BoundaryGone(SparkReadError):
             f"{where}: {boundary} isn't in the archive any more; retention has removed it since"
             " this DataFrame was made. Make it again, or keep more epochs (retention.keep_epochs)"
         )
+
+
+class NoCommonBoundary(SparkReadError):
+    """Several tables are known at no one position that was asked for."""
+
+    def __init__(
+        self, tables: Sequence[str], reason: str, before: str | None, after: str | None
+    ) -> None:
+        """``before`` and ``after``: the nearest positions that they have in common."""
+        super().__init__(
+            f"{', '.join(tables)}: {reason}. The nearest position that they have in common before"
+            f" is {before or 'none'}, and after {after or 'none'}. Read them as of one of these, or"
+            " wait for the next; the tables of one laredo-snapshotter process have one at every"
+            " multiple of their longest diff.interval"
+        )
+        self.tables = tuple(tables)
+        self.before = before
+        self.after = after
 
 
 class TypesUnfit(SparkReadError):

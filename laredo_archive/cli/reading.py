@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from laredo_archive.cli.cataloguing import list_catalog
 from laredo_archive.cli.options import (
     AsOf,
     archive_argument,
@@ -25,10 +26,13 @@ from laredo_archive.cli.options import (
 from laredo_archive.cli.output import data_output
 from laredo_archive.cli.progress import shown
 from laredo_archive.codec import jsonl
-from laredo_archive.errors import ArtifactDamaged
+from laredo_archive.errors import ArchiveMissing, ArtifactDamaged
 from laredo_archive.maintain import export as exporting
+from laredo_archive.manifest.catalog import CATALOG
+from laredo_archive.manifest.errors import CatalogMissing
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.unnamed_objects import text_of_time
+from laredo_archive.read import catalog
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_model import position as positions
@@ -43,8 +47,22 @@ Moment = Position | datetime
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
 @s3_options()
 def list_artifacts(*, uri: str, as_json: bool, access: S3Access) -> None:
-    """List the artifacts: a table on a terminal, else one JSON object a line."""
-    archive = opened(uri, access)
+    """List the artifacts: a table on a terminal, else one JSON object a line.
+
+    Of a destination that holds a catalog.json, its archives.
+    """
+    if uri.endswith(CATALOG):
+        list_catalog(catalog.find(uri, access), as_json=as_json)
+        return
+    try:
+        archive = opened(uri, access)
+    except ArchiveMissing as missing:
+        try:
+            found = catalog.find(uri, access)
+        except CatalogMissing:
+            raise missing from None
+        list_catalog(found, as_json=as_json)
+        return
     if as_json or not sys.stdout.isatty():
         out = data_output()
         for artifact in archive.manifest.artifacts:

@@ -160,6 +160,9 @@ class Artifact:
     #: At most how many keys changed in the diff's window without a net change; None: unknown.
     #: At 0 the diff also leads from every position in its window to its end.
     cancelled: int | None = None
+    #: The last position at which the table is known to be as it is at the diff's from_position;
+    #: None: at that one only.
+    unchanged_until: Position | None = None
     #: Unknown fields, written again as they were.
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -245,6 +248,7 @@ class Artifact:
         if not self.is_snapshot:
             added["truncate"] = self.truncate
             added["cancelled"] = self.cancelled
+            added["unchanged_until"] = _text_of_position(self.unchanged_until)
             return added
         added["continues"] = self.continues
         added["reason"] = self.reason
@@ -292,6 +296,8 @@ class Manifest:
     seen_position: Position | None = None
     #: When that was raised.
     seen_at: datetime | None = None
+    #: The last position at which the table is known to be as it is at the head; None: there only.
+    unchanged_until: Position | None = None
     #: The newest artifact that each sink was notified of.
     notified: Mapping[str, EpochPosition | None] = field(default_factory=dict)
     #: The objects to delete.
@@ -362,6 +368,7 @@ class Manifest:
             "writer_term": self.writer_term,
             "seen_position": _text_of_position(self.seen_position),
             "seen_at": None if self.seen_at is None else text_of_time(self.seen_at),
+            **self._unchanged(),
             "notified": {
                 sink: None
                 if mark is None
@@ -372,6 +379,10 @@ class Manifest:
             **({"former": [entry.to_json() for entry in self.former]} if self.former else {}),
             "revision": self.revision,
         }
+
+    def _unchanged(self) -> dict[str, Any]:
+        until = _text_of_position(self.unchanged_until)
+        return {} if until is None else {"unchanged_until": until}
 
 
 _json = json.JSONEncoder(separators=(",", ":")).encode

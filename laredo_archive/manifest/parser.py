@@ -245,6 +245,7 @@ def _artifact(value: object, path: str, key_prefix: str) -> Artifact:
         reason=fields.take_if_any("reason", text) if is_snapshot else None,
         truncate=False if is_snapshot else fields.take_or("truncate", flag, False),
         cancelled=None if is_snapshot else fields.take_if_any("cancelled", count),
+        unchanged_until=None if is_snapshot else fields.take_if_any("unchanged_until", _position),
         source=_source_of(fields.unknown(), unknown_of_columns),
     )
     if not is_snapshot and artifact.from_position is None:
@@ -332,6 +333,7 @@ def _manifest(fields: Fields, key_prefix: str) -> Manifest:
         writer_term=fields.take_or("writer_term", count, 0),
         seen_position=fields.take_if_any("seen_position", _position),
         seen_at=fields.take_if_any("seen_at", _time),
+        unchanged_until=fields.take_if_any("unchanged_until", _position),
         notified=fields.take_or("notified", map_of(_notified), no_sinks),
         retired=fields.take_or("retired", list_of(_retired), none_retired),
         former=fields.take_or("former", list_of(_former), none_former),

@@ -128,12 +128,14 @@ def with_former(manifest: Manifest, former: Iterable[Former], oldest: int) -> Ma
 
 def _with_artifacts(manifest: Manifest, artifacts: tuple[Artifact, ...]) -> Manifest:
     last = artifacts[-1]
+    same_head = (last.to_position, last.history) == (manifest.head_position, manifest.history)
     return replace(
         manifest,
         artifacts=artifacts,
         epoch=last.epoch,
         head_position=last.to_position,
         history=last.history,
+        unchanged_until=manifest.unchanged_until if same_head else None,
     )
 
 
@@ -164,6 +166,14 @@ def with_seen(manifest: Manifest, position: Position, now: datetime) -> Manifest
     if before is not None and before > position:
         position = before
     return replace(manifest, seen_position=position, seen_at=now)
+
+
+def with_unchanged(manifest: Manifest, until: Position | None) -> Manifest:
+    """The manifest whose table is known to stay as at its head up to ``until``, if it is later."""
+    head = manifest.head_position
+    if until is None or head is None or until <= max(head, manifest.unchanged_until or head):
+        return manifest
+    return replace(manifest, unchanged_until=until)
 
 
 def following(artifact: Artifact | None) -> Follows | None:

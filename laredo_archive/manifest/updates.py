@@ -31,11 +31,14 @@ class ManifestUpdates:
             manifest = replace(manifest, seen_position=None)
         return self._stamped(rules.with_base(manifest, base, self._keep_epochs))
 
-    def seen(self, manifest: Manifest, position: Position) -> Manifest | None:
+    def seen(
+        self, manifest: Manifest, position: Position, unchanged_until: Position | None
+    ) -> Manifest | None:
         """The manifest with a seen position; None if nothing would change."""
         if manifest.seen_position is not None and manifest.seen_position >= position:
             return self.notified_of(manifest)
-        return self._notices.entered(rules.with_seen(manifest, position, self._now()))
+        seen = rules.with_seen(manifest, position, self._now())
+        return self._notices.entered(rules.with_unchanged(seen, unchanged_until))
 
     def notified_of(self, manifest: Manifest) -> Manifest | None:
         """The manifest with the notified artifacts; None if nothing would change."""

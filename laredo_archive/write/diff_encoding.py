@@ -33,6 +33,8 @@ class Window:
     truncate: bool
     #: How many keys changed without a net change; None: unknown.
     cancelled: int | None
+    #: The last position at which the table is as it is where the diff begins; None: only there.
+    unchanged_until: Position | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def encode(
         state_checksum=window.checksum,
         truncate=window.truncate,
         cancelled=window.cancelled,
+        unchanged_until=window.unchanged_until,
     )
     contents = {id_: spool.content(id_, result) for id_, result in encoded.items()}
     return EncodedDiff(artifact, contents, spool)

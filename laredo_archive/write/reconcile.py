@@ -148,6 +148,7 @@ class _Reconciliation:
             history=target.history,
             seen_position=target.seen_position,
             seen_at=target.seen_at,
+            unchanged_until=target.unchanged_until,
         )
         oldest = min(artifact.epoch for artifact in artifacts)
         return rules.with_former(rules.with_retired(reconciled, leaving), own.former, oldest)

@@ -262,12 +262,14 @@ class TableArchive:
         formats: Sequence[str],
         truncate: bool = False,
         cancelled: int | None = None,
+        unchanged_until: Position | None = None,
     ) -> Artifact:
         """Write the net changes over (from, to] and commit them to the current epoch.
 
         ``changes``: sorted by key, the TRUNCATE apart (``truncate``); ``rows`` and
         ``checksum`` describe the table after them; ``cancelled``: how many keys changed
-        and have no net change, None if unknown. ``from_position`` is the head.
+        and have no net change, None if unknown; ``unchanged_until``: the last position at which
+        the table is as at ``from_position``, which is the head, if that is known to be later.
 
         :raises OutOfOrder: if it doesn't begin at the head.
         :raises SpoolUnavailable: if there is no room to encode it; nothing was committed.
@@ -289,7 +291,16 @@ class TableArchive:
             diff = encode(
                 self._table,
                 self._key_prefix,
-                Window(from_position, to_position, time, rows, checksum, truncate, cancelled),
+                Window(
+                    from_position,
+                    to_position,
+                    time,
+                    rows,
+                    checksum,
+                    truncate,
+                    cancelled,
+                    unchanged_until,
+                ),
                 last,
                 changes,
                 formats=tuple(dict.fromkeys(formats)),
@@ -316,9 +327,10 @@ class TableArchive:
         with self._commits.turn():
             self._finish()
 
-    def see(self, position: Position) -> None:
-        """Raise seen_position: the stream is complete up to ``position``, without changes.
+    def see(self, position: Position, unchanged_until: Position | None = None) -> None:
+        """Raise seen_position: the stream is complete up to ``position``, without a net change.
 
+        ``unchanged_until``: up to there without any.
         The artifacts that sinks were notified of are recorded with it.
 
         :raises OutOfOrder: if ``position`` is before the head, or there is none.
@@ -333,7 +345,9 @@ class TableArchive:
                     " after the archive's head"
                 )
             for store in self._stores:
-                store.rewrite(lambda known: self._entering.seen(known, position), self._claim)
+                store.rewrite(
+                    lambda known: self._entering.seen(known, position, unchanged_until), self._claim
+                )
             self._take_committed()
 
     def record_notices(self) -> None:

@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import structlog
 
+from laredo_snapshotter.app.catalog_keeper import CatalogKeeper
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.diff.cuts import cut_each
+from laredo_snapshotter.diff.cut_schedule import CutSchedule
 from laredo_snapshotter.metrics import Metrics, TableCounters
 from laredo_snapshotter.table.writer import TableWriter
 
@@ -37,9 +37,10 @@ class TableWriters:
         self._flush_timeout = flush_timeout
         self._writers: dict[str, TableWriter] = {}
         self._running: dict[TableWriter, asyncio.Task[None]] = {}
-        # The tables of one interval, which are cut together; a group is changed in place.
-        self._groups: dict[float, list[TableWriter]] = defaultdict(list)
-        self._cutting: dict[float, asyncio.Task[None]] = {}
+        self.catalogs = CatalogKeeper(stores, lambda: self.all)
+        self._cuts = CutSchedule(time.monotonic, self.catalogs.all_cut)
+        self._keeping: asyncio.Task[None] | None = None
+        self._cutting: asyncio.Task[None] | None = None
 
     @property
     def all(self) -> Sequence[TableWriter]:
@@ -61,11 +62,10 @@ class TableWriters:
         """Have it write."""
         self._writers[writer.config.name] = writer
         self._running[writer] = self._supervised(writer.run(), f"writer of {writer.config.name}")
-        interval = writer.config.diff.interval
-        self._groups[interval].append(writer)
-        if interval not in self._cutting:
-            cutting = cut_each(interval, self._groups[interval], clock=time.monotonic)
-            self._cutting[interval] = self._supervised(cutting, f"cuts every {interval:g} s")
+        self._cuts.add(writer, writer.config.diff.interval)
+        if self._cutting is None:
+            self._cutting = self._supervised(self._cuts.run(), "cuts of the tables")
+            self._keeping = self._supervised(self.catalogs.run(), "catalogs")
 
     async def end(self, names: Iterable[str]) -> list[TableWriter]:
         """Have these tables' writers write what they have taken, and end; those that are over.
@@ -74,7 +74,7 @@ class TableWriters:
         """
         ending = [self._writers[name] for name in names]
         for writer in ending:
-            self._leave_group(writer)
+            self._cuts.remove(writer)
             writer.stop()
         tasks = [self._running[writer] for writer in ending]
         if tasks:
@@ -88,17 +88,11 @@ class TableWriters:
 
     async def stop(self) -> None:
         """The same for all of them, which are shown until the end."""
-        for task in self._cutting.values():
-            task.cancel()
+        for task in (self._cutting, self._keeping):
+            if task is not None:
+                task.cancel()
         for writer in self._writers.values():
             writer.stop()
         # A destination that hangs hangs its threads too: they aren't waited for.
         if self._running:
             await asyncio.wait(self._running.values(), timeout=self._flush_timeout + HANG_S)
-
-    def _leave_group(self, writer: TableWriter) -> None:
-        interval = writer.config.diff.interval
-        self._groups[interval].remove(writer)
-        if not self._groups[interval]:
-            self._cutting.pop(interval).cancel()
-            del self._groups[interval]

@@ -184,6 +184,11 @@ class Committer:
             if job.sealed is not None and job.sealed.to_position > after
         )
 
+    def has_all_until(self, position: int) -> bool:
+        """Whether all that was put and ends there or before is committed, and that is verified."""
+        waits = any(job.until is not None and job.until <= position for job in self._jobs)
+        return not waits and self._verified.covers(position)
+
     @property
     def idle(self) -> bool:
         """Whether all is committed."""
@@ -202,9 +207,18 @@ class Committer:
             )
         )
 
-    def see(self, position: Position) -> None:
-        """Say in the manifest that nothing has changed up to ``position``."""
-        self._add(_Job("seen_position", lambda: self._archive.see(position), None, position))
+    def see(self, position: Position, unchanged_until: int | None = None) -> None:
+        """Say in the manifest that the table is at ``position`` as it is at the head.
+
+        ``unchanged_until``: up to where no change came and went; None: up to there.
+        """
+
+        def work() -> None:
+            # When its turn comes all that was put before is known to be written, or not to be.
+            known = [each for each in (unchanged_until, self._unwritten.unchanged_until) if each]
+            self._archive.see(position, Position(min([position, *known])))
+
+        self._add(_Job("seen_position", work, None, position))
 
     def record_notices(self) -> None:
         """Record in the manifest which artifacts sinks were notified of."""
@@ -220,7 +234,10 @@ class Committer:
         """
 
         def work() -> object:
-            return _Based(self._archive.commit_base(base, continues=continues, reason=reason).epoch)
+            based = self._archive.commit_base(base, continues=continues, reason=reason)
+            if not continues:
+                self._unwritten.clear()
+            return _Based(based.epoch)
 
         done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         until = base.artifact.to_position

@@ -35,10 +35,27 @@ class Written(NamedTuple):
 
 
 class Unwritten:
-    """Keys that changed and changed back, in buffers that weren't written as they were empty."""
+    """What changed and changed back, in buffers that weren't written as they were empty."""
 
     def __init__(self) -> None:
         self.cancelled = 0
+        """Keys."""
+        self.unchanged_until: int | None = None
+        """The last position before the first of these changes; None if there is none."""
+
+    def take(self, sealed: Sealed, cancelled: int) -> None:
+        """One more of them."""
+        self.cancelled += cancelled
+        self.unchanged_until = self.before(sealed)
+
+    def before(self, sealed: Sealed) -> int | None:
+        """The last position before the first change of these and of ``sealed``."""
+        return sealed.unchanged_until if self.unchanged_until is None else self.unchanged_until
+
+    def clear(self) -> None:
+        """A diff that records it was written."""
+        self.cancelled = 0
+        self.unchanged_until = None
 
 
 class DiffCommit:
@@ -62,7 +79,7 @@ class DiffCommit:
         sealed = self._sealed
         start, outcome = self._measure()
         if outcome.empty and not (sealed.forced and sealed.to_position > start):
-            self._unwritten.cancelled += outcome.cancelled
+            self._unwritten.take(sealed, outcome.cancelled)
             sealed.close()
             return UNWRITTEN
         artifact = self._archive.commit_diff(
@@ -75,8 +92,9 @@ class DiffCommit:
             formats=self._formats,
             truncate=outcome.truncate,
             cancelled=outcome.cancelled + self._unwritten.cancelled,
+            unchanged_until=_after(start, sealed, self._unwritten),
         )
-        self._unwritten.cancelled = 0
+        self._unwritten.clear()
         sealed.close()
         return Written(artifact.epoch, start, sealed.to_position, outcome, artifact.size_bytes)
 
@@ -87,6 +105,13 @@ class DiffCommit:
             before = StateChecksum.from_hex(head.rows, head.checksum)
             self._measured = head.position, self._sealed.measure(before)
         return self._measured
+
+
+def _after(start: Position, sealed: Sealed, unwritten: Unwritten) -> Position | None:
+    """The last position at which the table is known to be as at ``start``, if that is later."""
+    until = unwritten.before(sealed)
+    known = sealed.to_position if until is None else until
+    return Position(known) if known > start else None
 
 
 def time_of(microseconds: int | None) -> datetime | None:

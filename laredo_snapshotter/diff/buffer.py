@@ -206,6 +206,8 @@ class Sealed:
         """Commit time of its last transaction, microseconds since 1970; None if it has none."""
         self.forced = forced
         """Written even if it turns out to be empty."""
+        self.unchanged_until: int | None = None
+        """The last position before its first change; None if it has none, or nobody says."""
         self._changes = changes
 
     @property

@@ -7,14 +7,16 @@ known, because a batch says only what was before it and after it, is postponed.
 import asyncio
 import time
 from bisect import bisect_right
+from collections import deque
 
 from laredo_fanout.client.events import Changes
 from laredo_model.history import History
 from laredo_model.position import Position
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
-from laredo_snapshotter.diff.cuts import PendingCuts
+from laredo_snapshotter.diff.cuts import MOST_PENDING, PendingCuts
 from laredo_snapshotter.diff.feed_ports import Outlet
+from laredo_snapshotter.diff.first_change import FirstChange
 from laredo_snapshotter.diff.verified import VerifiedPosition
 from laredo_snapshotter.errors import ServerUnfit
 
@@ -49,6 +51,8 @@ class CutBuffer:
         self._last_whole = position
         self._last_seal: int = 0
         self._cuts = PendingCuts(max(60.0, 10 * config.diff.interval))
+        self._first = FirstChange()
+        self._cut_at: deque[int] = deque(maxlen=MOST_PENDING)
         self._forced: dict[int, asyncio.Future[Sealed | None]] = {}
 
     @property
@@ -74,6 +78,18 @@ class CutBuffer:
         return seen if seen >= (self._last_whole or 0) else None
 
     @property
+    def unchanged_until(self) -> int | None:
+        """The last position at which the table is as it was when it was last put; None: all that
+        was taken."""
+        return self._first.unchanged_until
+
+    def was_cut(self, position: int) -> bool | None:
+        """Whether it was cut at ``position``; None: not yet, False: it won't be any more."""
+        if position in self._cut_at:
+            return True
+        return None if self._cuts.owes(position) else False
+
+    @property
     def quiet(self) -> bool:
         """Whether nothing at all is buffered, so that the state is the one last put."""
         return self.live and self.changes.empty
@@ -83,10 +99,13 @@ class CutBuffer:
         """Cuts that were given up because the stream didn't reach them in time."""
         return self._cuts.forgotten
 
-    def cut(self, position: int) -> None:
-        """Seal at ``position``, now or as soon as the stream has passed it."""
+    def cut(self, position: int, *, common: bool = False) -> None:
+        """Seal at ``position``, now or as soon as the stream has passed it.
+
+        ``common``: all tables are to be known there, so changes that came to nothing are put too.
+        """
         if self.live and self._outlet.blocked is None:
-            self._owe(position)
+            self._owe(position, common=common)
 
     def cut_exactly(self, position: int) -> "asyncio.Future[Sealed | None]":
         """Seal at ``position``, and put it even if nothing changed.
@@ -110,7 +129,10 @@ class CutBuffer:
             ends = last > number
             until = last if ends else len(counts)
             size = sum(counts[number:until])
-            self._take_slice(batch, change, change + size, until - 1, ends=ends)
+            since = batch.since if number == 0 else None
+            after = positions[number] - 1 if since is None else since
+            transactions = (after, until - 1)
+            self._take_slice(batch, change, change + size, transactions, ends=ends)
             number, change = until, change + size
 
     def reached(self, position: Position) -> None:
@@ -133,6 +155,7 @@ class CutBuffer:
         self, position: Position | None, history: History | None, sequence: int
     ) -> None:
         """A base at ``position`` has come; what comes now follows it."""
+        self._first = FirstChange()
         self.position = self._last_whole = position
         self.history = history
         self.sequence = sequence
@@ -140,6 +163,7 @@ class CutBuffer:
     def go_back(self, position: Position, history: History) -> None:
         """What was taken beyond the archive's end comes again."""
         self._last_seal = 0
+        self._first = FirstChange()
         self.position, self.history = position, history
         self._last_whole = position
 
@@ -161,8 +185,12 @@ class CutBuffer:
             if not waiting.done():
                 waiting.set_result(None)
 
-    def _take_slice(self, batch: Changes, start: int, stop: int, last: int, *, ends: bool) -> None:
-        """Changes ``start`` to ``stop``, up to transaction ``last``, into the buffer."""
+    def _take_slice(
+        self, batch: Changes, start: int, stop: int, transactions: tuple[int, int], *, ends: bool
+    ) -> None:
+        """Changes ``start`` to ``stop`` into the buffer: those of the transactions after a
+        position, up to one by its number."""
+        after, last = transactions
         olds = batch.old_lines
         if olds is None:
             raise ServerUnfit(self._config.name, self._config.endpoint.server)
@@ -177,20 +205,23 @@ class CutBuffer:
             time_us=batch.times_us[last],
             ends=ends,
         )
+        self._first.take(after, some=stop > start, ends=ends)
         if ends:
             self._last_whole = position
             if stop > start:
                 self.sequence = batch.sequence(stop - 1)
             self.reached(position)
 
-    def _owe(self, position: int, *, forced: bool = False) -> None:
-        self._cuts.add(position, time.monotonic(), forced=forced)
+    def _owe(self, position: int, *, forced: bool = False, common: bool = False) -> None:
+        self._cuts.add(position, time.monotonic(), forced=forced, common=common)
         if self.position is not None:
             self._seal_owed(self.position)
 
     def _seal_owed(self, reached: int) -> None:
         for cut in self._cuts.take(reached):
-            self._seal(cut.position, forced=cut.forced)
+            self._cut_at.append(cut.position)
+            touched = self.unchanged_until is not None
+            self._seal(cut.position, forced=cut.forced or (cut.common and touched))
 
     def _seal_before(self, position: int, since: int | None) -> None:
         """The next changes are of a transaction at ``position``, or of all ``since``."""
@@ -208,6 +239,7 @@ class CutBuffer:
         self.position = Position(max(self.position or 0, position))
         self._last_seal = max(self._last_seal, position)
         sealed = self.changes.seal(position, forced=forced)
+        sealed.unchanged_until = self._first.sealed(put=forced or not sealed.empty)
         if not sealed.empty or forced:
             self._outlet.put(sealed)
         if forced:

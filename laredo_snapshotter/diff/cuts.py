@@ -1,21 +1,15 @@
-"""Cuts: tables with the same diff interval end their diffs at the same position.
+"""Cuts: tables end their diffs at the same position.
 
-docs/commit-protocol.md: "All tables of one writer with the same interval cut at the same
-position, so that they can be read together at it." At each tick the position is
-the highest that any of the streams has reached; every table seals there when
-its own stream has passed it. No table waits for another: one that is stuck
-keeps the cuts it owes, and forgets those that are too old or too many.
+docs/commit-protocol.md: "Tables of one process are cut together." The position is the highest that
+any of the streams has reached; every table seals there when its own stream has passed it. No table
+waits for another: one that is stuck keeps the cuts it owes, and forgets those that are too old or
+too many.
 """
 
-import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-import structlog
-
-log = structlog.get_logger(__name__)
 
 MOST_PENDING = 256
 """Cuts that a table may owe; each becomes a diff."""
@@ -30,6 +24,8 @@ class Cut:
     """Monotonic."""
     forced: bool = False
     """Committed even when nothing changed."""
+    common: bool = False
+    """Of all the tables: what came to nothing is committed too."""
 
 
 class PendingCuts:
@@ -44,11 +40,13 @@ class PendingCuts:
     def __len__(self) -> int:
         return len(self._cuts)
 
-    def add(self, position: int, now: float, *, forced: bool = False) -> None:
+    def add(self, position: int, now: float, *, forced: bool = False, common: bool = False) -> None:
         """Owe a cut; one at the same position is the same cut."""
         kept = [c for c in self._cuts if c.position != position]
-        forced = forced or any(c.forced for c in self._cuts if c.position == position)
-        kept.append(Cut(position, now, forced))
+        same = [c for c in self._cuts if c.position == position]
+        forced = forced or any(c.forced for c in same)
+        common = common or any(c.common for c in same)
+        kept.append(Cut(position, now, forced, common))
         kept.sort(key=lambda cut: cut.position)
         self._cuts = deque(self._within_limits(kept, now))
 
@@ -70,6 +68,10 @@ class PendingCuts:
     def next_position(self) -> int | None:
         """The first owed cut's position."""
         return self._cuts[0].position if self._cuts else None
+
+    def owes(self, position: int) -> bool:
+        """Whether a cut is owed at ``position``."""
+        return any(cut.position == position for cut in self._cuts)
 
     def clear(self) -> None:
         """Owe nothing, because what was to be cut is gone."""
@@ -98,15 +100,18 @@ class CutTable(Protocol):
     def stream(self) -> tuple[str, int] | None:
         """The history and the position that its stream has reached; None while it isn't live."""
 
-    def cut(self, position: int) -> None:
-        """Seal at ``position`` as soon as the stream has passed it."""
+    def cut(self, position: int, *, common: bool) -> None:
+        """Seal at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
 
     def tick(self) -> None:
         """An interval has passed; called after :meth:`cut`."""
 
 
-def cut_together(tables: Sequence[CutTable]) -> dict[str, int]:
-    """Ask every table for a cut at the highest position reached in its history; say which."""
+def cut_together(tables: Sequence[CutTable], *, common: bool = False) -> dict[str, int]:
+    """Ask every table for a cut at the highest position reached in its history; say which.
+
+    ``common``: these are all tables of the process.
+    """
     highest: dict[str, int] = {}
     for table in tables:
         if (stream := table.stream) is not None:
@@ -114,23 +119,6 @@ def cut_together(tables: Sequence[CutTable]) -> dict[str, int]:
             highest[history] = max(position, highest.get(history, position))
     for table in tables:
         if (stream := table.stream) is not None:
-            table.cut(highest[stream[0]])
+            table.cut(highest[stream[0]], common=common)
         table.tick()
     return highest
-
-
-async def cut_each(
-    interval: float,
-    tables: Sequence[CutTable],
-    *,
-    clock: Callable[[], float],
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> None:
-    """Cut ``tables`` together every ``interval`` seconds, without drift, until cancelled."""
-    due = clock() + interval
-    while True:
-        await sleep(max(0.0, due - clock()))
-        cut_together(tables)
-        now = clock()
-        # After a stall (a suspended machine) go on from now instead of catching up on ticks.
-        due = max(due + interval, now)

@@ -145,6 +145,14 @@ class WriterSession:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.feed.cuts.changes.clear()
 
+    def is_known_at(self, position: int) -> bool | None:
+        """Whether the archive says what the table is at a position that it was to be cut at.
+
+        None: not yet; False: it won't.
+        """
+        cut = self.feed.cuts.was_cut(position)
+        return None if cut and not self.committer.has_all_until(position) else cut
+
     def left_now(self) -> Left | None:
         """What would be left if it ended now."""
         return self._last.left()
@@ -174,7 +182,7 @@ class WriterSession:
             head = self._archive.head
             seen = None if head is None else head.seen_position or head.position
             if position is not None and seen is not None and position > seen:
-                self.committer.see(position)
+                self.committer.see(position, feed.cuts.unchanged_until)
 
     def since_snapshot(self, head: Head) -> SinceSnapshot:
         """What happened since the epoch's base, up to the archive's head: its rows are known."""

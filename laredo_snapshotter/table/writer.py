@@ -128,10 +128,19 @@ class TableWriter:
         """Whether it will never write again."""
         return self.state.ended
 
-    def cut(self, position: int) -> None:
-        """Seal at ``position`` as soon as the stream has passed it."""
+    def cut(self, position: int, *, common: bool) -> None:
+        """Seal at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
         if self.session is not None:
-            self.session.feed.cuts.cut(position)
+            self.session.feed.cuts.cut(position, common=common)
+
+    def is_known_at(self, history: str, position: int) -> bool | None:
+        """Whether the archive says what the table is at a position that it was to be cut at.
+
+        None: not yet; False: it won't.
+        """
+        if self.session is None or str(self.session.feed.cuts.history) != history:
+            return False
+        return self.session.is_known_at(position)
 
     def tick(self) -> None:
         """A diff interval has passed: is a re-base due?"""

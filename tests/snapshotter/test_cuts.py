@@ -1,11 +1,9 @@
 """Cuts at one position, whatever the tables' streams do."""
 
-import asyncio
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_snapshotter.diff.cuts import MOST_PENDING, PendingCuts, cut_each, cut_together
+from laredo_snapshotter.diff.cuts import MOST_PENDING, PendingCuts, cut_together
 
 
 class Table:
@@ -13,14 +11,17 @@ class Table:
         self.history = history
         self.position = position
         self.cuts: list[int] = []
+        self.common: list[int] = []
         self.ticks = 0
 
     @property
     def stream(self) -> tuple[str, int] | None:
         return None if self.position is None else (self.history, self.position)
 
-    def cut(self, position: int) -> None:
+    def cut(self, position: int, *, common: bool) -> None:
         self.cuts.append(position)
+        if common:
+            self.common.append(position)
 
     def tick(self) -> None:
         self.ticks += 1
@@ -32,25 +33,9 @@ def test_all_live_tables_of_a_history_are_cut_at_the_highest_position() -> None:
     cut_together([a, b, c, other])
     assert (a.cuts, b.cuts, c.cuts, other.cuts) == ([9], [9], [], [3])
     assert [table.ticks for table in (a, b, c, other)] == [1, 1, 1, 1]
-
-
-async def test_ticks_keep_their_rhythm() -> None:
-    now = 0.0
-    slept: list[float] = []
-    enough = asyncio.Event()
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now
-        slept.append(seconds)
-        if len(slept) == 5:
-            enough.set()
-            await asyncio.Event().wait()
-        now += seconds + (0.25 if len(slept) < 3 else 30.0 if len(slept) == 3 else 0.0)
-
-    task = asyncio.create_task(cut_each(5.0, [Table("h", 1)], clock=lambda: now, sleep=sleep))
-    await enough.wait()
-    task.cancel()
-    assert slept == [5.0, 4.75, 4.75, 0.0, 5.0]
+    assert a.common == []
+    cut_together([a, b], common=True)
+    assert (a.common, b.common) == ([9], [9])
 
 
 def test_cuts_are_taken_in_order_once_and_a_forced_one_stays_forced() -> None:
@@ -62,6 +47,9 @@ def test_cuts_are_taken_in_order_once_and_a_forced_one_stays_forced() -> None:
     assert [(cut.position, cut.forced) for cut in owed.take(6)] == [(5, False)]
     assert [(cut.position, cut.forced) for cut in owed.take(9)] == [(7, True)]
     assert owed.take(99) == []
+    owed.add(8, 0.0, common=True)
+    owed.add(8, 1.0)
+    assert [(cut.position, cut.common) for cut in owed.take(9)] == [(8, True)]
 
 
 def test_a_stuck_table_forgets_old_cuts_but_never_a_forced_one_nor_the_newest() -> None:

@@ -91,6 +91,7 @@ async def follow(seed: int) -> None:
     feed = await live_feed(outlet, stream.position)
     states: list[tuple[int, State]] = [(stream.position, {})]
     cuts: set[int] = set()
+    common: set[int] = set()
     forced: dict[int, asyncio.Future[Sealed | None]] = {}
     sequence = 1
     for _ in range(chance.randrange(1, 12)):
@@ -106,6 +107,9 @@ async def follow(seed: int) -> None:
                 cuts.add(at)
                 if chance.random() < 0.3:
                     forced[at] = feed.cuts.cut_exactly(at)
+                elif chance.random() < 0.4:
+                    common.add(at)
+                    feed.cuts.cut(at, common=True)
                 else:
                     feed.cuts.cut(at)
             await feed.take(batch)
@@ -115,6 +119,7 @@ async def follow(seed: int) -> None:
     await feed.take(Heartbeat(Position(stream.position + 100), 0, None))
     feed.cuts.seal_all()
     check(outlet, states, cuts, forced)
+    check_known(outlet, states, common, feed.cuts.unchanged_until)
 
 
 def batches(chance: random.Random, transactions: list[Any], sequence: int) -> list[Changes]:
@@ -178,6 +183,22 @@ def check(
         sealed_there = done.result()
         assert sealed_there is not None
         assert sealed_there.to_position == position
+
+
+def check_known(
+    outlet: Collected, states: list[tuple[int, State]], common: set[int], after_last: int | None
+) -> None:
+    """Up to where a diff says that the table stayed as it was, no transaction changed it; and at
+    the cuts of all tables it is known by that."""
+    ends = [(sealed.to_position, sealed.unchanged_until) for sealed in outlet.sealed]
+    known: set[int] = set()
+    start = states[0][0]
+    for end, given_until in [*ends, (states[-1][0] + 100, after_last)]:
+        until = end if given_until is None else given_until
+        assert not [at for at, _ in states if start < at <= until], f"changed before {until}"
+        known |= set(range(start, until + 1))
+        start = end
+    assert common <= known
 
 
 @settings(max_examples=examples(300))

@@ -85,6 +85,8 @@ def test_all_reads_work_over_spark_connect(thin: Path, connect: str, tmp_path: P
         "table = laredo_spark.read_table(spark, uri, '0/20', verify=True)\n"
         "say(sorted(map(tuple, table.collect())))\n"
         "say(sorted(row.position for row in laredo_spark.read_changes(spark, uri).collect()))\n"
+        "both = laredo_spark.read_tables(spark, {'a': uri, 'b': uri}, '0/3F')\n"
+        "say([both.position, *(frame.count() for frame in both.values())])\n"
         "given = f\"path '{uri}', as_of '0/20'\"\n"
         "spark.sql(f'create temporary view u using laredo options ({given})')\n"
         "say(spark.sql('select count(*) from u').collect()[0][0])\n",
@@ -92,6 +94,7 @@ def test_all_reads_work_over_spark_connect(thin: Path, connect: str, tmp_path: P
     assert found == [
         [[1, "Ada", None], [2, "Bo", None], [4, "Dee", None]],
         ["0/20", "0/20", "0/20", "0/30", "0/30", "0/40", "0/40"],
+        ["0/30", 1, 1],
         3,
     ]
 

@@ -1,0 +1,213 @@
+"""catalog.json: the archives of one destination, and positions at which all of them are known.
+
+It is made from what the archives' manifests say, and holds nothing that is lost with it. Each
+writer process has a group of tables in it; what other processes have written stays.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from laredo_archive.manifest.errors import CatalogUnusable
+from laredo_archive.manifest.fields import Fields, WrongField, count, list_of, map_of, text
+from laredo_archive.manifest.unnamed_objects import text_of_time, with_unknown
+from laredo_archive.storage.destination import is_plain
+from laredo_model import column as columns
+from laredo_model import history as histories
+from laredo_model import position as positions
+from laredo_model.column import Column
+from laredo_model.errors import ModelError
+from laredo_model.history import History
+from laredo_model.position import Position
+
+VERSION = 1
+CATALOG = "catalog.json"
+MOST_BOUNDARIES = 100
+"""Of a group; the manifests have the older ones."""
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """One table's archive."""
+
+    #: ``schema.name``.
+    table: str
+    #: The group of the process that writes it.
+    group: str
+    #: The columns at the archive's head.
+    columns: tuple[Column, ...] = ()
+    #: The key's columns; none for a table without a key.
+    key_fields: tuple[str, ...] = ()
+    #: Unknown fields, written again as they were.
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry's object, known fields first."""
+        known = {
+            "table": self.table,
+            "group": self.group,
+            "columns": [column.to_json() for column in self.columns],
+            "key_fields": list(self.key_fields),
+        }
+        return with_unknown(known, self.source)
+
+
+@dataclass(frozen=True)
+class GroupBoundary:
+    """A position at which every table of a group is as at its last boundary at or before it."""
+
+    #: What the position belongs to.
+    history: History
+    #: The position.
+    position: Position
+    #: No transaction in the tables committed later.
+    time: datetime
+
+    def to_json(self) -> dict[str, Any]:
+        """The boundary's object."""
+        return {
+            "history": str(self.history),
+            "position": positions.text(self.position),
+            "time": text_of_time(self.time),
+        }
+
+
+@dataclass(frozen=True)
+class DatabaseCatalog:
+    """The archives of one destination."""
+
+    #: When it was last changed, by the writer's clock.
+    updated_at: datetime
+    #: The archives, by what is between the destination and their manifests: ``users/``.
+    archives: Mapping[str, CatalogEntry] = field(default_factory=dict)
+    #: The newest common boundaries of each group, oldest first.
+    groups: Mapping[str, tuple[GroupBoundary, ...]] = field(default_factory=dict)
+    #: Grows with every change, so that no version ever comes again.
+    revision: int = 0
+    #: Unknown fields, written again as they were.
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def names(self) -> dict[str, str]:
+        """The archives' prefixes by their tables' names; by themselves where two have one name."""
+        tables = [entry.table for entry in self.archives.values()]
+        return {
+            entry.table if tables.count(entry.table) == 1 else prefix.rstrip("/"): prefix
+            for prefix, entry in sorted(self.archives.items())
+        }
+
+    def boundaries(self, prefix: str) -> tuple[GroupBoundary, ...]:
+        """Where the archive at ``prefix`` is known together with its group."""
+        return self.groups.get(self.archives[prefix].group, ())
+
+    def with_group(
+        self,
+        group: str,
+        archives: Mapping[str, CatalogEntry],
+        boundaries: Iterable[GroupBoundary],
+    ) -> "DatabaseCatalog":
+        """The catalog with what one process writes; what others write stays.
+
+        A group that loses an archive to this one is over, as its process is: one that still runs
+        enters what it has again.
+        """
+        over = {group, *self.taken_from(archives)}
+        others = {
+            prefix: entry for prefix, entry in self.archives.items() if entry.group not in over
+        }
+        known = {
+            name: found
+            for name, found in self.groups.items()
+            if any(entry.group == name for entry in others.values())
+        }
+        newest = tuple(boundaries)[-MOST_BOUNDARIES:]
+        mine = {group: newest} if archives else {}
+        return replace(self, archives={**others, **archives}, groups={**known, **mine})
+
+    def taken_from(self, archives: Iterable[str]) -> set[str]:
+        """The groups that have these archives."""
+        return {self.archives[prefix].group for prefix in archives if prefix in self.archives}
+
+    def to_bytes(self) -> bytes:
+        """The object's bytes: JSON, one archive and one group a line."""
+        archives = {prefix: entry.to_json() for prefix, entry in sorted(self.archives.items())}
+        groups = {name: [each.to_json() for each in found] for name, found in self.groups.items()}
+        members = {
+            "catalog_version": _json(VERSION),
+            "updated_at": _json(text_of_time(self.updated_at)),
+            "archives": _lines(archives),
+            "groups": _lines(groups),
+            "revision": _json(self.revision),
+        }
+        for name, value in self.source.items():
+            members.setdefault(name, _json(value))
+        body = ",\n".join(f"{_json(name)}:{value}" for name, value in members.items())
+        return f"{{\n{body}\n}}\n".encode()
+
+
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _lines(members: Mapping[str, object]) -> str:
+    lines = ",\n".join(f"{_json(name)}:{_json(value)}" for name, value in members.items())
+    return f"{{\n{lines}\n}}" if lines else "{}"
+
+
+def parse(data: bytes, where: str) -> DatabaseCatalog:
+    """Parse a catalog; ``where`` is its URI, for messages.
+
+    :raises CatalogUnusable: if it isn't one, or of a later version.
+    """
+    try:
+        fields = Fields(json.loads(data), "")
+        version = fields.take("catalog_version", count)
+        if version != VERSION:
+            raise WrongField(f"catalog_version is {version}, and this program knows {VERSION} only")
+        return DatabaseCatalog(
+            updated_at=fields.take("updated_at", _time),
+            archives=_prefixed(fields.take("archives", map_of(_entry))),
+            groups=fields.take("groups", map_of(list_of(_boundary))),
+            revision=fields.take_or("revision", count, 0),
+            source=fields.unknown(),
+        )
+    except (ValueError, RecursionError, ModelError) as wrong:
+        raise CatalogUnusable(where, str(wrong)) from None
+
+
+def _prefixed(archives: dict[str, CatalogEntry]) -> dict[str, CatalogEntry]:
+    for prefix in archives:
+        if prefix and not is_plain(prefix.removesuffix("/")):
+            raise WrongField(f"archives: {prefix!r} doesn't lie inside a destination")
+    return archives
+
+
+def _entry(value: object, path: str) -> CatalogEntry:
+    fields = Fields(value, path)
+    return CatalogEntry(
+        table=fields.take("table", text),
+        group=fields.take("group", text),
+        columns=fields.take_or("columns", list_of(_column), ()),
+        key_fields=fields.take_or("key_fields", list_of(text), ()),
+        source=fields.unknown(),
+    )
+
+
+def _column(value: object, path: str) -> Column:
+    if not isinstance(value, dict):
+        raise WrongField(f"{path}: an object is expected")
+    return columns.from_json(value)
+
+
+def _boundary(value: object, path: str) -> GroupBoundary:
+    fields = Fields(value, path)
+    return GroupBoundary(
+        histories.parse(fields.take("history", text)),
+        positions.parse(fields.take("position", text)),
+        fields.take("time", _time),
+    )
+
+
+def _time(value: object, path: str) -> datetime:
+    moment = datetime.fromisoformat(text(value, path))
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -1,0 +1,190 @@
+"""Keeps catalog.json in each destination: the tables of this process, and where all are known.
+
+A cut of all tables is entered once every archive has what came before it. The catalog is for
+readers' comfort: where it can't be written the archives go on, and it is tried again.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+import structlog
+
+from laredo_archive.errors import ArchiveError
+from laredo_archive.manifest.catalog import MOST_BOUNDARIES, CatalogEntry, GroupBoundary
+from laredo_archive.manifest.model import Artifact
+from laredo_archive.write.catalog_store import CatalogStore
+from laredo_model import history as histories
+from laredo_model.position import Position
+from laredo_model.retry import Backoff
+from laredo_snapshotter.commit.destinations import Stores
+from laredo_snapshotter.table.writer import TableWriter
+
+log = structlog.get_logger(__name__)
+
+BEAT_S = 0.5
+MOST_CUTS = 64
+"""Cuts that wait to be known; a table that is stuck makes the oldest be forgotten."""
+AGAIN = Backoff(initial=5.0, maximum=300.0)
+
+Entries = dict[str, dict[str, CatalogEntry]]
+"""By the destination's location, and there by the archive's prefix."""
+
+
+class CatalogKeeper:
+    """Writes the catalogs of a process's destinations. Belongs to one event loop."""
+
+    def __init__(self, stores: Stores, writers: Callable[[], Sequence[TableWriter]]) -> None:
+        self._stores = stores
+        self._writers = writers
+        self._group = secrets.token_hex(8)
+        self._cuts: deque[tuple[str, int]] = deque(maxlen=MOST_CUTS)
+        self._boundaries: deque[GroupBoundary] = deque(maxlen=MOST_BOUNDARIES)
+        self._heads: Sequence[Artifact] = ()
+        self._catalogs: dict[str, _Catalog] = {}
+        # A destination that hangs hangs its catalog's thread and nobody else's.
+        self._executor = ThreadPoolExecutor(4, thread_name_prefix="catalog")
+
+    def all_cut(self, positions: Mapping[str, int]) -> None:
+        """All tables were asked for a cut at these positions, by history."""
+        self._cuts.extend(positions.items())
+
+    async def run(self) -> None:
+        """Write what is due until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(BEAT_S)
+                self._settle()
+                self._write()
+        finally:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _settle(self) -> None:
+        """Enter the cuts that every archive knows now; those that one never will are left out."""
+        waiting = list(self._cuts)
+        self._cuts.clear()
+        for history, position in waiting:
+            known = [writer.is_known_at(history, position) for writer in self._of(history)]
+            if None in known and False not in known:
+                self._cuts.append((history, position))
+            elif known and all(known):
+                self._enter(history, Position(position))
+
+    def _of(self, history: str) -> list[TableWriter]:
+        """The tables that are written, whose archives are of a history, or of none yet."""
+        found = []
+        for writer in self._writers():
+            head = None if writer.archive is None else writer.archive.head
+            if not writer.final and (head is None or str(head.history) == history):
+                found.append(writer)
+        return found
+
+    def _enter(self, history: str, position: Position) -> None:
+        ends = [_last_at(writer, position) for writer in self._of(history)]
+        heads = [end for end in ends if end is not None]
+        if len(heads) < len(ends):
+            return
+        boundary = GroupBoundary(histories.parse(history), position, max(map(_time, heads)))
+        if self._boundaries and heads == list(self._heads):
+            self._boundaries.pop()  # nothing has changed since: it is known up to here
+        self._heads = heads
+        self._boundaries.append(boundary)
+
+    def _write(self) -> None:
+        interval = min([writer.config.seen_interval for writer in self._writers()] or [0.0])
+        for location, entries in self._entries().items():
+            due = self._catalogs[location]
+            if due.is_due(entries, self._boundaries, interval):
+                due.begin(self._executor, entries, list(self._boundaries))
+
+    def _entries(self) -> Entries:
+        found: Entries = {location: {} for location in self._catalogs}
+        for writer in self._writers():
+            head = None if writer.archive is None else writer.archive.head
+            if writer.final or head is None:
+                continue
+            config = writer.config
+            entry = CatalogEntry(
+                config.name, self._group, head.columns or (), head.key_fields or ()
+            )
+            for location, block in zip(writer.locations, config.destinations, strict=True):
+                if location not in self._catalogs:
+                    clients = self._stores.clients(config.profiles)
+                    destination = self._stores.destination(block, clients)
+                    self._catalogs[location] = _Catalog(CatalogStore(destination, self._group))
+                found.setdefault(location, {})[config.key_prefix] = entry
+        return found
+
+
+class _Catalog:
+    """One destination's catalog, and when it was written."""
+
+    def __init__(self, store: CatalogStore) -> None:
+        self._store = store
+        self._writing: asyncio.Task[None] | None = None
+        self._entries: Mapping[str, CatalogEntry] = {}
+        self._boundaries: list[GroupBoundary] = []
+        self._written_at = 0.0
+        self._not_before = 0.0
+        self._failures = 0
+
+    def is_due(
+        self,
+        entries: Mapping[str, CatalogEntry],
+        boundaries: Sequence[GroupBoundary],
+        interval: float,
+    ) -> bool:
+        """Whether something new is to be written now; positions at most every ``interval``."""
+        now = time.monotonic()
+        if self._writing is not None or now < self._not_before:
+            return False
+        if entries != self._entries:
+            return True
+        later = list(boundaries) != self._boundaries
+        return later and interval > 0 and now >= self._written_at + interval
+
+    def begin(
+        self,
+        executor: ThreadPoolExecutor,
+        entries: Mapping[str, CatalogEntry],
+        boundaries: list[GroupBoundary],
+    ) -> None:
+        """Write it, beside everything else."""
+        self._writing = asyncio.create_task(self._write(executor, entries, boundaries))
+
+    async def _write(
+        self,
+        executor: ThreadPoolExecutor,
+        entries: Mapping[str, CatalogEntry],
+        boundaries: list[GroupBoundary],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(executor, self._store.enter, entries, boundaries)
+        except ArchiveError as failure:
+            self._failures += 1
+            delay = AGAIN.delay(self._failures)
+            self._not_before = time.monotonic() + delay
+            log.warning("catalog not written", error=str(failure), retry_in_s=round(delay, 1))
+        else:
+            self._failures = 0
+            self._entries, self._boundaries = entries, boundaries
+            self._written_at = time.monotonic()
+        finally:
+            self._writing = None
+
+
+def _last_at(writer: TableWriter, position: Position) -> Artifact | None:
+    manifest = None if writer.archive is None else writer.archive.manifest
+    for artifact in reversed(manifest.artifacts if manifest is not None else ()):
+        if artifact.to_position <= position:
+            return artifact
+    return None
+
+
+def _time(artifact: Artifact) -> datetime:
+    return artifact.to_time or artifact.created_at

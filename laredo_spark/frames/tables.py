@@ -1,0 +1,201 @@
+"""``read_tables``: several tables as DataFrames, all at one position."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from laredo_archive.manifest import common_boundary
+from laredo_archive.manifest.catalog import GroupBoundary
+from laredo_archive.manifest.common_boundary import CommonBoundary
+from laredo_archive.manifest.model import Manifest
+from laredo_archive.manifest.unnamed_objects import text_of_time
+from laredo_archive.read import location
+from laredo_model import position as positions
+from laredo_model.history import History
+from laredo_model.position import Position
+from laredo_spark import options
+from laredo_spark.errors import NoCommonBoundary, OptionRefused
+from laredo_spark.frames.table import read_table
+from laredo_spark.options import ReadOptions
+
+Found = Mapping[str, tuple[str, Manifest]]
+"""Each table's manifest and its URI, by the table's name."""
+
+Known = Mapping[str, Sequence[GroupBoundary]]
+"""Where a catalog says that a table is known with others, by the table's name."""
+
+_CHOSEN_HERE = ("epoch", "history", "mode", "key")
+
+
+class TablesAtOnce(dict[str, DataFrame]):
+    """The DataFrames by their names, and the one position that they show."""
+
+    def __init__(self, frames: Mapping[str, DataFrame], boundary: CommonBoundary) -> None:
+        super().__init__(frames)
+        self.position = positions.text(boundary.position)
+        """Every transaction that ends at or before it is in all of them, and no other."""
+        self.time = boundary.time
+        """PostgreSQL's, of the last transaction in any of them."""
+        self.history = str(boundary.history)
+        """What the position belongs to: ``system_identifier:timeline:database_oid``."""
+
+
+def read_tables(
+    spark: SparkSession,
+    tables: Mapping[str, str],
+    as_of: str | datetime | None = None,
+    *,
+    exact: bool = False,
+    verify: bool = False,
+    **given: object,
+) -> TablesAtOnce:
+    """The tables at the last position at or before ``as_of`` at which all of them are known.
+
+    ``tables``: the URI of each one's archive, by the name that its DataFrame gets. ``as_of``: a
+    position or a time; without it, the newest position that they have in common. The
+    position is chosen from the manifests alone. ``exact`` refuses an earlier one. ``verify`` and
+    ``given`` are for each table as in :func:`read_table`.
+
+    :raises NoCommonBoundary: if there is no such position; it names the nearest ones.
+    :raises ArchiveError: if an archive isn't there, or can't be read.
+    :raises OptionRefused: if an option can't be used.
+    """
+    return at_one_position(spark, tables, as_of, {}, exact=exact, verify=verify, given=given)
+
+
+def at_one_position(
+    spark: SparkSession,
+    tables: Mapping[str, str],
+    as_of: str | datetime | None,
+    known: Known,
+    *,
+    exact: bool,
+    verify: bool,
+    given: Mapping[str, object],
+) -> TablesAtOnce:
+    """As :func:`read_tables`; ``known``: what a catalog says beside the manifests.
+
+    :raises NoCommonBoundary, ArchiveError, OptionRefused: as that.
+    """
+    asked = _asked(tables, as_of, given)
+    moment = next(iter(asked.values())).as_of
+    boundary = _chosen(_found(asked), moment, known, exact=exact)
+    frames = {}
+    for (name, uri), span in zip(tables.items(), boundary.spans, strict=True):
+        pinned: dict[str, Any] = {
+            "epoch": span.epoch,
+            "history": str(boundary.history),
+            "exact": True,
+        }
+        at = positions.text(span.start)
+        frames[name] = read_table(spark, uri, at, verify=verify, **{**given, **pinned})
+    return TablesAtOnce(frames, boundary)
+
+
+def _asked(
+    tables: Mapping[str, str], as_of: str | datetime | None, given: Mapping[str, object]
+) -> dict[str, ReadOptions]:
+    if not tables:
+        raise OptionRefused("tables", "", "give the URI of one archive or more, by their names")
+    for name in _CHOSEN_HERE:
+        if name in given:
+            raise OptionRefused(name, str(given[name]), "as_of says it for all tables at once")
+    return {
+        name: options.parse(options.as_options({"path": uri, "as_of": as_of, **given}))
+        for name, uri in tables.items()
+    }
+
+
+def _found(asked: Mapping[str, ReadOptions]) -> Found:
+    found = {}
+    for name, each in asked.items():
+        archive = location.find(each.path, each.access())
+        where = archive.destination.uri_of(archive.manifest_key)
+        found[name] = where, archive.manifest
+    return found
+
+
+def _chosen(
+    manifests: Found, moment: Position | datetime | None, known: Known, *, exact: bool
+) -> CommonBoundary:
+    spans = [
+        common_boundary.known_too(
+            common_boundary.spans_of(manifest, where),
+            [(each.history, each.position) for each in known.get(name, ())],
+        )
+        for name, (where, manifest) in manifests.items()
+    ]
+    found = common_boundary.common(spans)
+    unseen = [
+        name
+        for name, (_, each) in manifests.items()
+        if _is_beyond(each, known.get(name, ()), moment)
+    ]
+    if not unseen:
+        for of_history in found.values():
+            chosen = common_boundary.last_at(of_history, moment, exact=exact)
+            if chosen is not None:
+                return chosen
+    raise _refusal(manifests, found, moment, unseen, exact=exact)
+
+
+def _is_beyond(
+    manifest: Manifest, known: Sequence[GroupBoundary], moment: Position | datetime | None
+) -> bool:
+    """Whether nobody knows yet what the table is at ``moment``."""
+    last = manifest.last
+    if last is None or moment is None:
+        return False
+    if isinstance(moment, datetime):
+        ended = last.to_time or last.created_at
+        return moment > max([ended, manifest.seen_at or ended, *(each.time for each in known)])
+    seen = manifest.seen_position or last.to_position
+    return moment > max([last.to_position, seen, *(each.position for each in known)])
+
+
+def _refusal(
+    manifests: Found,
+    found: Mapping[History, list[CommonBoundary]],
+    moment: Position | datetime | None,
+    unseen: list[str],
+    *,
+    exact: bool,
+) -> NoCommonBoundary:
+    of_newest = next((each for each in found.values() if each), [])
+    before = common_boundary.last_at(of_newest, moment)
+    after = None if moment is None else common_boundary.first_after(of_newest, moment)
+    if not of_newest:
+        reason = _why_none(manifests, found)
+    elif unseen:
+        reason = f"{_text(moment)} is later than what the archive of {unseen[0]} has seen"
+    elif exact and before is not None:
+        reason = f"not all of them are known exactly at {_text(moment)}"
+    else:
+        reason = f"at no position at or before {_text(moment)} are all of them known"
+    return NoCommonBoundary(list(manifests), reason, _name_of(before), _name_of(after))
+
+
+def _why_none(manifests: Found, found: Mapping[History, list[CommonBoundary]]) -> str:
+    for name, (_, manifest) in manifests.items():
+        if not manifest.artifacts:
+            return f"there is nothing in the archive of {name} yet"
+        if manifest.history is None:
+            return f"the archive of {name} doesn't say which history its positions belong to"
+    if found:
+        return "there is no position at which all of them are known"
+    histories = ", ".join(f"{name} is of {each.history}" for name, (_, each) in manifests.items())
+    return f"their archives are of different histories, so no position is one of all: {histories}"
+
+
+def _name_of(boundary: CommonBoundary | None) -> str | None:
+    if boundary is None:
+        return None
+    return f"{positions.text(boundary.position)} ({text_of_time(boundary.time)})"
+
+
+def _text(moment: Position | datetime | None) -> str:
+    if isinstance(moment, datetime):
+        return text_of_time(moment)
+    return "the head" if moment is None else positions.text(moment)

@@ -1,0 +1,133 @@
+"""The writer's catalog.json: its tables, where all are known, and what others wrote."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from laredo_archive.cli import main
+from laredo_archive.manifest import catalog, common_boundary, parser
+from laredo_archive.manifest.catalog import DatabaseCatalog, GroupBoundary
+from tests.support.processes import wait_until
+from tests.support.writer.served import HISTORY, Served, put, rows
+from tests.support.writer.writing import Writer
+
+TABLES = ("users", "orders", "quiet")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        for table in TABLES:
+            server.add(table, rows(0, 20))
+        server.start()
+        yield server
+
+
+def catalog_of(archive: Path) -> DatabaseCatalog:
+    path = archive / "catalog.json"
+    return catalog.parse(path.read_bytes(), str(path))
+
+
+def has(archive: Path, *tables: str) -> bool:
+    if not (archive / "catalog.json").exists():
+        return False
+    return set(catalog_of(archive).archives) == {f"{table}/" for table in tables}
+
+
+def newest(archive: Path) -> GroupBoundary | None:
+    (found,) = catalog_of(archive).groups.values()
+    return found[-1] if found else None
+
+
+def test_all_tables_are_known_at_its_boundaries(tmp_path: Path, served: Served) -> None:
+    chance = random.Random(2)
+    unequal = {"users": "diff.interval = 50ms", "orders": "diff.interval = 170ms"}
+    archive = tmp_path / "archive"
+    with Writer(tmp_path, served, *TABLES, interval="110ms", per_table=unequal) as writer:
+        writer.program.wait_ready()
+        wait_until(lambda: has(archive, *TABLES), "a catalog of all tables")
+        boundaries: set[GroupBoundary] = set()
+        while len(boundaries) < 12:
+            served.commit(
+                chance.choice(TABLES[:2]), put(chance.randrange(50), f"{chance.random()}")
+            )
+            boundaries |= set(*catalog_of(archive).groups.values())
+        for boundary in boundaries:
+            for table in TABLES:
+                manifest = parser.parse((archive / table / "manifest.json").read_bytes(), table)
+                spans = common_boundary.spans_of(manifest, table)[HISTORY]
+                start = [span.start for span in spans if span.start <= boundary.position][-1]
+                there = served.state_at(table, boundary.position)
+                assert served.state_at(table, start) == there, f"{table} at {boundary}"
+    entry = catalog_of(archive).archives["users/"]
+    assert (entry.table, [column.name for column in entry.columns]) == (
+        "public.users",
+        ["id", "name"],
+    )
+    assert entry.key_fields == ("id",)
+
+
+def test_a_quiet_database_is_known_where_it_is_now(tmp_path: Path, served: Served) -> None:
+    """One boundary moves on; there isn't one for every cut."""
+    archive = tmp_path / "archive"
+    with Writer(tmp_path, served, *TABLES, interval="100ms") as writer:
+        writer.program.wait_ready()
+        wait_until(lambda: has(archive, *TABLES) and newest(archive) is not None, "a boundary")
+        for _ in range(3):
+            position = served.advance()
+            wait_until(lambda at=position: (newest(archive) or at).position >= at, "known there")  # type: ignore[misc]
+        (found,) = catalog_of(archive).groups.values()
+        assert len(found) == 1
+
+
+def test_processes_share_it_and_a_restart_replaces_its_own(tmp_path: Path, served: Served) -> None:
+    archive = tmp_path / "archive"
+    with Writer(tmp_path, served, "users", "orders") as first:
+        first.program.wait_ready()
+        with Writer(tmp_path, served, "quiet", name="second") as second:
+            second.program.wait_ready()
+            wait_until(lambda: has(archive, *TABLES), "both in it")
+            assert len(catalog_of(archive).groups) == 2
+            group = catalog_of(archive).archives["users/"].group
+            first.program.kill()
+            first.program.start()
+            wait_until(
+                lambda: (
+                    has(archive, *TABLES)
+                    and group not in {each.group for each in catalog_of(archive).archives.values()}
+                ),
+                "the new one",
+            )
+            assert len(catalog_of(archive).groups) == 2
+    shown = CliRunner().invoke(main, ["ls", str(archive)])
+    described = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [each["name"] for each in described] == [
+        "public.orders",
+        "public.quiet",
+        "public.users",
+    ]
+    again = CliRunner().invoke(main, ["ls", described[2]["uri"]])
+    assert json.loads(again.stdout.splitlines()[0])["kind"] == "snapshot"
+    by_file = CliRunner().invoke(main, ["ls", str(archive / "catalog.json")])
+    assert by_file.stdout == shown.stdout
+    nowhere = CliRunner().invoke(main, ["ls", str(tmp_path)])
+    assert nowhere.exit_code == 1
+    assert "no archive there" in nowhere.stderr
+
+
+def test_what_isnt_a_catalog_stays_and_the_archives_go_on(tmp_path: Path, served: Served) -> None:
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    (archive / "catalog.json").write_text("mine")
+    with Writer(tmp_path, served, "users", "orders") as writer:
+        writer.program.wait_ready()
+        wait_until(lambda: bool(writer.logged("catalog not written")), "a warning")
+        writer.wait_head(served.commit("users", put(1, "x")))
+        assert (archive / "catalog.json").read_text() == "mine"
+        (archive / "catalog.json").unlink()
+        # It is tried again soon.
+        wait_until(lambda: has(archive, "users", "orders"), "a catalog")
