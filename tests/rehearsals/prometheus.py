@@ -52,6 +52,10 @@ class Prometheus:
         """Wait until it does; what it says."""
         return str(wait_until(lambda: self.firing().get(alert), f"{alert} fires"))
 
+    def is_quiet(self) -> None:
+        """Wait until nothing fires: a busy machine misses a scrape, or fills its disk quickly."""
+        wait_until(lambda: not self.firing(), "nothing fires")
+
     def is_over(self, alert: str) -> None:
         """Wait until it doesn't fire any more."""
         wait_until(lambda: alert not in self.firing(), f"{alert} is over")
