@@ -227,9 +227,13 @@ def _compare_in_spark(
     chosen: list[tuple[int, tuple[int, ...]]],
     chance: random.Random,
 ) -> None:
-    """At some of the positions, by the manifests alone and with the catalog."""
+    """At some of the positions, by the manifests alone and with the catalog.
+
+    The manifests may not have seen yet what the catalog knew.
+    """
     uris = {f"public.{table}": f"{archive}/{table}/" for table in INTERVALS}
-    for position, _ in chance.sample(chosen, 3):
+    seen = positions.parse(read_tables(spark, uris).position)
+    for position, _ in chance.sample([each for each in chosen if each[0] <= seen], 3):
         as_of = positions.text(position)
         for frames in (read_tables(spark, uris, as_of), read_catalog(spark, str(archive), as_of)):
             at = positions.parse(frames.position)
