@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from laredo_spark.frames.table import read_table, register
     from laredo_spark.frames.tables import TablesAtOnce, read_tables
     from laredo_spark.source import LaredoDataSource
+    from laredo_spark.sync.catalog import sync_catalog
     from laredo_spark.sync.sync import sync_table, sync_tables, synced_table
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "read_table",
     "read_tables",
     "register",
+    "sync_catalog",
     "sync_table",
     "sync_tables",
     "synced_table",
@@ -35,6 +37,7 @@ _HOMES = {
     "read_table": "frames.table",
     "read_tables": "frames.tables",
     "register": "frames.table",
+    "sync_catalog": "sync.catalog",
     "sync_table": "sync.sync",
     "sync_tables": "sync.sync",
     "synced_table": "sync.sync",

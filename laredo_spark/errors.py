@@ -40,12 +40,13 @@ class OptionRefused(SparkReadError):
 
 
 class KeyMissing(SparkReadError):
-    """The archive is of a table without a key, which isn't read by ranges of keys."""
+    """The archive is of a table without a key, and what was asked for goes by keys."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
-            f"{where}: its table has no key, and this version of laredo-spark reads by keys alone."
-            " `laredo-archive cat` gives its rows as JSON lines, which spark.read.json reads"
+            f"{where}: its table has no key, and this goes by keys. read_table reads all of its"
+            ' rows; format("laredo"), changes and syncs don\'t. `laredo-archive cat` gives them as'
+            " JSON lines"
         )
 
 

@@ -41,6 +41,8 @@ class LaredoDataSource(DataSource):
             self._changes = pinned_now(opened(asked), asked)
             return self._changes.shape.spark_schema()
         table = TableRead.of(asked)
+        if asked.mode is ReadMode.TABLE:
+            table.refuse_without_key()
         self._pinned = table.pinned()
         found = table.spark_schema()
         return unfolded(found) if asked.mode in (ReadMode.BASE, ReadMode.DIFFS) else found

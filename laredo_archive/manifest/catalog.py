@@ -5,7 +5,7 @@ writer process has a group of tables in it; what other processes have written st
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -75,6 +75,31 @@ class GroupBoundary:
 
 
 @dataclass(frozen=True)
+class Inherited:
+    """Positions at which a former process knew its archives."""
+
+    #: The archives, by their prefixes.
+    archives: frozenset[str] = frozenset()
+    #: The positions.
+    boundaries: tuple[GroupBoundary, ...] = ()
+
+    def before(
+        self, archives: Iterable[str], later: Sequence[GroupBoundary]
+    ) -> list[GroupBoundary]:
+        """These positions and the ``later`` ones of a process that has ``archives`` now."""
+        if not self.archives.issuperset(archives):
+            return list(later)
+        kept = [
+            each
+            for each in self.boundaries
+            if not any(
+                new.history == each.history and new.position <= each.position for new in later
+            )
+        ]
+        return [*kept, *later]
+
+
+@dataclass(frozen=True)
 class DatabaseCatalog:
     """The archives of one destination."""
 
@@ -124,6 +149,18 @@ class DatabaseCatalog:
         newest = tuple(boundaries)[-MOST_BOUNDARIES:]
         mine = {group: newest} if archives else {}
         return replace(self, archives={**others, **archives}, groups={**known, **mine})
+
+    def inherited_by(self, archives: Iterable[str]) -> "Inherited":
+        """What a process that takes over these archives knows by the one before it.
+
+        Nothing unless all of them were of one group: what was known of it holds for its archives.
+        """
+        taken = self.taken_from(archives)
+        if len(taken) != 1:
+            return Inherited()
+        (group,) = taken
+        prefixes = {prefix for prefix, entry in self.archives.items() if entry.group == group}
+        return Inherited(frozenset(prefixes), self.groups.get(group, ()))
 
     def taken_from(self, archives: Iterable[str]) -> set[str]:
         """The groups that have these archives."""

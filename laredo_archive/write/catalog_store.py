@@ -7,7 +7,13 @@ import structlog
 
 from laredo_archive.errors import CommitConflict, CommitStateUnknown, DestinationUnavailable
 from laredo_archive.manifest import catalog
-from laredo_archive.manifest.catalog import CATALOG, CatalogEntry, DatabaseCatalog, GroupBoundary
+from laredo_archive.manifest.catalog import (
+    CATALOG,
+    CatalogEntry,
+    DatabaseCatalog,
+    GroupBoundary,
+    Inherited,
+)
 from laredo_archive.storage.destination import Destination, ObjectVersion
 from laredo_archive.write.manifest_store import ATTEMPTS, Environment
 
@@ -27,6 +33,7 @@ class CatalogStore:
         self._known: DatabaseCatalog | None = None
         self._version: ObjectVersion | None = None
         self._is_read = False
+        self._inherited = Inherited()
         self.uri = destination.uri_of(CATALOG)
 
     def enter(
@@ -42,7 +49,10 @@ class CatalogStore:
         for attempt in range(ATTEMPTS):
             now = self._environment.now()
             before = self._current() or DatabaseCatalog(now)
-            after = before.with_group(self._group, archives, newest)
+            if self._group not in before.groups:
+                self._inherited = before.inherited_by(archives)
+            known = self._inherited.before(archives, newest)
+            after = before.with_group(self._group, archives, known)
             if after == before:
                 return
             if others := before.taken_from(archives) - {self._group}:

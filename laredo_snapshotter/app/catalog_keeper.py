@@ -45,6 +45,8 @@ class CatalogKeeper:
         self._cuts: deque[tuple[str, int]] = deque(maxlen=MOST_CUTS)
         self._boundaries: deque[GroupBoundary] = deque(maxlen=MOST_BOUNDARIES)
         self._heads: Sequence[Artifact] = ()
+        self._tables: set[str] = set()
+        """Those that the boundaries are of."""
         self._catalogs: dict[str, _Catalog] = {}
         # A destination that hangs hangs its catalog's thread and nobody else's.
         self._executor = ThreadPoolExecutor(4, thread_name_prefix="catalog")
@@ -58,10 +60,20 @@ class CatalogKeeper:
         try:
             while True:
                 await asyncio.sleep(BEAT_S)
+                self._follow_tables()
                 self._settle()
                 self._write()
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _follow_tables(self) -> None:
+        """Of a table that joins nothing is known at the positions of before."""
+        tables = {writer.config.name for writer in self._writers() if not writer.final}
+        if not tables <= self._tables:
+            self._boundaries.clear()
+            self._heads = ()
+            self._cuts.clear()
+        self._tables = tables
 
     def _settle(self) -> None:
         """Enter the cuts that every archive knows now; those that one never will are left out."""

@@ -66,7 +66,8 @@ class SparkJob:
         :raises SystemExit: with status 1 if a table failed, which was reported on stderr.
         """
         block = sync_config.load(config, sets)
-        jobs = [job for job in block.jobs(rebuild=rebuild) if not targets or job.target in targets]
+        known = [*block.jobs(rebuild=rebuild), *block.catalog_jobs(rebuild=rebuild)]
+        jobs = [job for job in known if not targets or job.target in targets]
         if unknown := sorted({*targets} - {job.target for job in jobs}):
             raise click.UsageError(f"{config} has no target {unknown[0]}")
         with_delta = any(job.to == "delta" for job in jobs)

@@ -1,6 +1,6 @@
 """``read_catalog``: every table of a catalog as DataFrames, all at one position."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from pyspark.sql import SparkSession
@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from laredo_archive.read import catalog
 from laredo_spark import options
 from laredo_spark.errors import OptionRefused
-from laredo_spark.frames.tables import TablesAtOnce, at_one_position
+from laredo_spark.frames.tables import Known, TablesAtOnce, at_one_position
 
 
 def read_catalog(
@@ -30,6 +30,17 @@ def read_catalog(
     :raises CatalogUnusable: if it is damaged, or of a later version.
     :raises NoCommonBoundary, ArchiveError, OptionRefused: as :func:`read_tables`.
     """
+    uris, known = archives_of(path, tables, given)
+    return at_one_position(spark, uris, as_of, known, exact=exact, verify=verify, given=given)
+
+
+def archives_of(
+    path: str, tables: Sequence[str] | None, given: Mapping[str, object]
+) -> tuple[dict[str, str], Known]:
+    """The archives' URIs by their names, and where the catalog says that they are known.
+
+    :raises CatalogMissing, CatalogUnusable, ArchiveError, OptionRefused: as :func:`read_catalog`.
+    """
     access = options.parse(options.as_options({"path": path, **given})).access()
     found = catalog.find(path, access)
     prefixes = found.catalog.names()
@@ -39,4 +50,4 @@ def read_catalog(
     chosen = {name: prefixes[name] for name in tables or prefixes}
     uris = {name: found.uri_of(prefix) for name, prefix in chosen.items()}
     known = {name: found.catalog.boundaries(prefix) for name, prefix in chosen.items()}
-    return at_one_position(spark, uris, as_of, known, exact=exact, verify=verify, given=given)
+    return uris, known

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from laredo_spark import options
 from laredo_spark.cores import cores
 from laredo_spark.options import ReadMode
-from laredo_spark.read import proof, unsorted
+from laredo_spark.read import keyless, proof, unsorted
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.source import LaredoDataSource
 
@@ -85,6 +85,8 @@ def read_table(
 
 def _frame(spark: SparkSession, table: TableRead, pinned: Mapping[str, str]) -> DataFrame:
     asked = table.asking(options.parse(pinned))
+    if not table.key_names:
+        return keyless.appended(spark, asked, pinned)
     if not table.has_ranges:
         return unsorted.folded(spark, asked, pinned)
     reader = spark.read.format(LaredoDataSource.name()).options(**pinned)

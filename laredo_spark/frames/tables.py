@@ -79,19 +79,38 @@ def at_one_position(
 
     :raises NoCommonBoundary, ArchiveError, OptionRefused: as that.
     """
+    boundary = choose(tables, as_of, known, exact=exact, given=given)
+    frames = {}
+    for (name, uri), pinned in zip(tables.items(), pins(boundary), strict=True):
+        frames[name] = read_table(spark, uri, verify=verify, **{**given, **pinned})
+    return TablesAtOnce(frames, boundary)
+
+
+def choose(
+    tables: Mapping[str, str],
+    as_of: str | datetime | None,
+    known: Known,
+    *,
+    exact: bool,
+    given: Mapping[str, object],
+) -> CommonBoundary:
+    """The position that :func:`read_tables` reads the tables at; raises like that."""
     asked = _asked(tables, as_of, given)
     moment = next(iter(asked.values())).as_of
-    boundary = _chosen(_found(asked), moment, known, exact=exact)
-    frames = {}
-    for (name, uri), span in zip(tables.items(), boundary.spans, strict=True):
-        pinned: dict[str, Any] = {
+    return _chosen(_found(asked), moment, known, exact=exact)
+
+
+def pins(boundary: CommonBoundary) -> list[dict[str, Any]]:
+    """The options that read each table at its own boundary there, in the tables' order."""
+    return [
+        {
+            "as_of": positions.text(span.start),
             "epoch": span.epoch,
             "history": str(boundary.history),
             "exact": True,
         }
-        at = positions.text(span.start)
-        frames[name] = read_table(spark, uri, at, verify=verify, **{**given, **pinned})
-    return TablesAtOnce(frames, boundary)
+        for span in boundary.spans
+    ]
 
 
 def _asked(

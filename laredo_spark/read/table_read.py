@@ -54,7 +54,7 @@ class TableRead:
         """
         archive = Archive.at(asked.path, asked.key_fields, asked.access())
         boundary = _boundary(archive, asked)
-        shape = shape_at(archive, boundary, asked)
+        shape = _with_known_columns(archive, boundary, asked)
         return cls(asked, archive, boundary, shape)
 
     def asking(self, asked: ReadOptions) -> "TableRead":
@@ -86,10 +86,19 @@ class TableRead:
         """The key's columns, in its order."""
         return self.shape.key_names
 
+    def refuse_without_key(self) -> None:
+        """Refuse a table without a key, where rows are found by theirs.
+
+        :raises KeyMissing: if it has none.
+        """
+        if not self.key_names:
+            raise KeyMissing(self.asked.path)
+
     @property
     def has_ranges(self) -> bool:
         """Whether tasks can read key ranges; else its files have to be sorted or joined first."""
-        return not self.shape.inferred and key_ranges.is_sorted(self.boundary, self.choose)
+        keyed = self.key_names and not self.shape.inferred
+        return bool(keyed) and key_ranges.is_sorted(self.boundary, self.choose)
 
     def rows(self) -> RowReader:
         """A converter of its lines to Arrow batches."""
@@ -178,10 +187,18 @@ def _text(asked: ReadOptions) -> str:
 
 
 def shape_at(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape:
-    """The columns at a boundary.
+    """The columns at a boundary, for what goes by keys.
 
+    :raises KeyMissing: if the table has none.
     :raises OptionRefused: if a column that was asked for isn't there.
     """
+    shape = _with_known_columns(archive, boundary, asked)
+    if not shape.key_names:
+        raise KeyMissing(asked.path)
+    return shape
+
+
+def _with_known_columns(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape:
     shape = _shape(archive, boundary, asked)
     _refuse_unknown_columns(shape)
     return shape
@@ -189,7 +206,7 @@ def shape_at(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowSha
 
 def _shape(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape:
     key_names = archive.shape(boundary).key_fields
-    if not key_names:
+    if not key_names and (asked.key is not None or boundary.columns is None):
         raise KeyMissing(asked.path)
     if boundary.columns is None:
         found = inference.columns(archive, boundary, key_names, asked.infer_rows)

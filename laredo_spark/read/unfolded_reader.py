@@ -15,6 +15,7 @@ from laredo_archive.codec.arrow.rows import RowReader, keys_of
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import original
+from laredo_model import key
 from laredo_model import line as lines_
 from laredo_model.change import Action, Change
 from laredo_spark.messages import each_in_one_message, in_one_message
@@ -146,6 +147,8 @@ class _UnfoldedTask:
             if one.part.entry.by_original:
                 lines = block.split(b"\n")[:-1]
                 keys = _texts(original.keys_of(lines, self._shape.key_names))
+            elif not self._shape.key_names:
+                keys = _texts([key.digest(line) for line in block.split(b"\n")[:-1]])
             else:
                 keys = keys_of(fragments, self._shape.columns)
             yield _with(self._reader.typed(fragments, count), keys, [0] * count, [PUT] * count)

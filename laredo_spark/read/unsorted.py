@@ -13,27 +13,39 @@ from laredo_spark.read.unfolded_reader import ACTION, KEY, ORDER, PUT, TRUNCATE
 def folded(spark: SparkSession, table: TableRead, options: Mapping[str, str]) -> DataFrame:
     """The table at its boundary, to which ``options`` are pinned."""
 
+    names = table.spark_schema().names
+    base, diffs = base_and_diffs(spark, options)
+    if not table.boundary.diffs:
+        return chosen(_of_key(base, table), names)
+    if not all(diff.says_truncation for diff in table.boundary.diffs):
+        base, diffs = _since_truncation(base, diffs)
+    changes = diffs.where(F.col(ACTION) != TRUNCATE)
+    return newest(_of_key(base, table), _of_key(changes, table), names)
+
+
+def base_and_diffs(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, DataFrame]:
+    """The base's rows and the diffs' changes, each with key, order and action."""
+
     def rows(mode: ReadMode) -> DataFrame:
         given = {**options, "mode": mode.value, "push_filters": "false"}
         return spark.read.format("laredo").options(**given).load()
 
-    names = table.spark_schema().names
-    base, diffs = rows(ReadMode.BASE), rows(ReadMode.DIFFS)
-    if not table.boundary.diffs:
-        return _chosen(_of_key(base, table), names)
-    if not all(diff.says_truncation for diff in table.boundary.diffs):
-        base, diffs = _since_truncation(base, diffs)
-    base, diffs = _of_key(base, table), _of_key(diffs.where(F.col(ACTION) != TRUNCATE), table)
+    return rows(ReadMode.BASE), rows(ReadMode.DIFFS)
+
+
+def newest(base: DataFrame, diffs: DataFrame, names: Sequence[str]) -> DataFrame:
+    """The rows of the base with each key's newest change, without a TRUNCATE among these."""
     newest_first = Window.partitionBy(KEY).orderBy(F.col(ORDER).desc())
-    newest = diffs.withColumn("__laredo_place", F.row_number().over(newest_first)).where(
+    changed = diffs.withColumn("__laredo_place", F.row_number().over(newest_first)).where(
         "__laredo_place = 1"
     )
-    untouched = base.join(newest.select(KEY), KEY, "left_anti")
-    written = newest.where(F.col(ACTION) == PUT)
-    return _chosen(untouched, names).unionByName(_chosen(written, names))
+    untouched = base.join(changed.select(KEY), KEY, "left_anti")
+    written = changed.where(F.col(ACTION) == PUT)
+    return chosen(untouched, names).unionByName(chosen(written, names))
 
 
-def _chosen(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+def chosen(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    """The table's columns alone."""
     return frame.select(*(_column(name) for name in names))
 
 

@@ -8,6 +8,7 @@
         { archive = "s3://bucket/users/", target = "/data/users" }           # to = parquet
         { archive = "s3://bucket/orders/", target = "/data/orders", to = delta, options { ... } }
       ]
+      catalogs = [ { catalog = "s3://bucket/", target = "/data" } ]    # each of its tables below it
     }
 
 Each key can be set from the environment (LAREDO_SYNC_PARALLEL=4) or by --set sync.parallel=4.
@@ -22,6 +23,7 @@ from pydantic import Field, model_validator
 from laredo_model import settings
 from laredo_model.settings import Duration, Section, WrongAt
 from laredo_spark.errors import OptionRefused
+from laredo_spark.sync.catalog import catalog_jobs
 from laredo_spark.sync.parquet import given_options
 from laredo_spark.sync.sync import KEEP_S, Job
 
@@ -53,16 +55,30 @@ class SyncTableBlock(Section):
     options: Options = Field(default_factory=dict)
 
 
+class SyncCatalogBlock(Section):
+    """A catalog, and what its tables' targets are below; ``tables``: these names only."""
+
+    catalog: str
+    target: str
+    tables: list[str] | None = None
+    to: Literal["parquet", "delta"] = "parquet"
+    keep: Annotated[Duration, Field(ge=0)] = KEEP_S
+    options: Options = Field(default_factory=dict)
+
+
 class SyncBlock(Section):
-    """The block ``sync``: the tables to sync, and the options that they share."""
+    """The block ``sync``: the tables and catalogs to sync, and the options that they share."""
 
     spark: SparkBlock = Field(default_factory=SparkBlock)
     parallel: Annotated[int, Field(ge=1, le=64)] = 1
     options: Options = Field(default_factory=dict)
-    tables: Annotated[list[SyncTableBlock], Field(min_length=1)]
+    tables: list[SyncTableBlock] = Field(default_factory=list)
+    catalogs: list[SyncCatalogBlock] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _is_possible(self) -> "SyncBlock":
+        if not self.tables and not self.catalogs:
+            raise WrongAt(("tables",), "is empty, and so is catalogs: there is nothing to sync")
         seen: dict[str, int] = {}
         for number, table in enumerate(self.tables):
             first = seen.setdefault(table.target.rstrip("/"), number)
@@ -70,7 +86,9 @@ class SyncBlock(Section):
                 raise WrongAt(
                     ("tables", number, "target"), f"is the target of tables[{first}] already"
                 )
-            _check({**self.options, **table.options}, number)
+            _check({**self.options, **table.options}, ("tables", number, "options"))
+        for number, catalog in enumerate(self.catalogs):
+            _check({**self.options, **catalog.options}, ("catalogs", number, "options"))
         return self
 
     def jobs(self, *, rebuild: bool = False) -> list[Job]:
@@ -85,6 +103,22 @@ class SyncBlock(Section):
                 {**self.options, **table.options},
             )
             for table in self.tables
+        ]
+
+    def catalog_jobs(self, *, rebuild: bool = False) -> list[Job]:
+        """The jobs of each catalog's tables, as it is now; raises like sync_catalog()."""
+        return [
+            job
+            for block in self.catalogs
+            for job in catalog_jobs(
+                block.catalog,
+                block.target,
+                block.to,
+                tables=block.tables,
+                rebuild=rebuild,
+                keep_s=block.keep,
+                given={**self.options, **block.options},
+            )
         ]
 
 
@@ -102,8 +136,7 @@ class SyncRoot(Section):
     sync: SyncBlock
 
 
-def _check(options: Options, number: int) -> None:
-    where: settings.Path = ("tables", number, "options")
+def _check(options: Options, where: settings.Path) -> None:
     for name in options:
         if name in _SET_ELSEWHERE:
             raise WrongAt(where, f"{name} can't be set: the target follows the archive's head")

@@ -42,9 +42,11 @@ SyncAction = UpToDate | Merge | Rebuild
 def step(target: object, held: SyncState | None, table: TableRead) -> SyncAction:
     """Plan a sync; ``held`` is None if nothing was synced yet.
 
+    :raises KeyMissing: if the table has no key.
     :raises TargetRefused: if the target holds another table.
     :raises OlderThanTarget: if the archive ends before what the target holds.
     """
+    table.refuse_without_key()
     if held is None:
         return Rebuild("nothing was synced to it yet")
     name = table.archive.manifest.table

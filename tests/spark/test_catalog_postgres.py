@@ -31,8 +31,14 @@ from tests.support.server.fanout_program import fanout, started
 SECONDS = float(os.environ.get("LAREDO_TEST_SECONDS", "15"))
 ENOUGH = 15
 """Positions in common; one every 0.65 s while the writer runs, and none while it is down."""
-INTERVALS = {"countries": "100ms", "customers": "150ms", "orders": "400ms", "items": "650ms"}
-"""``countries`` never changes."""
+INTERVALS = {
+    "countries": "100ms",
+    "customers": "150ms",
+    "orders": "400ms",
+    "items": "650ms",
+    "visits": "300ms",
+}
+"""``countries`` never changes; ``visits`` has no key."""
 TABLES = """
     CREATE TABLE countries (code text PRIMARY KEY);
     CREATE TABLE customers (id int PRIMARY KEY, name text, country text NOT NULL
@@ -41,12 +47,14 @@ TABLES = """
         REFERENCES customers ON DELETE CASCADE);
     CREATE TABLE items (order_id int REFERENCES orders ON DELETE CASCADE, line int, what text,
         PRIMARY KEY (order_id, line));
+    CREATE TABLE visits (country text NOT NULL REFERENCES countries);
     INSERT INTO countries VALUES ('de'), ('mx'), ('us')
 """
 REFERENCES = (
     ("customers", "country", "countries", "code"),
     ("orders", "customer", "customers", "id"),
     ("items", "order_id", "orders", "id"),
+    ("visits", "country", "countries", "code"),
 )
 SNAPSHOTTER = """
 snapshotter {{
@@ -106,8 +114,10 @@ class Shop:
             gone = {order for (order,) in left.fetchall()}
             self.orders = [order for order in self.orders if order not in gone]
             self._do("DELETE FROM customers WHERE id = %s", customer)
-        elif chance < 0.97:
-            self._do("TRUNCATE items")
+        elif chance < 0.96:
+            self._do(f"TRUNCATE {self.random.choice(['items', 'visits'])}")
+        for _ in range(self.random.randint(0, 2)):
+            self._do("INSERT INTO visits VALUES (%s)", self.random.choice(["de", "us"]))
 
     def _next(self) -> int:
         self.last += 1
@@ -121,7 +131,8 @@ class Shop:
 def running(directory: Path, database: Database) -> Iterator[Program]:
     """The server, and the writer's program."""
     blocks = [
-        f"{{ table = {name}, targets = [ {{ heartbeat_interval = 200ms }} ] }}"
+        f"{{ table = {name}, append_only = {str(name == 'visits').lower()},"
+        " targets = [ { heartbeat_interval = 200ms } ] }"
         for name in INTERVALS
     ]
     server = fanout(directory / "fanout", database.dsn, ", ".join(blocks), slot=database.name)
@@ -227,9 +238,13 @@ def _compare_in_spark(
     chosen: list[tuple[int, tuple[int, ...]]],
     chance: random.Random,
 ) -> None:
-    """At some of the positions, by the manifests alone and with the catalog."""
+    """At some of the positions, by the manifests alone and with the catalog.
+
+    The manifests may not have seen yet what the catalog knew.
+    """
     uris = {f"public.{table}": f"{archive}/{table}/" for table in INTERVALS}
-    for position, _ in chance.sample(chosen, 3):
+    seen = positions.parse(read_tables(spark, uris).position)
+    for position, _ in chance.sample([each for each in chosen if each[0] <= seen], 3):
         as_of = positions.text(position)
         for frames in (read_tables(spark, uris, as_of), read_catalog(spark, str(archive), as_of)):
             at = positions.parse(frames.position)

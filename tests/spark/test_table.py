@@ -1,6 +1,7 @@
 """``read_table`` and ``format("laredo")``: the table at any boundary."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from laredo_archive.errors import ArchiveMissing, NoSuchBoundary
-from laredo_spark import read_changes, read_table, register
+from laredo_spark import read_changes, read_table, register, sync_table
 from laredo_spark.errors import KeyMissing, OptionRefused, own_message
 from laredo_spark.frames.table import PUSH_FILTERS
 from tests.support import drawn
@@ -178,8 +179,15 @@ def test_files_without_order_are_joined(
     assert found.collect() == [Row(name="new")]
 
 
-@pytest.mark.parametrize("read", [read_table, read_changes])
-def test_a_table_without_a_key_is_refused(spark: SparkSession, archive: Path, read: object) -> None:
+def by_format(spark: SparkSession, path: str) -> object:
+    register(spark)
+    return spark.read.format("laredo").load(path).collect()
+
+
+@pytest.mark.parametrize("read", [by_format, read_changes, sync_table])
+def test_what_goes_by_keys_refuses_a_table_without_one(
+    spark: SparkSession, archive: Path, tmp_path: Path, read: object
+) -> None:
     manifest = json.loads((archive / "manifest.json").read_text())
     for artifact in manifest["artifacts"]:
         artifact["key_fields"] = []
@@ -187,5 +195,7 @@ def test_a_table_without_a_key_is_refused(spark: SparkSession, archive: Path, re
             column["key_ordinal"] = None
     (archive / "manifest.json").write_text(json.dumps(manifest))
     assert callable(read)
-    with pytest.raises(KeyMissing, match=r"has no key.*laredo-archive cat"):
-        read(spark, str(archive))
+    given = {"target": tmp_path / "target"} if read is sync_table else {}
+    with pytest.raises((KeyMissing, AnalysisException)) as refused:
+        read(spark, str(archive), **given)
+    assert re.search("has no key.*read_table reads all of its rows", str(refused.value))

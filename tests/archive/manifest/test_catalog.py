@@ -75,6 +75,25 @@ def test_a_process_that_took_an_archive_over_ends_its_group() -> None:
     }
 
 
+def test_a_process_that_took_all_over_knows_what_the_one_before_knew(tmp_path: Path) -> None:
+    """Also if it enters its archives one after the other; not if it has others beside them."""
+    (tmp_path / CATALOG).write_bytes(BOTH.to_bytes())
+    store = CatalogStore(LocalDestination(tmp_path), "new")
+
+    def known() -> tuple[GroupBoundary, ...]:
+        return catalog.parse((tmp_path / CATALOG).read_bytes(), "there").groups["new"]
+
+    store.enter(of_group("new", "users"), ())
+    assert known() == at(10, 20)
+    store.enter(of_group("new", "users", "orders"), at(20, 30))
+    assert known() == at(10, 20, 30)
+    store.enter(of_group("new", "users", "orders", "more"), at(30))
+    assert known() == at(30)
+    another = CatalogStore(LocalDestination(tmp_path), "another")
+    another.enter(of_group("another", "users", "pets"), ())
+    assert catalog.parse((tmp_path / CATALOG).read_bytes(), "there").groups["another"] == ()
+
+
 def test_its_boundaries_are_bounded_and_the_newest() -> None:
     many = DatabaseCatalog(NOW).with_group("one", of_group("one", "users"), at(*range(500)))
     assert many.groups["one"] == at(*range(500 - MOST_BOUNDARIES, 500))

@@ -1,0 +1,66 @@
+"""``sync_catalog``: every table of a catalog into a target of its own, all at one position.
+
+    sync_catalog(spark, "s3://bucket/laredo/", to="parquet", target="/data")   # /data/public.users
+
+The position is chosen before the first table is synced. Each target says in itself at which it is,
+so that a job that was killed between two tables leaves some of them behind, and the next
+one brings all to one position again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from laredo_spark.frames.catalog import archives_of
+from laredo_spark.frames.tables import choose, pins
+from laredo_spark.sync.sync import KEEP_S, Done, Job, To, sync_tables
+
+
+def sync_catalog(
+    spark: SparkSession,
+    path: str,
+    to: To = "parquet",
+    target: str | Path = "",
+    *,
+    tables: Sequence[str] | None = None,
+    rebuild: bool = False,
+    keep_s: float = KEEP_S,
+    parallel: int = 1,
+    on_done: Callable[[Done], None] = lambda done: None,
+    **given: object,
+) -> list[Done]:
+    """Bring ``target``/NAME up to the newest common position for each table of the catalog.
+
+    ``tables``: these names only. One that fails doesn't stop the others. The rest is as in
+    :func:`sync_table`.
+
+    :raises CatalogMissing, CatalogUnusable: if there is no such catalog.
+    :raises NoCommonBoundary, ArchiveError, OptionRefused: as :func:`read_catalog`.
+    """
+    jobs = catalog_jobs(
+        path, str(target), to, tables=tables, rebuild=rebuild, keep_s=keep_s, given=given
+    )
+    return sync_tables(spark, jobs, parallel=parallel, on_done=on_done)
+
+
+def catalog_jobs(
+    path: str,
+    target: str,
+    to: To,
+    *,
+    tables: Sequence[str] | None,
+    rebuild: bool,
+    keep_s: float,
+    given: Mapping[str, object],
+) -> list[Job]:
+    """The jobs of :func:`sync_catalog`, at the position that is the newest common one now.
+
+    :raises CatalogMissing, CatalogUnusable, NoCommonBoundary, ArchiveError, OptionRefused: as that.
+    """
+    uris, known = archives_of(path, tables, given)
+    boundary = choose(uris, None, known, exact=False, given=given)
+    return [
+        Job(uri, f"{target.rstrip('/')}/{name}", to, rebuild, keep_s, {**given, **pinned})
+        for (name, uri), pinned in zip(uris.items(), pins(boundary), strict=True)
+    ]

@@ -1,0 +1,99 @@
+"""``sync_catalog``: targets of all tables of a catalog, at one position."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from laredo_archive.manifest.errors import CatalogMissing
+from laredo_model.settings import SettingsError
+from laredo_spark import sync_catalog, synced_table
+from laredo_spark.cli import main
+from laredo_spark.sync import config
+from tests.support.archive.building import Builder
+from tests.support.spark_reading import names
+
+ONE, TWO, THREE = ({number: f"at {number}"} for number in (1, 2, 3))
+
+
+class Shop:
+    """Two archives and their catalog."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.people = Builder(directory, "people/").base(0x10, names(ONE)).diff(0x20, names(TWO))
+        self.pets = Builder(directory, "pets/").base(0x10, names(ONE))
+        self.people.write()
+        self.pets.write()
+        archives = {
+            f"{name}/": {"table": f"public.{name}", "group": "g"} for name in ("people", "pets")
+        }
+        described = {
+            "catalog_version": 1,
+            "updated_at": "2026-06-03T12:00:00Z",
+            "archives": archives,
+            "groups": {},
+        }
+        (directory / "catalog.json").write_text(json.dumps(described))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path / "archive")
+
+
+def ids(spark: SparkSession, target: Path) -> dict[str, list[int]]:
+    return {
+        name: [row.id for row in synced_table(spark, target / f"public.{name}").collect()]
+        for name in ("people", "pets")
+    }
+
+
+def test_all_targets_are_at_the_newest_common_position(
+    spark: SparkSession, shop: Shop, tmp_path: Path
+) -> None:
+    """Not each at its archive's head."""
+    target = tmp_path / "target"
+    done = sync_catalog(spark, str(shop.directory), target=target)
+    assert [one.synced and one.synced.position for one in done] == [0x10, 0x10]
+    assert ids(spark, target) == {"people": [1], "pets": [1]}
+    shop.people.diff(0x30, names(THREE)).write()
+    shop.pets.diff(0x20, names(TWO)).write()
+    done = sync_catalog(spark, str(shop.directory), target=target, parallel=2)
+    assert [one.synced and one.synced.outcome.value for one in done] == ["merged", "merged"]
+    assert ids(spark, target) == {"people": [2], "pets": [2]}
+    (one,) = sync_catalog(spark, str(shop.directory), target=target, tables=["public.people"])
+    assert one.synced is not None and one.synced.position == 0x30
+    with pytest.raises(CatalogMissing):
+        sync_catalog(spark, str(tmp_path), target=target)
+
+
+def test_by_the_command(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
+    target, file = tmp_path / "target", tmp_path / "sync.conf"
+    file.write_text(
+        f'sync.catalogs = [ {{ catalog = "{shop.directory}", target = "{target}" }} ]\n'
+    )
+    ended = CliRunner().invoke(main, ["sync", str(file)])
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout.count("rebuilt (nothing was synced to it yet), at 0/10") == 2
+    assert ids(spark, target) == {"people": [1], "pets": [1]}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("sync { tables = [] }", "nothing to sync"),
+        (
+            'sync.catalogs = [{ catalog = a, target = b, options { as_of = "0/1" } }]',
+            "as_of can't be set",
+        ),
+        ("sync.catalogs = [{ catalog = a }]", "target"),
+    ],
+)
+def test_what_cant_be_configured(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "sync.conf"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=reason):
+        config.load(file)
