@@ -111,6 +111,8 @@ def test_peeled_is_what_the_exact_way_gives(table: tuple[list[Column], list[byte
     with plainly():
         assert dict(BlockSplitter(names, nesting=nesting(columns)).split(block)) == wanted
     assert dict(BlockSplitter(names).split(block)) == wanted
+    # Not only by the slow way after it was refused.
+    assert compiled.module is None or BlockSplitter(names)._scanned(block) is not None
     some = names[::2]
     assert dict(BlockSplitter(names, some).split(block)) == {name: wanted[name] for name in some}
     for number, line in enumerate(lines):
