@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
@@ -13,6 +13,7 @@ from typing import Any
 
 from laredo_archive import codec
 from laredo_archive.codec import blocks, protobuf, struct_rows
+from laredo_archive.codec.arrow.fragments import BlockSplitter
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.structs.struct_reader import StructRowReader
@@ -116,6 +117,25 @@ def _columns(draw: random.Random, shape: _Shape, messages: list[bytes]) -> None:
         ends = memoryview(offsets).cast("i")
         made = [text[a:b] for a, b in pairwise(ends)]
         assert made == [row[shape.names.index(name)] for row in rows], name
+
+
+def line_columns(draw: random.Random) -> int:
+    """Lines, right and wrong, are the same columns as by the regular expression, or refused."""
+    shape = _shape(draw.randrange(_SHAPES))
+    lines_ = [shape.line(draw) for _ in range(draw.randrange(1, 5))]
+    block = b"".join(line + b"\n" for line in lines_)
+    if draw.randrange(2):
+        block = broken(draw, block).replace(b"\r", b"") + b"\n"
+    splitter = BlockSplitter(shape.names, [name for name in shape.names if draw.randrange(3)])
+    quick = _outcome(lambda: _lists(splitter.split(block)))
+    with plainly():
+        plain = _outcome(lambda: _lists(splitter.split(block)))
+    assert quick == plain, (block, quick, plain)
+    return len(lines_)
+
+
+def _lists(columns: Mapping[str, Any]) -> dict[str, list[str]]:
+    return {name: column.to_pylist() for name, column in columns.items()}
 
 
 def struct_messages(draw: random.Random) -> int:

@@ -14,6 +14,12 @@ def test_rows_and_columns_are_those_that_python_reads() -> None:
             struct_twins.structs(draw)
 
 
+def test_lines_are_taken_apart_as_the_regular_expression_does() -> None:
+    for drawn in budget.inputs(0.3):
+        with drawn as draw:
+            struct_twins.line_columns(draw)
+
+
 def test_messages_and_changes_are_those_that_python_reads() -> None:
     for drawn in budget.inputs(0.3):
         with drawn as draw:

@@ -254,6 +254,7 @@ CHECKS: dict[str, Callable[[random.Random], int]] = {
     "frames": spool_frames,
     "rows": rows,
     "scanned structs": struct_twins.structs,
+    "lines": struct_twins.line_columns,
     "struct messages": struct_twins.struct_messages,
 }
 """Each gives how many messages or values its input held."""

@@ -1,25 +1,41 @@
 """Splits blocks of lines into columns of JSON fragments, by the fastest exact method.
 
 A fragment is a value verbatim, as it stands in the line: ``42``, ``"a\\n"``,
-``null``, ``{"b": 1}``. Only the wanted columns are made. Lines as
-docs/archive-format.md has them are peeled (``peeled``), others are matched by one regular
-expression, or value by value.
+``null``, ``{"b": 1}``. Only the wanted columns are made. Compiled code
+does it (``structs.compiled``); where there is none, lines as docs/archive-format.md has them are
+peeled (``peeled``), others are matched by one regular expression, or value by value.
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+import orjson
 import pyarrow as pa
 
 from laredo_archive.codec.arrow.peeled import Peeler
 from laredo_archive.codec.split_line import member_patterns, splitter
+from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.values import JSONS
 from laredo_model.column import Column
+
+_OFFSET_BYTES = 4
 
 
 def nesting(columns: Sequence[Column]) -> Collection[str]:
     """The columns whose values may hold objects: by docs/archive-format.md no other rule does."""
     return {column.name for column in columns if column.type in JSONS}
+
+
+def strings(buffers: tuple[bytes, bytes]) -> pa.StringArray:
+    """The array of these 32-bit offsets and texts on end.
+
+    :raises ArrowInvalid: if one isn't UTF-8.
+    """
+    offsets, text = buffers
+    rows = len(offsets) // _OFFSET_BYTES - 1
+    found = pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(text))
+    found.validate(full=True)
+    return found
 
 
 class BlockSplitter:
@@ -40,6 +56,10 @@ class BlockSplitter:
         members = member_patterns(names, captured=set(self._chosen))
         self._find = re.compile(rb"^\{" + b",".join(members) + rb"\}$", re.MULTILINE).findall
         self._split = splitter(names)
+        self._heads = tuple(b"," + orjson.dumps(name) + b":" for name in names)
+        if names:
+            self._heads = (b"{" + self._heads[0][1:], *self._heads[1:])
+        self._is_wanted = bytes(number in set(self._chosen) for number in range(len(names)))
         self._peeler = None if nesting is None or not names else Peeler(names, nesting)
 
     def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
@@ -47,6 +67,9 @@ class BlockSplitter:
 
         :raises BadLine: if a line isn't such an object.
         """
+        scanned = self._scanned(block) if self._heads and block else None
+        if scanned is not None:
+            return scanned
         peeled = self._peeler.peel(block) if self._peeler and block else None
         if peeled is not None:
             chosen = zip(self._wanted, self._chosen, strict=True)
@@ -64,6 +87,19 @@ class BlockSplitter:
             name: pa.array(values, pa.string())
             for name, values in zip(self._wanted, columns, strict=True)
         }
+
+    def _scanned(self, block: bytes) -> Mapping[str, pa.StringArray] | None:
+        """By compiled code; None if there is none, or a line isn't such an object."""
+        if compiled.module is None:
+            return None
+        rows = block.count(b"\n")
+        found = compiled.module.lines(block, rows, self._heads, self._is_wanted)
+        if found is None:
+            return None
+        try:
+            return dict(zip(self._wanted, map(strings, found), strict=True))
+        except pa.ArrowInvalid:  # text that isn't UTF-8: the exact way says where
+            return None
 
     def _one_by_one(self, block: bytes) -> Mapping[str, pa.StringArray]:
         """Lines with values that are nested deeper than the expression reaches."""

@@ -7,14 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from laredo_archive.codec import protobuf
-from laredo_archive.codec.arrow.fragments import BlockSplitter, nesting
+from laredo_archive.codec.arrow.fragments import BlockSplitter, nesting, strings
 from laredo_archive.codec.arrow.stored import StoredBatch
 from laredo_archive.codec.arrow.types import Typing, schema
 from laredo_archive.codec.arrow.values import converter, texts
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_model.column import Column, key_columns
-
-_OFFSET_BYTES = 4
 
 
 class RowReader:
@@ -71,7 +69,7 @@ class RowReader:
         columns = reader.columns(messages, self._split_names)
         if columns is not None:
             with suppress(pa.ArrowInvalid):  # text that isn't UTF-8: row by row says where
-                return {name: _strings(*buffers) for name, *buffers in columns}
+                return {name: strings((offsets, text)) for name, offsets, text in columns}
         return self.split(protobuf.lines_of(messages, reader))
 
     @property
@@ -97,13 +95,6 @@ class RowReader:
             # Of a batch without columns only the number of rows is left.
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
         return pa.record_batch(arrays, schema=self.schema)
-
-
-def _strings(offsets: bytes, text: bytes) -> pa.StringArray:
-    rows = len(offsets) // _OFFSET_BYTES - 1
-    found = pa.StringArray.from_buffers(rows, pa.py_buffer(offsets), pa.py_buffer(text))
-    found.validate(full=True)
-    return found
 
 
 def keys_of(fragments: Mapping[str, pa.StringArray], columns: Sequence[Column]) -> pa.StringArray:

@@ -1,4 +1,5 @@
 /* Rows that are google.protobuf.Structs, to JSON: docs/archive-format.md, protobuf.
+   And rows that are JSON already, to columns: what stands between their members' names.
 
    Only rows as our own writer makes them: their members in the order of the columns. Anything
    else gives None, and struct_reader.py reads it, or says what is wrong with it. */
@@ -431,6 +432,32 @@ typedef struct {
     int *offsets;
 } Fragments;
 
+static void
+free_columns(Fragments *columns, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; columns != NULL && i < count; i++) {
+        PyMem_Free(columns[i].offsets);
+        PyMem_Free(columns[i].text.bytes);
+    }
+    PyMem_Free(columns);
+}
+
+/* Empty columns; NULL with an exception if there is no memory. */
+static Fragments *
+new_columns(Py_ssize_t count, Py_ssize_t rows, const char *wanted)
+{
+    Fragments *columns = PyMem_Calloc((size_t)count + 1, sizeof(Fragments));
+    for (Py_ssize_t i = 0; columns != NULL && i < count; i++) {
+        if (wanted[i] && !(columns[i].offsets = PyMem_Calloc((size_t)rows + 1, sizeof(int)))) {
+            free_columns(columns, count);
+            columns = NULL;
+        }
+    }
+    if (columns == NULL)
+        PyErr_NoMemory();
+    return columns;
+}
+
 static int
 put_row(Fragments *columns, Py_ssize_t number, PyObject *message, PyObject *names,
         const char *types, const char *wanted)
@@ -484,13 +511,8 @@ columns_of(PyObject *module, PyObject *arguments)
     Py_ssize_t count = PyTuple_GET_SIZE(names), rows = PyList_GET_SIZE(messages);
     if (!are_bytes(names, count) || types_size != 2 * count || wanted_size != count)
         return PyErr_Format(PyExc_ValueError, "names, types and wanted of different sizes");
-    Fragments *columns = PyMem_Calloc((size_t)count + 1, sizeof(Fragments));
+    Fragments *columns = new_columns(count, rows, wanted);
     int made = columns == NULL ? ERROR : OK;
-    for (Py_ssize_t i = 0; made == OK && i < count; i++)
-        if (wanted[i] && !(columns[i].offsets = PyMem_Calloc((size_t)rows + 1, sizeof(int))))
-            made = ERROR;
-    if (made == ERROR)
-        PyErr_NoMemory();
     for (Py_ssize_t number = 0; made == OK && number < rows; number++) {
         PyObject *message = PyList_GET_ITEM(messages, number);
         made = PyBytes_Check(message) ? put_row(columns, number, message, names, types, wanted)
@@ -498,11 +520,117 @@ columns_of(PyObject *module, PyObject *arguments)
     }
     if (made == OK)
         answer = listed(columns, count, rows, wanted);
-    for (Py_ssize_t i = 0; columns != NULL && i < count; i++) {
-        PyMem_Free(columns[i].offsets);
-        PyMem_Free(columns[i].text.bytes);
+    free_columns(columns, count);
+    return made == OK ? answer : given_up(made);
+}
+
+/* ------------------------------------------------------------------ lines */
+
+/* After the quote that ends the string whose first quote is before `at`; NULL if none does. */
+static const unsigned char *
+string_end(const unsigned char *at, const unsigned char *stop)
+{
+    const unsigned char *begin = at, *quote;
+    while (at < stop && (quote = memchr(at, '"', (size_t)(stop - at))) != NULL) {
+        const unsigned char *before = quote;
+        while (before > begin && before[-1] == '\\')
+            before--;
+        if ((quote - before) % 2 == 0)
+            return quote + 1;
+        at = quote + 1;
     }
-    PyMem_Free(columns);
+    return NULL;
+}
+
+/* Where the value ends that begins at `at`; NULL if there is none. */
+static const unsigned char *
+value_end(const unsigned char *at, const unsigned char *stop)
+{
+    const unsigned char *begin = at;
+    int depth = 0;
+    if (at < stop && *at == '"')
+        return string_end(at + 1, stop);
+    while (at != NULL && at < stop) {
+        unsigned char byte = *at;
+        if (byte == '"') {
+            if (depth == 0)
+                return NULL;
+            at = string_end(at + 1, stop);
+            continue;
+        }
+        if (byte == '[' || byte == '{') {
+            if (depth == 0 && at > begin)
+                return NULL;
+            depth++;
+        } else if (byte == ']' || byte == '}') {
+            if (depth == 0)
+                return at > begin ? at : NULL;
+            if (--depth == 0)
+                return at + 1;
+        } else if (byte == ',' && depth == 0)
+            return at > begin ? at : NULL;
+        at++;
+    }
+    return NULL;
+}
+
+static int
+put_line(Fragments *columns, Py_ssize_t number, Span line, PyObject *heads, const char *wanted)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(heads);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *head = PyTuple_GET_ITEM(heads, i);
+        Py_ssize_t size = PyBytes_GET_SIZE(head);
+        if (line.stop - line.at < size
+            || memcmp(line.at, PyBytes_AS_STRING(head), (size_t)size) != 0)
+            return REFUSED;
+        line.at += size;
+        const unsigned char *end = value_end(line.at, line.stop);
+        if (end == NULL)
+            return REFUSED;
+        if (wanted[i]) {
+            int made = put(&columns[i].text, line.at, end - line.at);
+            if (made != OK)
+                return made;
+            columns[i].offsets[number + 1] = (int)columns[i].text.size;
+        }
+        line.at = end;
+    }
+    return line.stop - line.at == 1 && *line.at == '}' ? OK : REFUSED;
+}
+
+/* lines(block, rows, heads, wanted): [(32-bit offsets, fragments) of each wanted column]. */
+static PyObject *
+lines_of(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *block, *heads, *answer = NULL;
+    const char *wanted;
+    Py_ssize_t rows, wanted_size;
+    if (!PyArg_ParseTuple(arguments, "O!nO!y#", &PyBytes_Type, &block, &rows, &PyTuple_Type,
+                          &heads, &wanted, &wanted_size))
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(heads);
+    if (!are_bytes(heads, count) || wanted_size != count || rows < 0)
+        return PyErr_Format(PyExc_ValueError, "heads and wanted of different sizes");
+    Fragments *columns = new_columns(count, rows, wanted);
+    int made = columns == NULL ? ERROR : OK;
+    const unsigned char *at = (const unsigned char *)PyBytes_AS_STRING(block);
+    const unsigned char *stop = at + PyBytes_GET_SIZE(block);
+    for (Py_ssize_t number = 0; made == OK && number < rows; number++) {
+        const unsigned char *end = at < stop ? memchr(at, '\n', (size_t)(stop - at)) : NULL;
+        if (end == NULL) {
+            made = REFUSED;
+            break;
+        }
+        made = put_line(columns, number, (Span){at, end}, heads, wanted);
+        at = end + 1;
+    }
+    if (made == OK && at != stop)
+        made = REFUSED;
+    if (made == OK)
+        answer = listed(columns, count, rows, wanted);
+    free_columns(columns, count);
     return made == OK ? answer : given_up(made);
 }
 
@@ -587,6 +715,7 @@ change(PyObject *module, PyObject *message)
 static PyMethodDef methods[] = {
     {"row", row, METH_VARARGS, "A row's line and its key's fragments; None: Python reads it."},
     {"columns", columns_of, METH_VARARGS, "Rows as columns of fragments; None: Python reads them."},
+    {"lines", lines_of, METH_VARARGS, "Lines as columns of fragments; None: Python splits them."},
     {"messages", messages_of, METH_VARARGS, "The whole messages of a buffer; None: damaged."},
     {"change", change, METH_O, "The parts of a change; None: Python says what is wrong."},
     {NULL, NULL, 0, NULL},

@@ -11,6 +11,9 @@ def row(
 def columns(
     messages: list[bytes], names: tuple[bytes, ...], types: bytes, wanted: bytes, /
 ) -> list[tuple[bytes, bytes]] | None: ...
+def lines(
+    block: bytes, rows: int, heads: tuple[bytes, ...], wanted: bytes, /
+) -> list[tuple[bytes, bytes]] | None: ...
 def messages(buffer: bytes, longest: int, /) -> tuple[list[bytes], int, int] | None: ...
 def change(
     message: bytes, /

@@ -2,7 +2,8 @@
 
 import json
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from laredo_archive.codec.arrow.fragments import BlockSplitter, nesting
 from laredo_archive.codec.arrow.peeled import Peeler
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import Special, Typing
+from laredo_archive.codec.structs import compiled
 from laredo_model import line as lines_
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
@@ -81,7 +83,16 @@ def _tables(draw: st.DrawFn) -> tuple[list[Column], list[bytes]]:
 
 
 def exact(columns: Sequence[Column], block: bytes) -> dict[str, pa.StringArray]:
-    return dict(BlockSplitter([column.name for column in columns]).split(block))
+    with plainly():
+        return dict(BlockSplitter([column.name for column in columns]).split(block))
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Without compiled code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "module", None)
+        yield
 
 
 def block_of(lines: Sequence[bytes]) -> bytes:
@@ -97,7 +108,13 @@ def test_peeled_is_what_the_exact_way_gives(table: tuple[list[Column], list[byte
     block = block_of(lines)
     wanted = exact(columns, block)
     names = [column.name for column in columns]
-    assert dict(BlockSplitter(names, nesting=nesting(columns)).split(block)) == wanted
+    with plainly():
+        assert dict(BlockSplitter(names, nesting=nesting(columns)).split(block)) == wanted
+    assert dict(BlockSplitter(names).split(block)) == wanted
+    # Not only by the slow way after it was refused.
+    assert compiled.module is None or BlockSplitter(names)._scanned(block) is not None
+    some = names[::2]
+    assert dict(BlockSplitter(names, some).split(block)) == {name: wanted[name] for name in some}
     for number, line in enumerate(lines):
         assert [array[number].as_py().encode() for array in wanted.values()] == (
             lines_.fragments(line)
@@ -117,9 +134,10 @@ def test_and_so_are_typed_rows(table: tuple[list[Column], list[bytes]]) -> None:
     for typing in (Typing(special=Special.NULL), Typing(special=Special.STRING)):
         fast, slow = RowReader(columns, typing), Exactly(columns, typing)
         # As text: NaN isn't equal to itself.
-        assert str(fast.batch(block_of(lines)).to_pylist()) == (
-            str(slow.batch(block_of(lines)).to_pylist())
-        )
+        compiled_rows = str(fast.batch(block_of(lines)).to_pylist())
+        with plainly():
+            assert str(fast.batch(block_of(lines)).to_pylist()) == compiled_rows
+            assert str(slow.batch(block_of(lines)).to_pylist()) == compiled_rows
 
 
 def test_ordinary_lines_are_peeled() -> None:
