@@ -24,7 +24,8 @@ class CatalogMissing(ArchiveError):
 
     def __init__(self, where: str) -> None:
         super().__init__(
-            f"{where}: no catalog there (no catalog.json). A laredo-snapshotter keeps one in each"
-            " of its destinations; give the destination, without a table's directory"
+            f"{where}: no catalog there (no catalog.json). A laredo-snapshotter with several"
+            " tables keeps one in each of its destinations; give the destination, without a table's"
+            " directory"
         )
         self.where = where

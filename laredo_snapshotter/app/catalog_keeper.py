@@ -107,6 +107,8 @@ class CatalogKeeper:
         self._boundaries.append(boundary)
 
     def _write(self) -> None:
+        if len(self._tables) < 2:
+            return  # of one table its manifest says all
         interval = min([writer.config.seen_interval for writer in self._writers()] or [0.0])
         for location, entries in self._entries().items():
             due = self._catalogs[location]
