@@ -61,9 +61,9 @@ def broken(writer: Writer, module: str, name: str, when: str = "pass") -> Writer
 
 def test_cuts_that_crash_end_the_program(tmp_path: Path, served: Served) -> None:
     """Without them nothing would be archived any more, and every table would be ready."""
-    when = "if not any(table.stream for table in given[0]): return original(*given)"
-    with broken(Writer(tmp_path, served), "diff.cuts", "cut_together", when) as writer:
-        assert crashed(writer, "cuts every 0.2 s") == 1
+    when = "if not any(table.stream for table in given[0]): return original(*given, **named)"
+    with broken(Writer(tmp_path, served), "diff.cut_schedule", "cut_together", when) as writer:
+        assert crashed(writer, "cuts of the tables") == 1
     last = served.commit("users", put(1, "x"))
     with Writer(tmp_path, served) as again:
         again.program.wait_ready()
@@ -92,7 +92,7 @@ def test_what_was_read_is_written_before_it_ends(tmp_path: Path, served: Served)
         f"import pathlib\n    if not pathlib.Path({str(mark)!r}).exists(): return original(*given)"
     )
     writer = Writer(tmp_path, served, interval="1s")
-    with broken(writer, "diff.cuts", "cut_together", when):
+    with broken(writer, "diff.cut_schedule", "cut_together", when):
         writer.program.wait_ready()
         last = served.commit("users", put(1, "read"))
         wait_until(lambda: writer.status()["stream_position"] == f"0/{last:X}", "read")
