@@ -21,7 +21,7 @@ TABLES = ("users", "orders", "quiet")
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     with Served(tmp_path / "state") as server:
-        for table in TABLES:
+        for table in (*TABLES, "notes"):
             server.add(table, rows(0, 20))
         server.start()
         yield server
@@ -84,20 +84,33 @@ def test_a_quiet_database_is_known_where_it_is_now(tmp_path: Path, served: Serve
         assert len(found) == 1
 
 
+def test_of_one_table_there_is_none(tmp_path: Path, served: Served) -> None:
+    """Its manifest says all; a second table, in the same archive, has it made."""
+    archive = tmp_path / "archive"
+    with Writer(tmp_path, served, "users") as alone:
+        alone.program.wait_ready()
+        alone.wait_head(served.commit("users", put(1, "x")))
+        assert alone.program.stop() == 0
+    assert not (archive / "catalog.json").exists()
+    with Writer(tmp_path, served, "users", "orders", name="two") as both:
+        both.program.wait_ready()
+        wait_until(lambda: has(archive, "users", "orders"), "there is one")
+
+
 def test_processes_share_it_and_a_restart_replaces_its_own(tmp_path: Path, served: Served) -> None:
     archive = tmp_path / "archive"
     with Writer(tmp_path, served, "users", "orders") as first:
         first.program.wait_ready()
-        with Writer(tmp_path, served, "quiet", name="second") as second:
+        with Writer(tmp_path, served, "quiet", "notes", name="second") as second:
             second.program.wait_ready()
-            wait_until(lambda: has(archive, *TABLES), "both in it")
+            wait_until(lambda: has(archive, *TABLES, "notes"), "both in it")
             assert len(catalog_of(archive).groups) == 2
             group = catalog_of(archive).archives["users/"].group
             first.program.kill()
             first.program.start()
             wait_until(
                 lambda: (
-                    has(archive, *TABLES)
+                    has(archive, *TABLES, "notes")
                     and group not in {each.group for each in catalog_of(archive).archives.values()}
                 ),
                 "the new one",
@@ -106,11 +119,12 @@ def test_processes_share_it_and_a_restart_replaces_its_own(tmp_path: Path, serve
     shown = CliRunner().invoke(main, ["ls", str(archive)])
     described = [json.loads(line) for line in shown.stdout.splitlines()]
     assert [each["name"] for each in described] == [
+        "public.notes",
         "public.orders",
         "public.quiet",
         "public.users",
     ]
-    again = CliRunner().invoke(main, ["ls", described[2]["uri"]])
+    again = CliRunner().invoke(main, ["ls", described[3]["uri"]])
     assert json.loads(again.stdout.splitlines()[0])["kind"] == "snapshot"
     by_file = CliRunner().invoke(main, ["ls", str(archive / "catalog.json")])
     assert by_file.stdout == shown.stdout

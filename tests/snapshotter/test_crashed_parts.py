@@ -61,7 +61,7 @@ def broken(writer: Writer, module: str, name: str, when: str = "pass") -> Writer
 
 def test_cuts_that_crash_end_the_program(tmp_path: Path, served: Served) -> None:
     """Without them nothing would be archived any more, and every table would be ready."""
-    when = "if not any(table.stream for table in given[0]): return original(*given)"
+    when = "if not any(table.stream for table in given[0]): return original(*given, **named)"
     with broken(Writer(tmp_path, served), "diff.cut_schedule", "cut_together", when) as writer:
         assert crashed(writer, "cuts of the tables") == 1
     last = served.commit("users", put(1, "x"))
@@ -97,5 +97,5 @@ def test_what_was_read_is_written_before_it_ends(tmp_path: Path, served: Served)
         last = served.commit("users", put(1, "read"))
         wait_until(lambda: writer.status()["stream_position"] == f"0/{last:X}", "read")
         mark.touch()
-        assert crashed(writer, "cuts of the tables") == 1
+        assert crashed(writer, "cuts every 1 s") == 1
         writer.wait_head(last)
