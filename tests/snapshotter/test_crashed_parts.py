@@ -88,7 +88,8 @@ def test_so_does_every_other_part(
 
 def test_what_was_read_is_written_before_it_ends(tmp_path: Path, served: Served) -> None:
     mark = tmp_path / "now"
-    when = f"import pathlib\n    if not pathlib.Path({str(mark)!r}).exists(): return original(*given, **named)"
+    there = f"import pathlib\n    if not pathlib.Path({str(mark)!r}).exists()"
+    when = f"{there}: return original(*given, **named)"
     writer = Writer(tmp_path, served, interval="1s")
     with broken(writer, "diff.cut_schedule", "cut_together", when):
         writer.program.wait_ready()
