@@ -12,8 +12,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from laredo_archive.storage.destination import is_plain
 from laredo_spark.frames.catalog import archives_of
 from laredo_spark.frames.tables import choose, pins
+from laredo_spark.sync.errors import TargetRefused
 from laredo_spark.sync.sync import KEEP_S, Done, Job, To, sync_tables
 
 
@@ -57,8 +59,14 @@ def catalog_jobs(
     """The jobs of :func:`sync_catalog`, at the position that is the newest common one now.
 
     :raises CatalogMissing, CatalogUnusable, NoCommonBoundary, ArchiveError, OptionRefused: as that.
+    :raises TargetRefused: if a table's name leads out of ``target``.
     """
     uris, known = archives_of(path, tables, given)
+    for name in uris:
+        # Whoever writes to the bucket names the tables.
+        if not is_plain(name):
+            reason = "the catalog's name of this table leads elsewhere; sync it by sync_table()"
+            raise TargetRefused(f"{target.rstrip('/')}/{name}", reason)
     boundary = choose(uris, None, known, exact=False, given=given)
     return [
         Job(uri, f"{target.rstrip('/')}/{name}", to, rebuild, keep_s, {**given, **pinned})

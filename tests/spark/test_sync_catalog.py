@@ -12,6 +12,7 @@ from laredo_model.settings import SettingsError
 from laredo_spark import sync_catalog, synced_table
 from laredo_spark.cli import main
 from laredo_spark.sync import config
+from laredo_spark.sync.errors import TargetRefused
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names
 
@@ -97,3 +98,17 @@ def test_what_cant_be_configured(tmp_path: Path, text: str, reason: str) -> None
     file.write_text(text)
     with pytest.raises(SettingsError, match=reason):
         config.load(file)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "..", "a/../../b"])
+def test_a_name_that_leads_out_of_the_target_is_refused(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    shop = Shop(tmp_path / "shop")
+    path = shop.directory / "catalog.json"
+    described = json.loads(path.read_text())
+    described["archives"]["pets/"]["table"] = name
+    path.write_text(json.dumps(described))
+    with pytest.raises(TargetRefused, match="leads elsewhere"):
+        sync_catalog(spark, str(shop.directory), target=str(tmp_path / "target"))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["shop"]
