@@ -9,7 +9,8 @@ import hashlib
 from collections import defaultdict
 from itertools import pairwise
 
-from laredo_archive.manifest import parser, rules
+from laredo_archive.manifest import catalog, parser, rules
+from laredo_archive.manifest.catalog import CATALOG
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.s3.destination import HIDDEN
 from tests.support.archive.inspection import Truth
@@ -26,6 +27,8 @@ class StoreWitness:
     def __init__(self) -> None:
         self.manifests: dict[str, list[bytes]] = defaultdict(list)
         """Each that took effect, by where it is."""
+        self.catalogs: dict[str, list[bytes]] = defaultdict(list)
+        """The same of catalogs."""
         self._contents: dict[str, set[str]] = defaultdict(set)
         self._deleted: list[tuple[str, dict[str, int]]] = []
         """Each key, and how many manifests there had been then."""
@@ -37,6 +40,8 @@ class StoreWitness:
             return
         if operation.name == "PutObject" and where.endswith(MANIFEST):
             self.manifests[where].append(request.body)
+        elif operation.name == "PutObject" and where.endswith(CATALOG):
+            self.catalogs[where].append(request.body)
         elif operation.name == "PutObject":
             self._contents[where].add(hashlib.sha256(request.body).hexdigest())
         elif operation.name == "DeleteObject":
@@ -60,6 +65,9 @@ class StoreWitness:
             for old, new in pairwise(versions):
                 _check_change(where, old, new)
             self._check_deletions(where, versions)
+        for where, bodies in self.catalogs.items():
+            revisions = sorted(catalog.parse(body, where).revision for body in bodies)
+            assert revisions == list(range(1, len(bodies) + 1)), f"{where}: a swap was lost"
         for where, contents in self._contents.items():
             assert len(contents) == 1, f"{where} was overwritten"
 
