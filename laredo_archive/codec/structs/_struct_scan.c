@@ -77,6 +77,8 @@ grow(Text *text, Py_ssize_t more)
     Py_ssize_t room = text->room ? text->room : 256;
     while (room < text->size + more)
         room *= 2;
+    if (room > MOST_TEXT)
+        room = MOST_TEXT;
     char *bytes = PyMem_Realloc(text->bytes, (size_t)room);
     if (bytes == NULL) {
         PyErr_NoMemory();
