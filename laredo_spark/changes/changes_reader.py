@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from laredo_archive import codec
@@ -14,6 +13,7 @@ from laredo_archive.manifest import key_ranges
 from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.reader import Archive
+from laredo_spark.arrow_schema import arrow_schema
 from laredo_spark.changes.chain import NextArtifact
 from laredo_spark.changes.changes_read import ChangesRead, Pinned
 from laredo_spark.changes.rows import ChangesPiece, batches
@@ -41,7 +41,7 @@ class ChangesPartition(InputPartition):
 
     def batches(self, schema: StructType) -> Iterator[pa.RecordBatch]:
         """The task's changes, in Arrow batches."""
-        wanted = to_arrow_schema(schema, timezone="UTC")
+        wanted = arrow_schema(schema)
         opener = self.objects.opener()
         opener.expect(piece.part for piece in self.pieces if piece.aligned)
         for batch in batches(self.pieces, self.shape, opener):

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from laredo_archive.codec.arrow.errors import ValueLacking, ValueUnfit
@@ -18,6 +17,7 @@ from laredo_archive.manifest import key_ranges
 from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
 from laredo_archive.reader import Archive
 from laredo_model.errors import BadLine
+from laredo_spark.arrow_schema import arrow_schema
 from laredo_spark.errors import TypesUnfit
 from laredo_spark.messages import each_in_one_message, in_one_message
 from laredo_spark.objects import Objects
@@ -146,7 +146,7 @@ class TableReader(DataSourceReader):
             found = _folded(partition)
         else:
             found = iter(())
-        wanted = to_arrow_schema(self._schema, timezone="UTC")
+        wanted = arrow_schema(self._schema)
         for batch in found:
             yield batch.select(wanted.names).cast(wanted)
 

@@ -6,7 +6,6 @@ from itertools import islice
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ByteType, LongType, StringType, StructField, StructType
 
 from laredo_archive import codec
@@ -18,6 +17,7 @@ from laredo_archive.read import original
 from laredo_model import key
 from laredo_model import line as lines_
 from laredo_model.change import Action, Change
+from laredo_spark.arrow_schema import arrow_schema
 from laredo_spark.messages import each_in_one_message, in_one_message
 from laredo_spark.objects import Objects, gathered
 from laredo_spark.options import ReadMode, ReadOptions
@@ -87,7 +87,7 @@ class UnfoldedReader(DataSourceReader):
         """Rows of the base, or changes, in Arrow batches."""
         if not isinstance(partition, UnfoldedPartition):
             return
-        wanted = to_arrow_schema(self._schema, timezone="UTC")
+        wanted = arrow_schema(self._schema)
         task = _UnfoldedTask(partition.shape, wanted)
         opener = partition.objects.opener()
         if self._asked.mode is ReadMode.DIFFS:

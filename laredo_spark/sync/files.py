@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from laredo_archive.codec.arrow.range_rows import newest
@@ -27,6 +26,7 @@ from laredo_archive.codec.arrow.values import converter
 from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
 from laredo_model import line as lines_
 from laredo_model.column import Column, key_columns
+from laredo_spark.arrow_schema import arrow_schema
 from laredo_spark.messages import in_one_message
 from laredo_spark.objects import Objects
 from laredo_spark.read.row_shape import RowShape
@@ -50,7 +50,7 @@ class RangeFile:
         self._keys = keys
         self._name = f"part-{secrets.token_hex(12)}.parquet"
         self._creating = folder.create(self._name)
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = arrow_schema(schema)
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._rows = 0
