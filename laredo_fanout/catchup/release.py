@@ -252,7 +252,9 @@ class Release:
         """Where a spool can't be written: remove what was released, or have the last segment give
         its room back; whether there will be any.
         """
-        if self._unlinking or any(run.pieces for run in self.runs[: self.head]):
+        released = any(run.pieces for run in self.runs[: self.head])
+        read = any(piece.number < self._reader.piece for piece in self.runs[self.head].pieces)
+        if self._unlinking or released or read:
             self._keep()
             return True
         return spool_room.give_back(self.runs[self.head + 1 :], self._directory)

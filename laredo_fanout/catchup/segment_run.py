@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import structlog
 
-from laredo_fanout.catchup import orders
+from laredo_fanout.catchup import orders, spool
 from laredo_fanout.catchup.orders import Failure, Order, Report
 from laredo_fanout.catchup.plan import Segment, SpoolPiece
 from laredo_model.retry import Backoff
@@ -197,6 +197,9 @@ class SegmentRun:
         code = _exit_code(process)
         self._close(process)
         # What it wrote and did not report is of no use: the next one begins another piece.
+        newest = self._next_piece - 1
+        known = self.pieces[-1].size if self.pieces and self.pieces[-1].number == newest else 0
+        spool.drop_unreported(self._order.path, self.number, newest, known)
         self._next_piece += 1
         if self.done:
             return

@@ -40,6 +40,17 @@ def paths(directory: Path, segment: int) -> list[Path]:
     return list(directory.glob(f"{segment:04d}-*"))
 
 
+def drop_unreported(directory: Path, segment: int, newest: int, size: int) -> None:
+    """Remove what a process that is gone wrote behind ``size`` bytes of the piece ``newest``, the
+    last that it reported: nobody reads it, and it would take the room of what comes next."""
+    for file in paths(directory, segment):
+        number = int(file.name.rpartition("-")[2])
+        if number > newest or (number == newest and not size):
+            file.unlink(missing_ok=True)
+        elif number == newest and _size(file) > size:
+            os.truncate(file, size)
+
+
 def remaining(directory: Path, segment: Segment, position: int) -> Segment:
     """The segment as its files are, without what the store has, which is at ``position``.
 

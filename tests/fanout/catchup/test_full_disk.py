@@ -137,7 +137,6 @@ async def test_segments_give_way_where_there_is_no_room(
             "the slot's own stream goes on",
         )
         told = server.status["sources"]["pg"]["catchup"]
-        # A busy machine may fill the disk before the last has given way: then even the first has
-        # no room, and the backlog is read through the one slot.
-        assert given_up <= told["given_up"] <= backlogs, told
+        # One that was seen too late may have been given up, as the disk was full for all of it.
+        assert given_up <= told["given_up"] < given_up + backlogs, told
     assert _GAVE_WAY in server.program.log.read_text()
