@@ -9,10 +9,12 @@ from datetime import datetime
 from typing import NamedTuple
 
 from laredo_archive.errors import NoSuchBoundary
-from laredo_archive.manifest import timeline
+from laredo_archive.manifest import timeline, unfolding
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import manifest_key
+from laredo_archive.manifest.parts_file import PartsFiles
 from laredo_archive.manifest.timeline import Boundary, Epoch
+from laredo_archive.manifest.unfolding import Wanted
 from laredo_archive.read import fold, location
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.fold import Rows
@@ -43,10 +45,14 @@ class Archive:
         found: FoundArchive,
         key_fields: Sequence[str] | None = None,
         progress: ReadProgress = UNWATCHED,
+        parts: PartsFiles | None = None,
     ) -> None:
+        """``parts``: those of the same archive that were read before."""
         self.found = found
         self.key_fields = key_fields
         self.manifest: Manifest = found.manifest
+        """The manifest, unfolded at the boundaries that were asked for."""
+        self._parts = parts or PartsFiles(found.destination, found.locate, found.key_prefix)
         self.uri = found.destination.uri_of(found.manifest_key)
         self.files = ArtifactFiles(found.destination, found.locate, progress)
 
@@ -77,11 +83,11 @@ class Archive:
     def refreshed(self) -> "Archive":
         """The same archive as its manifest is now; raises like :meth:`at`."""
         manifest = location.read_manifest(self.found.destination, self.found.manifest_key)
-        return Archive(self.found._replace(manifest=manifest), self.key_fields)
+        return Archive(self.found._replace(manifest=manifest), self.key_fields, parts=self._parts)
 
     def watched(self, progress: ReadProgress) -> "Archive":
         """The same archive; ``progress`` is called with what is read from it."""
-        return Archive(self.found, self.key_fields, progress)
+        return Archive(self.found, self.key_fields, progress, self._parts)
 
     @property
     def epochs(self) -> list[Epoch]:
@@ -93,7 +99,8 @@ class Archive:
 
     @property
     def boundaries(self) -> list[Boundary]:
-        """Every boundary, oldest first; raises like :attr:`epochs`."""
+        """Every boundary of the manifest as far as it is unfolded, oldest first; raises like
+        :attr:`epochs`."""
         return timeline.boundaries(self.epochs)
 
     def boundary(
@@ -109,8 +116,19 @@ class Archive:
 
         :raises NoSuchBoundary: if there is none, or ``as_of`` is later than the
             archive knows the table to be complete.
+        :raises ArtifactMissing, ArtifactDamaged: if it is a merged diff's part, and the file that
+            lists these can't be read.
         """
+        if as_of is not None:
+            self.unfold(unfolding.at(as_of))
         return timeline.find(self.manifest, self.uri, as_of, exact=exact, epoch=epoch)
+
+    def unfold(self, wanted: Wanted) -> None:
+        """Put the parts of merged diffs in their places, where boundaries are ``wanted``.
+
+        :raises ArtifactMissing, ArtifactDamaged: if a file that lists them can't be read.
+        """
+        self.manifest = unfolding.unfolded(self.manifest, wanted, self._parts.diffs_of)
 
     def shape(self, boundary: Boundary) -> RowFields:
         """What is known of the rows at ``boundary``."""
@@ -142,6 +160,8 @@ class Archive:
         """
         if (end.epoch, end.position) < (start.epoch, start.position):
             raise NoSuchBoundary(self.uri, f"{end} is before {start}; exchange --from and --to")
+        for boundary in (start, end):
+            self.unfold(unfolding.at(boundary.position))
         diffs = timeline.path(self.epochs, start, end)
         if diffs is None:
             return Difference(False, _compared(self.rows(start), self.rows(end)))

@@ -9,8 +9,8 @@ from typing import BinaryIO, Protocol, TypeVar
 from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow.errors import ValueLacking, ValueUnfit
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
+from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.key_ranges import ObjectSlice
-from laredo_archive.manifest.model import FormatEntry
 from laredo_archive.read import location
 from laredo_archive.read.checked_blocks import CHECK_AND_CURE, CheckedBlocks
 from laredo_archive.read.checked_object import MISSING, Checked

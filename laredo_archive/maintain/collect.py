@@ -27,6 +27,7 @@ from laredo_archive.errors import (
     NotCollectable,
 )
 from laredo_archive.failpoint import reach
+from laredo_archive.maintain import retired_parts
 from laredo_archive.manifest import object_keys
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.manifest.unnamed_objects import Retired
@@ -38,6 +39,8 @@ log = structlog.get_logger(__name__)
 
 DAY = timedelta(days=1)
 LISTED_AT_ONCE = 1000
+NAMED_AT_ONCE = 2000
+"""Objects that files of parts add to ``retired`` before those are deleted, or a file more."""
 NO_DIRECTORY = (
     "this archive has no directory of its own in its destination (its key_prefix is empty, or"
     " doesn't end in /), so its garbage can't be distinguished from its neighbours. Copy it below a"
@@ -115,6 +118,9 @@ class _CollectorRun:
         self._token = secrets.token_hex(8)
         self._result = Collected(store.destination.uri_of(store.key), dry_run)
         self._listed: list[ObjectInfo] = []
+        self._opened: dict[str, list[str]] = {}
+        """By the key of each retired file of parts whose time is over, what it alone names."""
+        self._gone: set[str] = set()
         self.on_deleted: Callable[[str], None] | None = None
 
     def run(self) -> Collected:
@@ -127,12 +133,8 @@ class _CollectorRun:
             self._planned(manifest)
         else:
             reach("garbage.listed")
-            marked = self._store.rewrite(self._marked, None)
-            reach("garbage.marked")
-            entered = marked.retired_keys() - manifest.retired_keys()
-            self._result.orphans = [found for found in self._listed if found.key in entered]
-            self._result.waiting = len(marked.retired)
-            self._delete([entry.key for entry in marked.retired if entry.deleting == self._token])
+            while self._collect_once():
+                reach("garbage.opened")
             self._result.unfinished = self._destination.collect_unfinished(
                 self._prefix,
                 self._policy.cut_off,
@@ -140,6 +142,23 @@ class _CollectorRun:
             )
         self._report()
         return self._result
+
+    def _collect_once(self) -> bool:
+        """Enter orphans, and delete what is due; whether more has become due by that."""
+        before = self._store.current()
+        marked = self._store.rewrite(self._marked, None)
+        reach("garbage.marked")
+        entered = marked.retired_keys() - (before.retired_keys() if before else set())
+        self._result.orphans += [
+            found for found in self._listed if found.key in entered and self._is_unnamed(found.key)
+        ]
+        self._result.waiting = len(marked.retired)
+        self._delete([entry.key for entry in marked.retired if entry.deleting == self._token])
+        return bool(self._opened)
+
+    def _is_unnamed(self, key: str) -> bool:
+        """Whether no list of parts named it."""
+        return not any(key in named for named in self._opened.values())
 
     def _list(self) -> list[ObjectInfo]:
         listed: list[ObjectInfo] = []
@@ -156,9 +175,12 @@ class _CollectorRun:
     def _planned(self, manifest: Manifest) -> None:
         date = self._date()
         self._result.orphans = self._orphans(manifest, date)
-        self._result.deleted = [e.key for e in manifest.retired if self._expired(e, date)]
-        let_go = sum(self._is_let_go(e, date) for e in manifest.retired)
-        self._result.waiting = len(manifest.retired) - let_go - len(self._result.deleted)
+        due = [e.key for e in manifest.retired if self._expired(e, date)]
+        for key in due:
+            if retired_parts.is_file(key, self._prefix):
+                due += [one for one in self._named_in(key, manifest) if one not in due]
+        self._result.deleted = due
+        self._result.waiting = sum(not self._is_over(e, date) for e in manifest.retired)
 
     def _marked(self, manifest: Manifest) -> Manifest | None:
         """Orphans entered, what is due announced; every change also dates the undated."""
@@ -170,13 +192,44 @@ class _CollectorRun:
         due = any(self._is_over(entry, date) for entry in manifest.retired)
         if not (orphans or undated or due):
             return None
+        named = self._open_files(manifest, date)
         retired = [
-            replace(entry, at=date, deleting=self._token) if self._expired(entry, date) else entry
+            replace(entry, at=date, deleting=self._token)
+            if self._expired(entry, date) and not self._waits(entry)
+            else entry
             for entry in manifest.retired
             if not self._is_let_go(entry, date)
         ]
+        known = {entry.key for entry in retired}
+        retired += [entry for entry in named if entry.key not in known]
         retired += [Retired(orphan.key) for orphan in orphans]
         return replace(manifest, retired=tuple(retired))
+
+    def _open_files(self, manifest: Manifest, date: datetime) -> list[Retired]:
+        """What files of parts alone name whose time is over: retired for as long as they are.
+
+        The newest entries first, and no more than there is room for in a manifest.
+        """
+        self._opened = {}
+        named: list[Retired] = []
+        for entry in reversed(manifest.retired):
+            if self._is_file(entry) and self._expired(entry, date):
+                self._opened[entry.key] = self._named_in(entry.key, manifest)
+                named += [Retired(key, entry.at) for key in self._opened[entry.key]]
+                if len(named) >= NAMED_AT_ONCE:
+                    break
+        return named
+
+    def _waits(self, entry: Retired) -> bool:
+        """Whether it is a file of parts that isn't opened yet."""
+        return self._is_file(entry) and entry.key not in self._opened
+
+    def _is_file(self, entry: Retired) -> bool:
+        return retired_parts.is_file(entry.key, self._prefix)
+
+    def _named_in(self, key: str, manifest: Manifest) -> list[str]:
+        self._progress.step(f"reading {key}")
+        return retired_parts.named_in(self._destination, manifest, key, self._prefix)
 
     def _date(self) -> datetime:
         date = self._store.date
@@ -185,9 +238,17 @@ class _CollectorRun:
 
     def _orphans(self, manifest: Manifest, date: datetime) -> list[ObjectInfo]:
         known = manifest.known_keys() | {self._store.key}
+        covered = retired_parts.CoveredPositions(
+            [*retired_parts.file_keys_of(manifest), *manifest.retired_keys()], self._prefix
+        )
         limit = date - self._policy.cut_off
         return [
-            found for found in self._listed if found.key not in known and found.modified < limit
+            found
+            for found in self._listed
+            if found.key not in known
+            and found.key not in self._gone
+            and found.modified < limit
+            and not covered.has(found.key)
         ]
 
     def _is_over(self, entry: Retired, date: datetime) -> bool:
@@ -203,7 +264,7 @@ class _CollectorRun:
         return not self._is_own(entry.key) and self._is_over(entry, date)
 
     def _delete(self, keys: Iterable[str]) -> None:
-        going = list(keys)
+        going, before = list(keys), len(self._result.deleted)
         sizes = {info.key: info.size_bytes for info in self._listed}
         self._progress.expect(sum(sizes.get(key, 0) for key in going))
         try:
@@ -216,7 +277,7 @@ class _CollectorRun:
                 reach("garbage.deleted")
                 self._store.rewrite(self._without_deleted, None)
                 reach("garbage.dropped")
-        self._result.waiting -= len(self._result.deleted)
+        self._result.waiting -= len(self._result.deleted) - before
 
     def _delete_one(self, key: str) -> None:
         try:
@@ -233,6 +294,7 @@ class _CollectorRun:
             raise
         log.info("object deleted", uri=self._destination.uri_of(key))
         self._result.deleted.append(key)
+        self._gone.add(key)
         if self.on_deleted is not None:
             self.on_deleted(key)
 

@@ -12,7 +12,7 @@ again: an object that is there with the same size and sha256 is adopted.
 """
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,13 +34,16 @@ from laredo_archive.maintain.collect import DAY
 from laredo_archive.maintain.copy_objects import Carrier, Load, Tally
 from laredo_archive.maintain.copy_target import CopyTarget, following, refuse_unfit, target_at
 from laredo_archive.manifest import object_keys, rules
-from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
+from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.model import Artifact, Manifest, Parts
 from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.manifest.parts_file import PartsFiles
 from laredo_archive.read import location
 from laredo_archive.read.location import ArchiveLocation, FoundArchive
 from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.storage.destination import ObjectInfo
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
+from laredo_archive.write.parts_lists import PartsLists
 from laredo_archive.write.reconcile import by_content, identity
 from laredo_archive.write.uploads import stored
 
@@ -71,6 +74,16 @@ class _Slot(NamedTuple):
     format_id: str
     entry: FormatEntry
     own_key: str | None
+
+
+class _Before(NamedTuple):
+    """What the target holds before the manifest is changed."""
+
+    own: Manifest
+    unused: dict[object, list[FormatEntry]]
+    """The entries that it names and that aren't taken up yet, by content."""
+    sizes: Mapping[str, int]
+    """By key, of the objects that were listed there."""
 
 
 def copy(
@@ -114,6 +127,8 @@ class _Copy:
         self._carrier = Carrier(
             target.destination, NewNames(secrets.token_hex(8)), environment, progress
         )
+        self._lists = PartsLists(self._carrier.new_names)
+        self._parts = PartsFiles(source.destination, source.locate, source.key_prefix)
         self._progress = progress
         self._kept = 0
 
@@ -166,42 +181,61 @@ class _Copy:
 
     def _changed(self, wanted: Manifest, own: Manifest) -> Manifest | None:
         """``own`` as a copy of ``wanted``, when all that it names is there."""
-        refuse_unfit(self._target, wanted, own, self._source_uri, take_over=self._take_over)
+        found = self._source._replace(manifest=wanted)
+        refuse_unfit(self._target, found, own, self._source_uri, take_over=self._take_over)
         self._progress.step(f"listing {self._target.uri}")
-        slots = self._slots(wanted, own)
         there = {info.key: info.size_bytes for info in self._listed()}
-        names = self._names_there(slots, own, there)
+        self._kept = 0
+        before = _Before(own, by_content(own), there)
+        artifacts = self._copied(wanted.artifacts, before)
+        reach("copy.objects")
+        return following(wanted, own, artifacts, self._carrier.names.values(), self._lists.in_files)
+
+    def _copied(self, artifacts: Sequence[Artifact], before: _Before) -> list[Artifact]:
+        """``artifacts`` as the manifest here names them, when all that they name is there."""
+        # Parts first: what a merged diff takes the place of may be much more than the manifest.
+        listed = [replace(each, parts=self._copied_parts(each, before)) for each in artifacts]
+        slots = self._slots(listed, before)
+        names = self._names_there(slots, before)
         lacking = [slot for slot in slots if slot.entry.key not in names]
-        self._bring(lacking, own, there, len(slots))
+        self._bring(lacking, before, len(slots))
         for slot in lacking:
             names[slot.entry.key] = self._carrier.names[self._origin(slot.entry)]
-        reach("copy.objects")
-        artifacts = [self._as_named(artifact, names) for artifact in wanted.artifacts]
-        return following(wanted, own, artifacts, self._carrier.names.values())
+        return [self._as_named(artifact, names) for artifact in listed]
+
+    def _copied_parts(self, merged: Artifact, before: _Before) -> Parts | None:
+        if merged.parts is None:
+            return None
+        for artifact in before.own.artifacts:
+            mine = artifact.parts
+            if mine is not None and mine.count == merged.parts.count and artifact.same_as(merged):
+                return mine
+        try:
+            diffs = self._parts.diffs_of(merged)
+        except (DestinationError, ArtifactDamaged, ArtifactMissing) as failure:
+            raise CopyStopped(failure, self._target.uri, 0, 1) from failure
+        parts = Parts(merged.parts.count, tuple(self._copied(diffs, before)))
+        return self._lists.listed(self._store, before.own, merged, parts)
 
     def _listed(self) -> Iterator[ObjectInfo]:
         """What is there: after the manifest was read, so that it holds for the swap of that."""
         return self._target.destination.list(self._target.key_prefix)
 
-    def _names_there(
-        self, slots: Sequence[_Slot], own: Manifest, sizes: Mapping[str, int]
-    ) -> dict[str, str]:
+    def _names_there(self, slots: Sequence[_Slot], before: _Before) -> dict[str, str]:
         """By the source's key, the target's key of each object that is already copied."""
-        retired = own.retired_keys()
+        retired, sizes = before.own.retired_keys(), before.sizes
         names: dict[str, str] = {}
         for _, _, entry, own_key in slots:
             for name in (own_key, self._carrier.names.get(self._origin(entry))):
                 if name and name not in retired and sizes.get(name) == entry.size_bytes:
                     names.setdefault(entry.key, name)
-        self._kept = sum(
+        self._kept += sum(
             slot.own_key is not None and names.get(slot.entry.key) == slot.own_key for slot in slots
         )
         return names
 
-    def _bring(
-        self, lacking: Sequence[_Slot], own: Manifest, there: Collection[str], wanted: int
-    ) -> None:
-        avoid = own.known_keys()
+    def _bring(self, lacking: Sequence[_Slot], before: _Before, wanted: int) -> None:
+        avoid = before.own.known_keys()
         content = [
             stored(
                 self._source.destination,
@@ -215,7 +249,7 @@ class _Copy:
             Load(one, self._name_for(slot)) for one, slot in zip(content, lacking, strict=True)
         ]
         try:
-            self._carrier.bring(loads, there, avoid)
+            self._carrier.bring(loads, before.sizes, avoid)
         except (DestinationError, ArtifactDamaged, ArtifactMissing) as failure:
             missing = sum(one.origin not in self._carrier.names for one in content)
             raise CopyStopped(failure, self._target.uri, wanted - missing, wanted) from failure
@@ -233,12 +267,11 @@ class _Copy:
             return name
         return object_keys.artifact_key(prefix, slot.artifact, slot.format_id)
 
-    def _slots(self, wanted: Manifest, own: Manifest) -> list[_Slot]:
-        known = by_content(own)
+    def _slots(self, wanted: Sequence[Artifact], before: _Before) -> list[_Slot]:
         slots = []
-        for artifact in wanted.artifacts:
+        for artifact in wanted:
             for format_id, entry in artifact.formats.items():
-                mine = known.get(identity(artifact, format_id, entry))
+                mine = before.unused.get(identity(artifact, format_id, entry))
                 key = mine.pop(0).key if mine else None
                 # A re-base at the source may have given the artifact to another epoch.
                 prefix, epoch = self._target.key_prefix, artifact.epoch

@@ -61,7 +61,7 @@ class Carrier:
         self.tally = Tally()
         self.names: dict[str, str] = {}
         self._destination = destination
-        self._new_names = new_names
+        self.new_names = new_names
         self._environment = environment
         self._progress = progress
         self._lock = threading.Lock()
@@ -112,14 +112,14 @@ class Carrier:
                 self.tally.adopted += 1
             return
         if name in there or name in avoid:
-            name = self._new_names.instead_of(name)
+            name = self.new_names.instead_of(name)
         self._progress.step(name)
         name = store_object(
             self._destination,
             name,
             replace(one.load.content, open=one.open),
             avoid=avoid,
-            new_names=self._new_names,
+            new_names=self.new_names,
             environment=self._environment,
         )
         with self._lock:

@@ -8,6 +8,7 @@ from laredo_archive.errors import ArchiveMissing, CopyRefused
 from laredo_archive.manifest import object_keys
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.notices import later
+from laredo_archive.manifest.parts_file import PartsFiles
 from laredo_archive.manifest.unnamed_objects import Retired
 from laredo_archive.read import location
 from laredo_archive.read.location import ArchiveLocation, FoundArchive
@@ -94,12 +95,13 @@ def _extent(target: CopyTarget) -> tuple[str, str]:
 
 
 def refuse_unfit(
-    target: CopyTarget, source: Manifest, own: Manifest, where: str, *, take_over: bool
+    target: CopyTarget, found: FoundArchive, own: Manifest, where: str, *, take_over: bool
 ) -> None:
-    """See that ``own``, which is there, may become ``source``, which is at ``where``.
+    """See that ``own``, which is there, may become what was ``found`` at ``where``.
 
     :raises CopyRefused: if it may not.
     """
+    source = found.manifest
     if own.writer_id is not None and not take_over:
         raise CopyRefused(
             target.uri,
@@ -113,7 +115,7 @@ def refuse_unfit(
             f"it is ahead: it ends at {_head(own)}, and {where} at {_head(source)}; copy the other"
             " way round, or to another location",
         )
-    reason = unfit(source, own)
+    reason = unfit(source, own, PartsFiles(found.destination, found.locate, found.key_prefix))
     if reason is not None:
         raise CopyRefused(
             target.uri,
@@ -127,16 +129,22 @@ def _head(manifest: Manifest) -> str:
 
 
 def following(
-    source: Manifest, own: Manifest, artifacts: Iterable[Artifact], unneeded: Iterable[str]
+    source: Manifest,
+    own: Manifest,
+    artifacts: Iterable[Artifact],
+    unneeded: Iterable[str],
+    in_files: Iterable[str],
 ) -> Manifest | None:
     """``own`` as a copy of ``source`` with ``artifacts``; None if it is that already.
 
     It has no writer: with the source's writer_id that writer would go on in the copy
     as if it were its own. The term only grows, so a writer that was shut out stays out.
-    ``unneeded`` are keys of objects that were copied for nothing.
+    ``unneeded`` are keys of objects that were perhaps copied for nothing; ``in_files`` are of those
+    that files of parts name.
     """
     listed = tuple(artifacts)
-    kept = {key for artifact in listed for key in artifact.keys}
+    kept = {entry.key for artifact in listed for entry in artifact.objects()}
+    kept.update(in_files)
     leaving = own.kept_keys() - kept
     gone = dict.fromkeys([*leaving, *unneeded]).keys() - own.retired_keys() - kept
     changed = replace(

@@ -21,7 +21,8 @@ from laredo_archive.failpoint import reach
 from laredo_archive.maintain.errors import ArtifactLost, RepairRefused
 from laredo_archive.maintain.verify import name_of
 from laredo_archive.manifest import object_keys, rules
-from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
+from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.read.artifact_reader import ArtifactFiles
 from laredo_archive.read.location import FoundArchive

@@ -15,7 +15,8 @@ from laredo_archive.codec import PyarrowMissing
 from laredo_archive.errors import ArchiveError
 from laredo_archive.maintain.state_proof import BoundaryState, fold_states
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.model import Artifact, FormatEntry
+from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Epoch
 from laredo_archive.read.artifact_reader import RowFields
 from laredo_archive.read.progress import UNWATCHED, ReadProgress

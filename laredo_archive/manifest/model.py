@@ -14,6 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from laredo_archive.manifest.entries import Follows, FormatEntry
 from laredo_archive.manifest.unnamed_objects import Former, Retired, text_of_time, with_unknown
 from laredo_model import position as positions
 from laredo_model.column import Column
@@ -45,76 +46,6 @@ def _text_of_position(position: Position | None) -> str | None:
 
 def _text_or_none(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-@dataclass(frozen=True)
-class FormatEntry:
-    """One object that holds an artifact in one format."""
-
-    #: The object's URI.
-    uri: str
-    #: Its size.
-    size_bytes: int
-    #: Its key, relative to the destination.
-    key: str
-    #: Its sha256; None in archives of other writers.
-    sha256: str | None = None
-    #: Whether its rows are sorted by key.
-    sorted: bool = False
-    #: (row key, byte offset) pairs at which tasks can begin to read.
-    splits: tuple[tuple[str, int], ...] = ()
-    #: (byte offset, CRC-32) of each block.
-    blocks: tuple[tuple[int, int], ...] = ()
-    #: Whether the format gives the rows' lines back byte for byte.
-    exact: bool = True
-    #: Whether the original writer's manifest names it, which says no key; ``key`` is computed then.
-    by_original: bool = field(default=False, compare=False)
-    #: Unknown fields, written again as they were.
-    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    def same_content(self, other: "FormatEntry") -> bool:
-        """Whether both are the same bytes, wherever they are."""
-        return self.size_bytes == other.size_bytes and self.sha256 == other.sha256
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry's object, known fields first."""
-        known: dict[str, Any] = {"uri": self.uri, "size_bytes": self.size_bytes, "key": self.key}
-        if self.sha256 is not None:
-            known["sha256"] = self.sha256
-        known["sorted"] = self.sorted
-        if self.splits:
-            known["splits"] = [list(split) for split in self.splits]
-        if self.blocks:
-            known["blocks"] = [list(block) for block in self.blocks]
-        if not self.exact:
-            known["exact"] = False
-        return with_unknown(known, self.source)
-
-
-@dataclass(frozen=True)
-class Follows:
-    """The head that a base was put after, which shows that a new history isn't another archive."""
-
-    #: The head's epoch.
-    epoch: int
-    #: The head's position.
-    position: Position
-    #: The head's history.
-    history: History | None
-    #: The table's rows at the head.
-    rows: int | None = None
-    #: The table's checksum at the head.
-    state_checksum: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The object as it stands in a snapshot's entry."""
-        return {
-            "epoch": self.epoch,
-            "position": positions.text(self.position),
-            "history": _text_or_none(self.history),
-            "rows": self.rows,
-            "state_checksum": self.state_checksum,
-        }
 
 
 @dataclass(frozen=True)
@@ -163,6 +94,8 @@ class Artifact:
     #: The last position at which the table is known to be as it is at the diff's from_position;
     #: None: at that one only.
     unchanged_until: Position | None = None
+    #: The diffs that a merged diff takes the place of; None: it is none, or they were dropped.
+    parts: "Parts | None" = None
     #: Unknown fields, written again as they were.
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -195,6 +128,18 @@ class Artifact:
         """The keys of its objects."""
         return [entry.key for entry in self.formats.values()]
 
+    def objects(self) -> Iterator[FormatEntry]:
+        """Its objects, and those of its parts as far as the manifest holds their entries."""
+        yield from self.formats.values()
+        if self.parts is not None:
+            yield from self.parts.objects()
+
+    def with_parts(self) -> Iterator["Artifact"]:
+        """It, and its parts as far as the manifest holds their entries."""
+        yield self
+        for part in self.parts.diffs if self.parts is not None else ():
+            yield from part.with_parts()
+
     def same_as(self, other: "Artifact") -> bool:
         """Whether both are the same artifact, wherever their objects are.
 
@@ -217,7 +162,8 @@ class Artifact:
     def moved(self, entries: Mapping[str, FormatEntry]) -> "Artifact":
         """The same artifact with other objects, ``entries``, by the keys of those that it had."""
         formats = {id_: entries.get(entry.key, entry) for id_, entry in self.formats.items()}
-        return replace(self, formats=formats)
+        parts = None if self.parts is None else self.parts.moved(entries)
+        return replace(self, formats=formats, parts=parts)
 
     def to_json(self) -> dict[str, Any]:
         """The artifact's object, known fields first."""
@@ -249,6 +195,7 @@ class Artifact:
             added["truncate"] = self.truncate
             added["cancelled"] = self.cancelled
             added["unchanged_until"] = _text_of_position(self.unchanged_until)
+            added["parts"] = None if self.parts is None else self.parts.to_json()
             return added
         added["continues"] = self.continues
         added["reason"] = self.reason
@@ -270,6 +217,44 @@ class Artifact:
     def text(self) -> str:
         """The artifact's object as JSON text, made once."""
         return _json(self.to_json())
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The diffs that a merged diff takes the place of, in their order: here, or in a file.
+
+    They lead where the merged diff leads, in smaller steps, so each of their ends is a boundary.
+    """
+
+    #: The diffs as they were committed, all levels down.
+    count: int
+    #: The next level's diffs, each of which may be merged itself; none if they are in a file.
+    diffs: tuple[Artifact, ...] = ()
+    #: The file that lists them.
+    file: FormatEntry | None = None
+
+    @property
+    def listed(self) -> int:
+        """The number of diffs whose entries the manifest holds because of these parts."""
+        return sum(1 + (diff.parts.listed if diff.parts else 0) for diff in self.diffs)
+
+    def objects(self) -> Iterator[FormatEntry]:
+        """The file, or the objects of the diffs here and of their parts."""
+        if self.file is not None:
+            yield self.file
+        for diff in self.diffs:
+            yield from diff.objects()
+
+    def moved(self, entries: Mapping[str, FormatEntry]) -> "Parts":
+        """The same parts with other objects, by the keys of those that they had."""
+        file = None if self.file is None else entries.get(self.file.key, self.file)
+        return replace(self, diffs=tuple(diff.moved(entries) for diff in self.diffs), file=file)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object as it stands in a diff's entry."""
+        if self.file is not None:
+            return {"count": self.count, "file": self.file.to_json()}
+        return {"count": self.count, "diffs": [diff.to_json() for diff in self.diffs]}
 
 
 @dataclass(frozen=True)
@@ -325,9 +310,9 @@ class Manifest:
         return any(artifact.by_original for artifact in self.artifacts)
 
     def named(self) -> Iterator[FormatEntry]:
-        """Every object that an artifact names."""
+        """Every object that an artifact names, or its parts here; a file of parts names more."""
         for artifact in self.artifacts:
-            yield from artifact.formats.values()
+            yield from artifact.objects()
 
     def retired_keys(self) -> set[str]:
         """Every object on its way to be deleted."""

@@ -7,6 +7,7 @@ names here: an object with another form of name is never ours to delete, whateve
 import re
 from collections.abc import Iterator
 from itertools import count
+from typing import NamedTuple
 
 from laredo_archive.manifest.model import Artifact, ArtifactKind
 from laredo_archive.storage.destination import is_plain
@@ -15,14 +16,20 @@ from laredo_model.position import Position
 
 MANIFEST = "manifest.json"
 EXTENSIONS = {"jsonl": ".jsonl", "protobuf": ".pb", "parquet": ".parquet"}
-
+PARTS = "parts"
+PARTS_EXTENSION = ".json.gz"
 
 _NO_LETTERS = re.compile(r"[^0-9A-Za-z]+")
 _POSITION = r"[0-9A-F]{1,8}_[0-9A-F]{1,8}"
+_RENAMED = r"(?:-[0-9A-Za-z]+-[0-9]+)*"  # NewNames; of a copy of a copy more than once
 _OWN = re.compile(
-    rf"epoch=[0-9]{{1,19}}/(?:{ArtifactKind.SNAPSHOT}-{_POSITION}|{ArtifactKind.DIFF}-{_POSITION}-{_POSITION})"
-    r"(?:-[0-9A-Za-z]+-[0-9]+)*"  # NewNames; of a copy of a copy more than once
+    r"epoch=[0-9]{1,19}/(?:"
+    rf"(?:{ArtifactKind.SNAPSHOT}-{_POSITION}|{ArtifactKind.DIFF}-{_POSITION}-{_POSITION}){_RENAMED}"
     rf"(?:{'|'.join(map(re.escape, EXTENSIONS.values()))})"
+    rf"|{PARTS}-{_POSITION}-{_POSITION}{_RENAMED}{re.escape(PARTS_EXTENSION)})"
+)
+_SPAN = re.compile(
+    rf"epoch=([0-9]{{1,19}})/(?P<kind>{ArtifactKind.DIFF}|{PARTS})-({_POSITION})-({_POSITION})"
 )
 
 
@@ -79,6 +86,42 @@ def diff_key(
     """A diff's key: epoch=N/diff-<from>-<to>.<ext>."""
     window = f"{positions.object_name(from_position)}-{positions.object_name(to_position)}"
     return f"{key_prefix}epoch={epoch}/{ArtifactKind.DIFF}-{window}{extension(format_id)}"
+
+
+def parts_key(key_prefix: str, epoch: int, from_position: Position, to_position: Position) -> str:
+    """The key of a file that lists a merged diff's parts: epoch=N/parts-<from>-<to>.json.gz."""
+    window = f"{positions.object_name(from_position)}-{positions.object_name(to_position)}"
+    return f"{key_prefix}epoch={epoch}/{PARTS}-{window}{PARTS_EXTENSION}"
+
+
+class Span(NamedTuple):
+    """What the name of a diff, or of a file of parts, says that it covers."""
+
+    #: The epoch whose folder it is in.
+    epoch: int
+    #: Whether it is a file of parts.
+    lists_parts: bool
+    #: Where it begins.
+    start: Position
+    #: Where it ends.
+    end: Position
+
+    def covers(self, other: "Span") -> bool:
+        """Whether ``other`` lies within it, and isn't of a later epoch."""
+        return other.epoch <= self.epoch and self.start <= other.start and other.end <= self.end
+
+
+def span_of(key: str, key_prefix: str) -> Span | None:
+    """What an object's own name says that it covers; None if it isn't a writer's, or a base's."""
+    found = _SPAN.match(key, len(key_prefix)) if is_own(key, key_prefix) else None
+    if found is None:
+        return None
+    epoch, kind, start, end = found.groups()
+    return Span(int(epoch), kind == PARTS, _position_in_name(start), _position_in_name(end))
+
+
+def _position_in_name(text: str) -> Position:
+    return positions.parse(text.replace("_", "/"))
 
 
 def is_in_folder(key: str, key_prefix: str, epoch: int) -> bool:

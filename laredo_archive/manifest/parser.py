@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from laredo_archive.errors import ManifestDamaged, ManifestNewer
 from laredo_archive.manifest import object_keys
+from laredo_archive.manifest.entries import Follows, FormatEntry
 from laredo_archive.manifest.fields import (
     Fields,
     WrongField,
@@ -24,9 +25,8 @@ from laredo_archive.manifest.model import (
     Artifact,
     ArtifactKind,
     EpochPosition,
-    Follows,
-    FormatEntry,
     Manifest,
+    Parts,
 )
 from laredo_archive.manifest.unnamed_objects import Former, Retired
 from laredo_archive.storage.destination import is_plain
@@ -37,6 +37,9 @@ from laredo_model.column import Column
 from laredo_model.errors import ModelError
 from laredo_model.history import History
 from laredo_model.position import Position
+
+DEEPEST_PARTS = 32
+"""The levels of merged diffs within merged diffs that one list may have."""
 
 _MD5 = re.compile(r"[0-9a-f]{32}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -211,7 +214,11 @@ def _original_name(value: object) -> str:
     return f"{kind}-{end}" if kind == ArtifactKind.SNAPSHOT else f"{kind}-{start}-{end}"
 
 
-def _artifact(value: object, path: str, key_prefix: str) -> Artifact:
+def artifact(value: object, path: str, key_prefix: str, depth: int = 0) -> Artifact:
+    """Parse an artifact's entry; ``depth``: how many diffs it is a part of, one in another.
+
+    :raises WrongField: if a known field is missing or mistyped.
+    """
     fields = Fields(value, path)
     kind = fields.take("kind", text)
     if kind not in tuple(ArtifactKind):
@@ -225,7 +232,7 @@ def _artifact(value: object, path: str, key_prefix: str) -> Artifact:
     formats = _formats(fields, folder, _original_name(value))
     by_original = any(entry.by_original for entry in formats.values())
     read_position = _position_or_none_yet if by_original else _position
-    artifact = Artifact(
+    found = Artifact(
         kind=ArtifactKind(kind),
         epoch=epoch,
         from_position=fields.take_if_any("from_position", read_position),
@@ -246,11 +253,44 @@ def _artifact(value: object, path: str, key_prefix: str) -> Artifact:
         truncate=False if is_snapshot else fields.take_or("truncate", flag, False),
         cancelled=None if is_snapshot else fields.take_if_any("cancelled", count),
         unchanged_until=None if is_snapshot else fields.take_if_any("unchanged_until", _position),
+        parts=None if is_snapshot else fields.take_if_any("parts", _parts_below(key_prefix, depth)),
         source=_source_of(fields.unknown(), unknown_of_columns),
     )
-    if not is_snapshot and artifact.from_position is None:
+    if not is_snapshot and found.from_position is None:
         raise WrongField(f"{path}.from_position is missing: a diff begins somewhere")
-    return artifact
+    return found
+
+
+def _parts_below(key_prefix: str, depth: int) -> Callable[[object, str], Parts]:
+    def read(value: object, path: str) -> Parts:
+        if depth == DEEPEST_PARTS:
+            raise WrongField(f"{path}: diffs within diffs, more than {DEEPEST_PARTS} levels")
+
+        def read_diff(value: object, path: str) -> Artifact:
+            return artifact(value, path, key_prefix, depth + 1)
+
+        fields, no_diffs = Fields(value, path), tuple[Artifact, ...]()
+        found = Parts(
+            count=fields.take("count", count),
+            diffs=fields.take_or("diffs", list_of(read_diff), no_diffs),
+            file=fields.take_if_any("file", _file),
+        )
+        if (found.file is None) != bool(found.diffs):
+            raise WrongField(f"{path}: either diffs or a file with them is expected")
+        return found
+
+    return read
+
+
+def _file(value: object, path: str) -> FormatEntry:
+    fields = Fields(value, path)
+    return FormatEntry(
+        uri=fields.take("uri", text),
+        size_bytes=fields.take("size_bytes", count),
+        key=fields.take("key", _key),
+        sha256=fields.take("sha256", _sha256),
+        source=fields.unknown(),
+    )
 
 
 def _records(fields: Fields, name: str, by_original: bool) -> int:
@@ -311,14 +351,14 @@ def _manifest(fields: Fields, key_prefix: str) -> Manifest:
     fields.take("manifest_version", count)
 
     def read_artifact(value: object, path: str) -> Artifact:
-        return _artifact(value, path, key_prefix)
+        return artifact(value, path, key_prefix)
 
     no_artifacts: tuple[Artifact, ...] = ()
     none_retired: tuple[Retired, ...] = ()
     none_former: tuple[Former, ...] = ()
     no_sinks: dict[str, EpochPosition | None] = {}
     artifacts = fields.take_or("artifacts", list_of(read_artifact), no_artifacts)
-    by_original = any(artifact.by_original for artifact in artifacts)
+    by_original = any(each.by_original for each in artifacts)
     head = _position_or_none_yet if by_original else _position
     if by_original:
         artifacts = _with_key_fields(artifacts, fields.take_or("columns", _key_fields, ()))

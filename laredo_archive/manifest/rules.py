@@ -9,7 +9,8 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 
-from laredo_archive.manifest.model import Artifact, Follows, FormatEntry, Manifest
+from laredo_archive.manifest.entries import Follows, FormatEntry
+from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.unnamed_objects import Former, Retired
 from laredo_model import position as positions
 from laredo_model.position import Position
@@ -86,9 +87,7 @@ def with_base(manifest: Manifest, base: Artifact, keep_epochs: int | None) -> Ma
     kept = [artifact for artifact in before if artifact.epoch >= oldest]
     leaving = [artifact for artifact in before if artifact.epoch < oldest]
     manifest = _with_artifacts(manifest, (*kept, base, *after))
-    manifest = with_retired(
-        manifest, (entry for gone in leaving for entry in gone.formats.values())
-    )
+    manifest = with_retired(manifest, (entry for gone in leaving for entry in gone.objects()))
     return with_former(manifest, manifest.former, oldest)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from laredo_archive.manifest import rules
+from laredo_archive.manifest import compaction, rules
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.notices import Notices
 from laredo_model.position import Position
@@ -30,6 +30,10 @@ class ManifestUpdates:
         if manifest.history != base.history:
             manifest = replace(manifest, seen_position=None)
         return self._stamped(rules.with_base(manifest, base, self._keep_epochs))
+
+    def merged(self, manifest: Manifest, merged: Artifact) -> Manifest:
+        """The manifest with a merged diff in the place of its parts."""
+        return self._notices.entered(compaction.with_merged(manifest, merged))
 
     def seen(
         self, manifest: Manifest, position: Position, unchanged_until: Position | None

@@ -21,7 +21,8 @@ from laredo_archive.errors import (
     FormatUnknown,
     PyarrowNeeded,
 )
-from laredo_archive.manifest.model import Artifact, FormatEntry
+from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import original
 from laredo_archive.read.checked_object import MISSING, Checked, wrong_size
 from laredo_archive.read.progress import UNWATCHED, ReadProgress

@@ -75,7 +75,7 @@ class CommitsInTurn:
         reach("commit.done")
         self._drop()
         log.info(
-            "artifact committed",
+            "diffs merged" if pending.merges else "artifact committed",
             table=self._table,
             kind=pending.artifact.kind.value,
             epoch=pending.artifact.epoch,

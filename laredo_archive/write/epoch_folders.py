@@ -16,9 +16,11 @@ import structlog
 from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys, rules
-from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
+from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.write.manifest_store import ManifestStore
+from laredo_archive.write.unmerged import with_boundary
 from laredo_archive.write.uploads import copy_object, is_there, stored
 
 log = structlog.get_logger(__name__)
@@ -49,6 +51,7 @@ class EpochFolders:
 
         :raises DestinationError: if the destination is unavailable.
         """
+        manifest = with_boundary(store, manifest, base)
         diffs = [diff.relabelled(base.epoch) for diff in rules.taken_over(manifest, base)]
         return rules.with_moved(manifest, self.entries(store, manifest, diffs))
 

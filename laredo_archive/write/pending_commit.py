@@ -10,11 +10,13 @@ from functools import partial
 
 from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
+from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.parallel import AtOnce
 from laredo_archive.write.epoch_folders import EpochFolders
 from laredo_archive.write.manifest_store import Claim, ManifestStore
+from laredo_archive.write.parts_lists import PartsLists
 from laredo_archive.write.uploads import Content, is_there, store_object, stored
 
 Follow = Callable[[Manifest, Artifact], Manifest]
@@ -27,7 +29,7 @@ class PendingCommit:
     ``contents``: by format, what can be uploaded (again); a base that was streamed
     has none, and is copied from a destination that has it. ``keys``: its objects' keys, by
     destination's location and format. ``folders``: of a base, what puts the diffs that it
-    takes over into its epoch's folder.
+    takes over into its epoch's folder. ``lists``: of a merged diff, what lists its parts.
     """
 
     def __init__(
@@ -39,8 +41,12 @@ class PendingCommit:
         new_names: NewNames,
         *,
         folders: EpochFolders | None = None,
+        lists: PartsLists | None = None,
     ) -> None:
         self.artifact = artifact
+        self._lists = lists
+        self.merges = lists is not None
+        """Whether the artifact takes the place of others, which make it together."""
         self._folders = folders
         self._contents = contents
         self._keys = dict(keys)
@@ -150,7 +156,11 @@ class PendingCommit:
                 self._upload_one(store, stores, manifest, format_id, unheard_of=True)
         if self._folders is not None:
             manifest = self._folders.taken_over(store, manifest, self.artifact)
-        return self._follow(manifest, self._as_named_by(store))
+        artifact = self._as_named_by(store)
+        if self._lists is not None:
+            merged = self._lists.with_parts(store, manifest, artifact)
+            return None if merged is None else self._follow(manifest, merged)
+        return self._follow(manifest, artifact)
 
     def _is_there(self, store: ManifestStore, manifest: Manifest, format_id: str) -> bool:
         # A check counts for one swap of the manifest version that it was made with: a program

@@ -7,11 +7,14 @@ import structlog
 
 from laredo_archive.errors import HistoriesDiffer
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import object_keys, rules
-from laredo_archive.manifest.model import Artifact, Follows, FormatEntry, Manifest
+from laredo_archive.manifest import object_keys, rules, unfolding
+from laredo_archive.manifest.entries import Follows, FormatEntry
+from laredo_archive.manifest.model import Artifact, Manifest, Parts
 from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.manifest.parts_file import PartsFiles
 from laredo_archive.write.epoch_folders import EpochFolders
 from laredo_archive.write.manifest_store import Claim, ManifestStore
+from laredo_archive.write.parts_lists import PartsLists
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
 from laredo_model.history import History
@@ -29,12 +32,18 @@ def reconcile(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames
     with_artifacts = [store for store in stores if _list_of(store).artifacts]
     if not with_artifacts:
         return
-    ahead = max(with_artifacts, key=lambda store: _list_of(store).head or (0, 0))
+    ahead = max(with_artifacts, key=lambda store: _progress(_list_of(store)))
     behind = [store for store in stores if store is not ahead]
     for store in behind:
         _refuse_unfit(ahead, store)
     for store in behind:
         _Reconciliation(ahead, store, new_names).run(claim)
+
+
+def _progress(manifest: Manifest) -> tuple[object, ...]:
+    """Grows with each commit: also as diffs are merged, and their parts dropped."""
+    parts = sum(artifact.parts is not None for artifact in manifest.artifacts)
+    return manifest.head or (0, 0), -len(manifest.artifacts), -parts
 
 
 def _list_of(store: ManifestStore) -> Manifest:
@@ -47,16 +56,25 @@ Boundary = Artifact | Follows
 
 
 def _refuse_unfit(ahead: ManifestStore, other: ManifestStore) -> None:
-    reason = unfit(_list_of(ahead), _list_of(other))
+    reason = unfit(_list_of(ahead), _list_of(other), _parts_of(ahead))
     if reason is not None:
         raise HistoriesDiffer(ahead.uri, other.uri, reason)
 
 
-def unfit(ahead: Manifest, other: Manifest) -> str | None:
-    """Why ``other`` can't be an earlier state of ``ahead``; None if it can."""
+def _parts_of(store: ManifestStore) -> PartsFiles:
+    return PartsFiles(store.destination, str, store.key_prefix)
+
+
+def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
+    """Why ``other`` can't be an earlier state of ``ahead``, whose ``parts`` these are; None if it
+    can.
+
+    :raises ArtifactMissing, ArtifactDamaged: if a file that lists parts can't be read.
+    """
     last = other.last
     if last is None:
         return None
+    ahead = unfolding.unfolded(ahead, unfolding.at(last.to_position), parts.diffs_of)
     heads = f"{_described(ahead)} against {_described(other)}"
     boundaries = [known for known in _boundaries(ahead) if _same(known.history, last.history)]
     if not boundaries:
@@ -111,6 +129,8 @@ class _Reconciliation:
         self._behind = behind
         self._new_names = new_names
         self._folders = EpochFolders(new_names)
+        self._lists = PartsLists(new_names)
+        self._parts = _parts_of(ahead)
         self._copied: dict[str, str] = {}
         """Keys of the copied objects, by their key in the destination ahead."""
 
@@ -138,7 +158,8 @@ class _Reconciliation:
         )
         own = rules.with_moved(own, moved)
         artifacts = tuple(artifact.moved(moved) for artifact in artifacts)
-        kept = {entry.key for artifact in artifacts for entry in artifact.formats.values()}
+        kept = {entry.key for artifact in artifacts for entry in artifact.objects()}
+        kept |= self._lists.in_files
         leaving = [entry for entry in own.named() if entry.key not in kept]
         reconciled = replace(
             own,
@@ -176,7 +197,22 @@ class _Reconciliation:
                 formats[format_id] = replace(
                     entry, key=key, uri=self._behind.destination.uri_of(key)
                 )
-        return replace(artifact, formats=formats)
+        return replace(artifact, formats=formats, parts=self._own_parts(artifact, unused, own))
+
+    def _own_parts(
+        self, merged: Artifact, unused: dict[object, list[FormatEntry]], own: Manifest
+    ) -> Parts | None:
+        if merged.parts is None:
+            return None
+        for artifact in own.artifacts:
+            mine = artifact.parts
+            if mine is not None and mine.count == merged.parts.count and artifact.same_as(merged):
+                return mine
+        parts = Parts(
+            merged.parts.count,
+            tuple(self._own_form(part, unused, own) for part in self._parts.diffs_of(merged)),
+        )
+        return self._lists.listed(self._behind, own, merged, parts)
 
     def _name_for(self, artifact: Artifact, format_id: str, entry: FormatEntry) -> str:
         """Its name in the destination ahead, if a writer would name it so here too."""
@@ -214,7 +250,7 @@ class _Reconciliation:
 def by_content(manifest: Manifest) -> dict[object, list[FormatEntry]]:
     """The format entries of ``manifest``, by identity()."""
     found: dict[object, list[FormatEntry]] = {}
-    for artifact in manifest.artifacts:
+    for artifact in (each for top in manifest.artifacts for each in top.with_parts()):
         for format_id, entry in artifact.formats.items():
             found.setdefault(identity(artifact, format_id, entry), []).append(entry)
     return found

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -26,8 +27,10 @@ from laredo_archive.write.commits_in_turn import CommitsInTurn
 from laredo_archive.write.diff_encoding import Window, encode
 from laredo_archive.write.epoch_folders import EpochFolders
 from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
+from laredo_archive.write.merging import Merging
 from laredo_archive.write.pending_commit import PendingCommit
 from laredo_archive.write.reconcile import reconcile
+from laredo_archive.write.unmerged import with_boundary
 from laredo_model import position as positions
 from laredo_model.change import Change
 from laredo_model.column import Column
@@ -67,13 +70,25 @@ class TableArchive:
         self._table = table
         self._key_prefix = key_prefix
         self._notices = notices
-        self._spool_directory = spool_directory
-        self._go_keys = go_keys
         self._new_names = new_names
         self._counts = stores[0].counts
         self._environment = stores[0].environment
         self._entering = ManifestUpdates(notices, keep_epochs, self._environment.now)
         self._commits = CommitsInTurn(stores, owner, table)
+        self._encode = partial(
+            encode, table, key_prefix, spool_directory=spool_directory, go_keys=go_keys
+        )
+        self.merging = Merging(
+            stores,
+            owner,
+            self._commits,
+            entering=self._entering,
+            notices=notices,
+            new_names=new_names,
+            encoded=self._encode,
+            finish=self._finish,
+        )
+        """What compaction does to the manifests."""
         self._manifest: Manifest | None = None
         self._published: NoticeSource | None = None
         self._head: Head | None = None
@@ -228,8 +243,11 @@ class TableArchive:
             known = succession.known(self._manifest, base.artifact.same_as)
             if known is not None:
                 return known
+            manifest = self._manifest and with_boundary(
+                self._stores[0], self._manifest, base.artifact
+            )
             before = succession.before_base(
-                self._table, self._manifest, base.artifact, continues=continues
+                self._table, manifest, base.artifact, continues=continues
             )
             artifact = replace(
                 base.artifact,
@@ -288,9 +306,7 @@ class TableArchive:
                 return known
             last = succession.before_diff(self._table, self._manifest, from_position, to_position)
             time = succession.time_of_diff(last, to_time)
-            diff = encode(
-                self._table,
-                self._key_prefix,
+            diff = self._encode(
                 Window(
                     from_position,
                     to_position,
@@ -306,8 +322,6 @@ class TableArchive:
                 formats=tuple(dict.fromkeys(formats)),
                 columns=(self._head.columns if self._head else None) or (),
                 created_at=self._environment.now(),
-                spool_directory=self._spool_directory,
-                go_keys=self._go_keys,
             )
             reach("diff.encoded")
             self._commits.begin(

@@ -9,8 +9,9 @@ from pyspark.sql.types import StructType
 from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.manifest import key_ranges
+from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.key_ranges import ObjectSlice
-from laredo_archive.manifest.model import Artifact, FormatEntry
+from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions

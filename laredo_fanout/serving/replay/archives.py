@@ -15,7 +15,8 @@ import structlog
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.errors import ArchiveError, ArchiveMissing, NoRoomToFetch
 from laredo_archive.manifest import parser
-from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
+from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read import fetched_diff, location
 from laredo_archive.read.location import FoundArchive

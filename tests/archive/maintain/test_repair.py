@@ -15,7 +15,7 @@ from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.errors import RepairRefused
 from laredo_archive.maintain.repair import RepairReport, repair
 from laredo_archive.maintain.verify import verify
-from laredo_archive.manifest.model import FormatEntry
+from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.reader import Archive

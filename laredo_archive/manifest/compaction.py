@@ -1,0 +1,127 @@
+"""Compaction: which diffs of a manifest are merged next, and the manifest after a merge.
+
+Each level is a length of time. Diffs whose ends lie in the same stretch of that length (the first
+begins at the Unix epoch) are merged into one, once a later diff shows that the stretch is over. So
+what has to be merged is seen from the manifest alone, whoever looks, and a run that was interrupted
+goes on where it was. The merged diff stands in the place of the diffs that it was made from, and
+names them as its parts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+
+from laredo_archive.manifest import rules
+from laredo_archive.manifest.model import Artifact, Manifest, Parts
+from laredo_model.position import Position
+
+_UNIX_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Diffs that follow each other and are to be merged."""
+
+    #: The diffs, in order.
+    diffs: tuple[Artifact, ...]
+
+    @property
+    def from_position(self) -> Position:
+        """Where the first begins."""
+        start = self.diffs[0].from_position
+        assert start is not None, "a diff begins somewhere"
+        return start
+
+    @property
+    def to_position(self) -> Position:
+        """Where the last ends."""
+        return self.diffs[-1].to_position
+
+
+def next_run(
+    manifest: Manifest, levels: Sequence[timedelta], *, until: Position | None = None
+) -> Run | None:
+    """The diffs to be merged next: the lowest level's first, the oldest of it; None if none are.
+
+    ``levels``: lengths of time, ascending. ``until``: only diffs that end there or before.
+    """
+    chain = [artifact for artifact in manifest.artifacts if artifact.epoch == manifest.epoch]
+    if not all(map(_says_its_state, chain)):
+        return None
+    ends = list(_ends(chain))
+    for level in levels:
+        for _, stretch in groupby(
+            zip(ends, chain, strict=True), key=lambda end_and_diff: end_and_diff[0] // level
+        ):
+            diffs = [diff for _, diff in stretch if not diff.is_snapshot]
+            is_over = bool(diffs) and diffs[-1] is not chain[-1]
+            if until is not None:
+                diffs = [diff for diff in diffs if diff.to_position <= until]
+            if is_over and len(diffs) > 1:
+                return Run(tuple(diffs))
+    return None
+
+
+def _says_its_state(artifact: Artifact) -> bool:
+    """Whether a merge can be proven by it: not if another program wrote it."""
+    return artifact.rows is not None and artifact.state_checksum is not None
+
+
+def _ends(chain: Sequence[Artifact]) -> Iterator[timedelta]:
+    """Since the Unix epoch; times of a clock that is set back count as the latest before."""
+    latest = _UNIX_EPOCH
+    for artifact in chain:
+        latest = max(latest, artifact.to_time or artifact.created_at)
+        yield latest - _UNIX_EPOCH
+
+
+def parts_of(run: Run) -> Parts:
+    """The diffs of a run, as the parts of the diff that they are merged into."""
+    return Parts(sum(diff.parts.count if diff.parts else 1 for diff in run.diffs), run.diffs)
+
+
+def run_in(manifest: Manifest, merged: Artifact) -> Run | None:
+    """The diffs of ``manifest`` in whose place ``merged`` belongs; None if they aren't there."""
+    diffs = [
+        artifact
+        for artifact in manifest.artifacts
+        if artifact.epoch == merged.epoch
+        and artifact.from_position is not None
+        and merged.from_position is not None
+        and artifact.from_position >= merged.from_position
+        and artifact.to_position <= merged.to_position
+    ]
+    if len(diffs) < 2 or diffs[0].history != merged.history:
+        return None
+    run = Run(tuple(diffs))
+    ends = run.from_position, run.to_position
+    return run if ends == (merged.from_position, merged.to_position) else None
+
+
+def with_merged(manifest: Manifest, merged: Artifact) -> Manifest:
+    """The manifest with ``merged`` in the place of the diffs that it was made from."""
+    run = run_in(manifest, merged)
+    assert run is not None, "the diffs that were merged are there"
+    first = manifest.artifacts.index(run.diffs[0])
+    after = first + len(run.diffs)
+    artifacts = (*manifest.artifacts[:first], merged, *manifest.artifacts[after:])
+    return replace(manifest, artifacts=artifacts)
+
+
+def without_parts(manifest: Manifest, merged_before: datetime) -> Manifest | None:
+    """The manifest without the parts of the diffs that were merged before then; None if it has
+    none of them. What they alone name is retired."""
+    old = [
+        artifact
+        for artifact in manifest.artifacts
+        if artifact.parts is not None and artifact.created_at < merged_before
+    ]
+    if not old:
+        return None
+    leaving = [entry for diff in old if diff.parts for entry in diff.parts.objects()]
+    kept = tuple(
+        replace(artifact, parts=None) if artifact in old else artifact
+        for artifact in manifest.artifacts
+    )
+    return rules.with_retired(replace(manifest, artifacts=kept), leaving)

@@ -1,0 +1,127 @@
+"""Files of parts: immutable lists of the diffs that a merged diff takes the place of.
+
+The manifest holds the parts of young merged diffs itself. A list that has become long goes into a
+file, which the merged diff's entry names: so the manifest stays small however long the archive is.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from hashlib import sha256
+
+from laredo_archive.errors import ArtifactDamaged
+from laredo_archive.manifest import object_keys, parser
+from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.fields import Fields, WrongField, count, list_of
+from laredo_archive.manifest.model import Artifact, Parts
+from laredo_archive.storage.destination import Destination
+
+VERSION = 1
+LISTED_AT_MOST = 64
+"""Longer lists go into a file: the manifest then holds some hundred entries after any time."""
+
+LARGEST_BYTES = 16 << 20
+LARGEST_PLAIN_BYTES = 64 << 20
+"""A file with more is refused: the writer's own have some kilobytes."""
+
+
+def to_bytes(diffs: Sequence[Artifact]) -> bytes:
+    """The content of a file that lists ``diffs``; the same for the same ones."""
+    lines = ",\n".join(diff.text for diff in diffs)
+    plain = f'{{\n"parts_version":{VERSION},\n"diffs":[\n{lines}\n]\n}}\n'
+    return gzip.compress(plain.encode(), mtime=0)
+
+
+class PartsFiles:
+    """Loads the parts of one archive's merged diffs; ``locate`` as for every other object."""
+
+    def __init__(
+        self, destination: Destination, locate: Callable[[str], str], key_prefix: str
+    ) -> None:
+        """``key_prefix``: the manifest's."""
+        self._destination = destination
+        self._locate = locate
+        self._key_prefix = key_prefix
+        self._loaded: dict[str, tuple[Artifact, ...]] = {}
+
+    def diffs_of(self, merged: Artifact) -> tuple[Artifact, ...]:
+        """The diffs that ``merged`` takes the place of, as parts of its epoch.
+
+        :raises ArtifactMissing: if the file that lists them isn't there.
+        :raises ArtifactDamaged: if it isn't what its entry says, or they don't lead where
+            ``merged`` leads.
+        """
+        parts = merged.parts
+        assert parts is not None, "a merged diff with parts"
+        uri, diffs = self._listed(parts)
+        wrong = _contradiction(merged, diffs)
+        if wrong is not None:
+            raise ArtifactDamaged(uri, wrong)
+        return tuple(diff.relabelled(merged.epoch) for diff in diffs)
+
+    def _listed(self, parts: Parts) -> tuple[str, tuple[Artifact, ...]]:
+        if parts.file is None:
+            manifest_key = object_keys.manifest_key(self._key_prefix)
+            return self._destination.uri_of(manifest_key), parts.diffs
+        key = self._locate(parts.file.key)
+        if key not in self._loaded:
+            self._loaded[key] = read(self._destination, key, parts.file, self._key_prefix)
+        return self._destination.uri_of(key), self._loaded[key]
+
+
+def read(
+    destination: Destination, key: str, entry: FormatEntry, key_prefix: str
+) -> tuple[Artifact, ...]:
+    """The diffs that the file ``key`` lists, which ``entry`` describes.
+
+    :raises ArtifactMissing: if it isn't there.
+    :raises ArtifactDamaged: if it isn't what ``entry`` says, or no list.
+    """
+    uri = destination.uri_of(key)
+    if entry.size_bytes > LARGEST_BYTES:
+        raise ArtifactDamaged(uri, f"a list of parts of {entry.size_bytes} bytes isn't a writer's")
+    with closing(destination.open(key)) as source:
+        data = source.read(entry.size_bytes + 1)
+        while len(data) <= entry.size_bytes and (more := source.read(entry.size_bytes + 1)):
+            data += more
+    if len(data) != entry.size_bytes or entry.sha256 not in (None, sha256(data).hexdigest()):
+        raise ArtifactDamaged(uri, "its bytes aren't those that its entry describes")
+    try:
+        fields = Fields(json.loads(_plain(data)), "")
+        version = fields.take("parts_version", count)
+        if version != VERSION:
+            raise WrongField(f"parts_version is {version}, expected {VERSION}")
+        return fields.take("diffs", list_of(lambda v, path: parser.artifact(v, path, key_prefix)))
+    except (ValueError, RecursionError, zlib.error, EOFError) as wrong:
+        raise ArtifactDamaged(uri, str(wrong)) from wrong
+
+
+def _plain(data: bytes) -> bytes:
+    unpacking = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    plain = unpacking.decompress(data, LARGEST_PLAIN_BYTES)
+    if unpacking.unconsumed_tail:
+        raise WrongField(f"it has more than {LARGEST_PLAIN_BYTES} bytes when unpacked")
+    return plain
+
+
+def _contradiction(merged: Artifact, diffs: Sequence[Artifact]) -> str | None:
+    """Why ``diffs`` can't be the parts of ``merged``; None if they can."""
+    if len(diffs) < 2:
+        return "a merged diff has at least two parts"
+    at = merged.from_position
+    for number, diff in enumerate(diffs):
+        if diff.is_snapshot or diff.from_position != at or diff.to_position <= (at or 0):
+            return f"diffs[{number}]: it doesn't follow the one before"
+        if diff.history != merged.history:
+            return f"diffs[{number}]: history {diff.history} in a diff of {merged.history}"
+        at = diff.to_position
+    last = diffs[-1]
+    if (last.to_position, last.rows, last.state_checksum) != (
+        merged.to_position,
+        merged.rows,
+        merged.state_checksum,
+    ):
+        return "they don't lead to the state that the merged diff leads to"
+    return None

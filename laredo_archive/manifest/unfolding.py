@@ -1,0 +1,75 @@
+"""Unfolds a manifest: puts the parts of merged diffs in their places, where a reader needs them.
+
+A merged diff leads from one boundary to another at once. The boundaries between them are those of
+its parts; a reader that wants one of them puts the parts in the merged diff's place, level by
+level, and leaves all other merged diffs as they are.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_model.position import Position
+
+Load = Callable[[Artifact], Sequence[Artifact]]
+"""The diffs that a merged diff takes the place of."""
+
+Wanted = Callable[[Artifact, Artifact], bool]
+"""Whether a boundary between an artifact's end and that of the diff after it is wanted."""
+
+
+def at(point: Position | datetime) -> Wanted:
+    """The boundaries next to a position or a time."""
+
+    def wanted(before: Artifact, diff: Artifact) -> bool:
+        if isinstance(point, datetime):
+            # Several transactions may have committed at one time: the last of them counts.
+            return _time(before) <= point < _time(diff)
+        return before.to_position < point < diff.to_position
+
+    return wanted
+
+
+def between(start: Position, end: Position) -> Wanted:
+    """Every boundary from one position to another."""
+
+    def wanted(before: Artifact, diff: Artifact) -> bool:
+        return before.to_position < end and start < diff.to_position
+
+    return wanted
+
+
+def everywhere(_before: Artifact, _diff: Artifact) -> bool:
+    """Every boundary."""
+    return True
+
+
+def unfolded(manifest: Manifest, wanted: Wanted, load: Load) -> Manifest:
+    """``manifest`` with the parts of merged diffs in their places, wherever ``wanted`` says.
+
+    :raises ArtifactMissing, ArtifactDamaged: as ``load``.
+    """
+    if not any(artifact.parts for artifact in manifest.artifacts):
+        return manifest
+    artifacts: list[Artifact] = []
+    for artifact in manifest.artifacts:
+        before = artifacts[-1] if artifacts else None
+        artifacts.extend(_in_steps(before, artifact, wanted, load))
+    return replace(manifest, artifacts=tuple(artifacts))
+
+
+def _in_steps(
+    before: Artifact | None, artifact: Artifact, wanted: Wanted, load: Load
+) -> Iterator[Artifact]:
+    if artifact.parts is None or before is None or not wanted(before, artifact):
+        yield artifact
+        return
+    for part in load(artifact):
+        for step in _in_steps(before, part, wanted, load):
+            yield step
+            before = step
+
+
+def _time(artifact: Artifact) -> datetime:
+    return artifact.to_time or artifact.created_at

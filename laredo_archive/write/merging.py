@@ -1,0 +1,148 @@
+"""The writer's side of compaction: a merged diff takes the place of its parts on every destination.
+
+What is merged is read and encoded beside the commits, by maintain/compact.py; only the manifests'
+change takes its turn among them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import partial
+
+from laredo_archive.manifest import compaction
+from laredo_archive.manifest.compaction import Run
+from laredo_archive.manifest.head import head_of
+from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_archive.manifest.notices import Notices
+from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.manifest.updates import ManifestUpdates
+from laredo_archive.write.commits_in_turn import CommitsInTurn
+from laredo_archive.write.diff_encoding import EncodedDiff, Window
+from laredo_archive.write.manifest_store import Claim, ManifestStore
+from laredo_archive.write.parts_lists import PartsLists
+from laredo_archive.write.pending_commit import PendingCommit
+from laredo_model import position as positions
+from laredo_model.change import Change
+from laredo_model.position import Position
+
+
+class Merging:
+    """Merges runs of diffs of one table's archive, in turn with its commits; from any thread."""
+
+    def __init__(
+        self,
+        stores: Sequence[ManifestStore],
+        owner: Claim,
+        commits: CommitsInTurn,
+        *,
+        entering: ManifestUpdates,
+        notices: Notices,
+        new_names: NewNames,
+        encoded: Callable[..., EncodedDiff],
+        finish: Callable[[], Artifact | None],
+    ) -> None:
+        """``encoded`` is diff_encoding.encode() with all that is the archive's; ``finish`` brings
+        the unfinished commit into every manifest."""
+        self.stores = tuple(stores)
+        self._claim = owner
+        self._commits = commits
+        self._entering = entering
+        self._notices = notices
+        self._new_names = new_names
+        self._encoded = encoded
+        self._finish = finish
+
+    def next_run(self, levels: Sequence[timedelta]) -> Run | None:
+        """The diffs to be merged next; None if none are, or a sink wasn't notified of them yet."""
+        manifest = self.stores[0].manifest
+        if manifest is None:
+            return None
+        return compaction.next_run(manifest, levels, until=self._notified_until(manifest))
+
+    def encode(
+        self,
+        run: Run,
+        changes: Iterable[Change],
+        *,
+        truncate: bool,
+        formats: Sequence[str],
+    ) -> EncodedDiff:
+        """Write ``changes``, which are those of ``run`` net, sorted by key.
+
+        :raises SpoolUnavailable: if there is no room for it.
+        """
+        first, last = run.diffs[0], run.diffs[-1]
+        assert last.rows is not None and last.state_checksum is not None, "runs have states"
+        manifest = self.stores[0].manifest
+        head = None if manifest is None else head_of(manifest)
+        window = Window(
+            run.from_position,
+            run.to_position,
+            last.to_time,
+            last.rows,
+            last.state_checksum,
+            truncate,
+            None,
+            first.unchanged_until,
+        )
+        return self._encoded(
+            window,
+            first,
+            changes,
+            formats=tuple(dict.fromkeys(formats)),
+            columns=(head.columns if head else None) or (),
+            created_at=self.stores[0].environment.now(),
+        )
+
+    def commit(self, run: Run, merged: EncodedDiff) -> bool:
+        """Put ``merged`` in the place of ``run`` in every manifest; closes its spool.
+
+        Whether it came to that: the diffs may have left meanwhile.
+
+        :raises CommitUnavailable: if a destination is unavailable; whichever commit is next
+            finishes it.
+        :raises Fenced: if another writer has taken over.
+        """
+        with self._commits.turn():
+            self._finish()
+            manifest = self.stores[0].manifest
+            there = None if manifest is None else compaction.run_in(manifest, merged.artifact)
+            if there != run:
+                merged.spool.close()
+                return False
+            self._commits.begin(
+                PendingCommit(
+                    merged.artifact,
+                    merged.contents,
+                    {},
+                    self._entering.merged,
+                    self._new_names,
+                    lists=PartsLists(self._new_names),
+                ),
+                merged.spool,
+            )
+            self._finish()
+            return True
+
+    def drop_parts(self, keep: timedelta) -> None:
+        """Drop the parts of diffs that were merged longer than ``keep`` ago.
+
+        :raises CommitUnavailable: if a destination is unavailable; call it again.
+        :raises Fenced: if another writer has taken over.
+        """
+        with self._commits.turn():
+            self._finish()
+            for store in self.stores:
+                store.rewrite(partial(_without_old, store, keep), self._claim)
+
+    def _notified_until(self, manifest: Manifest) -> Position | None:
+        """Where the newest diff ends of which every sink was notified; None if there are none."""
+        ends = [
+            mark.position if mark is not None and mark.epoch == manifest.epoch else positions.ZERO
+            for mark in self._notices.notified_of.values()
+        ]
+        return min(ends, default=None)
+
+
+def _without_old(store: ManifestStore, keep: timedelta, manifest: Manifest) -> Manifest | None:
+    # By the store's clock: the writer's may have been set forward, and parts don't come back.
+    return None if store.date is None else compaction.without_parts(manifest, store.date - keep)

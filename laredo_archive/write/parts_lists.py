@@ -1,0 +1,75 @@
+"""Lists a merged diff's parts, in the manifest or in a file, as each destination names them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from io import BytesIO
+
+from laredo_archive.codec import ByteSource
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest import compaction, object_keys, parts_file
+from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.model import Artifact, Manifest, Parts
+from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.write.manifest_store import ManifestStore
+from laredo_archive.write.uploads import Content, store_object
+
+
+class PartsLists:
+    """The lists of a merged diff's parts, as each destination's manifest names them."""
+
+    def __init__(self, new_names: NewNames) -> None:
+        self._new_names = new_names
+        self.in_files: set[str] = set()
+        """Keys of the objects that the files written so far name: no manifest does."""
+
+    def with_parts(
+        self, store: ManifestStore, manifest: Manifest, merged: Artifact
+    ) -> Artifact | None:
+        """``merged`` with the diffs of ``manifest`` as its parts; None if they aren't there.
+
+        :raises DestinationError: if a file with them can't be uploaded.
+        """
+        run = compaction.run_in(manifest, merged)
+        if run is None:
+            return None
+        return replace(merged, parts=self.listed(store, manifest, merged, compaction.parts_of(run)))
+
+    def listed(
+        self, store: ManifestStore, manifest: Manifest, merged: Artifact, parts: Parts
+    ) -> Parts:
+        """``parts``, which ``manifest`` itself would hold, in a file if they are many.
+
+        :raises DestinationError: if it can't be uploaded.
+        """
+        if parts.listed <= parts_file.LISTED_AT_MOST or merged.from_position is None:
+            return parts
+        data = parts_file.to_bytes(parts.diffs)
+        key = store_object(
+            store.destination,
+            object_keys.parts_key(
+                store.key_prefix, merged.epoch, merged.from_position, merged.to_position
+            ),
+            _in_memory(data),
+            avoid=manifest.known_keys(),
+            new_names=self._new_names,
+            environment=store.environment,
+        )
+        self.in_files.update(entry.key for entry in parts.objects())
+        reach("parts.listed")
+        entry = FormatEntry(
+            uri=store.destination.uri_of(key),
+            size_bytes=len(data),
+            key=key,
+            sha256=sha256(data).hexdigest(),
+        )
+        return Parts(parts.count, file=entry)
+
+
+def _in_memory(data: bytes) -> Content:
+    @contextmanager
+    def opened() -> Iterator[ByteSource]:
+        yield BytesIO(data)
+
+    return Content("a list of parts", len(data), sha256(data).hexdigest(), opened)

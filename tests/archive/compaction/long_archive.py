@@ -1,0 +1,110 @@
+"""An archive of many small diffs, some seconds apart, and what its table was at each boundary."""
+
+import random
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from laredo_archive.maintain import compact
+from laredo_archive.reader import Archive
+from laredo_archive.storage.destination import Destination
+from laredo_archive.write.table_archive import TableArchive
+from laredo_model.change import Action, Change
+from laredo_model.position import Position
+from tests.support.archive.archiving import MORNING, PREFIX, rebased
+from tests.support.archive.truth import State, checksum_of
+
+LEVELS = tuple(timedelta(seconds=seconds) for seconds in (20, 60, 300))
+FIRST = 10
+
+
+class LongArchive:
+    """Writes diffs to an archive, and knows the table's rows at each of their ends."""
+
+    def __init__(self, archive: TableArchive, seed: int = 0, *, keys: int = 12) -> None:
+        self.archive = archive
+        self.formats: Sequence[str] = ("jsonl",)
+        self.states: dict[int, State] = {}
+        self.times: dict[int, datetime] = {}
+        self._chance = random.Random(seed)
+        self._keys = keys
+        self._values = 0
+
+    def begin(self, position: int = FIRST) -> None:
+        """The first base."""
+        self.states[position], self.times[position] = self._changed({}, 6)[0], MORNING
+        rebased(self.archive, position, self.states[position], continues=False)
+
+    @property
+    def head(self) -> int:
+        """The position of the newest boundary."""
+        return max(self.states)
+
+    def grow(self, count: int, *, seconds: float = 5.0, truncating: float = 0.0) -> None:
+        """Commit ``count`` diffs, ``seconds`` apart."""
+        for _ in range(count):
+            self.diff(self.head + 10, seconds, truncate=self._chance.random() < truncating)
+
+    def diff(self, end: int, seconds: float = 5.0, *, truncate: bool = False) -> None:
+        """Commit one diff."""
+        start = self.head
+        before = {} if truncate else self.states[start]
+        after, cancelled = self._changed(before, self._chance.randint(0, 4))
+        self.states[end] = after
+        self.times[end] = self.times[start] + timedelta(seconds=seconds)
+        state = checksum_of(after)
+        self.archive.commit_diff(
+            _net(before, after),
+            from_position=Position(start),
+            to_position=Position(end),
+            to_time=self.times[end],
+            rows=state.rows,
+            checksum=state.hex(),
+            formats=self.formats,
+            truncate=truncate,
+            cancelled=cancelled,
+        )
+
+    def compacted(self, levels: Sequence[timedelta] = LEVELS) -> int:
+        """Merge whatever is due; how many merges that were."""
+        merges = 0
+        while compact.merge_next(self.archive.merging, levels, formats=self.formats):
+            merges += 1
+        return merges
+
+    def _changed(self, before: State, changes: int) -> tuple[State, int]:
+        after = dict(before)
+        touched = set()
+        for _ in range(changes):
+            key = b"%d" % self._chance.randint(1, self._keys)
+            touched.add(key)
+            if key in after and self._chance.random() < 0.4:
+                del after[key]
+            else:
+                self._values += 1
+                after[key] = b'{"id":%s,"v":"%d"}' % (key, self._values)
+        return after, sum(before.get(key) == after.get(key) for key in touched)
+
+
+def _net(before: State, after: State) -> list[Change]:
+    changes = []
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        if old is None and new is not None:
+            changes.append(Change(Action.INSERT, key, None, new))
+        elif new is None:
+            changes.append(Change(Action.DELETE, key, old, None))
+        elif old != new:
+            changes.append(Change(Action.UPDATE, key, old, new))
+    return changes
+
+
+def rows_at(destination: Destination, position: int | datetime) -> State:
+    """The table as a reader finds it as of a position or a time."""
+    as_of = position if isinstance(position, datetime) else Position(position)
+    archive = Archive.open(destination, PREFIX)
+    boundary = archive.boundary(as_of, exact=not isinstance(position, datetime))
+    return {
+        key: line
+        for keys, lines in archive.rows(boundary)
+        for key, line in zip(keys, lines, strict=True)
+    }

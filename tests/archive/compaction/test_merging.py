@@ -1,0 +1,145 @@
+"""Diffs are merged level by level; every boundary is still there, and the table at it."""
+
+from datetime import timedelta
+
+import pytest
+
+from laredo_archive.manifest import rules
+from laredo_archive.manifest.model import Artifact
+from laredo_archive.reader import Archive
+from laredo_model.position import Position
+from tests.archive.compaction.long_archive import FIRST, LEVELS, LongArchive, rows_at
+from tests.support.archive.archiving import PREFIX, NewStores, opened, rebased
+
+
+def chain_of(manifest: object) -> list[tuple[int | None, int]]:
+    return [(a.from_position, a.to_position) for a in manifest.artifacts]  # type: ignore[attr-defined]
+
+
+def depth_of(artifact: Artifact) -> int:
+    if artifact.parts is None:
+        return 0
+    return 1 + max((depth_of(part) for part in artifact.parts.diffs), default=0)
+
+
+@pytest.mark.parametrize("truncating", [0.0, 0.1])
+def test_every_boundary_is_still_there(new_stores: NewStores, truncating: float) -> None:
+    destinations = new_stores(2)
+    long = LongArchive(opened(destinations))
+    long.begin()
+    for _ in range(20):
+        long.grow(7, truncating=truncating)
+        long.compacted()
+    for destination in destinations:
+        manifest = destination.manifest
+        assert list(rules.check(manifest)) == []
+        assert len(manifest.artifacts) < 20, chain_of(manifest)
+        assert max(map(depth_of, manifest.artifacts)) > 1
+        for position, state in long.states.items():
+            assert rows_at(destination, position) == state
+            assert rows_at(destination, long.times[position]) == state
+
+
+def test_a_reader_of_the_head_needs_a_few_diffs(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    long = LongArchive(opened([destination]))
+    long.begin()
+    for _ in range(60):
+        long.grow(10)
+        long.compacted()
+    boundary = Archive.open(destination, PREFIX).boundary()
+    assert len(boundary.diffs) <= 3 + 2 + 4 + 10  # 20 s of 5, a minute of 20, 5 minutes, 50 in all
+
+
+def test_stretches_that_are_not_over_stay(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    long = LongArchive(opened([destination]))
+    long.begin()
+    long.grow(4)  # ends at 5, 10, 15 and 20 s; the last shows that the first stretch is over
+    assert long.compacted() == 1
+    assert chain_of(destination.manifest) == [(None, 10), (10, 40), (40, 50)]
+    assert long.compacted() == 0
+
+
+def test_changes_between_two_boundaries_inside(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    long = LongArchive(opened([destination]), seed=3)
+    long.begin()
+    long.grow(70)
+    long.compacted()
+    archive = Archive.open(destination, PREFIX)
+    start, end = archive.boundary(Position(60)), archive.boundary(Position(610))
+    truncated, changes = archive.changes(start, end)
+    state = {} if truncated else dict(long.states[60])
+    for change in changes:
+        assert state.pop(change.key, None) == change.old
+        if change.new is not None:
+            state[change.key] = change.new
+    assert state == long.states[610]
+
+
+def test_a_base_at_a_boundary_that_was_merged_meanwhile(new_stores: NewStores) -> None:
+    destinations = new_stores(2)
+    long = LongArchive(opened(destinations))
+    long.begin()
+    long.grow(30)
+    assert long.compacted() > 0
+    assert all(a.to_position != 60 for a in destinations[0].manifest.artifacts)
+    rebased(long.archive, 60, long.states[60])
+    for destination in destinations:
+        manifest = destination.manifest
+        assert list(rules.check(manifest)) == []
+        assert [a.to_position for a in manifest.artifacts if a.epoch == 1][-1] == 60
+        for position, state in long.states.items():
+            assert rows_at(destination, position) == state
+    long.grow(10)
+    long.compacted()
+    assert rows_at(destinations[1], long.head) == long.states[long.head]
+
+
+def test_diffs_that_a_sink_was_not_notified_of_stay(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    archive = opened([destination], sinks=["arn:sink"])
+    long = LongArchive(archive)
+    long.begin()
+    long.grow(30)
+    assert long.compacted() == 0
+    manifest = archive.manifest
+    assert manifest is not None
+    for artifact in archive.notices.outstanding("arn:sink", manifest)[:20]:
+        archive.notices.mark_notified("arn:sink", artifact)
+    assert long.compacted() > 0
+    left = archive.notices.outstanding("arn:sink", archive.manifest)
+    assert [artifact.to_position for artifact in left] == list(range(FIRST + 200, FIRST + 310, 10))
+
+
+def test_parts_are_dropped_after_a_while(new_stores: NewStores) -> None:
+    destinations = new_stores(2)
+    long = LongArchive(opened(destinations))
+    long.begin()
+    long.grow(40)
+    long.compacted()
+    before = destinations[0].manifest
+    world = destinations[0].store.world
+    world.now += 7200
+    long.grow(20)
+    long.archive.merging.drop_parts(timedelta(seconds=3600))
+    for destination in destinations:
+        manifest = destination.manifest
+        assert list(rules.check(manifest)) == []
+        old = [a for a in manifest.artifacts if a.same_as(before.artifacts[1])]
+        assert [a.parts for a in old] == [None]
+        gone = {entry.key for entry in before.artifacts[1].objects()} - set(old[0].keys)
+        assert gone
+        assert gone <= manifest.retired_keys()
+        assert rows_at(destination, old[0].to_position) == long.states[old[0].to_position]
+
+
+def test_the_levels_are_lengths_of_time(new_stores: NewStores) -> None:
+    [destination] = new_stores()
+    long = LongArchive(opened([destination]))
+    long.begin()
+    long.grow(40, seconds=30)
+    long.compacted(LEVELS[1:])
+    windows = [a.to_position - a.from_position for a in destination.manifest.artifacts[1:]]
+    assert max(windows) == 100  # 5 minutes of 30 seconds each
