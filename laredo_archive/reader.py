@@ -9,12 +9,13 @@ from datetime import datetime
 from typing import NamedTuple
 
 from laredo_archive.errors import NoSuchBoundary
-from laredo_archive.manifest import timeline, unfolding
+from laredo_archive.manifest import timeline
+from laredo_archive.manifest.merged import unfolding
+from laredo_archive.manifest.merged.parts_file import PartsFiles
+from laredo_archive.manifest.merged.unfolding import Wanted
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import manifest_key
-from laredo_archive.manifest.parts_file import PartsFiles
 from laredo_archive.manifest.timeline import Boundary, Epoch
-from laredo_archive.manifest.unfolding import Wanted
 from laredo_archive.read import fold, location
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.fold import Rows

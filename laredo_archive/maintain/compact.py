@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from laredo_archive.errors import ArtifactDamaged
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest.compaction import Run
+from laredo_archive.manifest.merged.compaction import DiffRun
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.read import fold
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
@@ -36,7 +36,7 @@ class Merged:
     #: The merged diff.
     artifact: Artifact
     #: The diffs that it takes the place of.
-    run: Run
+    run: DiffRun
 
 
 def merge_next(
@@ -78,7 +78,7 @@ def merge_next(
     return Merged(artifact, run)
 
 
-def _around(manifest: Manifest, run: Run) -> tuple[StateChecksum, Artifact]:
+def _around(manifest: Manifest, run: DiffRun) -> tuple[StateChecksum, Artifact]:
     """The state before the run, and the epoch's base."""
     at = manifest.artifacts.index(run.diffs[0])
     before = manifest.artifacts[at - 1]
@@ -87,7 +87,7 @@ def _around(manifest: Manifest, run: Run) -> tuple[StateChecksum, Artifact]:
     return StateChecksum.from_hex(before.rows, before.state_checksum), base
 
 
-def _cancelled(run: Run, by_merging: int) -> int | None:
+def _cancelled(run: DiffRun, by_merging: int) -> int | None:
     """At most how many keys changed in the run that the merged diff doesn't mention."""
     counts = [diff.cancelled for diff in run.diffs]
     known = [count for count in counts if count is not None]
@@ -123,7 +123,7 @@ class _Proof:
                 self._state.add([change.new])
             yield change
 
-    def check(self, store: ManifestStore, run: Run) -> None:
+    def check(self, store: ManifestStore, run: DiffRun) -> None:
         """:raises ArtifactDamaged: if the merged diff doesn't lead where the run leads."""
         last = run.diffs[-1]
         if (self._state.rows, self._state.hex()) == (last.rows, last.state_checksum):

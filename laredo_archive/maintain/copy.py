@@ -35,15 +35,15 @@ from laredo_archive.maintain.copy_objects import Carrier, Load, Tally
 from laredo_archive.maintain.copy_target import CopyTarget, following, refuse_unfit, target_at
 from laredo_archive.manifest import object_keys, rules
 from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.merged.parts_file import PartsFiles
 from laredo_archive.manifest.model import Artifact, Manifest, Parts
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.manifest.parts_file import PartsFiles
 from laredo_archive.read import location
 from laredo_archive.read.location import ArchiveLocation, FoundArchive
 from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.storage.destination import ObjectInfo
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
-from laredo_archive.write.parts_lists import PartsLists
+from laredo_archive.write.parts.lists import PartsLists
 from laredo_archive.write.reconcile import by_content, identity
 from laredo_archive.write.uploads import stored
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from laredo_archive.errors import ArchiveMissing, CopyRefused
 from laredo_archive.manifest import object_keys
+from laredo_archive.manifest.merged.parts_file import PartsFiles
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.notices import later
-from laredo_archive.manifest.parts_file import PartsFiles
 from laredo_archive.manifest.unnamed_objects import Retired
 from laredo_archive.read import location
 from laredo_archive.read.location import ArchiveLocation, FoundArchive

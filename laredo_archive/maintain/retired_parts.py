@@ -13,8 +13,9 @@ from collections.abc import Iterable
 import structlog
 
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
-from laredo_archive.manifest import object_keys, parts_file
+from laredo_archive.manifest import object_keys
 from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.manifest.object_keys import Span
 from laredo_archive.storage.destination import Destination

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from laredo_archive.manifest import compaction, rules
+from laredo_archive.manifest import rules
+from laredo_archive.manifest.merged import compaction
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.notices import Notices
 from laredo_model.position import Position

@@ -20,7 +20,7 @@ from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.write.manifest_store import ManifestStore
-from laredo_archive.write.unmerged import with_boundary
+from laredo_archive.write.parts.unmerged import with_boundary
 from laredo_archive.write.uploads import copy_object, is_there, stored
 
 log = structlog.get_logger(__name__)

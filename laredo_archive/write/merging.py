@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 
-from laredo_archive.manifest import compaction
-from laredo_archive.manifest.compaction import Run
 from laredo_archive.manifest.head import head_of
+from laredo_archive.manifest.merged import compaction
+from laredo_archive.manifest.merged.compaction import DiffRun
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.notices import Notices
 from laredo_archive.manifest.object_keys import NewNames
@@ -18,7 +18,7 @@ from laredo_archive.manifest.updates import ManifestUpdates
 from laredo_archive.write.commits_in_turn import CommitsInTurn
 from laredo_archive.write.diff_encoding import EncodedDiff, Window
 from laredo_archive.write.manifest_store import Claim, ManifestStore
-from laredo_archive.write.parts_lists import PartsLists
+from laredo_archive.write.parts.lists import PartsLists
 from laredo_archive.write.pending_commit import PendingCommit
 from laredo_model import position as positions
 from laredo_model.change import Change
@@ -51,7 +51,7 @@ class Merging:
         self._encoded = encoded
         self._finish = finish
 
-    def next_run(self, levels: Sequence[timedelta]) -> Run | None:
+    def next_run(self, levels: Sequence[timedelta]) -> DiffRun | None:
         """The diffs to be merged next; None if none are, or a sink wasn't notified of them yet."""
         manifest = self.stores[0].manifest
         if manifest is None:
@@ -60,7 +60,7 @@ class Merging:
 
     def encode(
         self,
-        run: Run,
+        run: DiffRun,
         changes: Iterable[Change],
         *,
         truncate: bool,
@@ -93,7 +93,7 @@ class Merging:
             created_at=self.stores[0].environment.now(),
         )
 
-    def commit(self, run: Run, merged: EncodedDiff) -> bool:
+    def commit(self, run: DiffRun, merged: EncodedDiff) -> bool:
         """Put ``merged`` in the place of ``run`` in every manifest; closes its spool.
 
         Whether it came to that: the diffs may have left meanwhile.

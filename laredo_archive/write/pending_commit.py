@@ -16,7 +16,7 @@ from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.parallel import AtOnce
 from laredo_archive.write.epoch_folders import EpochFolders
 from laredo_archive.write.manifest_store import Claim, ManifestStore
-from laredo_archive.write.parts_lists import PartsLists
+from laredo_archive.write.parts.lists import PartsLists
 from laredo_archive.write.uploads import Content, is_there, store_object, stored
 
 Follow = Callable[[Manifest, Artifact], Manifest]

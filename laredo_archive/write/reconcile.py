@@ -7,14 +7,15 @@ import structlog
 
 from laredo_archive.errors import HistoriesDiffer
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import object_keys, rules, unfolding
+from laredo_archive.manifest import object_keys, rules
 from laredo_archive.manifest.entries import Follows, FormatEntry
+from laredo_archive.manifest.merged import unfolding
+from laredo_archive.manifest.merged.parts_file import PartsFiles
 from laredo_archive.manifest.model import Artifact, Manifest, Parts
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.manifest.parts_file import PartsFiles
 from laredo_archive.write.epoch_folders import EpochFolders
 from laredo_archive.write.manifest_store import Claim, ManifestStore
-from laredo_archive.write.parts_lists import PartsLists
+from laredo_archive.write.parts.lists import PartsLists
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
 from laredo_model.history import History

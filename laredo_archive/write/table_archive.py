@@ -28,9 +28,9 @@ from laredo_archive.write.diff_encoding import Window, encode
 from laredo_archive.write.epoch_folders import EpochFolders
 from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
 from laredo_archive.write.merging import Merging
+from laredo_archive.write.parts.unmerged import with_boundary
 from laredo_archive.write.pending_commit import PendingCommit
 from laredo_archive.write.reconcile import reconcile
-from laredo_archive.write.unmerged import with_boundary
 from laredo_model import position as positions
 from laredo_model.change import Change
 from laredo_model.column import Column

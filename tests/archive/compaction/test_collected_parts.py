@@ -9,7 +9,7 @@ import pytest
 
 from laredo_archive.maintain import collect as collecting
 from laredo_archive.maintain.collect import Collected, Policy, collect
-from laredo_archive.manifest import parts_file
+from laredo_archive.manifest.merged import parts_file
 from tests.archive.compaction.long_archive import LongArchive, rows_at
 from tests.support.archive.archiving import (
     MANIFEST,

@@ -51,11 +51,11 @@ def test_a_reader_of_the_head_needs_a_few_diffs(new_stores: NewStores) -> None:
     assert len(boundary.diffs) <= 3 + 2 + 4 + 10  # 20 s of 5, a minute of 20, 5 minutes, 50 in all
 
 
-def test_stretches_that_are_not_over_stay(new_stores: NewStores) -> None:
+def test_periods_that_are_not_over_stay(new_stores: NewStores) -> None:
     [destination] = new_stores()
     long = LongArchive(opened([destination]))
     long.begin()
-    long.grow(4)  # ends at 5, 10, 15 and 20 s; the last shows that the first stretch is over
+    long.grow(4)  # ends at 5, 10, 15 and 20 s; the last shows that the first period is over
     assert long.compacted() == 1
     assert chain_of(destination.manifest) == [(None, 10), (10, 40), (40, 50)]
     assert long.compacted() == 0

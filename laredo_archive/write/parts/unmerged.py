@@ -1,8 +1,9 @@
 """Takes a merged diff apart again, where a base begins at a boundary that it hides."""
 
-from laredo_archive.manifest import rules, unfolding
+from laredo_archive.manifest import rules
+from laredo_archive.manifest.merged import unfolding
+from laredo_archive.manifest.merged.parts_file import PartsFiles
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_archive.manifest.parts_file import PartsFiles
 from laredo_archive.write.manifest_store import ManifestStore
 
 

@@ -1,10 +1,9 @@
 """Compaction: which diffs of a manifest are merged next, and the manifest after a merge.
 
-Each level is a length of time. Diffs whose ends lie in the same stretch of that length (the first
-begins at the Unix epoch) are merged into one, once a later diff shows that the stretch is over. So
-what has to be merged is seen from the manifest alone, whoever looks, and a run that was interrupted
-goes on where it was. The merged diff stands in the place of the diffs that it was made from, and
-names them as its parts.
+Each level is a length of time. Diffs that end in the same period of that length (the first begins
+at the Unix epoch) are merged into one, once a later diff shows that the period is over. So the
+manifest alone says what is to be merged, and a writer that was interrupted goes on where it was.
+The merged diff stands in the place of the diffs that it was made from, and names them as its parts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ _UNIX_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
-class Run:
+class DiffRun:
     """Diffs that follow each other and are to be merged."""
 
     #: The diffs, in order.
@@ -41,7 +40,7 @@ class Run:
 
 def next_run(
     manifest: Manifest, levels: Sequence[timedelta], *, until: Position | None = None
-) -> Run | None:
+) -> DiffRun | None:
     """The diffs to be merged next: the lowest level's first, the oldest of it; None if none are.
 
     ``levels``: lengths of time, ascending. ``until``: only diffs that end there or before.
@@ -51,15 +50,15 @@ def next_run(
         return None
     ends = list(_ends(chain))
     for level in levels:
-        for _, stretch in groupby(
+        for _, period in groupby(
             zip(ends, chain, strict=True), key=lambda end_and_diff: end_and_diff[0] // level
         ):
-            diffs = [diff for _, diff in stretch if not diff.is_snapshot]
+            diffs = [diff for _, diff in period if not diff.is_snapshot]
             is_over = bool(diffs) and diffs[-1] is not chain[-1]
             if until is not None:
                 diffs = [diff for diff in diffs if diff.to_position <= until]
             if is_over and len(diffs) > 1:
-                return Run(tuple(diffs))
+                return DiffRun(tuple(diffs))
     return None
 
 
@@ -76,12 +75,12 @@ def _ends(chain: Sequence[Artifact]) -> Iterator[timedelta]:
         yield latest - _UNIX_EPOCH
 
 
-def parts_of(run: Run) -> Parts:
+def parts_of(run: DiffRun) -> Parts:
     """The diffs of a run, as the parts of the diff that they are merged into."""
     return Parts(sum(diff.parts.count if diff.parts else 1 for diff in run.diffs), run.diffs)
 
 
-def run_in(manifest: Manifest, merged: Artifact) -> Run | None:
+def run_in(manifest: Manifest, merged: Artifact) -> DiffRun | None:
     """The diffs of ``manifest`` in whose place ``merged`` belongs; None if they aren't there."""
     diffs = [
         artifact
@@ -94,7 +93,7 @@ def run_in(manifest: Manifest, merged: Artifact) -> Run | None:
     ]
     if len(diffs) < 2 or diffs[0].history != merged.history:
         return None
-    run = Run(tuple(diffs))
+    run = DiffRun(tuple(diffs))
     ends = run.from_position, run.to_position
     return run if ends == (merged.from_position, merged.to_position) else None
 

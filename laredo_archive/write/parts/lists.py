@@ -8,8 +8,9 @@ from io import BytesIO
 
 from laredo_archive.codec import ByteSource
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import compaction, object_keys, parts_file
+from laredo_archive.manifest import object_keys
 from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.merged import compaction, parts_file
 from laredo_archive.manifest.model import Artifact, Manifest, Parts
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.write.manifest_store import ManifestStore
