@@ -184,6 +184,7 @@ class _CollectorRun:
 
     def _marked(self, manifest: Manifest) -> Manifest | None:
         """Orphans entered, what is due announced; every change also dates the undated."""
+        self._opened = {}
         if not manifest.artifacts:
             raise NotCollectable(self._store.uri, "it names no artifacts")
         date = self._date()
@@ -210,7 +211,6 @@ class _CollectorRun:
 
         The newest entries first, and no more than there is room for in a manifest.
         """
-        self._opened = {}
         named: list[Retired] = []
         for entry in reversed(manifest.retired):
             if self._is_file(entry) and self._expired(entry, date):

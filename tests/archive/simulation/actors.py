@@ -25,9 +25,12 @@ from laredo_archive.errors import (
     NotCollectable,
 )
 from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.compact import merge_next
 from laredo_archive.maintain.copy import _Copy
 from laredo_archive.maintain.copy_target import CopyTarget
 from laredo_archive.manifest import parser
+from laredo_archive.manifest.merged import unfolding
+from laredo_archive.manifest.merged.parts_file import PartsFiles
 from laredo_archive.manifest.model import Artifact, EpochPosition, Manifest
 from laredo_archive.read.location import FoundArchive, as_it_is, read_manifest
 from laredo_archive.read.progress import UNWATCHED
@@ -35,6 +38,7 @@ from laredo_archive.write.manifest_store import Environment
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.change import Action
 from laredo_model.position import Position
+from tests.support.archive.archiving import Stillness
 from tests.support.archive.simulated_store import MemoryDestination, MemoryStore
 from tests.support.archive.truth import COLUMNS, Database, State, checksum_of, net_changes
 from tests.support.archive.world import Actor, World
@@ -44,6 +48,7 @@ T = TypeVar("T")
 RECOVERY_FRAILTY = 6.0
 TABLE, PREFIX = "public.t", "public.t/"
 MANIFEST = f"{PREFIX}manifest.json"
+KEEP_PARTS = timedelta(seconds=300)
 CUT_OFF_S, GRACE_S, LONGEST_READ_S = 20.0, 120.0, 100.0
 SINKS = ("arn:sink", "arn:added")
 """The second one comes into the configuration some time, or never."""
@@ -60,6 +65,8 @@ class Scene:
     database: Database
     keep_epochs: int | None
     formats: tuple[str, ...]
+    levels: tuple[timedelta, ...] = ()
+    """What diffs are merged by; none if they aren't."""
     optional: MemoryStore | None = None
     """Comes into the configuration and leaves it again."""
     without_optional: bool = False
@@ -153,13 +160,30 @@ class Writer:
             self._base(archive, continues=False)
             return
         draw = self._chance.random()
-        if draw < 0.6:
+        # Where diffs are merged, bases are rare.
+        diffs = 0.75 if self._scene.levels else 0.6
+        if draw < diffs:
             self._diff(archive, self._some_position(archive))
         elif draw < 0.8:
             self._base(archive, continues=True)
         elif draw < 0.9:
             self._retry(lambda: self._see(archive))
         self._notify(archive)
+        self._compact(archive)
+
+    def _compact(self, archive: TableArchive) -> None:
+        levels, formats = self._scene.levels, self._scene.formats
+        while levels and self._chance.random() < 0.8:
+            try:
+                merged = self._retry(lambda: merge_next(archive.merging, levels, formats=formats))
+            except DestinationUnavailable as away:
+                self._scene.world.note(f"{self._actor.name} merges nothing: {away}")
+                break
+            if merged is None:
+                break
+            self._scene.happened["merges"] += 1
+        if levels and self._chance.random() < 0.1:
+            self._retry(lambda: archive.merging.drop_parts(KEEP_PARTS))
 
     def _catch_up(self, archive: TableArchive) -> None:
         if not self._continues(archive):
@@ -310,6 +334,8 @@ class Reader:
             manifest = manifest_of(store)
             if manifest is None or not manifest.artifacts:
                 continue
+            if chance.random() < 0.5:
+                manifest = in_steps(store, manifest)
             epoch = chance.choice(manifest.artifacts).epoch
             artifacts = [artifact for artifact in manifest.artifacts if artifact.epoch == epoch]
             self._read(store, artifacts[: chance.randint(1, len(artifacts))])
@@ -382,15 +408,44 @@ def manifest_of(store: MemoryStore) -> Manifest | None:
     return parser.parse(found[0], store.uri) if found else None
 
 
+class Inspected(MemoryDestination):
+    """A store that is read past its faults, and at no time."""
+
+    def open(self, key: str, offset: int = 0) -> BinaryIO:
+        return io.BytesIO(self._store.objects[key][0][offset:])
+
+
+def in_steps(store: MemoryStore, manifest: Manifest) -> Manifest:
+    """With the parts of merged diffs in their places, all levels down."""
+    parts = PartsFiles(Inspected(store, Stillness(store.world)), str, PREFIX)
+    return unfolding.unfolded(manifest, unfolding.everywhere, parts.diffs_of)
+
+
+def named_in_all(store: MemoryStore, manifest: Manifest) -> set[str]:
+    """Every object that the manifest names, or a file of parts that it names, and so on."""
+    parts = PartsFiles(Inspected(store, Stillness(store.world)), str, PREFIX)
+    named, left = manifest.kept_keys(), list(manifest.artifacts)
+    for artifact in left:
+        if artifact.parts is not None:
+            left += parts.diffs_of(artifact)
+        named |= {entry.key for entry in artifact.objects()}
+    return named
+
+
 def read_back(scene: Scene, store: MemoryStore, manifest: Manifest) -> None:
     """Every boundary, by folding, in every format."""
     for format_id in scene.formats:
-        state: State = {}
-        for artifact in manifest.artifacts:
-            state = read_into(state, store, artifact, format_id)
-            assert artifact.history is not None
-            life = scene.database.lives[artifact.history]
-            assert state == life.state_at(artifact.to_position)
+        for version in (manifest, in_steps(store, manifest)):
+            _read_chain(scene, store, version, format_id)
+
+
+def _read_chain(scene: Scene, store: MemoryStore, manifest: Manifest, format_id: str) -> None:
+    state: State = {}
+    for artifact in manifest.artifacts:
+        state = read_into(state, store, artifact, format_id)
+        assert artifact.history is not None
+        life = scene.database.lives[artifact.history]
+        assert state == life.state_at(artifact.to_position)
 
 
 def read_into(state: State, store: MemoryStore, artifact: Artifact, format_id: str) -> State:

@@ -2,6 +2,7 @@
 
 import hashlib
 
+from laredo_archive.maintain.retired_parts import CoveredPositions, file_keys_of
 from laredo_archive.manifest import parser, rules
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_model.history import History
@@ -12,7 +13,9 @@ from tests.archive.simulation.actors import (
     SINKS,
     Copier,
     Scene,
+    in_steps,
     manifest_of,
+    named_in_all,
     read_back,
 )
 from tests.support.archive.simulated_store import MemoryStore
@@ -36,8 +39,12 @@ class Watch:
         if old is not None:
             self._compare(store, old, new)
         for artifact in new.artifacts:
-            self._whole(store, artifact)
-            self._true(artifact)
+            folder = f"{PREFIX}epoch={artifact.epoch}/"
+            for entry in artifact.formats.values():
+                assert entry.key.startswith(folder), f"{entry.uri} is of epoch {artifact.epoch}"
+            for each in artifact.with_parts():
+                self._whole(store, each)
+                self._true(each)
         self._note_sinks(old, new)
         newest = new.last
         self._scene.world.note(
@@ -57,7 +64,7 @@ class Watch:
             assert old.head_position is not None
             assert new.head_position >= old.head_position, f"{store.name}: the head went back"
             assert new.epoch >= old.epoch
-        left = old.kept_keys() - new.kept_keys()
+        left = old.kept_keys() - named_in_all(store, new)
         assert left <= {entry.key for entry in new.retired}, (
             "an object left the manifest without being retired"
         )
@@ -69,10 +76,8 @@ class Watch:
                 entered[sink] = max(mark, entered.get(sink, mark))
 
     def _whole(self, store: MemoryStore, artifact: Artifact) -> None:
-        for entry in artifact.formats.values():
+        for entry in artifact.objects():
             assert entry.uri == store.uri + entry.key
-            folder = f"{PREFIX}epoch={artifact.epoch}/"
-            assert entry.key.startswith(folder), f"{entry.uri} is of epoch {artifact.epoch}"
             assert entry.key in store.objects, f"{entry.uri} is named and isn't there"
             data = store.objects[entry.key][0]
             if data not in self._hashes:
@@ -91,7 +96,7 @@ class Watch:
 
     def on_delete(self, store: MemoryStore, key: str) -> None:
         manifest = parser.parse(store.objects[MANIFEST][0], store.uri)
-        assert key not in manifest.kept_keys(), f"{key} deleted, but named"
+        assert key not in named_in_all(store, manifest), f"{key} deleted, but named"
         assert key in {entry.key for entry in manifest.retired}, f"{key} deleted, but not retired"
 
 
@@ -128,7 +133,8 @@ def level_in_the_end(scene: Scene) -> None:
 def copied_in_the_end(scene: Scene, actor: Actor) -> None:
     """A copy comes to be what its source is, unless that has forgotten where the copy ends."""
     source = scene.configured()[0]
-    boundaries = {(known.history, known.to_position) for known in existing(source).artifacts}
+    known = in_steps(source, existing(source)).artifacts
+    boundaries = {(artifact.history, artifact.to_position) for artifact in known}
     before = manifest_of(scene.copy)
     last = before.last if before else None
     if Copier(scene, actor, copies=1).copy(source):
@@ -156,7 +162,10 @@ def only_what_is_named(scene: Scene) -> None:
         manifest = manifest_of(store)
         if manifest is not None and manifest.artifacts:
             assert manifest.retired == ()
-            assert set(store.objects) == {MANIFEST, *manifest.kept_keys()}
+            left = set(store.objects) - {MANIFEST, *named_in_all(store, manifest)}
+            files = CoveredPositions(file_keys_of(manifest), PREFIX)
+            assert not [key for key in left if not files.has(key)]
+            assert named_in_all(store, manifest) <= set(store.objects)
             epochs = {artifact.epoch for artifact in manifest.artifacts}
             assert {entry.epoch for entry in manifest.former} <= epochs
             assert not store.uploads, "uploads that were begun and never finished"

@@ -2,11 +2,14 @@
 
 import secrets
 from concurrent.futures import Executor, Future
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from laredo_archive.maintain import copy_objects
+from laredo_archive.manifest.merged import parts_file
+from laredo_archive.read import artifact_reader, read_ahead
 from tests.archive.simulation import checks
 from tests.archive.simulation.actors import (
     CUT_OFF_S,
@@ -23,6 +26,10 @@ from tests.support.archive.simulated_store import LATEST_S, Faults, MemoryStore
 from tests.support.archive.truth import Database
 from tests.support.archive.world import Actor, World
 
+LEVELS = tuple(timedelta(seconds=seconds) for seconds in (60, 200, 800))
+LISTED_AT_MOST = 4
+"""So that parts come into files soon, and files into files."""
+
 
 def simulate(seed: int) -> Scene:
     """One history; raises with its log if anything that must hold doesn't."""
@@ -30,6 +37,8 @@ def simulate(seed: int) -> Scene:
     try:
         with pytest.MonkeyPatch.context() as patch:
             remember_manifests(patch)
+            patch.setattr(parts_file, "LISTED_AT_MOST", LISTED_AT_MOST)
+            patch.setattr(artifact_reader, "opener", read_ahead._AtOnce)
             one_seed_for_all(world, patch)
             return _simulate(world)
     except BaseException as failure:
@@ -86,6 +95,7 @@ def _scene(world: World) -> Scene:
         Database(world),
         keep_epochs=chance.choice([None, 1, 2]),
         formats=chance.choice([("jsonl",), ("jsonl",), ("jsonl", "protobuf")]),
+        levels=chance.choice([(), LEVELS, LEVELS]),
     )
     if len(stores) > 1 and chance.random() < 0.5:
         scene.optional = chance.choice(stores)
