@@ -6,6 +6,7 @@ around it.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -115,6 +116,25 @@ class RetentionBlock(Section):
     """Retired objects are deleted after this; longer than the longest read."""
 
 
+class CompactionBlock(Section):
+    """Whether diffs are merged into larger ones, so that any reader needs a few only."""
+
+    levels: tuple[Annotated[Duration, Field(gt=0)], ...] = ()
+    """Lengths of time, ascending: the diffs of each period of such a length are merged into one.
+    None by default: diffs stay as they are written. Let each be a few of the one below:
+    ``[20s, 1m, 5m, 15m, 1h, 4h, 1d, 7d, 28d]``."""
+    keep_parts: Annotated[Duration, Field(gt=0)] | None = None
+    """How long the boundaries inside a merged diff can be read after it was merged, and the diffs
+    that it was made from are kept; for good by default."""
+
+    @field_validator("levels")
+    @classmethod
+    def _ascend(cls, levels: tuple[float, ...]) -> tuple[float, ...]:
+        if any(lower >= higher for lower, higher in pairwise(levels)):
+            raise ValueError("each level has to be longer than the one before")
+        return levels
+
+
 class TableBlock(Section):
     """One table; whatever it doesn't say comes from the block around it."""
 
@@ -126,6 +146,7 @@ class TableBlock(Section):
     events: tuple[Sink, ...] = ()
     credentials: dict[str, CredentialsBlock] = Field(default_factory=dict)
     retention: RetentionBlock = RetentionBlock()
+    compaction: CompactionBlock = CompactionBlock()
     key_prefix: str | None = None
     """The archive's directory in each destination; by default ``<table>/``. ``users`` and
     ``users/`` are the same."""
@@ -210,6 +231,7 @@ class TableConfig:
         self.profiles = profiles_of(block.credentials)
         self.formats = block.formats
         self.retention = block.retention
+        self.compaction = block.compaction
         self.key_prefix = (
             _default_prefix(path, source.table) if block.key_prefix is None else block.key_prefix
         )

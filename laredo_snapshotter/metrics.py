@@ -103,6 +103,12 @@ class Metrics:
             ["table", "destination", "outcome"],
             registry=self.registry,
         )
+        self.merges = Counter(
+            "snapshotter_diff_merges",
+            "Merges of diffs into a larger one: done, or failed and tried again",
+            ["table", "outcome"],
+            registry=self.registry,
+        )
         self.objects_restored = Counter(
             "snapshotter_objects_restored",
             "Objects that were missing or damaged, restored from another destination",
@@ -141,6 +147,7 @@ class Metrics:
             self.fenced,
             self.table_failures,
             self.rebases,
+            self.merges,
             self.objects_deleted,
             self.collections,
             self.objects_restored,
@@ -168,6 +175,7 @@ class TableCounters(Observer):
         metrics.fenced.labels(table)
         for outcome in ("done", "failed"):
             metrics.rebases.labels(table, outcome)
+            metrics.merges.labels(table, outcome)
 
     def artifact(self, kind: str) -> None:
         """One artifact was committed."""
@@ -196,6 +204,10 @@ class TableCounters(Observer):
     def collected(self, location: str, outcome: str) -> None:
         """A run of the garbage collector ended."""
         self._metrics.collections.labels(self._table, location, outcome).inc()
+
+    def diffs_merged(self, outcome: str) -> None:
+        """A merge of diffs ended, done or failed."""
+        self._metrics.merges.labels(self._table, outcome).inc()
 
     def object_deleted(self, location: str) -> None:
         """An object was deleted."""

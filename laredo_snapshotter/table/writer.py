@@ -35,6 +35,7 @@ from laredo_fanout.client.errors import StreamError
 from laredo_model.files import private_directory
 from laredo_model.retry import Backoff
 from laredo_snapshotter.commit.collector import Collector
+from laredo_snapshotter.commit.compactor import Compactor
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.commit.restorer import Restorer
 from laredo_snapshotter.config import TableConfig
@@ -243,7 +244,8 @@ class TableWriter:
             self.notifier.start()
             self.collector = Collector(self.config, destinations, self.counters, self._has_base)
             restorer = Restorer(self.config, destinations, self.counters)
-            beside = (self.collector.run(), restorer.run())
+            compactor = Compactor(self.config, self.archive, self.counters)
+            beside = (self.collector.run(), restorer.run(), compactor.run())
             self._keeping = [asyncio.create_task(work) for work in beside]
         # A session that ended may have left a commit that isn't everywhere yet.
         await self._unless_stopped(self.archive.settle)

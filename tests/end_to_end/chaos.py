@@ -47,6 +47,7 @@ snapshotter {{
   destinations = [ {destinations} ]
   events = [ {events} ]
   formats {{ snapshot = [jsonl, protobuf], diff = [jsonl] }}
+  compaction {{ levels = [600ms, 2s] }}
   retention {{ keep_epochs = {keep_epochs}, collect_interval = 1s, cut_off = 60s, grace = 2s }}
   http {{ host = "127.0.0.1", port = {http_port} }}
   tables = [ {tables} ]

@@ -105,6 +105,8 @@ def test_every_boundary_equals_postgresql_whatever_was_killed(
     assert all(writer.committed > 50 for writer in writers)
     for table in TABLES:
         _compare(pipeline, oracle, table)
+    artifacts = [artifact for table in TABLES for artifact in pipeline.artifacts(table)]
+    assert any("parts" in artifact for artifact in artifacts), "nothing was merged"
     oracle.close()
 
 

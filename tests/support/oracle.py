@@ -9,6 +9,7 @@ A table whose columns change leaves an empty table of each form that it had, so
 that lines of that time can be made rows of it.
 """
 
+import gzip
 import json
 import struct
 from bisect import bisect_right
@@ -222,15 +223,40 @@ def boundaries(
 ) -> list[tuple[int, list[bytes]]]:
     """Every boundary of a JSONL archive with its lines, folded as docs/archive-format.md says.
 
+    Level by level: merged diffs first, then their parts in their places; at the boundaries that
+    both have they must agree.
+
     ``key_fields``: as each epoch's snapshot says, unless given; none at all in a table without a
     key.
     """
-    manifest = json.loads((archive / "manifest.json").read_bytes())
-    destination = archive.parent
+    chain = json.loads((archive / "manifest.json").read_bytes())["artifacts"]
+    found = _folded(archive.parent, chain, key_fields)
+    while any("parts" in artifact for artifact in chain):
+        chain = [part for artifact in chain for part in _parts(archive.parent, artifact)]
+        merged, found = found, _folded(archive.parent, chain, key_fields)
+        known = {position: sorted(lines) for position, lines in found}
+        for position, lines in merged:
+            assert known[position] == sorted(lines), f"a merged diff leads elsewhere: {position:X}"
+    return found
+
+
+def _parts(destination: Directory, artifact: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the artifact was merged from, as parts of its epoch; itself, if it wasn't."""
+    parts = artifact.get("parts")
+    if parts is None:
+        return [artifact]
+    if "file" in parts:
+        parts = json.loads(gzip.decompress((destination / parts["file"]["key"]).read_bytes()))
+    return [{**part, "epoch": artifact["epoch"]} for part in parts["diffs"]]
+
+
+def _folded(
+    destination: Directory, artifacts: list[dict[str, Any]], key_fields: list[str] | None
+) -> list[tuple[int, list[bytes]]]:
     found: list[tuple[int, list[bytes]]] = []
     state: _Fold = _Keyed([])
     epoch, reached = None, None
-    for artifact in manifest["artifacts"]:
+    for artifact in artifacts:
         lines = (destination / artifact["formats"]["jsonl"]["key"]).read_bytes().split(b"\n")[:-1]
         if artifact["kind"] == "snapshot":
             epoch = artifact["epoch"]

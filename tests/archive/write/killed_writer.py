@@ -20,11 +20,24 @@ from pathlib import Path
 
 import structlog
 
+from laredo_archive.maintain import compact
 from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.manifest.merged import parts_file
 from laredo_archive.storage.s3 import upload
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
-from tests.support.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, base_of, diffed, rebased
+from tests.support.archive.archiving import (
+    DAY,
+    MORNING,
+    ONE,
+    PREFIX,
+    TABLE,
+    THREE,
+    TWO,
+    base_of,
+    diffed,
+    rebased,
+)
 from tests.support.archive.forked_child import in_child
 from tests.support.archive.inspection import (
     assert_nothing_left_over,
@@ -35,8 +48,8 @@ from tests.support.archive.inspection import (
     unfinished,
 )
 
-TRUTH = {10: ONE, 20: TWO, 30: THREE, 50: ONE}
-AFTER = {10: 20, 20: 30, 30: 50}
+TRUTH = {10: ONE, 20: TWO, 30: THREE, 50: ONE, 60: TWO}
+AFTER = {10: 20, 20: 30, 30: 50, 50: 60}
 ACKNOWLEDGED = "acknowledged"
 FORMATS = ("jsonl", "protobuf")
 PART_BYTES = 60
@@ -44,8 +57,9 @@ PART_BYTES = 60
 
 
 def write(directory: Path, places: Sequence[str]) -> None:
-    """From wherever it stands to position 50 of epoch 3, then collect."""
+    """From wherever it stands to position 60 of epoch 3, then collect."""
     upload.PART_BYTES = PART_BYTES
+    parts_file.LISTED_AT_MOST = 1
     destinations = [destination_at(place) for place in places]
     with TableArchive.open(
         destinations, TABLE, key_prefix=PREFIX, keep_epochs=1, sinks=["arn:sink"]
@@ -79,9 +93,13 @@ def step(archive: TableArchive) -> bool:
         archive.see(Position(40))
     elif head.position in AFTER:
         end = AFTER[head.position]
-        diffed(archive, head.position, end, state, TRUTH[end])
+        # A day later, so that what came before is to be merged.
+        time = MORNING + DAY if end == 60 else MORNING
+        diffed(archive, head.position, end, state, TRUTH[end], to_time=time)
+    elif head.epoch < 3 and compact.merge_next(archive.merging, [DAY], formats=FORMATS):
+        pass
     elif head.epoch < 3:
-        rebased(archive, 50, state, formats=FORMATS)
+        rebased(archive, 60, state, formats=FORMATS)
     else:
         return False
     return True
@@ -108,7 +126,7 @@ def look(directory: Path, places: Sequence[str], *, finished: bool) -> None:
             assert_nothing_left_over(place, manifest)
             assert unfinished(where) == []
     if finished:
-        assert heads == {(3, 50)}
+        assert heads == {(3, 60)}
 
 
 def kill_at(points: Iterable[int], directory: Path, templates: Sequence[str]) -> int:
