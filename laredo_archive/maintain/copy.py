@@ -33,6 +33,7 @@ from laredo_archive.failpoint import reach
 from laredo_archive.maintain.collect import DAY
 from laredo_archive.maintain.copy_objects import Carrier, Load, Tally
 from laredo_archive.maintain.copy_target import CopyTarget, following, refuse_unfit, target_at
+from laredo_archive.maintain.retired_parts import CoveredPositions, file_keys_of
 from laredo_archive.manifest import object_keys, rules
 from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.merged.parts_file import PartsFiles
@@ -167,7 +168,11 @@ class _Copy:
             return False
         manifest = location.read_manifest(self._source.destination, self._source.manifest_key)
         self._source = self._source._replace(manifest=manifest)
-        return failure.uri not in {self._origin(entry) for entry in manifest.named()}
+        if failure.uri in {self._origin(entry) for entry in manifest.named()}:
+            return False
+        # What files of parts name is known by its position.
+        listed = CoveredPositions(file_keys_of(manifest), self._source.key_prefix)
+        return not listed.has(failure.uri.removeprefix(self._source.destination.uri))
 
     def _origin(self, entry: FormatEntry) -> str:
         return self._source.destination.uri_of(self._source.locate(entry.key))

@@ -1,0 +1,157 @@
+"""Merged diffs and their parts on another destination: one added later, one behind, a copy."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, CopyStopped
+from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.copy import copy
+from laredo_archive.manifest import rules
+from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest.model import Manifest
+from laredo_archive.read import location
+from laredo_archive.reader import Archive
+from laredo_archive.storage.local.destination import LocalDestination
+from tests.archive.compaction.long_archive import LongArchive, rows_at
+from tests.support.archive.archiving import (
+    PREFIX,
+    TABLE,
+    ScriptedDestination,
+    environment,
+    memory,
+    opened,
+)
+
+
+@pytest.fixture(autouse=True)
+def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 3)
+    return
+
+
+def compacted(archive: LongArchive, rounds: int = 12) -> LongArchive:
+    if not archive.states:
+        archive.begin()
+    for _ in range(rounds):
+        archive.grow(10)
+        archive.compacted()
+    return archive
+
+
+def all_there(destination: ScriptedDestination, long: LongArchive) -> None:
+    manifest = destination.manifest
+    assert list(rules.check(manifest)) == []
+    for position, state in long.states.items():
+        assert rows_at(destination, position) == state
+    # A collector takes nothing that is needed.
+    for _ in range(3):
+        destination.store.world.now += 7200
+        hour = timedelta(hours=1)
+        collect(
+            destination,
+            TABLE,
+            key_prefix=PREFIX,
+            policy=Policy(hour, hour),
+            environment=environment(destination),
+        )
+    for position, state in long.states.items():
+        assert rows_at(destination, position) == state
+
+
+def shape(manifest: Manifest) -> list[tuple[int, int | None]]:
+    return [(a.to_position, a.parts and a.parts.count) for a in manifest.artifacts]
+
+
+def test_a_destination_that_is_added_gets_the_parts_too() -> None:
+    one, two = memory(2)
+    long = compacted(LongArchive(opened([one])))
+    opened([one, two], "w2")
+    assert shape(two.manifest) == shape(one.manifest)
+    all_there(two, long)
+    all_there(one, long)
+
+
+def test_a_destination_that_comes_back_keeps_its_diffs() -> None:
+    one, two = memory(2)
+    long = compacted(LongArchive(opened([one, two])), rounds=3)
+    long.archive = opened([one], "w2")
+    compacted(long, rounds=9)
+    puts = len(two.requests)
+    opened([one, two], "w3")
+    assert shape(two.manifest) == shape(one.manifest)
+    put = {key for what, key in two.requests[puts:] if what == "put"}
+    assert not {key for key in put if key.endswith("diff-0_A-0_14.jsonl")}, "it was there"
+    all_there(two, long)
+
+
+def test_a_merge_that_reached_one_destination_only() -> None:
+    one, two = memory(2)
+    long = LongArchive(opened([one, two]))
+    long.begin()
+    long.grow(60)
+    two.before_swap.append(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        long.compacted()
+    long.archive.close()
+    assert len(one.manifest.artifacts) < len(two.manifest.artifacts)
+    long.archive = opened([two, one], "w2")
+    assert shape(two.manifest) == shape(one.manifest)
+    long.compacted()
+    for destination in (one, two):
+        all_there(destination, long)
+
+
+def local_archive(directory: Path) -> LongArchive:
+    return compacted(LongArchive(opened([LocalDestination(directory)])))
+
+
+def test_a_copy_has_every_boundary(tmp_path: Path) -> None:
+    long = local_archive(tmp_path / "source")
+    source, target = tmp_path / "source" / PREFIX, tmp_path / "copies" / "t"
+    for _ in range(2):
+        copy(location.find(str(source)), location.parse(str(target)))
+        copied = Archive.at(str(target))
+        for position, state in long.states.items():
+            at = copied.boundary(position, exact=True)  # type: ignore[arg-type]
+            rows = [
+                pair for keys, lines in copied.rows(at) for pair in zip(keys, lines, strict=True)
+            ]
+            assert dict(rows) == state
+        compacted(long, rounds=3)
+
+
+def test_a_copy_of_an_archive_whose_list_is_damaged_stops(tmp_path: Path) -> None:
+    local_archive(tmp_path / "source")
+    source = tmp_path / "source" / PREFIX
+    victim = sorted(source.glob("epoch=1/parts-*"))[-1]
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    with pytest.raises(CopyStopped, match="parts-"):
+        copy(location.find(str(source)), location.parse(str(tmp_path / "copy")))
+    assert not (tmp_path / "copy" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "other", "bomb"])
+def test_a_list_that_is_not_whole_is_named(tmp_path: Path, damage: str) -> None:
+    long = local_archive(tmp_path / "source")
+    source = tmp_path / "source" / PREFIX
+    archive = Archive.at(str(source))
+    merged = next(a for a in archive.manifest.artifacts if a.parts and a.parts.file)
+    assert merged.parts is not None and merged.parts.file is not None
+    path = tmp_path / "source" / merged.parts.file.key
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-4])
+    elif damage == "bomb":
+        path.write_bytes(b"\0" * (64 << 20))
+    else:
+        path.write_bytes(parts_file.to_bytes(archive.manifest.artifacts[1:2]))
+    inside = next(p for p in long.states if (merged.from_position or 0) < p < merged.to_position)
+    with pytest.raises((ArtifactMissing, ArtifactDamaged), match=path.name):
+        archive.boundary(inside)  # type: ignore[arg-type]
+    # What isn't inside is read all the same.
+    assert archive.boundary().position == long.head
+    assert archive.boundary(merged.to_position).position == merged.to_position
