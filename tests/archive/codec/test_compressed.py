@@ -78,6 +78,8 @@ def test_every_range_of_a_base_is_as_in_the_plain_one(
     # More than a frame: each begins at a split, and a split at the first row.
     frames = written.count(b"\x28\xb5\x2f\xfd")
     assert len(encoded.splits) == (frames if frames > 1 else 0)
+    # None holds more than a block, or one longer record (of 150 bytes at most).
+    assert frames >= len(expected) / max(block, 150)
     found, key_of_next = [], [key.encode() for key, _ in encoded.splits] or [next(iter(rows))]
     for (start, stop), first_key in zip(parts_of(written, encoded), key_of_next, strict=True):
         part = [
