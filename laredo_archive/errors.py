@@ -12,6 +12,7 @@ ArchiveError
 ├── ArchiveMissing            no archive at that location
 ├── NoSuchBoundary            no artifact ends where the reader wants to be
 ├── FormatUnknown             an artifact in none of the formats that are known here
+├── ZstandardNeeded           (codec.zstd.errors) compressed, and zstandard is missing
 ├── NoRoomToFetch             no room for an object that is fetched before it is read
 ├── TemporarySpaceLacking     no room for the temporary file that a reader sorts with
 ├── DatabaseUnusable          the database to compare with can't be asked

@@ -51,8 +51,8 @@ class ArchiveConfig(Section):
     store_config: ArchiveStore = ArchiveStore()
     key_prefix: str | None = None
     """The writer's ``key_prefix``; by default ``<table>/``."""
-    formats: tuple[Literal["jsonl", "protobuf"], ...] = Field(
-        default=("jsonl", "protobuf"), min_length=1
+    formats: tuple[Literal["jsonl", "jsonl.zst", "protobuf", "protobuf.zst"], ...] = Field(
+        default=("jsonl", "jsonl.zst", "protobuf", "protobuf.zst"), min_length=1
     )
     """Which formats of the diffs to read: the first that is there."""
 

@@ -88,6 +88,34 @@ class FormatsBlock(Section):
     """Formats of bases: ``jsonl``, ``protobuf``, ``parquet``."""
     diff: Annotated[tuple[DiffFormat, ...], Field(min_length=1)] = ("jsonl",)
     """Formats of diffs: ``jsonl``, ``protobuf``."""
+    compression: Literal["none", "zstd"] = "none"
+    """``zstd``: jsonl and protobuf are compressed, as the formats ``jsonl.zst`` and
+    ``protobuf.zst``. Older readers, and the original's, can't read these; parquet compresses
+    itself. What is in the archive already stays as it is."""
+
+    @property
+    def of_bases(self) -> tuple[str, ...]:
+        """The format ids that bases get."""
+        return self._compressed(self.snapshot)
+
+    @property
+    def of_diffs(self) -> tuple[str, ...]:
+        """The format ids that diffs get."""
+        return self._compressed(self.diff)
+
+    def _compressed(self, formats: tuple[str, ...]) -> tuple[str, ...]:
+        if self.compression == "none":
+            return formats
+        return tuple(codec.compressed_format(format_id) for format_id in formats)
+
+    @model_validator(mode="after")
+    def _zstandard(self) -> "FormatsBlock":
+        for format_id in self.of_bases + self.of_diffs:
+            try:
+                codec.check_format(format_id)
+            except codec.ZstandardMissing as missing:
+                raise ValueError(f"compression = zstd: {missing}") from missing
+        return self
 
     @field_validator("snapshot", "diff")
     @classmethod
@@ -154,7 +182,7 @@ class TableBlock(Section):
     """The key's columns; checked against the table's key, and refused if different."""
     key_format: Literal["text", "go"] = "text"
     """``go``: jsonl diffs say each key also as Go's %v prints it, for readers of the original
-    program; needs jsonl among ``formats.diff``."""
+    program; needs jsonl among ``formats.diff``, and ``formats.compression = none``."""
     seen_interval: Annotated[Duration, Field(ge=0)] = 60.0
     """How often a quiet table's manifest says that it is still followed; 0: never."""
 
@@ -248,6 +276,11 @@ class TableConfig:
             raise ConfigRefused(
                 f"{path}.key_format: go needs jsonl among {path}.formats.diff: a protobuf diff has"
                 " room for one key only. Add jsonl there, or leave key_format out"
+            )
+        if block.key_format == "go" and block.formats.compression != "none":
+            raise ConfigRefused(
+                f"{path}.key_format: go is for readers of the original program, which can't read"
+                f" compressed artifacts. Leave it out, or {path}.formats.compression"
             )
         self.seen_interval = block.seen_interval
 

@@ -7,7 +7,7 @@
 | exact | true: an earlier boundary than as_of is an error | false |
 | epoch | search this epoch only | |
 | history | the boundary's history; with it, as_of and exact mean that very boundary | |
-| format | read this format where it is: jsonl, protobuf, parquet (bases) | first that is there |
+| format | read this one: jsonl, protobuf, parquet, jsonl.zst, protobuf.zst | first that is there |
 | mode | table, or changes | table |
 | lines | true: the rows' JSON lines as they stand, in one column, `line` | false |
 | after | mode changes: after this boundary (a position, a time, or `head`) | the oldest one |
@@ -56,7 +56,7 @@ from laredo_model.position import Position
 from laredo_spark.errors import OptionRefused
 
 _ADDRESSING: Sequence[Addressing] = ("auto", "path", "virtual")
-FORMATS = (codec.JSONL, codec.PROTOBUF, "parquet")
+FORMATS = (codec.JSONL, codec.PROTOBUF, "parquet", codec.JSONL_ZST, codec.PROTOBUF_ZST)
 DEFAULT_INFER_ROWS = 1000
 HEAD = "head"
 ALSO = ("epoch", "lsn", "time")

@@ -218,7 +218,7 @@ def print_changes(
     "--format",
     "format_id",
     type=click.Choice(exporting.FORMATS),
-    help="Default: by the file's extension (.jsonl, .pb, .parquet, .csv).",
+    help="Default: by the file's extension (.jsonl, .pb, .parquet, .csv, .jsonl.zst, .pb.zst).",
 )
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 @as_of_option
@@ -239,7 +239,7 @@ def export_table(
     access: S3Access,
 ) -> None:
     """Write the table into one file, whole or not at all, and compare its checksum."""
-    chosen = format_id or exporting.EXTENSIONS.get(target.suffix)
+    chosen = format_id or exporting.format_of(target)
     if chosen is None:
         known = ", ".join(exporting.EXTENSIONS)
         raise click.UsageError(f"{target} doesn't end in {known}; say --format")

@@ -5,11 +5,17 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
-from laredo_archive.codec import jsonl, protobuf
+from laredo_archive.codec import jsonl, protobuf, zstd
 from laredo_archive.codec.blocks import ByteSource
-from laredo_archive.codec.errors import BadBytes, CodecError, PyarrowMissing, UnknownFormat
+from laredo_archive.codec.errors import (
+    BadBytes,
+    CodecError,
+    PyarrowMissing,
+    UnknownFormat,
+    ZstandardMissing,
+)
 from laredo_archive.codec.narrowed import KeyBounds
-from laredo_archive.codec.output import ByteSink, EncodedFile
+from laredo_archive.codec.output import ByteSink, EncodedFile, FileWriter, Output
 from laredo_model import go_key
 from laredo_model.change import Change
 from laredo_model.column import Column, key_columns
@@ -17,9 +23,11 @@ from laredo_model.column import Column, key_columns
 JSONL = "jsonl"
 PROTOBUF = "protobuf"
 PARQUET = "parquet"
-DIFF_FORMATS = frozenset({JSONL, PROTOBUF})
+JSONL_ZST = JSONL + zstd.SUFFIX
+PROTOBUF_ZST = PROTOBUF + zstd.SUFFIX
+DIFF_FORMATS = frozenset({JSONL, PROTOBUF, JSONL_ZST, PROTOBUF_ZST})
 FORMATS = DIFF_FORMATS | {PARQUET}
-"""Of snapshots; parquet needs pyarrow."""
+"""Of snapshots; parquet needs pyarrow, and .zst zstandard."""
 EXACT_FORMATS = DIFF_FORMATS
 """Those whose files hold the lines; of another, a file's entry says ``exact: false``."""
 DEFAULT_KEY = ("id",)
@@ -39,10 +47,14 @@ __all__ = [
     "PyarrowMissing",
     "SnapshotEncoder",
     "UnknownFormat",
+    "ZstandardMissing",
     "check_diff_format",
     "check_format",
+    "compressed_format",
     "diff_encoder",
     "is_readable",
+    "plain_bytes",
+    "plain_format",
     "read_diff",
     "read_lines",
     "read_new_rows",
@@ -74,22 +86,64 @@ def check_format(format_id: str) -> None:
 
     :raises UnknownFormat: if no codec here knows it.
     :raises PyarrowMissing: if it is parquet, and pyarrow isn't installed.
+    :raises ZstandardMissing: if it is compressed, and zstandard isn't installed.
     """
     if format_id not in FORMATS:
         raise UnknownFormat(format_id, sorted(FORMATS))
-    if format_id == PARQUET and not is_readable(format_id):
-        raise PyarrowMissing
+    if is_readable(format_id):
+        return
+    raise PyarrowMissing if format_id == PARQUET else ZstandardMissing
 
 
 def is_readable(format_id: str) -> bool:
     """Whether check_format() passes it."""
-    return format_id in FORMATS and (format_id != PARQUET or find_spec("pyarrow") is not None)
+    if format_id == PARQUET:
+        return find_spec("pyarrow") is not None
+    return format_id in FORMATS and (not zstd.is_compressed(format_id) or zstd.is_installed())
 
 
 def check_diff_format(format_id: str) -> None:
-    """:raises UnknownFormat: if there are no diffs of this format."""
+    """Whether diffs can be written and read in it here.
+
+    :raises UnknownFormat: if there are no diffs of this format.
+    :raises ZstandardMissing: if it is compressed, and zstandard isn't installed.
+    """
     if format_id not in DIFF_FORMATS:
         raise UnknownFormat(format_id, sorted(DIFF_FORMATS))
+    check_format(format_id)
+
+
+plain_format = zstd.plain_format
+
+
+def compressed_format(format_id: str) -> str:
+    """The compressed format of a plain one; parquet, which compresses itself, stays."""
+    return format_id if format_id == PARQUET else format_id + zstd.SUFFIX
+
+
+def plain_bytes(
+    format_id: str, stream: ByteSource, start: int | None = None, stop: int | None = None
+) -> ByteSource:
+    """The bytes of the format's ``plain_format``.
+
+    ``start`` and ``stop`` are for a compressed stream only: offsets at which frames begin.
+
+    :raises ZstandardMissing: if it is compressed, and zstandard isn't installed.
+    """
+    if not zstd.is_compressed(format_id):
+        return stream
+    check_format(format_id)
+    from laredo_archive.codec.zstd.frame_reader import PlainBytes
+
+    return PlainBytes(stream, start, stop)
+
+
+def _output(format_id: str) -> Output:
+    if not zstd.is_compressed(format_id):
+        return FileWriter
+    from laredo_archive.codec.zstd.frame_writer import FrameWriter
+
+    return FrameWriter
 
 
 def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: ByteSink) -> SnapshotEncoder:
@@ -103,9 +157,10 @@ def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: ByteSink) 
         from laredo_archive.codec import parquet
 
         return parquet.ParquetSnapshotEncoder(sink, columns)
-    if format_id == JSONL:
-        return jsonl.JsonlSnapshotEncoder(sink, columns)
-    return protobuf.ProtobufSnapshotEncoder(sink, columns)
+    output = _output(format_id)
+    if plain_format(format_id) == JSONL:
+        return jsonl.JsonlSnapshotEncoder(sink, columns, output)
+    return protobuf.ProtobufSnapshotEncoder(sink, columns, output)
 
 
 def diff_encoder(
@@ -118,11 +173,12 @@ def diff_encoder(
     :raises UnknownFormat: if no codec here knows the format.
     """
     check_diff_format(format_id)
-    if format_id == JSONL:
+    output = _output(format_id)
+    if plain_format(format_id) == JSONL:
         key = [column.name for column in key_columns(columns)]
         go_key_of = partial(go_key.of_line, key_fields=key) if go_keys and key else None
-        return jsonl.JsonlDiffEncoder(sink, go_key_of)
-    return protobuf.ProtobufDiffEncoder(sink, columns)
+        return jsonl.JsonlDiffEncoder(sink, go_key_of, output)
+    return protobuf.ProtobufDiffEncoder(sink, columns, output)
 
 
 def read_snapshot(
@@ -150,7 +206,9 @@ def read_snapshot(
         from laredo_archive.codec import parquet
 
         return parquet.read_snapshot(stream, columns, key, start, stop)
-    read = jsonl.read_snapshot if format_id == JSONL else protobuf.read_snapshot
+    read = jsonl.read_snapshot if plain_format(format_id) == JSONL else protobuf.read_snapshot
+    if zstd.is_compressed(format_id):
+        stream, start, stop = plain_bytes(format_id, stream, start, stop), None, None
     return read(stream, columns, key, start, stop)
 
 
@@ -165,8 +223,8 @@ def read_lines(
     :raises BadBytes: where the file isn't of its format, as far as it is checked.
     """
     check_diff_format(format_id)
-    read = jsonl.read_lines if format_id == JSONL else protobuf.read_lines
-    return read(stream, columns, _key_of(columns), keys)
+    read = jsonl.read_lines if plain_format(format_id) == JSONL else protobuf.read_lines
+    return read(plain_bytes(format_id, stream), columns, _key_of(columns), keys)
 
 
 def read_new_rows(
@@ -184,7 +242,8 @@ def read_new_rows(
     :raises BadBytes: where the file isn't of its format, as far as it is checked.
     """
     check_diff_format(format_id)
-    if format_id == JSONL:
+    stream = plain_bytes(format_id, stream)
+    if plain_format(format_id) == JSONL:
         return jsonl.read_new_rows(stream, keys, known)
     return protobuf.read_new_rows(stream, columns, keys, known)
 
@@ -202,7 +261,9 @@ def read_diff(
     :raises BadBytes: where the file isn't of its format, while it is read.
     """
     check_diff_format(format_id)
-    if format_id == JSONL:
+    if zstd.is_compressed(format_id):
+        stream, start, stop = plain_bytes(format_id, stream, start, stop), None, None
+    if plain_format(format_id) == JSONL:
         return jsonl.read_diff(stream, start, stop)
     return protobuf.read_diff(stream, columns, start, stop)
 

@@ -3,7 +3,8 @@
 CodecError (ValueError)
 ├── BadBytes          not what the format says, or cut off
 ├── UnknownFormat     no codec for this format id
-└── PyarrowMissing    parquet needs a library that isn't installed
+├── PyarrowMissing    parquet needs a library that isn't installed
+└── ZstandardMissing  so do the compressed formats
 """
 
 
@@ -32,4 +33,14 @@ class PyarrowMissing(CodecError):
         super().__init__(
             "parquet needs pyarrow, which isn't installed: pip install"
             " 'laredo-snapshotter[parquet]'"
+        )
+
+
+class ZstandardMissing(CodecError):
+    """The compressed formats need zstandard, which a Spark worker may lack."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "jsonl.zst and protobuf.zst need zstandard, which isn't installed: pip install"
+            " zstandard"
         )

@@ -27,6 +27,7 @@ from laredo_archive.codec.output import (
     ByteSink,
     EncodedFile,
     FileWriter,
+    Output,
 )
 from laredo_archive.codec.row_keys import RowKeys, compact
 from laredo_model import line as lines_
@@ -64,8 +65,10 @@ LINES_BLOCK = 4 << 20
 class JsonlSnapshotEncoder:
     """Rows into a jsonl snapshot."""
 
-    def __init__(self, sink: ByteSink, columns: Sequence[Column] = ()) -> None:
-        self._output = FileWriter(sink, SNAPSHOT_BLOCK, columns)
+    def __init__(
+        self, sink: ByteSink, columns: Sequence[Column] = (), output: Output = FileWriter
+    ) -> None:
+        self._output = output(sink, SNAPSHOT_BLOCK, columns)
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
         """The next rows; memory for their bytes once more is taken."""
@@ -79,9 +82,11 @@ class JsonlSnapshotEncoder:
 class JsonlDiffEncoder:
     """Net changes into a jsonl diff."""
 
-    def __init__(self, sink: ByteSink, go_key_of: KeyOf | None = None) -> None:
+    def __init__(
+        self, sink: ByteSink, go_key_of: KeyOf | None = None, output: Output = FileWriter
+    ) -> None:
         """``go_key_of`` gives a row's key as Go prints it."""
-        self._output = FileWriter(sink, DIFF_BLOCK)
+        self._output = output(sink, DIFF_BLOCK, ())
         self._go_key_of = go_key_of
 
     def truncate(self) -> None:

@@ -42,6 +42,22 @@ class EncodedFile(NamedTuple):
     blocks: Blocks = ()
 
 
+class RecordWriter(Protocol):
+    """What encoders write their records to."""
+
+    def header(self, data: bytes) -> None: ...
+
+    def put(
+        self, keys: Sequence[bytes], data: bytes, sizes: Callable[[], Iterable[int]]
+    ) -> None: ...
+
+    def close(self) -> EncodedFile: ...
+
+
+Output = Callable[[ByteSink, int, Sequence[Column]], RecordWriter]
+"""Makes one, of a sink, the bytes of a block, and the table's columns."""
+
+
 def _always(key: bytes) -> bool:
     return True
 

@@ -17,6 +17,7 @@ from laredo_archive.codec.output import (
     ByteSink,
     EncodedFile,
     FileWriter,
+    Output,
 )
 from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.structs.struct_reader import StructRowReader
@@ -39,8 +40,10 @@ _ACTIONS = {action.name.encode(): action for action in Action}
 class ProtobufSnapshotEncoder:
     """Rows into a protobuf snapshot."""
 
-    def __init__(self, sink: ByteSink, columns: Sequence[Column]) -> None:
-        self._output = FileWriter(sink, SNAPSHOT_BLOCK, columns)
+    def __init__(
+        self, sink: ByteSink, columns: Sequence[Column], output: Output = FileWriter
+    ) -> None:
+        self._output = output(sink, SNAPSHOT_BLOCK, columns)
         self._encode = struct_rows.encoder(columns)
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
@@ -62,8 +65,10 @@ class ProtobufSnapshotEncoder:
 class ProtobufDiffEncoder:
     """Net changes into a protobuf diff."""
 
-    def __init__(self, sink: ByteSink, columns: Sequence[Column]) -> None:
-        self._output = FileWriter(sink, DIFF_BLOCK)
+    def __init__(
+        self, sink: ByteSink, columns: Sequence[Column], output: Output = FileWriter
+    ) -> None:
+        self._output = output(sink, DIFF_BLOCK, ())
         self._encode = struct_rows.encoder(columns)
 
     def truncate(self) -> None:

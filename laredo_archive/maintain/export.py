@@ -29,17 +29,24 @@ from laredo_model.files.durable import replacing
 from laredo_model.files.hashing import Digest
 
 CSV = "csv"
-FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET, CSV)
+FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET, CSV, codec.JSONL_ZST, codec.PROTOBUF_ZST)
 EXTENSIONS = {
     ".jsonl": codec.JSONL,
     ".pb": codec.PROTOBUF,
     ".parquet": codec.PARQUET,
     ".csv": CSV,
+    ".jsonl.zst": codec.JSONL_ZST,
+    ".pb.zst": codec.PROTOBUF_ZST,
 }
 
 _ARRAY_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^",\[\]]+|[\[\],]', re.DOTALL)
 _JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^",\[\]{}]+|[\[\]{},]', re.DOTALL)
 _NEEDS_QUOTES = re.compile(r'[",\r\n]')
+
+
+def format_of(target: Path) -> str | None:
+    """The format that the file's name ends with."""
+    return next((id_ for end, id_ in EXTENSIONS.items() if target.name.endswith(end)), None)
 
 
 class Exported(NamedTuple):
@@ -129,11 +136,11 @@ def _writer(
     """What takes the rows, and what ends the file."""
     if format_id == CSV:
         return _csv_writer(shape, sink), lambda: None
-    if format_id != codec.JSONL and shape.columns is None:
+    if codec.plain_format(format_id) != codec.JSONL and shape.columns is None:
         raise ExportRefused(archive.uri, f"the archive names no columns, which {format_id} needs")
     try:
         encoder = codec.snapshot_encoder(format_id, shape.columns or (), sink)
-    except codec.PyarrowMissing as missing:
+    except (codec.PyarrowMissing, codec.ZstandardMissing) as missing:
         raise ExportRefused(archive.uri, str(missing)) from missing
     return lambda rows: encoder.write(*rows), encoder.close
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import md5
 
 from laredo_archive import codec
-from laredo_archive.codec import PyarrowMissing
+from laredo_archive.codec import PyarrowMissing, ZstandardMissing
 from laredo_archive.errors import ArchiveError
 from laredo_archive.maintain.state_proof import BoundaryState, fold_states
 from laredo_archive.manifest import rules
@@ -127,7 +127,11 @@ def _check_files(
         )
 
 
-_CURES = {codec.PARQUET: f" ({PyarrowMissing()})"}
+_CURES = {
+    codec.PARQUET: f" ({PyarrowMissing()})",
+    codec.JSONL_ZST: f" ({ZstandardMissing()})",
+    codec.PROTOBUF_ZST: f" ({ZstandardMissing()})",
+}
 
 
 def _formats(artifact: Artifact) -> list[tuple[str, FormatEntry]]:

@@ -15,7 +15,13 @@ from laredo_model import position as positions
 from laredo_model.position import Position
 
 MANIFEST = "manifest.json"
-EXTENSIONS = {"jsonl": ".jsonl", "protobuf": ".pb", "parquet": ".parquet"}
+EXTENSIONS = {
+    "jsonl": ".jsonl",
+    "protobuf": ".pb",
+    "parquet": ".parquet",
+    "jsonl.zst": ".jsonl.zst",
+    "protobuf.zst": ".pb.zst",
+}
 PARTS = "parts"
 PARTS_EXTENSION = ".json.gz"
 

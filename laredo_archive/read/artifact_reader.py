@@ -15,6 +15,7 @@ from typing import BinaryIO, NoReturn, TypeVar
 from laredo_archive import codec
 from laredo_archive.codec import BadBytes, ByteSource
 from laredo_archive.codec.ranged_file import ranged
+from laredo_archive.codec.zstd.errors import ZstandardNeeded
 from laredo_archive.errors import (
     ArtifactDamaged,
     ArtifactMissing,
@@ -33,7 +34,13 @@ from laredo_model.column import Column, key_columns
 
 T = TypeVar("T")
 
-PREFERRED_FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET)
+PREFERRED_FORMATS = (
+    codec.JSONL,
+    codec.JSONL_ZST,
+    codec.PROTOBUF,
+    codec.PROTOBUF_ZST,
+    codec.PARQUET,
+)
 SIZES_AT_ONCE = 16
 _DRAIN_BYTES = 1 << 20
 
@@ -86,10 +93,14 @@ class ArtifactFiles:
 
         :raises FormatUnknown: if it is there in none that is known here.
         :raises PyarrowNeeded: if it is there as parquet, and that can't be read here.
+        :raises ZstandardNeeded: if it is there compressed, and that can't be read here.
         """
         readable = _readable(artifact, format_id)
         if readable:
             return readable[0], artifact.formats[readable[0]]
+        for id_ in (codec.JSONL_ZST, codec.PROTOBUF_ZST):
+            if id_ in artifact.formats and format_id in (None, id_):
+                raise ZstandardNeeded(self.uri(artifact.formats[id_]))
         if codec.PARQUET in artifact.formats and format_id in (None, codec.PARQUET):
             raise PyarrowNeeded(self.uri(artifact.formats[codec.PARQUET]))
         entries = list(artifact.formats.values())

@@ -63,7 +63,7 @@ class ArchiveOptions:
 
     key_prefix: str
     #: The formats to read: the first one that an artifact has.
-    formats: tuple[str, ...] = ("jsonl", "protobuf")
+    formats: tuple[str, ...] = ("jsonl", "jsonl.zst", "protobuf", "protobuf.zst")
     path: Path | None = None
     bucket: str | None = None
     prefix: str = ""

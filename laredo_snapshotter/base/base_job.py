@@ -46,7 +46,7 @@ async def begin(
             history=history,
             columns=columns,
             key_fields=[column.name for column in key_columns(columns)],
-            formats=config.formats.snapshot,
+            formats=config.formats.of_bases,
         )
 
     uploading = await asyncio.get_running_loop().run_in_executor(executor, upload)

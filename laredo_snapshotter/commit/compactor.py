@@ -79,7 +79,7 @@ class Compactor:
 
     def _merge_next(self) -> bool:
         with _one_at_a_time:
-            formats = self._config.formats.diff
+            formats = self._config.formats.of_diffs
             merged = compact.merge_next(self._archive.merging, self._levels, formats=formats)
         return merged is not None
 

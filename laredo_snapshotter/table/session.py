@@ -72,7 +72,12 @@ class WriterSession:
         self.verified = VerifiedPosition()
         """Set by the feed, waited for by the committer."""
         self.committer = Committer(
-            archive, config.name, config.formats.diff, executor, counters, verified=self.verified
+            archive,
+            config.name,
+            config.formats.of_diffs,
+            executor,
+            counters,
+            verified=self.verified,
         )
         head = usable(archive.head)
         self.feed = Feed(

@@ -1,7 +1,8 @@
 """A reader written by docs/archive-format.md alone, as somebody else would write one.
 
-It holds a table in memory and reads jsonl and protobuf. What it shares with the program is
-the generated protobuf classes; with the golden archives' writer, how a row is taken apart.
+It holds a table in memory and reads jsonl and protobuf, compressed too. What it shares with
+the program is the generated protobuf classes; with the golden archives' writer, how a row and
+a compressed file are taken apart.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from typing import Any
 from google.protobuf.struct_pb2 import Struct, Value
 
 from laredo_archive.wire.artifact_pb2 import DiffChange, SnapshotRow
+from tests.golden.frames import plain_of
 from tests.support.golden.written import (
     FLOAT_TYPES,
     INTEGER_TYPES,
@@ -126,13 +128,15 @@ class Page:
 
     def _bytes(self, artifact: Json) -> tuple[bytes, bool]:
         formats = artifact["formats"]
-        known = [self._format, "jsonl", "protobuf"]
+        known = [self._format, f"{self._format}.zst", "jsonl", "protobuf"]
         format_id = next(wanted for wanted in known if wanted in formats)
         entry = formats[format_id]
         data = (self._destination / self._key(artifact, format_id)).read_bytes()
         assert len(data) == entry["size_bytes"]
         assert entry.get("sha256") in (None, hashlib.sha256(data).hexdigest())
-        return data, format_id == "jsonl"
+        if format_id.endswith(".zst"):
+            data = plain_of(data)
+        return data, format_id.startswith("jsonl")
 
     def _key(self, artifact: Json, format_id: str) -> str:
         given: str | None = artifact["formats"][format_id].get("key")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.golden import original, parquet
+from tests.golden import frames, original, parquet
 from tests.support.golden.truth import ARCHIVES, Truth, all_truths, boundary
 from tests.support.golden.written import FORMATS, Change, Lines, changes
 
@@ -154,7 +154,9 @@ class _Making:
                 entries[format_id] = self._parquet(key, step)
                 continue
             types = None if columns is None else {column[0]: column[1] for column in columns}
-            form = FORMATS[format_id](types, blanks=self._described.get("blanks", False))
+            form = FORMATS[format_id.removesuffix(frames.SUFFIX)](
+                types, blanks=self._described.get("blanks", False)
+            )
             key = f"{self._truth.name}/{directory}/{name}{form.extension}"
             pieces = [form.truncation()] if truncates else []
             at, splits = sum(map(len, pieces)), []
@@ -164,7 +166,12 @@ class _Making:
                     splits.append([row_key, at])
                 pieces.append(encode(form))
                 at += len(pieces[-1])
-            self._files[key] = b"".join(pieces)
+            data = b"".join(pieces)
+            if format_id.endswith(frames.SUFFIX):
+                key += frames.SUFFIX
+                there = (ARCHIVES / key).read_bytes() if (ARCHIVES / key).exists() else b""
+                data, splits = frames.written(data, splits, there)
+            self._files[key] = data
             entries[format_id] = self._entry(key, splits)
         if "unknown_format" in described:
             key = f"{self._truth.name}/{directory}/{name}.{described['unknown_format']}"

@@ -44,7 +44,8 @@ def in_one_format(name: str, format_id: str, directory: Path) -> Path:
     manifest = json.loads((copy / "manifest.json").read_text())
     for artifact in manifest["artifacts"]:
         found = artifact["formats"]
-        artifact["formats"] = {format_id: found[format_id]} if format_id in found else found
+        chosen = {id_: found[id_] for id_ in found if id_.removesuffix(".zst") == format_id}
+        artifact["formats"] = chosen or found
     (copy / "manifest.json").write_text(json.dumps(manifest))
     return copy
 

@@ -27,6 +27,16 @@ def load(tmp_path: Path, more: str = "", *sets: str) -> list[TableConfig]:
     return config.tables(config.load(file, sets))
 
 
+def test_compression_is_of_all_formats_but_parquet(tmp_path: Path) -> None:
+    some = "formats { snapshot = [jsonl, parquet], diff = [protobuf, jsonl]"
+    (plain,) = load(tmp_path, f"{some} }}")
+    assert plain.formats.of_bases == ("jsonl", "parquet")
+    assert plain.formats.of_diffs == ("protobuf", "jsonl")
+    (compressed,) = load(tmp_path, f"{some}, compression = zstd }}")
+    assert compressed.formats.of_bases == ("jsonl.zst", "parquet")
+    assert compressed.formats.of_diffs == ("protobuf.zst", "jsonl.zst")
+
+
 def test_the_short_form_has_every_default(tmp_path: Path) -> None:
     (table,) = load(tmp_path)
     assert table.name == "public.users"
@@ -150,6 +160,11 @@ def test_the_full_example_has_every_key() -> None:
             "snapshotter.key_format: go needs jsonl among snapshotter.formats.diff",
         ),
         ("key_format = rust", "snapshotter.key_format"),
+        ("formats { compression = gzip }", "snapshotter.formats.compression"),
+        (
+            "key_format = go, formats { compression = zstd }",
+            "snapshotter.key_format: go is for readers of the original program",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_its_path(tmp_path: Path, more: str, said: str) -> None:

@@ -26,6 +26,7 @@ from tests.support.golden.written import changes
 LINES = ("jsonl", "protobuf")
 PROVEN = {
     "composite": LINES,
+    "compressed": ("jsonl.zst", "protobuf.zst"),
     "epochs": LINES,
     "json": LINES,
     "keys": LINES,

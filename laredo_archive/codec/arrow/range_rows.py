@@ -101,9 +101,10 @@ def _split(
     source: ByteSource,
 ) -> Iterator[tuple[Mapping[str, pa.StringArray], int]]:
     """Some thousand rows of ``keys`` at a time as fragments, and their number."""
-    if base.format_id == codec.PROTOBUF:
+    if codec.plain_format(base.format_id) == codec.PROTOBUF:
+        plain = codec.plain_bytes(base.format_id, source)
         names = [column.name for column in key_columns(columns)]
-        for messages, reader in protobuf.read_messages(source, columns, names, keys):
+        for messages, reader in protobuf.read_messages(plain, columns, names, keys):
             if messages:
                 yield rows.split_structs(messages, reader), len(messages)
         return

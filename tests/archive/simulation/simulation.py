@@ -94,7 +94,7 @@ def _scene(world: World) -> Scene:
         MemoryStore(world, "copy"),
         Database(world),
         keep_epochs=chance.choice([None, 1, 2]),
-        formats=chance.choice([("jsonl",), ("jsonl",), ("jsonl", "protobuf")]),
+        formats=chance.choice([("jsonl",), ("jsonl.zst",), ("jsonl", "protobuf")]),
         levels=chance.choice([(), LEVELS, LEVELS]),
     )
     if len(stores) > 1 and chance.random() < 0.5:

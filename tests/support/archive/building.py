@@ -156,7 +156,7 @@ class Builder:
         return (START + timedelta(seconds=position)).isoformat()
 
     def _path(self, name: str, format_id: str) -> Path:
-        extension = {"jsonl": "jsonl", "protobuf": "pb", "parquet": "parquet"}[format_id]
+        extension = format_id.replace("protobuf", "pb")
         path = self.directory / f"{self.prefix}epoch={self.epoch}" / f"{name}.{extension}"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

@@ -34,17 +34,18 @@ async def archived(
     destination: Destination | None = None,
     outcomes: list[Outcome] | None = None,
     heartbeat_interval_s: float = 0.1,
+    formats: tuple[str, ...] = ("jsonl",),
     **more: Any,
 ) -> AsyncIterator[tuple[World, Archived]]:
     """A served table with an archive."""
     table = ServingTableOptions(
-        archive=options(tmp_path / "archive"), heartbeat_interval_s=heartbeat_interval_s
+        archive=options(tmp_path / "archive", formats), heartbeat_interval_s=heartbeat_interval_s
     )
     told: Callable[[str, Outcome], None] = lambda _, outcome: (  # noqa: E731
         outcomes.append(outcome) if outcomes is not None else None
     )
     async with running(tmp_path / "state", table=table, on_replay=told, **more) as world:
-        yield world, Archived(world.writer, destination or local(tmp_path / "archive"))
+        yield world, Archived(world.writer, destination or local(tmp_path / "archive"), formats)
 
 
 class Reader:

@@ -1,0 +1,25 @@
+"""jsonl and protobuf in zstd frames: ``jsonl.zst`` and ``protobuf.zst``.
+
+A file is a series of frames (RFC 8878), each of whole records. A frame begins at each split, so
+that a range of keys is a range of whole frames, as it is a range of bytes in the plain formats.
+"""
+
+from importlib.util import find_spec
+
+SUFFIX = ".zst"
+"""Of the format ids and of the files' names."""
+
+
+def plain_format(format_id: str) -> str:
+    """The format of what is in the frames: ``jsonl.zst`` -> ``jsonl``; others stay."""
+    return format_id.removesuffix(SUFFIX)
+
+
+def is_compressed(format_id: str) -> bool:
+    """Whether a file of this format is a series of frames."""
+    return format_id.endswith(SUFFIX)
+
+
+def is_installed() -> bool:
+    """Whether the library that frames are written and read with is there."""
+    return find_spec("zstandard") is not None

@@ -1,0 +1,161 @@
+"""Reads zstd frames as the plain bytes in them, in bounded memory whatever the file claims.
+
+Frames are taken apart here as far as their blocks' lengths, and each block, of 128 KB at most
+before and after, goes through the library by itself: so a frame's end is known, and no few
+bytes become gigabytes at once. https://www.rfc-editor.org/rfc/rfc8878#name-zstandard-frames
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import zstandard
+
+from laredo_archive.codec.blocks import MAX_RECORD, READ_BYTES, ByteSource
+from laredo_archive.codec.errors import BadBytes
+
+MAX_WINDOW = 8 << 20
+"""Bytes that a frame may refer back to, and so the memory that it takes: what RFC 8878 asks of
+every reader."""
+MAX_CONTENT = MAX_RECORD
+"""Plain bytes of a frame: it holds a single record if it is larger than a block."""
+
+_MAGIC = b"\x28\xb5\x2f\xfd"
+_SINGLE_SEGMENT, _CHECKSUM = 0x20, 0x04
+_DICTIONARY_BYTES = (0, 1, 2, 4)
+_SIZE_BYTES = (0, 2, 4, 8)
+_RLE, _RESERVED = 1, 3
+_MOST_IN_BLOCK = 128 << 10
+
+
+class PlainBytes:
+    """The plain bytes of whole frames; a ByteSource."""
+
+    def __init__(
+        self, source: ByteSource, start: int | None = None, stop: int | None = None
+    ) -> None:
+        """Frames from ``start`` (sought for, if it isn't where ``source`` is) to ``stop``."""
+        if start:
+            source.seek(start)  # type: ignore[attr-defined]  # ranges are for seekable streams
+        self._pieces = _pieces(_Compressed(source, start or 0, stop))
+        self._rest = b""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next ``size`` bytes, fewer at the end only; empty there.
+
+        :raises BadBytes: where the source isn't whole frames.
+        """
+        parts, held = [self._rest], len(self._rest)
+        while size < 0 or held < size:
+            piece = next(self._pieces, None)
+            if piece is None:
+                break
+            parts.append(piece)
+            held += len(piece)
+        data = b"".join(parts)
+        if size < 0 or held <= size:
+            self._rest = b""
+            return data
+        self._rest = data[size:]
+        return data[:size]
+
+
+class _Compressed:
+    """The frames' bytes, so many at a time."""
+
+    def __init__(self, source: ByteSource, start: int, stop: int | None) -> None:
+        self._source = source
+        self._stop = stop
+        self._read_to = start
+        self._buffer = b""
+        self._at = 0
+
+    @property
+    def offset(self) -> int:
+        return self._read_to - len(self._buffer) + self._at
+
+    def at_end(self) -> bool:
+        return self._at == len(self._buffer) and not self._more()
+
+    def take(self, size: int) -> bytes:
+        while len(self._buffer) - self._at < size:
+            if not self._more():
+                raise BadBytes(f"it ends inside a zstd frame, at byte {self._read_to}")
+        self._at += size
+        return self._buffer[self._at - size : self._at]
+
+    def _more(self) -> bool:
+        left = READ_BYTES if self._stop is None else min(READ_BYTES, self._stop - self._read_to)
+        if left <= 0:
+            return False
+        piece = self._source.read(left)
+        if not piece and self._stop is not None:
+            raise BadBytes(f"it ends at byte {self._read_to}, before byte {self._stop}")
+        self._buffer = self._buffer[self._at :] + piece
+        self._at = 0
+        self._read_to += len(piece)
+        return bool(piece)
+
+
+class _Header(NamedTuple):
+    data: bytes
+    content_bytes: int
+
+
+def _pieces(compressed: _Compressed) -> Iterator[bytes]:
+    unpacking = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+    while not compressed.at_end():
+        begun = compressed.offset
+        header = _header(compressed, begun)
+        frame = unpacking.decompressobj()
+        try:
+            yield from _frame(compressed, header, frame, begun)
+        except zstandard.ZstdError as wrong:
+            raise BadBytes(f"the zstd frame at byte {begun} can't be read: {wrong}") from wrong
+
+
+def _frame(compressed: _Compressed, header: _Header, frame: Any, begun: int) -> Iterator[bytes]:
+    unpack = frame.decompress
+    unpack(header.data)
+    left, is_last = header.content_bytes, False
+    while not is_last:
+        head = compressed.take(3)
+        value = int.from_bytes(head, "little")
+        is_last, kind, size = bool(value & 1), value >> 1 & 3, value >> 3
+        if kind == _RESERVED or size > _MOST_IN_BLOCK:
+            raise BadBytes(f"the zstd frame at byte {begun} has a block that no frame may have")
+        # The checksum goes with the last block: its bytes come out only if they are right.
+        data = compressed.take((1 if kind == _RLE else size) + (4 if is_last else 0))
+        piece = unpack(head + data)
+        left -= len(piece)
+        if left < 0 or (is_last and (left or not frame.eof)):
+            raise BadBytes(
+                f"the zstd frame at byte {begun} hasn't the {header.content_bytes} bytes that it"
+                " says"
+            )
+        if piece:
+            yield piece
+
+
+def _header(compressed: _Compressed, begun: int) -> _Header:
+    """A frame's header.
+
+    :raises BadBytes: if none begins here, or it isn't one that archives have.
+    """
+    magic = compressed.take(len(_MAGIC))
+    if magic != _MAGIC:
+        raise BadBytes(f"no zstd frame begins at byte {begun}: {magic!r}")
+    descriptor = compressed.take(1)
+    flags = descriptor[0]
+    single = bool(flags & _SINGLE_SEGMENT)
+    size_bytes = _SIZE_BYTES[flags >> 6] or int(single)
+    if not size_bytes or not flags & _CHECKSUM:
+        raise BadBytes(f"the zstd frame at byte {begun} lacks its content's size or checksum")
+    fields = compressed.take((not single) + _DICTIONARY_BYTES[flags & 3])
+    size = compressed.take(size_bytes)
+    content = int.from_bytes(size, "little") + (256 if size_bytes == 2 else 0)
+    if content > MAX_CONTENT:
+        raise BadBytes(
+            f"the zstd frame at byte {begun} says that it has {content} bytes, more than the"
+            f" {MAX_CONTENT} that a record may have"
+        )
+    return _Header(magic + descriptor + fields + size, content)
