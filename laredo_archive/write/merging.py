@@ -102,26 +102,33 @@ class Merging:
             finishes it.
         :raises Fenced: if another writer has taken over.
         """
-        with self._commits.turn():
-            self._finish()
-            manifest = self.stores[0].manifest
-            there = None if manifest is None else compaction.run_in(manifest, merged.artifact)
-            if there != run:
+        begun = False
+        try:
+            with self._commits.turn():
+                self._finish()
+                begun = self._is_there(run, merged.artifact)
+                if begun:
+                    self._commits.begin(self._pending(merged), merged.spool)
+                    self._finish()
+        finally:
+            # Once begun it is the commit's.
+            if not begun:
                 merged.spool.close()
-                return False
-            self._commits.begin(
-                PendingCommit(
-                    merged.artifact,
-                    merged.contents,
-                    {},
-                    self._entering.merged,
-                    self._new_names,
-                    lists=PartsLists(self._new_names),
-                ),
-                merged.spool,
-            )
-            self._finish()
-            return True
+        return begun
+
+    def _is_there(self, run: DiffRun, merged: Artifact) -> bool:
+        manifest = self.stores[0].manifest
+        return manifest is not None and compaction.run_in(manifest, merged) == run
+
+    def _pending(self, merged: EncodedDiff) -> PendingCommit:
+        return PendingCommit(
+            merged.artifact,
+            merged.contents,
+            {},
+            self._entering.merged,
+            self._new_names,
+            lists=PartsLists(self._new_names),
+        )
 
     def drop_parts(self, keep: timedelta) -> None:
         """Drop the parts of diffs that were merged longer than ``keep`` ago.

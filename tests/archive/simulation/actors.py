@@ -172,6 +172,11 @@ class Writer:
         self._compact(archive)
 
     def _compact(self, archive: TableArchive) -> None:
+        for _ in range(self._chance.randint(0, 3) if self._scene.levels else 0):
+            self._actor.step(self._chance.uniform(0, 25))
+            if self._continues(archive):
+                self._diff(archive, self._some_position(archive))
+                self._notify(archive)
         levels, formats = self._scene.levels, self._scene.formats
         while levels and self._chance.random() < 0.8:
             try:
@@ -334,7 +339,7 @@ class Reader:
             manifest = manifest_of(store)
             if manifest is None or not manifest.artifacts:
                 continue
-            if chance.random() < 0.5:
+            if self._scene.levels and chance.random() < 0.5:
                 manifest = in_steps(store, manifest)
             epoch = chance.choice(manifest.artifacts).epoch
             artifacts = [artifact for artifact in manifest.artifacts if artifact.epoch == epoch]

@@ -1,0 +1,97 @@
+"""How an archive is kept: formats, compression, retention, compaction."""
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from laredo_archive import codec
+from laredo_model.settings import Duration, Section
+
+DAY_S = 86400.0
+
+Count = Annotated[int, Field(gt=0)]
+SnapshotFormat = Literal["jsonl", "protobuf", "parquet"]
+DiffFormat = Literal["jsonl", "protobuf"]
+
+
+class FormatsBlock(Section):
+    """The formats that each artifact is written in, all of them at once."""
+
+    snapshot: Annotated[tuple[SnapshotFormat, ...], Field(min_length=1)] = ("jsonl",)
+    """Formats of bases: ``jsonl``, ``protobuf``, ``parquet``."""
+    diff: Annotated[tuple[DiffFormat, ...], Field(min_length=1)] = ("jsonl",)
+    """Formats of diffs: ``jsonl``, ``protobuf``."""
+    compression: Literal["none", "zstd"] = "none"
+    """``zstd``: jsonl and protobuf are compressed, as the formats ``jsonl.zst`` and
+    ``protobuf.zst``. Older readers, and the original's, can't read these; parquet compresses
+    itself. What is in the archive already stays as it is."""
+
+    @property
+    def of_bases(self) -> tuple[str, ...]:
+        """The format ids that bases get."""
+        return self._compressed(self.snapshot)
+
+    @property
+    def of_diffs(self) -> tuple[str, ...]:
+        """The format ids that diffs get."""
+        return self._compressed(self.diff)
+
+    def _compressed(self, formats: tuple[str, ...]) -> tuple[str, ...]:
+        if self.compression == "none":
+            return formats
+        return tuple(codec.compressed_format(format_id) for format_id in formats)
+
+    @model_validator(mode="after")
+    def _zstandard(self) -> "FormatsBlock":
+        for format_id in self.of_bases + self.of_diffs:
+            try:
+                codec.check_format(format_id)
+            except codec.ZstandardMissing as missing:
+                raise ValueError(f"compression = zstd: {missing}") from missing
+        return self
+
+    @field_validator("snapshot", "diff")
+    @classmethod
+    def _once(cls, formats: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(formats)) != len(formats):
+            raise ValueError("a format is named twice")
+        for format_id in formats:
+            try:
+                codec.check_format(format_id)
+            except codec.CodecError as missing:
+                raise ValueError(str(missing)) from missing
+        return formats
+
+
+class RetentionBlock(Section):
+    """What stays in the manifest, and how the rest is deleted."""
+
+    keep_epochs: Count | None = None
+    """Older epochs leave the manifest; all stay by default."""
+    collect_interval: Annotated[Duration, Field(ge=0)] = 3600.0
+    """How often objects that left the manifest are retired and deleted; 0: ``laredo-archive gc``
+    does it."""
+    cut_off: Annotated[Duration, Field(gt=0)] = DAY_S
+    """An object that no manifest names is garbage when it is older than this."""
+    grace: Annotated[Duration, Field(gt=0)] = DAY_S
+    """Retired objects are deleted after this; longer than the longest read."""
+
+
+class CompactionBlock(Section):
+    """Whether diffs are merged into larger ones, so that any reader needs a few only."""
+
+    levels: tuple[Annotated[Duration, Field(gt=0)], ...] = ()
+    """Lengths of time, ascending: the diffs of each period of such a length are merged into one.
+    None by default: diffs stay as they are written. Let each be a few of the one below:
+    ``[20s, 1m, 5m, 15m, 1h, 4h, 1d, 7d, 28d]``."""
+    keep_parts: Annotated[Duration, Field(gt=0)] | None = None
+    """How long the boundaries inside a merged diff can be read after it was merged, and the diffs
+    that it was made from are kept; for good by default."""
+
+    @field_validator("levels")
+    @classmethod
+    def _ascend(cls, levels: tuple[float, ...]) -> tuple[float, ...]:
+        if any(lower >= higher for lower, higher in pairwise(levels)):
+            raise ValueError("each level has to be longer than the one before")
+        return levels
