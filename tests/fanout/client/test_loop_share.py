@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -162,6 +163,51 @@ async def test_one_client_a_turn() -> None:
         await asyncio.gather(*(client(name) for name in range(3)))
         assert turns.count >= 57
     assert order == [0, 1, 2] * 20
+
+
+async def test_what_does_not_fit_into_a_slice_waits_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    share = LoopShare.of_running_loop()
+    async with counted() as turns:
+        await asyncio.sleep(0)
+        monkeypatch.setattr("laredo_fanout.client.loop_share._SLICE_S", 1000.0)
+        before = turns.count
+        # Nothing of the slice is used: it is as good as the next one.
+        await share.pause_before(1.0)
+        assert turns.count == before
+        monkeypatch.setattr("laredo_fanout.client.loop_share._SLICE_S", 0.01)
+        began = perf_counter()
+        while perf_counter() - began < 0.005:
+            pass
+        await share.pause_before(1.0)
+        assert turns.count > before
+
+
+@pytest.mark.usefixtures("always")
+async def test_a_part_of_a_large_transaction_has_a_slice_of_its_own() -> None:
+    """Other tasks run before each part, and after it."""
+    ready = asyncio.Event()
+    more = [(Action.UPDATE, key, line(int(key), "y")) for key in ROWS]
+    script = [handshake(), *snapshot(ROWS, "0/10", 5), When(ready.is_set)]
+    script += [batch(6, (0x20, more)), Hold()]
+    seen: Counter[int] = Counter()
+    async with (
+        playing(script) as (endpoint, _),
+        AsyncFanoutClient(endpoint.server, "public.users") as client,
+        counted() as turns,
+    ):
+
+        def applied() -> int:
+            seen[client._replica.reached.open_changes] += 1
+            return 0
+
+        await client.await_ready(PATIENCE_S)
+        turns.probe = applied
+        ready.set()
+        await soon(lambda: client.position == 0x20)
+    # A pause takes two turns.
+    assert [seen[parts * 1000] for parts in (1, 2, 3, 4)] == [4] * 4
 
 
 transactions = st.lists(st.integers(0, 12), min_size=1, max_size=8)
