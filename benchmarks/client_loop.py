@@ -37,16 +37,26 @@ class Stalls:
     async def watch(self) -> None:
         """Note how late each turn is."""
         with _SCHEDULE.open("rb") as schedule:  # noqa: ASYNC230
-            wall, cpu, waited = time.perf_counter(), time.thread_time(), _waited(schedule)
+            wall, cpu, waited = _clocks(schedule)
             while True:
                 await asyncio.sleep(0)
-                wall, since = time.perf_counter(), wall
-                cpu, used_before = time.thread_time(), cpu
-                waited, waited_before = _waited(schedule), waited
+                since, used_before, waited_before = wall, cpu, waited
+                wall, cpu, waited = _clocks(schedule)
                 took = wall - since
                 self.longest = max(self.longest, took)
                 self.longest_run = max(self.longest_run, took - (waited - waited_before))
                 self.longest_cpu = max(self.longest_cpu, cpu - used_before)
+
+
+def _clocks(schedule: BinaryIO) -> tuple[float, float, float]:
+    """Seconds of the clock, of this thread's CPU and of its waits, all at one time: a wait between
+    two readings would count for another turn in one of them."""
+    waited = _waited(schedule)
+    while True:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        waited, before = _waited(schedule), waited
+        if waited == before:
+            return wall, cpu, waited
 
 
 def _waited(schedule: BinaryIO) -> float:

@@ -1,17 +1,13 @@
 """Hundreds and thousands of Connect clients at 20 commits a second."""
 
-import time
-
-import psutil
-
 from benchmarks import bench_table
 from benchmarks.figures import Figure
-from benchmarks.processes import anonymous_bytes, free_port, wait_until
-from benchmarks.scenario import Scenario, percentile, told
+from benchmarks.many_clients import Load, after_a_change, case
+from benchmarks.processes import free_port, wait_until
+from benchmarks.scenario import Scenario, told
 from laredo_model import position as position_
 
 SUBJECT = "connect"
-_PER_SECOND = 20
 _CASES = ((500, 30.0), (2000, 60.0), (5000, 200.0))
 _MOST_CPU_US = 12.0
 _LEAST_RATE = 100_000
@@ -33,14 +29,22 @@ def run(scenario: Scenario) -> list[Figure]:
     )
     figures = [*_as_fast_as_it_takes_them(scenario, port)]
     for clients, target in _CASES:
-        figures += _case(scenario, port, clients, target)
+        load = Load("connect_load", port, clients)
+        figures += case(
+            scenario,
+            SUBJECT,
+            load,
+            latency=target,
+            cpu=_MOST_CPU_US,
+            most_memory=_MOST_MEMORY_MB,
+        )
     scenario.stop_server()
     return figures
 
 
 def _as_fast_as_it_takes_them(scenario: Scenario, port: int) -> list[Figure]:
     """A snapshot, and a backlog that the journal has, to one client of the base protocol."""
-    position = _after_a_change(scenario)
+    position = after_a_change(scenario)
     updates = scenario.updates
     with scenario.connect() as database:
         bench_table.update_in_order(database, updates, scenario.rows, 1000)
@@ -70,85 +74,3 @@ def _one_reader(scenario: Scenario, port: int, what: str, position: str, message
         target=_LEAST_RATE,
         note=f"the client took {1e6 * found['cpu_seconds'] / found['messages']:.1f} µs a message",
     )
-
-
-def _case(scenario: Scenario, port: int, clients: int, target: float) -> list[Figure]:
-    position = _after_a_change(scenario)
-    seconds = scenario.seconds + 2
-    with scenario.running(
-        "connect_load",
-        *("--port", port, "--table", bench_table.QUALIFIED, "--position", position),
-        *("--clients", clients, "--seconds", seconds + 1),
-        what="load generator",
-    ) as load:
-        told(load)
-        serving = _serving(scenario)
-        memory = sum(anonymous_bytes(process.pid) or 0 for process in serving) / 1e6
-        before = _cpu_seconds(serving)
-        _commit(scenario, seconds)
-        time.sleep(0.5)
-        used = _cpu_seconds(serving) - before
-        found = told(load)
-    messages = clients * round(seconds * _PER_SECOND)
-    note = (
-        f"p50 {percentile(found['latencies'], 0.5):.1f}, max {max(found['latencies']):.1f} ms;"
-        f" {messages / seconds:,.0f} messages/s; the generator took"
-        f" {1e6 * found['cpu_seconds'] / found['reads']:.1f} µs a read,"
-        f" {100 * found['cpu_seconds'] / found['seconds']:.0f} % of a core"
-    )
-    return [
-        Figure(
-            SUBJECT,
-            f"commit to read, {clients:,} clients, p95",
-            percentile(found["latencies"], 0.95),
-            "ms",
-            target=target,
-            less_is_better=True,
-            note=note,
-        ),
-        Figure(
-            SUBJECT,
-            f"serving CPU a message, {clients:,} clients",
-            1e6 * used / messages,
-            "µs",
-            target=_MOST_CPU_US,
-            less_is_better=True,
-            note=f"{100 * used / seconds:.0f} % of a core",
-        ),
-        Figure(
-            SUBJECT,
-            f"anonymous memory of the serving process, {clients:,} idle clients",
-            memory,
-            "MB",
-            target=_MOST_MEMORY_MB,
-            less_is_better=True,
-        ),
-    ]
-
-
-def _after_a_change(scenario: Scenario) -> str:
-    """A position from which a client of the base protocol may resume: the journal has an entry."""
-    copied, _ = scenario.place()
-    _commit(scenario, 1 / _PER_SECOND)
-    wait_until(lambda: scenario.place()[0] != copied, timeout=60, what="the change's arrival")
-    return scenario.place()[0]
-
-
-def _serving(scenario: Scenario) -> list[psutil.Process]:
-    children = psutil.Process(scenario.server.pid).children(recursive=True)
-    return [child for child in children if "serving_process" in " ".join(child.cmdline())]
-
-
-def _cpu_seconds(processes: list[psutil.Process]) -> float:
-    return sum(times.user + times.system for times in (each.cpu_times() for each in processes))
-
-
-def _commit(scenario: Scenario, seconds: float) -> None:
-    with scenario.connect() as database:
-        began = time.perf_counter()
-        for number in range(round(seconds * _PER_SECOND)):
-            time.sleep(max(0.0, began + number / _PER_SECOND - time.perf_counter()))
-            database.execute(
-                f"UPDATE {bench_table.NAME} SET n = n + 1, updated = now() WHERE id = %s",
-                (number % scenario.rows + 1,),
-            )

@@ -18,23 +18,28 @@ from bisect import bisect_right
 from laredo_fanout.wire import replication_pb2 as wire
 
 _READ = 1 << 18
-_PATH = "/laredo.replication.v1.LaredoReplicationService/Sync"
+PATH = "/laredo.replication.v1.LaredoReplicationService/Sync"
 _QUIET_S = 1.0
+
+
+def sync_request(arguments: Namespace, client: str) -> bytes:
+    """A request of the base protocol."""
+    schema, table = arguments.table.split(".")
+    return wire.SyncRequest(
+        schema=schema,
+        table=table,
+        client_id=client,
+        last_known_source_position=arguments.position,
+    ).SerializeToString()
 
 
 def opened(arguments: Namespace, number: int) -> socket.socket:
     """A connection over which a Sync call of the base protocol was begun."""
-    schema, table = arguments.table.split(".")
-    request = wire.SyncRequest(
-        schema=schema,
-        table=table,
-        client_id=f"bench-connect-{number}",
-        last_known_source_position=arguments.position,
-    ).SerializeToString()
+    request = sync_request(arguments, f"bench-connect-{number}")
     body = b"\0" + len(request).to_bytes(4, "big") + request
     end = socket.create_connection(("127.0.0.1", arguments.port))
     head = (
-        f"POST {_PATH} HTTP/1.1\r\nHost: localhost\r\nConnect-Protocol-Version: 1\r\n"
+        f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nConnect-Protocol-Version: 1\r\n"
         f"Content-Type: application/connect+proto\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     end.sendall(head.encode() + body)
@@ -55,8 +60,20 @@ class Clients:
             self._connect(arguments, number)
         self._first = next(iter(self._ends))
 
+    def opened(self, arguments: Namespace, number: int) -> socket.socket:
+        """A connection over which client ``number`` has begun to follow the table."""
+        return opened(arguments, number)
+
+    def body(self, end: socket.socket, data: memoryview) -> memoryview | bytes:
+        """Of what was read from ``end``, the bytes that all clients are sent alike."""
+        return data
+
+    def commits(self) -> list[tuple[int, float]]:
+        """The end of each change in the bytes that were kept, and its commit time."""
+        return commits(bytes(self.kept))
+
     def _connect(self, arguments: Namespace, number: int) -> None:
-        end = opened(arguments, number)
+        end = self.opened(arguments, number)
         end.setblocking(False)
         self._ends[end.fileno()] = end
         self.totals[end.fileno()] = 0
@@ -80,9 +97,12 @@ class Clients:
             size = self._ends[number].recv_into(self._buffer)
             if not size:
                 raise ConnectionError("the server closed a connection")
-            self.totals[number] += size
+            body = self.body(self._ends[number], self._buffer[:size])
+            if not body:
+                continue
+            self.totals[number] += len(body)
             if number == self._first:
-                self.kept += self._buffer[:size]
+                self.kept += body
             if self.reads:
                 sizes, times = self.reads[number]
                 sizes.append(self.totals[number])
@@ -121,8 +141,8 @@ def latencies(clients: Clients, ends: list[tuple[int, float]]) -> list[float]:
     return found
 
 
-def main(arguments: Namespace) -> None:
-    clients = Clients(arguments)
+def follow(clients: Clients, arguments: Namespace) -> None:
+    """Let them read for so long, and print what came of it."""
     clients.read_until_quiet()
     print(json.dumps({"ready": len(clients.totals)}), flush=True)
     before = _cpu_seconds()
@@ -130,7 +150,7 @@ def main(arguments: Namespace) -> None:
     deadline = began + arguments.seconds
     while time.time() < deadline:
         clients.read(0.2)
-    ends = commits(bytes(clients.kept))[arguments.skip :]
+    ends = clients.commits()[arguments.skip :]
     messages = sum(map(len, (times for _, times in clients.reads.values())))
     print(
         json.dumps(
@@ -152,7 +172,8 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-if __name__ == "__main__":
+def arguments_given() -> Namespace:
+    """Of the command line."""
     parser = ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--table", required=True)
@@ -160,4 +181,9 @@ if __name__ == "__main__":
     parser.add_argument("--clients", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--skip", type=int, default=40)
-    main(parser.parse_args())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    given = arguments_given()
+    follow(Clients(given), given)

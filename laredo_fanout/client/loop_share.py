@@ -10,7 +10,7 @@ from time import perf_counter
 from weakref import WeakKeyDictionary
 
 _SLICE_S = 0.001
-
+_LITTLE = 0.25
 
 _shares: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopShare]" = WeakKeyDictionary()
 
@@ -46,6 +46,14 @@ class LoopShare:
     async def pause_if_used(self) -> None:
         """Let other tasks run if the slice is over; one client a turn goes on, in order."""
         if self.is_used:
+            await self.pause()
+
+    async def pause_before(self, share: float) -> None:
+        """Let other tasks run if what comes next, about ``share`` of a slice, doesn't fit into this
+        one; not if little of it is used."""
+        self.note_work()
+        used = perf_counter() - (self._since or 0)
+        if used > _SLICE_S * _LITTLE and used > _SLICE_S * (1 - share):
             await self.pause()
 
     async def pause(self) -> None:

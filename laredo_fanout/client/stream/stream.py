@@ -117,5 +117,6 @@ async def _events(
         share.note_work()
         for event in translator.events(message):
             await share.pause_if_used()
-            yield event
+            if event is not None:
+                yield event
         await share.pause_if_used()

@@ -5,7 +5,7 @@ transaction ends. Changes are passed on at once, marked unfinished; the
 end follows when a change of a later position or a heartbeat proves it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +26,7 @@ from laredo_fanout.client.events import (
     SnapshotRows,
 )
 from laredo_fanout.client.stream.base_form import BaseRows
+from laredo_fanout.client.stream.columns import values
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import history as history_
 from laredo_model import position as position_
@@ -56,7 +57,7 @@ class Translator:
         self._lines: list[bytes] = []
         self._unfinished: Changes | None = None
         self._in_snapshot = False
-        self._by_kind: dict[str, Callable[[Any], Iterable[Event]]] = {
+        self._by_kind: dict[str, Callable[[Any], Iterable[Event | None]]] = {
             "snapshot_batch": self._snapshot_batch,
             "change_batch": self._change_batch,
             "handshake": self._handshake,
@@ -69,59 +70,71 @@ class Translator:
             "go_away": self._go_away,
         }
 
-    def events(self, message: wire.SyncResponse) -> Iterable[Event]:
+    def events(self, message: wire.SyncResponse) -> Iterator[Event | None]:
         """The events of ``message``; none for a kind of message that is newer than this client.
+        None between them: work was done, and other tasks may run.
 
         :raises ProtocolViolation: if it breaks the wire contract.
         """
         kind = message.WhichOneof("message")
         if kind is None:
-            return ()
+            return
         if not self._handshaken and kind != "handshake":
             raise ProtocolViolation(self._server, f"sent {kind} before the handshake")
         try:
-            return self._by_kind[kind](getattr(message, kind))
+            yield from self._by_kind[kind](getattr(message, kind))
         except ModelError as wrong:
             raise ProtocolViolation(self._server, f"in {kind}: {wrong}") from wrong
 
-    def _snapshot_batch(self, batch: wire.SnapshotBatch) -> Iterable[Event]:
-        keys, lines = list(batch.keys), list(batch.lines)
-        if len(keys) != len(lines):
+    def _snapshot_batch(self, batch: wire.SnapshotBatch) -> Iterator[Event | None]:
+        if len(batch.keys) != len(batch.lines):
             raise ProtocolViolation(
-                self._server, f"a snapshot batch has {len(keys)} keys and {len(lines)} lines"
+                self._server,
+                f"a snapshot batch has {len(batch.keys)} keys and {len(batch.lines)} lines",
             )
-        return (SnapshotRows(keys, lines),)
+        keys = yield from values(batch.keys)
+        lines = yield from values(batch.lines)
+        yield SnapshotRows(keys, lines)
 
-    def _change_batch(self, batch: wire.ChangeBatch) -> Iterable[Event]:
-        actions, counts = batch.actions, list(batch.counts)
-        changes = Changes(
+    def _change_batch(self, batch: wire.ChangeBatch) -> Iterator[Event | None]:
+        self._check_columns(batch)
+        keys = yield from values(batch.keys)
+        lines = yield from values(batch.lines)
+        old_lines = (yield from values(batch.old_lines)) if self._want_old else None
+        counts = yield from values(batch.counts)
+        positions = yield from values(batch.positions)
+        times_us = yield from values(batch.times_us)
+        sequences = yield from values(batch.sequences)
+        since = Position(batch.since_position) if batch.since_position else None
+        yield Changes(
             batch.first_sequence,
-            actions,
-            list(batch.keys),
-            list(batch.lines),
-            list(batch.old_lines) if self._want_old else None,
+            batch.actions,
+            keys,
+            lines,
+            old_lines,
             counts,
-            list(batch.positions),
-            list(batch.times_us),
+            positions,
+            times_us,
             batch.open,
-            list(batch.sequences) or None,
-            Position(batch.since_position) if batch.since_position else None,
+            sequences or None,
+            since,
         )
-        many = len(actions)
+
+    def _check_columns(self, batch: wire.ChangeBatch) -> None:
+        many = len(batch.actions)
         if (
-            len(changes.keys) != many
-            or len(changes.lines) != many
-            or (changes.old_lines is not None and len(changes.old_lines) != many)
-            or (changes.sequences is not None and len(changes.sequences) != many)
-            or not len(counts) == len(changes.positions) == len(changes.times_us)
-            or sum(counts) != many
+            len(batch.keys) != many
+            or len(batch.lines) != many
+            or (self._want_old and len(batch.old_lines) != many)
+            or len(batch.sequences) not in {0, many}
+            or not len(batch.counts) == len(batch.positions) == len(batch.times_us)
+            or sum(batch.counts) != many
         ):
             raise ProtocolViolation(
                 self._server,
                 f"the columns of the change batch at sequence {batch.first_sequence} "
                 "differ in length",
             )
-        return (changes,)
 
     def _handshake(self, sent: wire.SyncHandshake) -> Iterable[Event]:
         if self._handshaken:

@@ -212,7 +212,10 @@ class Follower(Observer):
         # By transactions, so that a small one is seen as a whole.
         wanted = self._wanted()
         weight = 1 + 6 * self._replica.indexes + 2 * wanted
-        for piece in pieces(changes, max(1, self._at_once // weight)):
+        most = max(1, self._at_once // weight)
+        for piece in pieces(changes, most):
+            # As many as may be applied at once take a slice, or somewhat more.
+            await self._share.pause_before(len(piece) / most)
             async with self._rows_lock:
                 differences = self._replica.apply(piece, differences=wanted)
             if differences:

@@ -5,14 +5,27 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_fanout.client import AsyncFanoutClient, Changes, TableIndex
+from laredo_fanout.client import (
+    AsyncFanoutClient,
+    Changes,
+    Endpoint,
+    SnapshotRows,
+    SyncOptions,
+    TableIndex,
+    open_stream,
+)
 from laredo_fanout.client.loop_share import LoopShare
+from laredo_fanout.client.stream.columns import values
+from laredo_fanout.client.stream.transport.transport import Transport
 from laredo_fanout.client.table.pieces import pieces
+from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
 from tests.fanout.client.kept_copy import soon
 from tests.fanout.client.scripted_replica import as_changes
@@ -22,6 +35,7 @@ from tests.support.server.scripted_server import (
     When,
     batch,
     handshake,
+    heartbeat,
     line,
     playing,
     snapshot,
@@ -151,6 +165,51 @@ async def test_one_client_a_turn() -> None:
     assert order == [0, 1, 2] * 20
 
 
+async def test_what_does_not_fit_into_a_slice_waits_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    share = LoopShare.of_running_loop()
+    async with counted() as turns:
+        await asyncio.sleep(0)
+        monkeypatch.setattr("laredo_fanout.client.loop_share._SLICE_S", 1000.0)
+        before = turns.count
+        # Nothing of the slice is used: it is as good as the next one.
+        await share.pause_before(1.0)
+        assert turns.count == before
+        monkeypatch.setattr("laredo_fanout.client.loop_share._SLICE_S", 0.01)
+        began = perf_counter()
+        while perf_counter() - began < 0.005:
+            pass
+        await share.pause_before(1.0)
+        assert turns.count > before
+
+
+@pytest.mark.usefixtures("always")
+async def test_a_part_of_a_large_transaction_has_a_slice_of_its_own() -> None:
+    """Other tasks run before each part, and after it."""
+    ready = asyncio.Event()
+    more = [(Action.UPDATE, key, line(int(key), "y")) for key in ROWS]
+    script = [handshake(), *snapshot(ROWS, "0/10", 5), When(ready.is_set)]
+    script += [batch(6, (0x20, more)), Hold()]
+    seen: Counter[int] = Counter()
+    async with (
+        playing(script) as (endpoint, _),
+        AsyncFanoutClient(endpoint.server, "public.users") as client,
+        counted() as turns,
+    ):
+
+        def applied() -> int:
+            seen[client._replica.reached.open_changes] += 1
+            return 0
+
+        await client.await_ready(PATIENCE_S)
+        turns.probe = applied
+        ready.set()
+        await soon(lambda: client.position == 0x20)
+    # A pause takes two turns.
+    assert [seen[parts * 1000] for parts in (1, 2, 3, 4)] == [4] * 4
+
+
 transactions = st.lists(st.integers(0, 12), min_size=1, max_size=8)
 
 
@@ -185,3 +244,72 @@ def _by_sequence(batches: Sequence[Changes]) -> list[tuple[int, bytes]]:
 
 def _ends(batches: Sequence[Changes]) -> list[int]:
     return [part.position for batch in batches for part in batch.transactions() if part.last]
+
+
+class Sent(Transport):
+    """A transport whose server has sent these messages."""
+
+    def __init__(self, *messages: wire.SyncResponse) -> None:
+        self._messages = messages
+
+    def check(self) -> None:
+        """Nothing can be wrong with it."""
+
+    @asynccontextmanager
+    async def sync(
+        self, request: wire.SyncRequest
+    ) -> AsyncIterator[AsyncIterator[wire.SyncResponse]]:
+        yield self._all()
+
+    async def status(
+        self, request: wire.GetReplicationStatusRequest, timeout: float
+    ) -> wire.GetReplicationStatusResponse:
+        return wire.GetReplicationStatusResponse()
+
+    async def _all(self) -> AsyncIterator[wire.SyncResponse]:
+        for message in self._messages:
+            yield message
+
+
+@pytest.mark.usefixtures("always")
+async def test_a_large_message_is_taken_apart_in_slices() -> None:
+    """500 keys, or rows, are taken out of it between two turns of the loop."""
+    changes = [(Action.UPDATE, key, row) for key, row in ROWS.items()]
+    rows, large, small = snapshot(ROWS, "0/10", 5)[1], batch(6, (0x20, changes)), heartbeat(5005)
+    sent = Sent(handshake(), rows, large, small)
+    endpoint, options = Endpoint("127.0.0.1:1"), SyncOptions("public.users", "c")
+    async with counted() as turns, open_stream(endpoint, options, transport=sent) as events:
+        seen = [(event, turns.count) async for event in events]
+    (_, greeted), (first, staged_at), (second, changed_at), (_, ended) = seen
+    assert isinstance(first, SnapshotRows) and isinstance(second, Changes)
+    assert (first.keys, second.lines) == (list(ROWS), list(ROWS.values()))
+    parts = 2 * len(ROWS) // 500
+    # A small message has two pauses.
+    pause = (ended - changed_at) / 2
+    assert staged_at - greeted >= parts * pause > 0
+    assert changed_at - staged_at >= parts * pause
+
+
+class Handed(list[bytes]):
+    """A column that counts what was taken of it since the last turn."""
+
+    since_turn = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.since_turn += len(found)
+        return found
+
+
+@given(many=st.integers(0, 2100))
+def test_a_column_is_taken_in_parts(many: int) -> None:
+    column = Handed(b"%d" % number for number in range(many))
+    taking = values(column)
+    while True:
+        try:
+            next(taking)
+        except StopIteration as taken:
+            assert taken.value == column
+            break
+        assert column.since_turn <= 500
+        column.since_turn = 0

@@ -21,6 +21,7 @@ from laredo_fanout.client.errors import (
     StreamError,
     of_status,
 )
+from laredo_fanout.client.loop_share import LoopShare
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.transport.connect_call import ConnectCall, connected
 from laredo_fanout.client.stream.transport.framing import END_STREAM, Envelope, Envelopes
@@ -103,7 +104,9 @@ class ConnectTransport:
             if call.status != 200 or call.content_type != _STREAM:
                 raise self._refusal(call, await call.read_all(_LONGEST_ERROR))
             envelopes, silence = Envelopes(), _Silence(self._endpoint)
+            share = LoopShare.of_running_loop()
             while (data := await silence.bounded(call)) is not None:
+                share.note_work()
                 for envelope in envelopes.feed(data):
                     if envelope.flags & END_STREAM:
                         self._raise_end(envelope.content)
