@@ -37,7 +37,7 @@ $(DELTA_STAMP) $(ICEBERG_STAMP): $(STAMP)
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade pip
 	$(@D)/bin/python -m pip install --quiet --editable '.[$(@D:.venv-%=%),aws,embedded]' \
-		httpx hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
+		httpx hypothesis 'moto[server]==5.2.5' pytest pytest-asyncio pytest-timeout pytest-xdist
 	@touch $@
 
 $(DEMO_STAMP): pyproject.toml $(COMPILED)
