@@ -79,5 +79,6 @@ def catalog_jobs(
 def _below(target: str, name: str, to: To) -> str:
     """The target of the table ``name``: a directory, or a table of an Iceberg catalog."""
     if to == "iceberg":
-        return ".".join([target, *map(quoted, name.split("."))])
+        parts = (part if part.isidentifier() else quoted(part) for part in name.split("."))
+        return ".".join((target, *parts))
     return f"{target.rstrip('/')}/{name}"

@@ -9,7 +9,7 @@ from tests.support.spark import kept_jars, session_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What hadoop-aws 3.5.0 asks for is a bundle of the whole SDK, 650 MB; these are 30 MB.
+# hadoop-aws 3.5.0 asks for a bundle of the whole SDK, 686 MB; all these are 30 MB with Delta's.
 _SDK = ("s3", "s3-transfer-manager", "apache-client", "netty-nio-client", "sts")
 S3A = (
     "org.apache.hadoop:hadoop-aws:3.5.0",
