@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Delta Lake needs an earlier PySpark than the one that all else is tested with.
+# Delta Lake and Iceberg each need an earlier PySpark than the one that all else is tested with.
 DELTA := .venv-delta
 DELTA_STAMP := $(DELTA)/.installed
+ICEBERG := .venv-iceberg
+ICEBERG_STAMP := $(ICEBERG)/.installed
 # What the demo needs and no more.
 DEMO := .venv-demo
 DEMO_STAMP := $(DEMO)/.installed
@@ -29,12 +31,14 @@ $(STAMP): pyproject.toml $(COMPILED)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(STAMP)
 
-$(DELTA_STAMP): $(STAMP)
-	$(PYTHON) -m venv $(DELTA)
-	$(DELTA)/bin/python -m pip install --quiet --upgrade pip
-	$(DELTA)/bin/python -m pip install --quiet --editable '.[delta,aws,embedded]' \
-		httpx hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
-	@touch $(DELTA_STAMP)
+# The editable installations compile in one directory: one after the other.
+$(ICEBERG_STAMP): $(DELTA_STAMP)
+$(DELTA_STAMP) $(ICEBERG_STAMP): $(STAMP)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade pip
+	$(@D)/bin/python -m pip install --quiet --editable '.[$(@D:.venv-%=%),aws,embedded]' \
+		httpx hypothesis 'moto[server]==5.2.5' pytest pytest-asyncio pytest-timeout pytest-xdist
+	@touch $@
 
 $(DEMO_STAMP): pyproject.toml $(COMPILED)
 	@$(PYTHON) -c '$(IS_NEW_ENOUGH)'
@@ -57,7 +61,7 @@ test: $(STAMP)  ## before a push: fixed seeds and one PostgreSQL a test, with re
 	@tests/postgres15.sh
 	$(BIN)/python -m pytest $(PYTEST) -m 'not thorough' --hypothesis-profile=push
 
-test-all: $(STAMP) $(DELTA_STAMP)  ## what CI runs: more seeds, PostgreSQL 14 to 18, Delta Lake, the notebook, rehearsed alerts
+test-all: $(STAMP) $(DELTA_STAMP) $(ICEBERG_STAMP)  ## what CI runs: more seeds, PostgreSQL 14 to 18, Delta Lake, Iceberg, the notebook, rehearsed alerts
 	@tests/java.sh
 	@tests/go.sh
 	@tests/postgres15.sh
@@ -66,6 +70,7 @@ test-all: $(STAMP) $(DELTA_STAMP)  ## what CI runs: more seeds, PostgreSQL 14 to
 	@tests/browser.sh
 	$(BIN)/python -m pytest $(PYTEST)
 	$(DELTA)/bin/python -m pytest tests/spark/delta
+	$(ICEBERG)/bin/python -m pytest tests/spark/iceberg
 
 test-long: export LAREDO_FUZZ_SECONDS ?= 60
 test-long: export LAREDO_TEST_ALL = 1
@@ -100,4 +105,4 @@ lock:  ## what the image installs, to the version and hash, into requirements.lo
 		--output-file requirements.lock pyproject.toml
 
 clean:
-	rm -rf $(VENV) $(DELTA) $(DEMO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DELTA) $(ICEBERG) $(DEMO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

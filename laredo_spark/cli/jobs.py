@@ -1,7 +1,8 @@
 """What the commands of ``laredo-spark`` do with Spark."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from laredo_spark.cli.output import TableOutput
 from laredo_spark.frames.table import read_table
 from laredo_spark.session import remote, session
 from laredo_spark.sync import config as sync_config
-from laredo_spark.sync import delta_fit
 from laredo_spark.sync.config import SparkBlock
-from laredo_spark.sync.errors import DeltaMissing
+from laredo_spark.sync.errors import DeltaMissing, IcebergMissing
+from laredo_spark.sync.lakehouse import delta_fit, iceberg_fit
 from laredo_spark.sync.sync import Done, sync_tables
 
 FAILED = 1
@@ -70,8 +71,7 @@ class SparkJob:
         jobs = [job for job in known if not targets or job.target in targets]
         if unknown := sorted({*targets} - {job.target for job in jobs}):
             raise click.UsageError(f"{config} has no target {unknown[0]}")
-        with_delta = any(job.to == "delta" for job in jobs)
-        spark = self._session(block.spark, _delta_settings() if with_delta else {})
+        spark = self._session(block.spark, _settings_for({job.to for job in jobs}))
         done = sync_tables(spark, jobs, parallel=block.parallel, on_done=_report_done)
         if any(one.failure is not None for one in done):
             sys.exit(FAILED)
@@ -97,9 +97,12 @@ def _report_done(done: Done) -> None:
         click.echo(printable_lines(f"laredo-spark: {done.job.path}: {done.failure}"), err=True)
 
 
-def _delta_settings() -> Mapping[str, str]:
-    """Without the Python package the tables that need it fail, each with a message."""
-    try:
-        return delta_fit.settings()
-    except DeltaMissing:
-        return {}
+def _settings_for(formats: Collection[str]) -> Mapping[str, str]:
+    """Without what a format needs, the tables of that format fail, each with a message."""
+    together: dict[str, str] = {}
+    for name, settings in (("delta", delta_fit.settings), ("iceberg", iceberg_fit.settings)):
+        with suppress(DeltaMissing, IcebergMissing):
+            for setting, value in settings().items() if name in formats else ():
+                # Packages and extensions of both are lists with commas.
+                together[setting] = ",".join(filter(None, (together.get(setting), value)))
+    return together

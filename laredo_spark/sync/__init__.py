@@ -1,1 +1,1 @@
-"""Parquet directories and Delta tables kept up to date with an archive."""
+"""Parquet directories, Delta and Iceberg tables kept up to date with an archive."""

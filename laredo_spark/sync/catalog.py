@@ -16,6 +16,7 @@ from laredo_archive.storage.destination import is_plain
 from laredo_spark.frames.catalog import archives_of
 from laredo_spark.frames.tables import choose, pins
 from laredo_spark.sync.errors import TargetRefused
+from laredo_spark.sync.lakehouse.merging import quoted
 from laredo_spark.sync.sync import KEEP_S, Done, Job, To, sync_tables
 
 
@@ -34,6 +35,7 @@ def sync_catalog(
 ) -> list[Done]:
     """Bring ``target``/NAME up to the newest common position for each table of the catalog.
 
+    Of Iceberg it is ``target``.NAME: ``lake.public.users`` with ``target`` = ``lake``.
     ``tables``: these names only. One that fails doesn't stop the others. The rest is as in
     :func:`sync_table`.
 
@@ -69,6 +71,14 @@ def catalog_jobs(
             raise TargetRefused(f"{target.rstrip('/')}/{name}", reason)
     boundary = choose(uris, None, known, exact=False, given=given)
     return [
-        Job(uri, f"{target.rstrip('/')}/{name}", to, rebuild, keep_s, {**given, **pinned})
+        Job(uri, _below(target, name, to), to, rebuild, keep_s, {**given, **pinned})
         for (name, uri), pinned in zip(uris.items(), pins(boundary), strict=True)
     ]
+
+
+def _below(target: str, name: str, to: To) -> str:
+    """The target of the table ``name``: a directory, or a table of an Iceberg catalog."""
+    if to == "iceberg":
+        parts = (part if part.isidentifier() else quoted(part) for part in name.split("."))
+        return ".".join((target, *parts))
+    return f"{target.rstrip('/')}/{name}"

@@ -16,7 +16,7 @@ Each key can be set from the environment (LAREDO_SYNC_PARALLEL=4) or by --set sy
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,7 @@ from laredo_model.settings import Duration, Section, WrongAt
 from laredo_spark.errors import OptionRefused
 from laredo_spark.sync.catalog import catalog_jobs
 from laredo_spark.sync.parquet import given_options
-from laredo_spark.sync.sync import KEEP_S, Job
+from laredo_spark.sync.sync import KEEP_S, Job, To
 
 ENV_PREFIX = "LAREDO_SYNC_"
 _SET_ELSEWHERE = ("path", "as_of", "exact", "epoch", "history", "mode", "lines", "key")
@@ -50,7 +50,7 @@ class SyncTableBlock(Section):
 
     archive: str
     target: str
-    to: Literal["parquet", "delta"] = "parquet"
+    to: To = "parquet"
     keep: Annotated[Duration, Field(ge=0)] = KEEP_S
     options: Options = Field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class SyncCatalogBlock(Section):
     catalog: str
     target: str
     tables: list[str] | None = None
-    to: Literal["parquet", "delta"] = "parquet"
+    to: To = "parquet"
     keep: Annotated[Duration, Field(ge=0)] = KEEP_S
     options: Options = Field(default_factory=dict)
 

@@ -8,6 +8,8 @@ SyncError
 ├── OlderThanTarget  the archive ends before what the target holds already
 ├── DeltaMissing     Delta Lake isn't in this Spark session
 ├── DeltaUnfit       Delta Lake is in it, and for another Spark
+├── IcebergMissing   Iceberg, or the target's catalog, isn't in this Spark session
+├── IcebergUnfit     Iceberg is in it, and for another Spark
 └── SyncFailed       a task failed; its message
 """
 
@@ -19,6 +21,13 @@ _DELTA = (
     "PySpark 4.2 and delta-spark 4.4.0 fit together: pip install 'laredo-snapshotter[delta]' in an"
     " environment of its own, and make the session with delta.configure_spark_with_delta_pip("
     "builder), or with spark.jars.packages = io.delta:delta-spark_4.2_2.13:4.4.0"
+)
+_ICEBERG = (
+    "There are runtimes of Iceberg for Spark 4.0 and 4.1: pip install 'laredo-snapshotter[iceberg]'"
+    " (PySpark 4.1) in an environment of its own, and make the session with"
+    " spark.jars.packages = org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0,"
+    " spark.sql.extensions = org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+    " and spark.sql.catalog.NAME = org.apache.iceberg.spark.SparkCatalog"
 )
 
 
@@ -88,6 +97,23 @@ class DeltaUnfit(SyncError):
         super().__init__(
             f"to = delta: delta-spark {installed} goes with {requirement}, and this is Spark"
             f" {spark}. {_DELTA}"
+        )
+
+
+class IcebergMissing(SyncError):
+    """Iceberg, or the target's catalog, isn't in this Spark session."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"to = iceberg needs Iceberg in the Spark session ({reason}). {_ICEBERG}")
+
+
+class IcebergUnfit(SyncError):
+    """Iceberg is there, and for another Spark."""
+
+    def __init__(self, installed: str, made_for: str, spark: str) -> None:
+        super().__init__(
+            f"to = iceberg: this runtime of Iceberg {installed} is for Spark {made_for}, and this"
+            f" is Spark {spark}. {_ICEBERG}"
         )
 
 

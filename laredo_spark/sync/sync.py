@@ -1,4 +1,4 @@
-"""``sync_table``: keep a Parquet directory, or a Delta table, up to date with an archive.
+"""``sync_table``: keep Parquet files, a Delta or an Iceberg table up to date with an archive.
 
     sync_table(spark, "s3://bucket/users/", to="parquet", target="/data/users")
     synced_table(spark, "/data/users")          # or spark.read.parquet("/data/users/current")
@@ -27,9 +27,10 @@ from laredo_model.position import Position
 from laredo_spark import options
 from laredo_spark.errors import SparkReadError
 from laredo_spark.sync.bucket import SyncBucket
-from laredo_spark.sync.delta import sync_delta
 from laredo_spark.sync.directory import SyncDirectory
 from laredo_spark.sync.errors import SyncFailed
+from laredo_spark.sync.lakehouse.delta import sync_delta
+from laredo_spark.sync.lakehouse.iceberg import sync_iceberg
 from laredo_spark.sync.parquet import ParquetSync, SyncResult, given_options
 from laredo_spark.sync.plan import Merge, Rebuild, UpToDate
 from laredo_spark.sync.spark import engine, file_uri
@@ -37,7 +38,7 @@ from laredo_spark.sync.spark import engine, file_uri
 KEEP_S = 3600.0
 """Seconds that a version of a Parquet target stays after the next one, for its readers."""
 
-To = Literal["parquet", "delta"]
+To = Literal["parquet", "delta", "iceberg"]
 
 
 class SyncOutcome(StrEnum):
@@ -54,7 +55,7 @@ class Synced:
 
     #: The table, as the manifest names it.
     table: str
-    #: The target's path.
+    #: The target's path, or the name of its table.
     target: str
     #: What the sync did.
     outcome: SyncOutcome
@@ -83,7 +84,7 @@ class Job:
 
     #: The archive's path or URI.
     path: str
-    #: The target's path.
+    #: The target's path, or the name of its table.
     target: str
     #: The target's format.
     to: To = "parquet"
@@ -119,6 +120,8 @@ def sync_table(
 ) -> Synced:
     """Bring ``target`` up to the head of the archive at ``path``.
 
+    ``target`` is a directory or a bucket's prefix; of Iceberg, a table: CATALOG.NAMESPACE.TABLE.
+
     ``rebuild`` rewrites it whatever it holds. ``given``: options of
     :mod:`laredo_spark.options` for access to S3 and for types of columns.
 
@@ -130,6 +133,8 @@ def sync_table(
     asked = given_options({**given, "path": path})
     if to == "delta":
         written = sync_delta(spark, asked, str(target), rebuild=rebuild)
+    elif to == "iceberg":
+        written = sync_iceberg(spark, asked, str(target), rebuild=rebuild)
     else:
         written = _sync_parquet(spark, asked, target, rebuild=rebuild, keep_s=keep_s)
     state, step = written.state, written.step

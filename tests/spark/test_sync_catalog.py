@@ -12,6 +12,7 @@ from laredo_model.settings import SettingsError
 from laredo_spark import sync_catalog, synced_table
 from laredo_spark.cli import main
 from laredo_spark.sync import config
+from laredo_spark.sync.catalog import catalog_jobs
 from laredo_spark.sync.errors import TargetRefused
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names
@@ -69,6 +70,26 @@ def test_all_targets_are_at_the_newest_common_position(
     assert one.synced is not None and one.synced.position == 0x30
     with pytest.raises(CatalogMissing):
         sync_catalog(spark, str(tmp_path), target=target)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("public.people", "lake.public.people"),
+        ("public.two words", "lake.public.`two words`"),
+        ("a.b`.x; DROP", "lake.a.`b```.`x; DROP`"),
+    ],
+)
+def test_names_of_iceberg_tables(tmp_path: Path, name: str, target: str) -> None:
+    shop = Shop(tmp_path / "archive")
+    catalog = shop.directory / "catalog.json"
+    described = json.loads(catalog.read_text())
+    described["archives"]["people/"]["table"] = name
+    catalog.write_text(json.dumps(described))
+    jobs = catalog_jobs(
+        str(shop.directory), "lake", "iceberg", tables=[name], rebuild=False, keep_s=0, given={}
+    )
+    assert [(job.to, job.target) for job in jobs] == [("iceberg", target)]
 
 
 def test_by_the_command(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:

@@ -11,6 +11,17 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_IN_SPARK = (
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.apache.hadoop:hadoop-common",
+    "org.apache.parquet:*",
+    "org.apache.logging.log4j:*",
+    "org.slf4j:*",
+    "io.netty:*",
+    "software.amazon.awssdk:bundle",
+)
+
 
 def session_of(directory: Path, settings: Mapping[str, str] | None = None) -> "SparkSession":
     """local[2], UTC, without a web page; its files below ``directory``. ``settings``: more."""
@@ -38,6 +49,19 @@ def session_of(directory: Path, settings: Mapping[str, str] | None = None) -> "S
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def kept_jars(settings: Mapping[str, str]) -> dict[str, str]:
+    """``settings`` with JARs of Maven's that are in the virtual environment after the first time.
+
+    Without what they ask for and Spark has, and without the bundle of all of AWS's SDK.
+    """
+    return {
+        **settings,
+        "spark.jars.ivy": str(Path(sys.prefix, "ivy")),
+        "spark.jars.ivySettings": str(Path(__file__).with_name("ivysettings.xml")),
+        "spark.jars.excludes": ",".join(_IN_SPARK),
+    }
 
 
 @pytest.fixture(scope="session")

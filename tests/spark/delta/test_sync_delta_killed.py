@@ -4,10 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -17,8 +13,10 @@ from laredo_spark import read_table, sync_table
 from laredo_spark.sync.sync import SyncOutcome
 from tests.support.archive.building import Builder
 from tests.support.archive.many_rows import many
+from tests.support.process_group import group
 from tests.support.processes import wait_until
 
+JOB = "tests.spark.delta.job"
 COUNT = 20_000
 PATIENCE_S = 400
 
@@ -38,26 +36,6 @@ class Target:
 
     def commits(self) -> list[Path]:
         return sorted(self.path.glob("_delta_log/*.json"))
-
-
-@contextmanager
-def job(
-    directory: Path, archive: Path, *targets: Path, more: Mapping[str, str] | None = None
-) -> "Iterator[subprocess.Popen[str]]":
-    """The program in a process group with its JVM; none of them is left."""
-    program = [sys.executable, "-m", "tests.spark.delta.job", str(directory), str(archive)]
-    with subprocess.Popen(
-        [*program, *map(str, targets)],
-        env={**os.environ, **(more or {})},
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    ) as process:
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def assert_level(spark: SparkSession, archive: Path, target: Target) -> None:
@@ -86,7 +64,7 @@ def test_killed_and_two_at_once(spark: SparkSession, tmp_path: Path) -> None:
     builder.diff(0x20, many({7: "new", 8: None, COUNT: "more"}, COUNT)).write()
 
     died = {failpoint.VARIABLE: "sync.committed"}
-    with job(tmp_path / "one", archive, both.path, committed.path, more=died) as process:
+    with group(JOB, tmp_path / "one", archive, both.path, committed.path, more=died) as process:
         wait_until(both.is_being_written, "a commit begun", PATIENCE_S)
         os.killpg(process.pid, signal.SIGSTOP)
         assert len(both.commits()) == 1
@@ -104,7 +82,7 @@ def test_killed_and_two_at_once(spark: SparkSession, tmp_path: Path) -> None:
     assert done.outcome is SyncOutcome.UNCHANGED
     assert_level(spark, archive, committed)
 
-    with job(tmp_path / "two", archive, within.path) as process:
+    with group(JOB, tmp_path / "two", archive, within.path) as process:
         wait_until(within.is_being_written, "a commit begun", PATIENCE_S)
     assert len(within.commits()) == 1
     done = sync_table(spark, str(archive), to="delta", target=within.path)

@@ -1,0 +1,34 @@
+"""Iceberg needs another PySpark: `make test-all` runs these tests in .venv-iceberg."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from laredo_spark.sync.lakehouse.iceberg_fit import RUNTIMES
+
+collect_ignore_glob = [] if pyspark.__version__.rsplit(".", 1)[0] in RUNTIMES else ["test_*.py"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """PySpark 4.1 leaves the sockets of its results to the collector of garbage."""
+    if not collect_ignore_glob:
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+
+
+@pytest.fixture(scope="session")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the catalog ``lake`` has its tables."""
+    return tmp_path_factory.mktemp("warehouse")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, warehouse: Path) -> Iterator[SparkSession]:
+    """One session for all tests, with Iceberg in it."""
+    from tests.spark.iceberg.session import iceberg_session
+
+    session = iceberg_session(tmp_path_factory.mktemp("spark"), warehouse)
+    yield session
+    session.stop()
