@@ -14,7 +14,7 @@ DEMO_STAMP := $(DEMO)/.installed
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")
 
 LOCK := build/lock
-.PHONY: help venv demo test test-all test-long lint types check docs bench soak proto lock clean
+.PHONY: help venv demo test test-all test-delta test-iceberg test-long lint types check docs bench soak proto lock clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -69,7 +69,13 @@ test-all: $(STAMP) $(DELTA_STAMP) $(ICEBERG_STAMP)  ## what CI runs: more seeds,
 	@tests/prometheus.sh
 	@tests/browser.sh
 	$(BIN)/python -m pytest $(PYTEST)
-	$(DELTA)/bin/python -m pytest tests/spark/delta
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-delta test-iceberg
+
+# Each in the virtual environment of its own, side by side.
+test-delta: $(DELTA_STAMP)
+	$(DELTA)/bin/python -m pytest -n 2 --dist loadfile tests/spark/delta
+
+test-iceberg: $(ICEBERG_STAMP)
 	$(ICEBERG)/bin/python -m pytest tests/spark/iceberg
 
 test-long: export LAREDO_FUZZ_SECONDS ?= 60
