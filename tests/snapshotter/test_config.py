@@ -117,6 +117,7 @@ def test_the_full_example_has_every_key() -> None:
             config.SnapshotBlock,
             config.FormatsBlock,
             config.RetentionBlock,
+            config.CompactionBlock,
             config_outputs.S3DestinationBlock,
             config_outputs.SnsSink,
             config_outputs.SqsSink,
