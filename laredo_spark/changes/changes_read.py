@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from laredo_archive.errors import NoSuchBoundary
+from laredo_archive.manifest.merged import unfolding
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
+from laredo_model.position import Position
 from laredo_spark.changes.chain import (
     ANY_EPOCH,
     NextArtifact,
@@ -58,11 +60,25 @@ class ChangesRead:
         archive = opened(asked)
         known = pinned or pinned_now(archive, asked)
         start = known.start or start_of(archive, asked)
+        unfold_at(archive, start, known.end)
         _refuse_behind(archive, start)
         if known.start is not None and mark_now(archive.epochs, start) is None:
             raise BoundaryGone(archive.uri, f"the boundary {start}")
         steps = steps_between(archive, start, known.end, asked.on_gap)
         return cls(asked, archive, known.shape, steps)
+
+
+def unfold_at(archive: Archive, *marks: ReaderPosition) -> None:
+    """Have the boundaries of ``marks`` in the manifest, if merged diffs hide them.
+
+    What lies between them stays merged: that is the fewest bytes that lead from one to the other.
+
+    :raises ArtifactMissing, ArtifactDamaged: if a file that lists a merged diff's parts can't be
+        read.
+    """
+    for mark in marks:
+        if mark.position is not None:
+            archive.unfold(unfolding.at(mark.position))
 
 
 def opened(asked: ReadOptions) -> Archive:
@@ -103,7 +119,9 @@ def start_of(archive: Archive, asked: ReadOptions) -> ReaderPosition:
     if asked.history is not None:
         if isinstance(asked.after, datetime):
             raise OptionRefused("history", asked.history, "goes with a position in after")
-        return ReaderPosition(asked.epoch or ANY_EPOCH, asked.after, asked.history)
+        start = ReaderPosition(asked.epoch or ANY_EPOCH, Position(asked.after), asked.history)
+        unfold_at(archive, start)
+        return start
     if _is_before_all(archive.boundaries, asked.after):
         if asked.on_gap is OnGap.SNAPSHOT:
             return ReaderPosition.before(archive.epochs[0])

@@ -9,9 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 from laredo_archive.manifest import common_boundary
 from laredo_archive.manifest.catalog import GroupBoundary
 from laredo_archive.manifest.common_boundary import CommonBoundary
+from laredo_archive.manifest.merged import unfolding
+from laredo_archive.manifest.merged.parts_file import PartsFiles
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.manifest.unnamed_objects import text_of_time
 from laredo_archive.read import location
+from laredo_archive.read.location import FoundArchive
 from laredo_model import position as positions
 from laredo_model.history import History
 from laredo_model.position import Position
@@ -97,7 +100,8 @@ def choose(
     """The position that :func:`read_tables` reads the tables at; raises like that."""
     asked = _asked(tables, as_of, given)
     moment = next(iter(asked.values())).as_of
-    return _chosen(_found(asked), moment, known, exact=exact)
+    found = {name: location.find(each.path, each.access()) for name, each in asked.items()}
+    return _chosen_inside(found, moment, known, exact=exact)
 
 
 def pins(boundary: CommonBoundary) -> list[dict[str, Any]]:
@@ -127,13 +131,38 @@ def _asked(
     }
 
 
-def _found(asked: Mapping[str, ReadOptions]) -> Found:
-    found = {}
-    for name, each in asked.items():
-        archive = location.find(each.path, each.access())
-        where = archive.destination.uri_of(archive.manifest_key)
-        found[name] = where, archive.manifest
-    return found
+def _chosen_inside(
+    archives: Mapping[str, FoundArchive],
+    moment: Position | datetime | None,
+    known: Known,
+    *,
+    exact: bool,
+) -> CommonBoundary:
+    """The position, which may be one that merged diffs hide in some of the archives."""
+    after = Position(0)
+    try:
+        after = _chosen(_manifests(archives), moment, known, exact=exact).position
+    except NoCommonBoundary:
+        if not any(a.parts for each in archives.values() for a in each.manifest.artifacts):
+            raise
+    # Whatever is better than that lies between it and the moment.
+    unfolded = {name: _unfolded(each, after, moment) for name, each in archives.items()}
+    return _chosen(_manifests(unfolded), moment, known, exact=exact)
+
+
+def _unfolded(
+    found: FoundArchive, after: Position, moment: Position | datetime | None
+) -> FoundArchive:
+    parts = PartsFiles(found.destination, found.locate, found.key_prefix)
+    wanted = unfolding.between(after, moment)
+    return found._replace(manifest=unfolding.unfolded(found.manifest, wanted, parts.diffs_of))
+
+
+def _manifests(archives: Mapping[str, FoundArchive]) -> Found:
+    return {
+        name: (each.destination.uri_of(each.manifest_key), each.manifest)
+        for name, each in archives.items()
+    }
 
 
 def _chosen(

@@ -31,11 +31,15 @@ def at(point: Position | datetime) -> Wanted:
     return wanted
 
 
-def between(start: Position, end: Position) -> Wanted:
-    """Every boundary from one position to another."""
+def between(start: Position, end: Position | datetime | None) -> Wanted:
+    """Every boundary after ``start``, up to a position or a time; None: to the head."""
 
     def wanted(before: Artifact, diff: Artifact) -> bool:
-        return before.to_position < end and start < diff.to_position
+        if diff.to_position <= start:
+            return False
+        if isinstance(end, datetime):
+            return _time(before) <= end
+        return end is None or before.to_position < end
 
     return wanted
 

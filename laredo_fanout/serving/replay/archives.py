@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ from laredo_archive.aws.clients import AwsClients
 from laredo_archive.errors import ArchiveError, ArchiveMissing, NoRoomToFetch
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.merged import unfolding
+from laredo_archive.manifest.merged.parts_file import PartsFiles
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read import fetched_diff, location
@@ -30,6 +32,7 @@ from laredo_fanout.serving.snapshot_rows import DISK_RESERVE
 from laredo_model.change import Change
 from laredo_model.column import Column
 from laredo_model.files import private_directory
+from laredo_model.position import Position
 
 T = TypeVar("T")
 
@@ -107,6 +110,20 @@ class ReplayArchive:
             raise NoReplay(Outcome.UNREADABLE, reading.problem)
         return reading.found, True
 
+    async def unfolded(self, found: FoundArchive, *positions: Position) -> FoundArchive:
+        """The archive with the boundaries next to each position, if merged diffs hide them.
+
+        :raises NoReplay: a file that lists a merged diff's parts can't be read.
+        """
+        if not any(artifact.parts for artifact in found.manifest.artifacts):
+            return found
+        loop = asyncio.get_running_loop()
+        try:
+            manifest = await loop.run_in_executor(self._executor, _unfolded, found, positions)
+        except (ArchiveError, OSError) as failure:
+            raise NoReplay(Outcome.UNREADABLE, str(failure)) from failure
+        return found._replace(manifest=manifest)
+
     async def _read_manifest(self) -> Reading:
         loop = asyncio.get_running_loop()
         try:
@@ -169,6 +186,14 @@ class ReplayArchive:
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run it in one of the threads for archives."""
         return self._executor.submit(work)
+
+
+def _unfolded(found: FoundArchive, points: Sequence[Position]) -> Manifest:
+    parts = PartsFiles(found.destination, found.locate, found.key_prefix)
+    manifest = found.manifest
+    for point in points:
+        manifest = unfolding.unfolded(manifest, unfolding.at(point), parts.diffs_of)
+    return manifest
 
 
 def _check_room(directory: Path, entry: FormatEntry) -> None:

@@ -50,6 +50,10 @@ compares rows and checksum). All of it within one history: a position of another
    on. From there to the first entry beyond H the numbers leave a gap where H is beyond the floor.
 10. Columns. Lines are bytes in the columns' order, so the columns of every epoch on the way must
    be the table's now, in every detail.
+11. Merged diffs. A chain may have one in the place of the diffs that it was made from: it is a
+   diff as above, with `cancelled` of them all. Where it hides the boundary that a client is at, its
+   parts stand in its place (ReplayArchive.unfolded): so a client isn't inside a larger window than
+   it would be otherwise, and what follows is as few bytes as there are.
 
 While the archive is read the journal is pinned at H (as for a snapshot: until the session is live,
 for `pin_limit_s` at most). Should the pin come too late or last too short, the journal says so

@@ -26,6 +26,7 @@ from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.view import TableView
 from laredo_model import position as position_
 from laredo_model.change import Change
+from laredo_model.position import Position
 
 log = structlog.get_logger(__name__)
 
@@ -80,6 +81,7 @@ async def _plan(archive: ReplayArchive, client: ClientStream) -> ReplayPlan:
     newest = False
     for _ in range(ATTEMPTS):
         found, read_now = await archive.found(newest=newest)
+        found = await archive.unfolded(found, *_ends(asked, shared))
         try:
             chain, view = _chain(archive, found, asked, shared)
         except NoReplay:
@@ -110,6 +112,14 @@ def _chain(
         raise NoReplay(Outcome.UNREADABLE, str(damaged)) from damaged
     archive.check(found, chain.diffs)
     return chain, view
+
+
+def _ends(asked: CheckedSyncRequest, shared: ServingResources) -> Iterator[Position]:
+    """Where a replay may begin and end: at these boundaries, if the archive has them."""
+    if asked.position:
+        # A client of the base protocol may stand inside the transaction that ends there.
+        yield from (Position(asked.position), Position(asked.position - 1))
+    yield Position(read_table(shared, asked.table)[0].position)
 
 
 def _first_sequence(view: TableView, chain: Chain) -> int:

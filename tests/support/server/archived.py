@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from laredo_archive.manifest.model import Artifact
@@ -105,8 +105,8 @@ class Archived:
         )
         return self.position
 
-    def cut(self, *, forced: bool = False) -> Artifact | None:
-        """A diff up to here, unless nothing has changed."""
+    def cut(self, *, forced: bool = False, later: timedelta = timedelta(0)) -> Artifact | None:
+        """A diff up to here, unless nothing has changed; ``later`` than those before."""
         sealed = self.buffer.seal(self.position, forced=forced)
         head = self.archive.head
         assert head is not None and head.rows is not None and head.checksum is not None
@@ -121,7 +121,7 @@ class Archived:
             sealed.changes(),
             from_position=head.position,
             to_position=Position(self.position),
-            to_time=MORNING,
+            to_time=MORNING + later,
             rows=outcome.rows,
             checksum=outcome.checksum,
             formats=self.formats,

@@ -1,0 +1,74 @@
+"""A client behind the journal is caught up from an archive whose diffs were merged."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from laredo_archive.maintain import compact
+from laredo_archive.manifest.merged import parts_file
+from laredo_fanout.serving.replay.plan import Outcome
+from tests.support.server.archived import Archived
+from tests.support.server.replay_reader import FULL, REPLAY, archived, read
+
+HOUR = timedelta(hours=1)
+
+
+def merged(table: Archived) -> None:
+    """All but the last diff, as they are of one time, and the last of a later one."""
+    done = compact.merge_next(table.archive.merging, [HOUR], formats=table.formats)
+    assert done is not None
+    assert len(done.run.diffs) > 3
+
+
+@pytest.mark.parametrize("listed", [64, 1])
+async def test_a_client_at_a_boundary_that_was_merged(
+    tmp_path: Path, listed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", listed)
+    outcomes: list[Outcome] = []
+    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+        table.copied(range(5))
+        first, ends = table.position, []
+        for number in range(6):
+            table.commit((3, "there"), (number, f"at {number}"))
+            # Every window hides something: nobody is caught up from inside of one.
+            table.commit((3, None)) if number % 2 else table.commit((20 + number, "new"))
+            table.cut()
+            ends.append(table.position)
+        table.commit((1, "late"))
+        table.cut(later=2 * HOUR)
+        merged(table)
+        table.prune()
+        for start in (first, *ends[:-1]):
+            found = await read(world, table, start)
+            assert (found.mode, found.state) == (REPLAY, table.state), start
+            assert len(found.positions) <= 8
+        whole = await read(world, table, first)
+        assert len(whole.positions) == 2, "what leads on from there stays merged"
+        assert set(outcomes) == {Outcome.COMPLETE}
+
+
+async def test_a_list_that_is_gone_means_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 1)
+    outcomes: list[Outcome] = []
+    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+        table.copied(range(5))
+        ends = []
+        for number in range(5):
+            table.commit((number, f"at {number}"))
+            table.cut()
+            ends.append(table.position)
+        table.commit((1, "late"))
+        table.cut(later=2 * HOUR)
+        merged(table)
+        table.prune()
+        [file] = (tmp_path / "archive").rglob("parts-*")
+        file.unlink()
+        found = await read(world, table, ends[1])
+        assert (found.mode, found.state) == (FULL, table.state)
+        assert outcomes == [Outcome.UNREADABLE]

@@ -1,0 +1,129 @@
+"""Spark reads an archive whose diffs were merged: at every boundary, and from every boundary on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from laredo_archive.manifest.merged import parts_file
+from laredo_archive.storage.local.destination import LocalDestination
+from laredo_model import position as positions
+from laredo_model.position import Position
+from laredo_spark import read_changes, read_table, read_tables, sync_table, synced_table
+from tests.archive.compaction.long_archive import LongArchive
+from tests.support.archive.archiving import PREFIX, opened
+from tests.support.archive.truth import State
+
+
+@pytest.fixture(autouse=True)
+def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 3)
+    return
+
+
+def made(directory: Path, seed: int = 0, rounds: int = 8) -> tuple[LongArchive, str]:
+    long = LongArchive(opened([LocalDestination(directory)]), seed)
+    long.begin()
+    go_on(long, rounds)
+    return long, str(directory / PREFIX)
+
+
+def go_on(long: LongArchive, rounds: int) -> None:
+    for _ in range(rounds):
+        long.grow(10)
+        long.compacted()
+
+
+def text(position: int) -> str:
+    return positions.text(Position(position))
+
+
+def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted((row.id, row.v) for row in frame.select("id", "v").collect())
+
+
+def held(state: State) -> list[tuple[Any, ...]]:
+    return sorted((int(key), line.decode().split('"')[5]) for key, line in state.items())
+
+
+def hidden(long: LongArchive) -> list[int]:
+    """Boundaries that the manifest's own diffs don't have."""
+    manifest = long.archive.manifest
+    assert manifest is not None
+    shown = {artifact.to_position for artifact in manifest.artifacts}
+    found = [position for position in long.states if position not in shown]
+    assert len(found) > 40
+    return found
+
+
+def test_the_table_at_boundaries_inside(spark: SparkSession, tmp_path: Path) -> None:
+    long, uri = made(tmp_path)
+    for position in hidden(long)[::25]:
+        frame = read_table(spark, uri, text(position), exact=True)
+        assert rows_of(frame) == held(long.states[position])
+
+
+def test_changes_between_boundaries_inside(spark: SparkSession, tmp_path: Path) -> None:
+    long, uri = made(tmp_path, seed=2)
+    inside = hidden(long)
+    start, end = inside[3], inside[-5]
+    state = dict(held(long.states[start]))
+    changes = read_changes(spark, uri, after=text(start), until=text(end), exact=True).collect()
+    assert len({row.position for row in changes}) < 20, "what lies between stays merged"
+    for row in sorted(changes, key=lambda row: positions.parse(row.position)):
+        if row.old is not None:
+            assert state.pop(row.old.id) == row.old.v
+        if row.new is not None:
+            state[row.new.id] = row.new.v
+    assert sorted(state.items()) == held(long.states[end])
+
+
+def test_a_synced_copy_goes_on_from_a_boundary_that_was_merged(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    long, uri = made(tmp_path / "archive", rounds=1)
+    target = tmp_path / "copy"
+    sync_table(spark, uri, target=target)
+    at = long.head
+    go_on(long, 7)
+    assert at in hidden(long)
+    done = sync_table(spark, uri, target=target)
+    assert done.outcome == "merged", done
+    assert rows_of(synced_table(spark, target)) == held(long.states[long.head])
+
+
+def test_several_tables_at_a_moment_inside(spark: SparkSession, tmp_path: Path) -> None:
+    one, first = made(tmp_path / "one", 1)
+    two, second = made(tmp_path / "two", 2)
+    both = {"one": first, "two": second}
+    for position in hidden(one)[2::20]:
+        found = read_tables(spark, both, text(position))
+        assert found.position == text(position)
+        assert rows_of(found["one"]) == held(one.states[position])
+        assert rows_of(found["two"]) == held(two.states[position])
+
+
+def test_a_stream_goes_on_from_a_boundary_that_was_merged(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    long, uri = made(tmp_path / "archive", rounds=1)
+    at, state = long.head, dict(held(long.states[10]))
+    for _ in range(2):
+        reading = spark.readStream.format("laredo").options(mode="changes", after=text(10))
+        stream = reading.load(uri)
+        writing = stream.writeStream.format("parquet").outputMode("append")
+        writing = writing.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writing.trigger(availableNow=True).start(str(tmp_path / "rows"))
+        query.awaitTermination()
+        go_on(long, 4)
+    assert at in hidden(long)
+    long_head = max(p for p in long.states if p <= at + 400)
+    rows = spark.read.parquet(str(tmp_path / "rows")).collect()
+    for row in sorted(rows, key=lambda row: positions.parse(row.position)):
+        if row.old is not None:
+            assert state.pop(row.old.id) == row.old.v
+        if row.new is not None:
+            state[row.new.id] = row.new.v
+    assert sorted(state.items()) == held(long.states[long_head])
