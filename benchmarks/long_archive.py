@@ -115,7 +115,7 @@ def measure(directory: Path, diffs: int) -> None:
     # Between two of the smallest boundaries, in the middle of all.
     middle = (START + APART * (diffs // 2) + APART / 2).isoformat()
     for what, arguments in (
-        ("ls --summary", ["ls", "--summary", archive]),
+        ("ls", ["ls", archive]),
         ("rows as of the end", ["cat", archive]),
         ("rows as of the middle", ["cat", "--as-of", middle, archive]),
     ):

@@ -131,6 +131,13 @@ class Archive:
         """
         self.manifest = unfolding.unfolded(self.manifest, wanted, self._parts.diffs_of)
 
+    def parts_of(self, merged: Artifact) -> tuple[Artifact, ...]:
+        """The diffs that a merged diff was made from, one level down.
+
+        :raises ArtifactMissing, ArtifactDamaged: if a file that lists them can't be read.
+        """
+        return self._parts.diffs_of(merged)
+
     def shape(self, boundary: Boundary) -> RowFields:
         """What is known of the rows at ``boundary``."""
         return RowFields.of(boundary.base, self.key_fields)

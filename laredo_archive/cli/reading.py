@@ -30,6 +30,7 @@ from laredo_archive.errors import ArchiveMissing, ArtifactDamaged
 from laredo_archive.maintain import export as exporting
 from laredo_archive.manifest.catalog import CATALOG
 from laredo_archive.manifest.errors import CatalogMissing
+from laredo_archive.manifest.merged import unfolding
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.unnamed_objects import text_of_time
 from laredo_archive.read import catalog
@@ -45,11 +46,13 @@ Moment = Position | datetime
 @click.command("ls")
 @archive_argument
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
+@click.option("--all", "in_steps", is_flag=True, help="Merged diffs' parts in their places.")
 @s3_options()
-def list_artifacts(*, uri: str, as_json: bool, access: S3Access) -> None:
+def list_artifacts(*, uri: str, as_json: bool, in_steps: bool, access: S3Access) -> None:
     """List the artifacts: a table on a terminal, else one JSON object a line.
 
-    Of a destination that holds a catalog.json, its archives.
+    A diff that was merged says how many it was made from; --all lists those, as far as they are
+    kept. Of a destination that holds a catalog.json, its archives.
     """
     if uri.endswith(CATALOG):
         list_catalog(catalog.find(uri, access), as_json=as_json)
@@ -63,6 +66,8 @@ def list_artifacts(*, uri: str, as_json: bool, access: S3Access) -> None:
             raise missing from None
         list_catalog(found, as_json=as_json)
         return
+    if in_steps:
+        archive.unfold(unfolding.everywhere)
     if as_json or not sys.stdout.isatty():
         out = data_output()
         for artifact in archive.manifest.artifacts:
@@ -92,6 +97,7 @@ def _described(artifact: Artifact) -> dict[str, Any]:
         "history": None if artifact.history is None else str(artifact.history),
         "formats": {id_: entry.size_bytes for id_, entry in artifact.formats.items()},
         "keys": artifact.keys,
+        "merged_from": None if artifact.parts is None else artifact.parts.count,
     }
 
 
@@ -129,7 +135,7 @@ def _table(archive: Archive) -> Table:
         changes = "" if artifact.is_snapshot else f"{artifact.change_count:,}"
         table.add_row(
             str(artifact.epoch),
-            artifact.kind.value + (" (truncates)" if artifact.truncate else ""),
+            _kind(artifact),
             "" if start is None else positions.text(start),
             positions.text(artifact.to_position) if artifact.knows_its_end else "unknown",
             _time(artifact.to_time or artifact.created_at),
@@ -139,6 +145,11 @@ def _table(archive: Archive) -> Table:
             (artifact.state_checksum or "")[:8],
         )
     return table
+
+
+def _kind(artifact: Artifact) -> str:
+    merged = f" of {artifact.parts.count:,}" if artifact.parts else ""
+    return artifact.kind.value + merged + (" (truncates)" if artifact.truncate else "")
 
 
 def _files(artifact: Artifact) -> str:

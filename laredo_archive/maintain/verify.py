@@ -14,6 +14,7 @@ from laredo_archive import codec
 from laredo_archive.codec import PyarrowMissing, ZstandardMissing
 from laredo_archive.errors import ArchiveError
 from laredo_archive.maintain.state_proof import BoundaryState, fold_states
+from laredo_archive.maintain.verify_parts import PartsProof
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.model import Artifact
@@ -59,6 +60,13 @@ def verify(archive: Archive, progress: ReadProgress = UNWATCHED) -> VerifyReport
     head: BoundaryState | None = None
     archive = archive.watched(progress)
     progress.expect(sum(_bytes_to_read(archive, epoch) for epoch in archive.epochs))
+
+    def check(artifact: Artifact, shape: RowFields) -> bool:
+        before = len(report.problems)
+        _check_files(archive, artifact, shape, report)
+        return len(report.problems) == before
+
+    parts = PartsProof(archive, check, progress)
     for epoch in archive.epochs:
         shape = RowFields.of(epoch.base, archive.key_fields)
         before = len(report.problems)
@@ -75,6 +83,8 @@ def verify(archive: Archive, progress: ReadProgress = UNWATCHED) -> VerifyReport
             continue
         progress.step(f"epoch {epoch.number}: folding")
         head = _check_states(archive, epoch, head, report)
+        report.problems += parts.problems(epoch.diffs, shape)
+    report.boundaries += parts.boundaries
     return report
 
 
