@@ -9,7 +9,6 @@ from typing import BinaryIO, Protocol, TypeVar
 from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow.errors import ValueLacking, ValueUnfit
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
-from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.read import location
 from laredo_archive.read.checked_blocks import CHECK_AND_CURE, CheckedBlocks
@@ -120,7 +119,7 @@ class SliceOpener:
         asked = self._objects.asked
         found = location.find(asked.path, asked.access())
         where = found.destination.uri_of(found.manifest_key)
-        for entry in _entries(found):
+        for entry in found.manifest.named():
             if entry.same_content(part.entry) and entry.sha256 is not None:
                 if entry.key == part.entry.key:
                     raise ArtifactMissing(missing.uri, MISSING) from None
@@ -149,11 +148,6 @@ class UpTo(io.RawIOBase, BinaryIO):
 
 def _name(part: ObjectSlice) -> str:
     return f"{part.start} {part.entry.key}"
-
-
-def _entries(found: FoundArchive) -> Iterator[FormatEntry]:
-    for artifact in found.manifest.artifacts:
-        yield from artifact.formats.values()
 
 
 def _drain(source: Checked | CheckedBlocks) -> None:

@@ -13,6 +13,7 @@ from enum import Enum
 
 from laredo_archive.errors import DatabaseUnusable, NoSuchBoundary
 from laredo_archive.maintain.postgres_table import ComparedTable, Database, Measured
+from laredo_archive.manifest.merged import unfolding
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
@@ -141,6 +142,7 @@ def _await(
 
 def decide(archive: Archive, measured: Measured) -> ComparisonResult | None:
     """The result for a table measured between two positions; None: undecided so far."""
+    archive.unfold(unfolding.between(measured.before, measured.after))
     head = archive.boundary()
     known = _known(archive, measured)
     if known is not None:

@@ -147,7 +147,8 @@ class _Repair:
     def run(self, sums_bytes: int | None) -> RepairReport:
         entries = [
             (artifact, format_id, entry)
-            for artifact in reversed(self._manifest.artifacts)
+            for top in reversed(self._manifest.artifacts)
+            for artifact in top.with_parts()
             for format_id, entry in sorted(artifact.formats.items())
         ]
         self._report.objects = len(entries)

@@ -12,8 +12,8 @@ from laredo_archive.storage.local.destination import LocalDestination
 from laredo_model import position as positions
 from laredo_model.position import Position
 from laredo_spark import read_changes, read_table, read_tables, sync_table, synced_table
-from tests.archive.compaction.long_archive import LongArchive
 from tests.support.archive.archiving import PREFIX, opened
+from tests.support.archive.long_archive import LongArchive
 from tests.support.archive.truth import State
 
 

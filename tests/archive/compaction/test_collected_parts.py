@@ -10,7 +10,6 @@ import pytest
 from laredo_archive.maintain import collect as collecting
 from laredo_archive.maintain.collect import Collected, Policy, collect
 from laredo_archive.manifest.merged import parts_file
-from tests.archive.compaction.long_archive import LongArchive, rows_at
 from tests.support.archive.archiving import (
     MANIFEST,
     PREFIX,
@@ -21,6 +20,7 @@ from tests.support.archive.archiving import (
     opened,
     rebased,
 )
+from tests.support.archive.long_archive import LongArchive, rows_at
 
 HOUR = 3600.0
 

@@ -8,8 +8,8 @@ from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_model.position import Position
-from tests.archive.compaction.long_archive import FIRST, LEVELS, LongArchive, rows_at
 from tests.support.archive.archiving import PREFIX, NewStores, opened, rebased
+from tests.support.archive.long_archive import FIRST, LEVELS, LongArchive, rows_at
 
 
 def chain_of(manifest: object) -> list[tuple[int | None, int]]:

@@ -9,13 +9,13 @@ import pytest
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, CopyStopped
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import copy
+from laredo_archive.maintain.repair import repair
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
-from tests.archive.compaction.long_archive import LongArchive, rows_at
 from tests.support.archive.archiving import (
     PREFIX,
     TABLE,
@@ -24,6 +24,7 @@ from tests.support.archive.archiving import (
     memory,
     opened,
 )
+from tests.support.archive.long_archive import LongArchive, rows_at
 
 
 @pytest.fixture(autouse=True)
@@ -155,3 +156,23 @@ def test_a_list_that_is_not_whole_is_named(tmp_path: Path, damage: str) -> None:
     # What isn't inside is read all the same.
     assert archive.boundary().position == long.head
     assert archive.boundary(merged.to_position).position == merged.to_position
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_a_part_is_restored_from_another_destination(tmp_path: Path, damage: str) -> None:
+    places = [LocalDestination(tmp_path / name) for name in ("one", "two")]
+    long = compacted(LongArchive(opened(places)), rounds=1)
+    manifest = long.archive.manifest
+    assert manifest is not None
+    part = next(a.parts.diffs[0] for a in manifest.artifacts if a.parts and a.parts.diffs)
+    path = tmp_path / "one" / part.keys[0]
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes().replace(b"id", b"ID"))
+    one, two = (location.find(str(tmp_path / name / PREFIX)) for name in ("one", "two"))
+    report = repair(one, [two])
+    assert [repaired.origin for repaired in report.repaired] == [places[1].uri_of(part.keys[0])]
+    assert report.lost == []
+    for position, state in long.states.items():
+        assert rows_at(places[0], position) == state

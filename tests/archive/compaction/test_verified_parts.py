@@ -13,8 +13,8 @@ from laredo_archive.manifest.merged import parts_file, unfolding
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
-from tests.archive.compaction.long_archive import LongArchive
 from tests.support.archive.archiving import PREFIX, opened
+from tests.support.archive.long_archive import LongArchive
 
 
 @pytest.fixture(autouse=True)
