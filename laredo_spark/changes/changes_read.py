@@ -60,7 +60,7 @@ class ChangesRead:
         archive = opened(asked)
         known = pinned or pinned_now(archive, asked)
         start = known.start or start_of(archive, asked)
-        unfold_at(archive, start, known.end)
+        unfold_between(archive, start, known.end)
         _refuse_behind(archive, start)
         if known.start is not None and mark_now(archive.epochs, start) is None:
             raise BoundaryGone(archive.uri, f"the boundary {start}")
@@ -68,17 +68,17 @@ class ChangesRead:
         return cls(asked, archive, known.shape, steps)
 
 
-def unfold_at(archive: Archive, *marks: ReaderPosition) -> None:
-    """Have the boundaries of ``marks`` in the manifest, if merged diffs hide them.
+def unfold_between(archive: Archive, start: ReaderPosition, end: ReaderPosition | None) -> None:
+    """Have every boundary between two in the manifest, also those that merged diffs hide.
 
-    What lies between them stays merged: that is the fewest bytes that lead from one to the other.
+    So changes come step by step, and are the same before and after a merge. ``end``: None for the
+    head.
 
     :raises ArtifactMissing, ArtifactDamaged: if a file that lists a merged diff's parts can't be
         read.
     """
-    for mark in marks:
-        if mark.position is not None:
-            archive.unfold(unfolding.at(mark.position))
+    last = None if end is None else end.position
+    archive.unfold(unfolding.between(start.position or Position(0), last))
 
 
 def opened(asked: ReadOptions) -> Archive:
@@ -119,9 +119,8 @@ def start_of(archive: Archive, asked: ReadOptions) -> ReaderPosition:
     if asked.history is not None:
         if isinstance(asked.after, datetime):
             raise OptionRefused("history", asked.history, "goes with a position in after")
-        start = ReaderPosition(asked.epoch or ANY_EPOCH, Position(asked.after), asked.history)
-        unfold_at(archive, start)
-        return start
+        archive.unfold(unfolding.at(asked.after))
+        return ReaderPosition(asked.epoch or ANY_EPOCH, asked.after, asked.history)
     if _is_before_all(archive.boundaries, asked.after):
         if asked.on_gap is OnGap.SNAPSHOT:
             return ReaderPosition.before(archive.epochs[0])

@@ -28,7 +28,7 @@ from laredo_spark.changes.changes_read import (
     pinned_now,
     start_of,
     steps_between,
-    unfold_at,
+    unfold_between,
 )
 from laredo_spark.changes.changes_reader import ChangesPartition, keys_of, partitions
 from laredo_spark.errors import (
@@ -92,7 +92,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == _NOT_BEGUN:
             return _offset(start_of(self._last or archive, self._asked))
         mark = _mark(start)
-        unfold_at(archive, mark)
+        unfold_between(archive, mark, None)
         if is_behind(archive.epochs, mark):
             raise ArchiveBehind(archive.uri, mark, archive.boundary())
         most = limit.max_files if isinstance(limit, ReadMaxFiles) else None
@@ -129,9 +129,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of a run with trigger availableNow; None for any other trigger."""
         if self._last is None:
             return None
-        last = ReaderPosition.of(self._last.boundary())
-        unfold_at(archive, last)
-        return mark_now(archive.epochs, last)
+        return mark_now(archive.epochs, ReaderPosition.of(self._last.boundary()))
 
     def _problem(
         self, archive: Archive, step: NextArtifact, at: ReaderPosition
@@ -148,14 +146,14 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_one_message
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The changes between two offsets: net changes where diffs were merged since.
+        """The changes between two offsets; the same whenever it is asked.
 
         :raises BoundaryGone: if retention has removed them since they were planned.
         """
         if start in (end, _NOT_BEGUN):
             return []
         archive = self._refreshed()
-        unfold_at(archive, _mark(start), _mark(end))
+        unfold_between(archive, _mark(start), _mark(end))
         try:
             steps = steps_between(archive, _mark(start), _mark(end), self._asked.on_gap)
         except BoundaryGone:
