@@ -209,7 +209,7 @@ def read_new_rows(
 def read_new_messages(
     stream: ByteSource, keys: KeyBounds, known: Container[bytes]
 ) -> dict[bytes, bytes | None]:
-    """The same rows, each as a SnapshotRow message, which isn't looked into.
+    """The same rows, each as a SnapshotRow message, which isn't parsed.
 
     :raises BadBytes: at a message that isn't a change; not each message is checked.
     """

@@ -28,7 +28,7 @@ _LINE_BEGINS = 0x7B
 Newest = Mapping[bytes, bytes | None]
 """By key its new row, as its diff has it: a line, or a SnapshotRow message; None: deleted.
 
-The first byte tells which: a line's is a brace, a message's the tag of its only part.
+They differ in their first byte: a line's is a brace, a message's the tag of its only part.
 """
 
 
