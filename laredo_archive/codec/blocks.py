@@ -72,7 +72,7 @@ def line_blocks(stream: ByteSource, size: int) -> Iterator[bytes]:
     while piece := stream.read(size):
         end = piece.rfind(b"\n") + 1
         if end:
-            yield b"".join([*rest, piece[:end]])
+            yield b"".join([*rest, memoryview(piece)[:end]])
             rest, held = [piece[end:]], len(piece) - end
         else:
             rest.append(piece)

@@ -30,6 +30,7 @@ from laredo_archive.codec.output import (
     Output,
 )
 from laredo_archive.codec.row_keys import RowKeys, compact
+from laredo_archive.codec.structs import compiled
 from laredo_model import line as lines_
 from laredo_model.change import TRUNCATION, Action, Change
 from laredo_model.column import Column
@@ -188,8 +189,20 @@ def read_new_rows(
     """
     found: dict[bytes, bytes | None] = {}
     for block in blocks.line_blocks(stream, NEW_ROWS_BLOCK):
-        found.update(_new_rows(narrowed.lines(block, keys, _key_at), known))
+        _add_new_rows(narrowed.lines(block, keys, _key_at), known, found)
     return found
+
+
+def _add_new_rows(block: bytes, known: Container[bytes], found: dict[bytes, bytes | None]) -> None:
+    """Compiled code reads the usual lines, Python each that is left to it."""
+    if compiled.module is None:
+        found.update(_new_rows(block, known))
+        return
+    at = 0
+    while (at := compiled.module.new_lines(block, at, known, found)) < len(block):
+        end = block.index(b"\n", at)
+        found.update(_new_rows(block[at:end], known))
+        at = end + 1
 
 
 def _key_at(block: bytes, at: int) -> bytes:

@@ -200,13 +200,41 @@ def read_new_rows(
     :raises BadBytes: at a message that isn't a change; not each message is checked.
     """
     reader = StructRowReader(columns, ())
+    return {
+        key: None if message is None else reader.line(message, *_struct(message))
+        for key, message in read_new_messages(stream, keys, known).items()
+    }
+
+
+def read_new_messages(
+    stream: ByteSource, keys: KeyBounds, known: Container[bytes]
+) -> dict[bytes, bytes | None]:
+    """The same rows, each as a SnapshotRow message, which isn't parsed.
+
+    :raises BadBytes: at a message that isn't a change; not each message is checked.
+    """
     found: dict[bytes, bytes | None] = {}
     for batch in blocks.messages(blocks.ranged(stream, None, None)):
-        for message in narrowed.records(batch, keys, _change_key):
+        some = list(narrowed.records(batch, keys, _change_key))
+        at = 0
+        while (at := _usual(some, at, known, found)) < len(some):
+            message = some[at]
             action, key, _, new = _parts(message)
             if key not in known and action is not Action.TRUNCATE:
-                found[key] = None if new is None else reader.line(message, *new)
+                found[key] = None if new is None else _snapshot_row(message[slice(*new)])
+            at += 1
     return found
+
+
+def _usual(
+    some: list[bytes], at: int, known: Container[bytes], found: dict[bytes, bytes | None]
+) -> int:
+    """Compiled code reads the changes from ``at`` on; gives the first that is left to Python."""
+    return at if compiled.module is None else compiled.module.new_messages(some, at, known, found)
+
+
+def _snapshot_row(struct: bytes) -> bytes:
+    return b"\x0a" + length(len(struct)) + struct
 
 
 def _change_key(message: bytes) -> bytes:

@@ -9,7 +9,6 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from types import TracebackType
 from typing import IO
 
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from laredo_archive.codec.arrow.range_rows import newest
+from laredo_archive.codec.arrow.range_rows import new_batches, newest
 from laredo_archive.codec.arrow.types import Special, Typing, arrow_type, has_specials, is_array
 from laredo_archive.codec.arrow.values import converter
 from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
@@ -35,7 +34,6 @@ from laredo_spark.sync.folder import Folder
 from laredo_spark.sync.state import SyncedFile
 
 _GROUP_BYTES = 64 << 20
-_ROWS_AT_ONCE = 10_000
 _BARE = frozenset({"bool", "int2", "int4", "int8", "oid", "float4", "float8"})
 _QUOTED = frozenset({b"NaN", b"Infinity", b"-Infinity"})
 
@@ -160,10 +158,8 @@ class MergeFiles:
             if not self.truncates:
                 for batch in self._untouched(file, list(changed)):
                     made.write(batch)
-            reader = self.shape.reader()
-            lines = (line for line in changed.values() if line is not None)
-            while some := list(islice(lines, _ROWS_AT_ONCE)):
-                made.write(reader.batch(b"\n".join([*some, b""])))
+            for batch in new_batches(changed, self.shape.reader(), self.shape.columns):
+                made.write(batch)
         return made.written
 
     def _untouched(self, file: SyncedFile, keys: Sequence[bytes]) -> Iterator[pa.RecordBatch]:

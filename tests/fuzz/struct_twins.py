@@ -12,12 +12,13 @@ from struct import pack
 from typing import Any
 
 from laredo_archive import codec
-from laredo_archive.codec import blocks, protobuf, struct_rows
+from laredo_archive.codec import blocks, jsonl, protobuf, struct_rows
 from laredo_archive.codec.arrow.fragments import BlockSplitter
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.codec.varint import varint
+from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model import line as lines
 from laredo_model.change import Action, Change
 from laredo_model.column import Column
@@ -164,6 +165,57 @@ def _change(draw: random.Random, shape: _Shape, number: int) -> Change:
     old = None if action is Action.INSERT else shape.line(draw)
     new = None if action is Action.DELETE else shape.line(draw)
     return Change(action, b"%d" % number, old, new)
+
+
+_KEYS = (b"", b"12", b"[1,2]", 'a"\\\u2028é'.encode(), b"1000001", b"\x7f\n", b'","new":{')
+
+
+def new_rows(draw: random.Random) -> int:
+    """The new rows of a diff, right and wrong, are the same in both formats, or refused alike."""
+    shape = _shape(draw.randrange(_SHAPES))
+    changes = [_change(draw, shape, n) for n in range(draw.randrange(1, 9))]
+    changes = [
+        change if draw.randrange(3) else change._replace(key=draw.choice(_KEYS))
+        for change in changes
+    ]
+    known = {change.key for change in changes if not draw.randrange(4)}
+    for format_id, read in (
+        ("jsonl", jsonl.read_new_rows),
+        ("protobuf", protobuf.read_new_messages),
+    ):
+        sink = io.BytesIO()
+        encoder = codec.diff_encoder(format_id, shape.columns, sink)
+        if not draw.randrange(4):
+            encoder.truncate()
+        encoder.write(changes)
+        encoder.close()
+        data = sink.getvalue()
+        if draw.randrange(2):
+            data = broken(draw, data)
+        elif format_id == "jsonl":
+            data = _respelled(draw, data)
+        quick = _outcome(lambda: list(read(io.BytesIO(data), KeyRange(), known).items()))  # noqa: B023
+        with plainly():
+            plain = _outcome(lambda: list(read(io.BytesIO(data), KeyRange(), known).items()))  # noqa: B023
+        assert quick == plain, (data, quick, plain)
+    return len(changes)
+
+
+def _respelled(draw: random.Random, data: bytes) -> bytes:
+    """A diff as others may write it, or nearly."""
+    old, new = draw.choice(
+        (
+            (b"\n", b"\n\n"),
+            (b'"key":', b'"key": '),
+            (b',"old":', b',"KEY":"1e+06","old":'),
+            (b"}\n", b"} \n"),
+            (b"}\n", b',"new":{"id":9}}\n'),
+            (b'"UPDATE"', b'"update"'),
+            (b',"new":', b',"newer":'),
+            (b'"new":{', b'"new":{"a":{},"new":{},'),
+        )
+    )
+    return data.replace(old, new, draw.choice((-1, 1)))
 
 
 def _outcome(call: Any) -> tuple[str, Any]:

@@ -52,6 +52,16 @@ def test_hostile_input_touches_no_foreign_byte(tmp_path: Path) -> None:
             "|| size > from->stop - from->at)",
             "|| size > from->stop - from->at + 400)",
         ),
+        (
+            "laredo_archive.codec.structs._struct_scan",
+            "return text.stop - text.at >= size && memcmp(",
+            "return memcmp(",
+        ),
+        (
+            "laredo_archive.codec.structs._struct_scan",
+            "else if (rows == room)",
+            "else if (rows == room + 9)",
+        ),
     ],
 )
 def test_a_byte_too_far_is_found(tmp_path: Path, module: str, right: str, wrong: str) -> None:

@@ -24,3 +24,9 @@ def test_messages_and_changes_are_those_that_python_reads() -> None:
     for drawn in budget.inputs(0.3):
         with drawn as draw:
             struct_twins.struct_messages(draw)
+
+
+def test_new_rows_of_diffs_are_those_that_python_reads() -> None:
+    for drawn in budget.inputs(0.3):
+        with drawn as draw:
+            struct_twins.new_rows(draw)

@@ -256,5 +256,6 @@ CHECKS: dict[str, Callable[[random.Random], int]] = {
     "scanned structs": struct_twins.structs,
     "lines": struct_twins.line_columns,
     "struct messages": struct_twins.struct_messages,
+    "new rows": struct_twins.new_rows,
 }
 """Each gives how many messages or values its input held."""

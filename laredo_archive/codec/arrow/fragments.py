@@ -38,6 +38,11 @@ def strings(buffers: tuple[bytes, bytes]) -> pa.StringArray:
     return found
 
 
+def rows_of(fragments: Mapping[str, pa.StringArray], block: bytes) -> int:
+    """The number of lines in ``block``, which ``fragments`` are of."""
+    return len(next(iter(fragments.values()))) if fragments else block.count(b"\n")
+
+
 class BlockSplitter:
     """Takes apart blocks of whole lines, each an object with the same names in the same order."""
 
@@ -92,8 +97,7 @@ class BlockSplitter:
         """By compiled code; None if there is none, or a line isn't such an object."""
         if compiled.module is None:
             return None
-        rows = block.count(b"\n")
-        found = compiled.module.lines(block, rows, self._heads, self._is_wanted)
+        found = compiled.module.lines(block, self._heads, self._is_wanted)
         if found is None:
             return None
         try:

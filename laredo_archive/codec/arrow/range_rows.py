@@ -6,7 +6,6 @@ memory, so a range is to be cut so that it fits (``ranges.plan``); the base goes
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,17 +13,23 @@ import pyarrow.compute as pc
 from laredo_archive import codec
 from laredo_archive.codec import ByteSource, protobuf
 from laredo_archive.codec.arrow import parquet_rows
+from laredo_archive.codec.arrow.fragments import rows_of
 from laredo_archive.codec.arrow.parquet_blocks import OpenSlice
 from laredo_archive.codec.arrow.rows import RowReader, keys_of
 from laredo_archive.codec.errors import BadBytes
+from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice, RangeRead
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine, ModelError
 
 _ROWS_AT_ONCE = 10_000
+_LINE_BEGINS = 0x7B
 
 Newest = Mapping[bytes, bytes | None]
-"""By key its line; None: deleted."""
+"""By key its new row, as its diff has it: a line, or a SnapshotRow message; None: deleted.
+
+They differ in their first byte: a line's is a brace, a message's the tag of its only part.
+"""
 
 
 def newest(reads: RangeRead, columns: Sequence[Column], open_slice: OpenSlice) -> Newest:
@@ -34,10 +39,34 @@ def newest(reads: RangeRead, columns: Sequence[Column], open_slice: OpenSlice) -
         with open_slice(part) as source:
             bounded = _Bounded(source, part)
             # A TRUNCATE begins what is read, so there is nothing yet that it could empty.
-            rows = codec.read_new_rows(part.format_id, columns, bounded, reads.keys, found)
+            if codec.plain_format(part.format_id) == codec.PROTOBUF:
+                plain = codec.plain_bytes(part.format_id, bounded)
+                rows = protobuf.read_new_messages(plain, reads.keys, found)
+            else:
+                rows = codec.read_new_rows(part.format_id, columns, bounded, reads.keys, found)
             b"\n".join(rows).decode()  # a key that isn't UTF-8 is this file's damage
             found.update(rows)
     return found
+
+
+def new_batches(
+    changed: Newest, rows: RowReader, columns: Sequence[Column]
+) -> Iterator[pa.RecordBatch]:
+    """The rows that diffs made.
+
+    :raises BadBytes, BadLine: if one isn't a row of the table.
+    :raises ArrowError: if a value doesn't fit its column's Arrow type.
+    """
+    made = [row for row in changed.values() if row is not None]
+    for lines in _some([row for row in made if row[0] == _LINE_BEGINS]):
+        yield rows.batch(b"\n".join([*lines, b""]))
+    reader = StructRowReader(columns, ())
+    for messages in _some([row for row in made if row[0] != _LINE_BEGINS]):
+        yield rows.typed(rows.split_structs(messages, reader), len(messages))
+
+
+def _some(rows: list[bytes]) -> Iterator[list[bytes]]:
+    return (rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE))
 
 
 def order(reads: RangeRead) -> Sequence[ObjectSlice]:
@@ -58,14 +87,14 @@ def batches(
         left = _Left(reads.keys, changed)
         made = _of_parquet if reads.base.format_id == codec.PARQUET else _of_lines
         yield from made(reads.base, rows, columns, left, open_slice)
-    lines = (line for line in changed.values() if line is not None)
-    while some := list(islice(lines, _ROWS_AT_ONCE)):
-        yield _changed(b"\n".join([*some, b""]), rows, reads.keys)
+    yield from _new_batches(changed, rows, columns, reads.keys)
 
 
-def _changed(block: bytes, rows: RowReader, keys: KeyRange) -> pa.RecordBatch:
+def _new_batches(
+    changed: Newest, rows: RowReader, columns: Sequence[Column], keys: KeyRange
+) -> Iterator[pa.RecordBatch]:
     try:
-        return rows.batch(block)
+        yield from new_batches(changed, rows, columns)
     except ModelError:
         raise
     except ValueError as wrong:
@@ -110,7 +139,8 @@ def _split(
         return
     for block in codec.read_lines(base.format_id, columns, source, keys):
         if block:
-            yield rows.split(block), block.count(b"\n")
+            fragments = rows.split(block)
+            yield fragments, rows_of(fragments, block)
 
 
 def _of_parquet(

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from laredo_archive.codec import protobuf
-from laredo_archive.codec.arrow.fragments import BlockSplitter, nesting, strings
+from laredo_archive.codec.arrow.fragments import BlockSplitter, nesting, rows_of, strings
 from laredo_archive.codec.arrow.stored import StoredBatch
 from laredo_archive.codec.arrow.types import Typing, schema
 from laredo_archive.codec.arrow.values import converter, texts
@@ -50,7 +50,8 @@ class RowReader:
         :raises BadLine: if a line isn't a row with these columns.
         :raises ArrowError: if a value doesn't fit its column's Arrow type.
         """
-        return self.typed(self.split(block), block.count(b"\n"))
+        found = self.split(block)
+        return self.typed(found, rows_of(found, block))
 
     def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
         """The JSON fragments of the wanted columns, and of the key's.

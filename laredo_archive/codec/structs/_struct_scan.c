@@ -13,6 +13,7 @@
 #define EXACT 9007199254740992.0 /* 2^53 */
 #define DEEPEST 16
 #define MOST_TEXT 0x7FFFFFFF     /* of an Arrow string array's 32-bit offsets */
+#define FIRST_ROWS 2
 #define VERBATIM "\x0a\x04json\x12"
 #define VERBATIM_SIZE 7
 
@@ -601,35 +602,56 @@ put_line(Fragments *columns, Py_ssize_t number, Span line, PyObject *heads, cons
     return line.stop - line.at == 1 && *line.at == '}' ? OK : REFUSED;
 }
 
-/* lines(block, rows, heads, wanted): [(32-bit offsets, fragments) of each wanted column]. */
+/* Offsets for more rows, those of all columns alike. */
+static int
+more_rows(Fragments *columns, Py_ssize_t count, Py_ssize_t *room, const char *wanted)
+{
+    if (*room > (MOST_TEXT - 1) / 2)
+        return REFUSED;
+    Py_ssize_t rows = 2 * *room;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!wanted[i])
+            continue;
+        int *offsets = PyMem_Realloc(columns[i].offsets, ((size_t)rows + 1) * sizeof(int));
+        if (offsets == NULL) {
+            PyErr_NoMemory();
+            return ERROR;
+        }
+        columns[i].offsets = offsets;
+    }
+    *room = rows;
+    return OK;
+}
+
+/* lines(block, heads, wanted): [(32-bit offsets, fragments) of each wanted column]. */
 static PyObject *
 lines_of(PyObject *module, PyObject *arguments)
 {
     (void)module;
     PyObject *block, *heads, *answer = NULL;
     const char *wanted;
-    Py_ssize_t rows, wanted_size;
-    if (!PyArg_ParseTuple(arguments, "O!nO!y#", &PyBytes_Type, &block, &rows, &PyTuple_Type,
-                          &heads, &wanted, &wanted_size))
+    Py_ssize_t wanted_size, rows = 0, room = FIRST_ROWS;
+    if (!PyArg_ParseTuple(arguments, "O!O!y#", &PyBytes_Type, &block, &PyTuple_Type, &heads,
+                          &wanted, &wanted_size))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(heads);
-    if (!are_bytes(heads, count) || wanted_size != count || rows < 0)
+    if (!are_bytes(heads, count) || wanted_size != count)
         return PyErr_Format(PyExc_ValueError, "heads and wanted of different sizes");
-    Fragments *columns = new_columns(count, rows, wanted);
+    Fragments *columns = new_columns(count, room, wanted);
     int made = columns == NULL ? ERROR : OK;
     const unsigned char *at = (const unsigned char *)PyBytes_AS_STRING(block);
     const unsigned char *stop = at + PyBytes_GET_SIZE(block);
-    for (Py_ssize_t number = 0; made == OK && number < rows; number++) {
-        const unsigned char *end = at < stop ? memchr(at, '\n', (size_t)(stop - at)) : NULL;
-        if (end == NULL) {
+    for (; made == OK && at < stop; rows++) {
+        const unsigned char *end = memchr(at, '\n', (size_t)(stop - at));
+        if (end == NULL)
             made = REFUSED;
-            break;
-        }
-        made = put_line(columns, number, (Span){at, end}, heads, wanted);
-        at = end + 1;
+        else if (rows == room)
+            made = more_rows(columns, count, &room, wanted);
+        if (made == OK)
+            made = put_line(columns, rows, (Span){at, end}, heads, wanted);
+        if (made == OK)
+            at = end + 1;
     }
-    if (made == OK && at != stop)
-        made = REFUSED;
     if (made == OK)
         answer = listed(columns, count, rows, wanted);
     free_columns(columns, count);
@@ -685,6 +707,33 @@ bounds(Span part, const unsigned char *bytes)
     return Py_BuildValue("(nn)", (Py_ssize_t)(part.at - bytes), (Py_ssize_t)(part.stop - bytes));
 }
 
+/* ------------------------------------------------------------------ changes */
+
+typedef struct {
+    Span action, key, old, new;
+} Change;
+
+static int
+read_change(Span left, Change *parts)
+{
+    Span part;
+    *parts = (Change){.key = {left.at, left.at}};
+    while (left.at < left.stop) {
+        unsigned char tag = *left.at;
+        if ((tag & 7) != 2 || read_part(&left, tag, &part) != OK)
+            return REFUSED;
+        if (tag == ACTION)
+            parts->action = part;
+        else if (tag == KEY)
+            parts->key = part;
+        else if (tag == OLD)
+            parts->old = part;
+        else if (tag == NEW)
+            parts->new = part;
+    }
+    return parts->action.at == NULL ? REFUSED : OK;
+}
+
 /* change(message): (action, key, bounds of the old row, bounds of the new row). */
 static PyObject *
 change(PyObject *module, PyObject *message)
@@ -693,25 +742,185 @@ change(PyObject *module, PyObject *message)
     if (!PyBytes_Check(message))
         return PyErr_Format(PyExc_TypeError, "a message is bytes");
     const unsigned char *bytes = (const unsigned char *)PyBytes_AS_STRING(message);
-    Span left = {bytes, bytes + PyBytes_GET_SIZE(message)}, part;
-    Span action = {NULL, NULL}, key = {bytes, bytes}, old = {NULL, NULL}, new = {NULL, NULL};
-    while (left.at < left.stop) {
-        unsigned char tag = *left.at;
-        if ((tag & 7) != 2 || read_part(&left, tag, &part) != OK)
-            return Py_NewRef(Py_None);
-        if (tag == ACTION)
-            action = part;
-        else if (tag == KEY)
-            key = part;
-        else if (tag == OLD)
-            old = part;
-        else if (tag == NEW)
-            new = part;
-    }
-    if (action.at == NULL)
+    Change parts;
+    if (read_change((Span){bytes, bytes + PyBytes_GET_SIZE(message)}, &parts) != OK)
         return Py_NewRef(Py_None);
-    return Py_BuildValue("(y#y#NN)", action.at, action.stop - action.at, key.at, key.stop - key.at,
-                         bounds(old, bytes), bounds(new, bytes));
+    return Py_BuildValue("(y#y#NN)", parts.action.at, parts.action.stop - parts.action.at,
+                         parts.key.at, parts.key.stop - parts.key.at, bounds(parts.old, bytes),
+                         bounds(parts.new, bytes));
+}
+
+static inline int
+begins(Span text, const char *with, Py_ssize_t size)
+{
+    return text.stop - text.at >= size && memcmp(text.at, with, (size_t)size) == 0;
+}
+
+static const unsigned char *
+find(Span in, const char *wanted, Py_ssize_t size)
+{
+    while (in.stop - in.at >= size) {
+        const unsigned char *at = memchr(in.at, *wanted, (size_t)(in.stop - in.at - size + 1));
+        if (at == NULL || memcmp(at, wanted, (size_t)size) == 0)
+            return at;
+        in.at = at + 1;
+    }
+    return NULL;
+}
+
+/* As jsonl._rows: where the new row is of a change whose rows begin at `rows`; NULL: deleted. */
+static int
+new_in_line(char action, Span rows, Span *new)
+{
+    *new = (Span){NULL, NULL};
+    if (rows.at >= rows.stop || rows.stop[-1] != '}')
+        return REFUSED;
+    if (action == 'I' && begins(rows, ",\"new\":{", 8)) {
+        *new = (Span){rows.at + 7, rows.stop - 1};
+        return OK;
+    }
+    if (action == 'I' || !begins(rows, ",\"old\":{", 8))
+        return REFUSED;
+    if (action == 'D')
+        return OK;
+    const unsigned char *middle = find(rows, "},\"new\":{", 9);
+    /* A row may hold these very bytes inside a json value: only a single find is sure. */
+    if (middle == NULL || find((Span){middle + 1, rows.stop}, "},\"new\":{", 9) != NULL)
+        return REFUSED;
+    *new = (Span){middle + 8, rows.stop - 1};
+    return OK;
+}
+
+/* found[key] = row, or None; `row` is taken over. */
+static int
+add_row(PyObject *found, PyObject *key, PyObject *row)
+{
+    int made = row != NULL && PyDict_SetItem(found, key, row) == 0 ? OK : ERROR;
+    Py_XDECREF(row);
+    return made;
+}
+
+static int
+add_line(Span line, PyObject *known, PyObject *found)
+{
+    static const char *const heads[] = {"{\"action\":\"INSERT\",\"key\":\"",
+                                        "{\"action\":\"UPDATE\",\"key\":\"",
+                                        "{\"action\":\"DELETE\",\"key\":\""};
+    const Py_ssize_t head_size = 26;
+    int which = 0;
+    if (line.at == line.stop)
+        return OK;
+    while (which < 3 && !begins(line, heads[which], head_size))
+        which++;
+    if (which == 3)
+        return REFUSED;
+    Span text = {line.at + head_size, NULL}, new;
+    text.stop = memchr(text.at, '"', (size_t)(line.stop - text.at));
+    if (text.stop == NULL || memchr(text.at, '\\', (size_t)(text.stop - text.at)) != NULL)
+        return REFUSED;
+    PyObject *key = PyBytes_FromStringAndSize((const char *)text.at, text.stop - text.at);
+    if (key == NULL)
+        return ERROR;
+    int held = PySequence_Contains(known, key);
+    int made = held < 0 ? ERROR : OK;
+    if (held == 0
+        && (made = new_in_line("IUD"[which], (Span){text.stop + 1, line.stop}, &new)) == OK)
+        made = add_row(found, key,
+                       new.at == NULL ? Py_NewRef(Py_None)
+                                      : PyBytes_FromStringAndSize((const char *)new.at,
+                                                                  new.stop - new.at));
+    Py_DECREF(key);
+    return made;
+}
+
+/* new_lines(block, at, known, found): puts the new rows of the lines from `at` into `found`, of
+   keys that aren't known; gives where the first line begins that Python has to read. */
+static PyObject *
+new_lines(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *block, *known, *found;
+    Py_ssize_t start;
+    if (!PyArg_ParseTuple(arguments, "O!nOO!", &PyBytes_Type, &block, &start, &known,
+                          &PyDict_Type, &found))
+        return NULL;
+    if (start < 0 || start > PyBytes_GET_SIZE(block))
+        return PyErr_Format(PyExc_ValueError, "no line begins there");
+    const unsigned char *bytes = (const unsigned char *)PyBytes_AS_STRING(block);
+    const unsigned char *at = bytes + start, *stop = bytes + PyBytes_GET_SIZE(block), *end;
+    int made = OK;
+    while (at < stop && (end = memchr(at, '\n', (size_t)(stop - at))) != NULL
+           && (made = add_line((Span){at, end}, known, found)) == OK)
+        at = end + 1;
+    return made == ERROR ? NULL : PyLong_FromSsize_t(at - bytes);
+}
+
+/* The SnapshotRow message of a Struct. */
+static PyObject *
+snapshot_row(Span row)
+{
+    unsigned char head[16] = {ENTRY};
+    Py_ssize_t head_size = 1, size = row.stop - row.at;
+    size_t left = (size_t)size;
+    for (; left > 0x7F; left >>= 7)
+        head[head_size++] = (unsigned char)(left | 0x80);
+    head[head_size++] = (unsigned char)left;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, head_size + size);
+    if (made != NULL) {
+        memcpy(PyBytes_AS_STRING(made), head, (size_t)head_size);
+        memcpy(PyBytes_AS_STRING(made) + head_size, row.at, (size_t)size);
+    }
+    return made;
+}
+
+static int
+add_message(PyObject *message, PyObject *known, PyObject *found)
+{
+    const unsigned char *bytes = (const unsigned char *)PyBytes_AS_STRING(message);
+    Change parts;
+    if (read_change((Span){bytes, bytes + PyBytes_GET_SIZE(message)}, &parts) != OK)
+        return REFUSED;
+    Py_ssize_t size = parts.action.stop - parts.action.at;
+    if (size != 6
+        || (!begins(parts.action, "INSERT", 6) && !begins(parts.action, "UPDATE", 6)
+            && !begins(parts.action, "DELETE", 6)))
+        return REFUSED;
+    PyObject *key = PyBytes_FromStringAndSize((const char *)parts.key.at,
+                                              parts.key.stop - parts.key.at);
+    if (key == NULL)
+        return ERROR;
+    int held = PySequence_Contains(known, key);
+    int made = held < 0 ? ERROR : OK;
+    if (held == 0)
+        made = add_row(found, key,
+                       parts.new.at == NULL ? Py_NewRef(Py_None) : snapshot_row(parts.new));
+    Py_DECREF(key);
+    return made;
+}
+
+/* new_messages(messages, number, known, found): puts the new rows of the changes from that one on
+   into `found`, as SnapshotRow messages, of keys that aren't known; gives the number of the first
+   that Python has to read. */
+static PyObject *
+new_messages(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *messages, *known, *found;
+    Py_ssize_t number;
+    if (!PyArg_ParseTuple(arguments, "O!nOO!", &PyList_Type, &messages, &number, &known,
+                          &PyDict_Type, &found))
+        return NULL;
+    if (number < 0)
+        return PyErr_Format(PyExc_ValueError, "no message has that number");
+    int made = OK;
+    for (; made == OK && number < PyList_GET_SIZE(messages); number++) {
+        PyObject *message = Py_NewRef(PyList_GET_ITEM(messages, number));
+        made = PyBytes_Check(message) ? add_message(message, known, found) : REFUSED;
+        Py_DECREF(message);
+        if (made != OK)
+            break;
+    }
+    return made == ERROR ? NULL : PyLong_FromSsize_t(number);
 }
 
 static PyMethodDef methods[] = {
@@ -720,6 +929,8 @@ static PyMethodDef methods[] = {
     {"lines", lines_of, METH_VARARGS, "Lines as columns of fragments; None: Python splits them."},
     {"messages", messages_of, METH_VARARGS, "The whole messages of a buffer; None: damaged."},
     {"change", change, METH_O, "The parts of a change; None: Python says what is wrong."},
+    {"new_lines", new_lines, METH_VARARGS, "The new rows of lines, as far as they are usual."},
+    {"new_messages", new_messages, METH_VARARGS, "The new rows of messages, in the same way."},
     {NULL, NULL, 0, NULL},
 };
 

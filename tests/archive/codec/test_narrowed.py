@@ -104,3 +104,12 @@ def test_a_key_that_comes_twice_has_its_last_row() -> None:
         assert codec.read_new_rows(format_id, COLUMNS, stream, KeyRange(), ()) == {
             b"1": twice[1].new
         }
+
+
+@pytest.mark.parametrize("size", [1, 90, 127, 128, 16_383, 16_384, 3_000_000])
+def test_a_new_row_of_any_length(size: int) -> None:
+    long = [changed(1, "x" * size, Action.UPDATE)]
+    for format_id in FORMATS:
+        stream = io.BytesIO(encoded(format_id, long))
+        found = codec.read_new_rows(format_id, COLUMNS, stream, KeyRange(), ())
+        assert found == {b"1": long[0].new}
