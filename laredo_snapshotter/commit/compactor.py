@@ -44,6 +44,7 @@ class Compactor:
         self._counters = counters
         self._levels = [timedelta(seconds=level) for level in config.compaction.levels]
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{config.name} merges")
+        self._over = False
         self._log = log.bind(table=config.name)
 
     async def run(self) -> None:
@@ -71,10 +72,11 @@ class Compactor:
                 else:
                     failures = 0
         finally:
+            self._over = True
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _merge_all(self) -> None:
-        while self._merge_next():
+        while not self._over and self._merge_next():
             self._counters.diffs_merged("done")
 
     def _merge_next(self) -> bool:
