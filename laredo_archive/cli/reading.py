@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from laredo_archive.cli import summary
 from laredo_archive.cli.cataloguing import list_catalog
 from laredo_archive.cli.options import (
     AsOf,
@@ -47,8 +48,11 @@ Moment = Position | datetime
 @archive_argument
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
 @click.option("--all", "in_steps", is_flag=True, help="Merged diffs' parts in their places.")
+@click.option("--summary", "by_epoch", is_flag=True, help="A line for each epoch.")
 @s3_options()
-def list_artifacts(*, uri: str, as_json: bool, in_steps: bool, access: S3Access) -> None:
+def list_artifacts(
+    *, uri: str, as_json: bool, in_steps: bool, by_epoch: bool, access: S3Access
+) -> None:
     """List the artifacts: a table on a terminal, else one JSON object a line.
 
     A diff that was merged says how many it was made from; --all lists those, as far as they are
@@ -70,13 +74,16 @@ def list_artifacts(*, uri: str, as_json: bool, in_steps: bool, access: S3Access)
         archive.unfold(unfolding.everywhere)
     if as_json or not sys.stdout.isatty():
         out = data_output()
-        for artifact in archive.manifest.artifacts:
-            out.write(orjson.dumps(_described(artifact)) + b"\n")
+        lines = (
+            summary.described(archive) if by_epoch else map(_described, archive.manifest.artifacts)
+        )
+        for line in lines:
+            out.write(orjson.dumps(line) + b"\n")
         out.flush()
         return
     console = Console()
     console.print(_heading(archive), highlight=False, markup=False)
-    console.print(_table(archive))
+    console.print(summary.table(archive) if by_epoch else _table(archive))
 
 
 def _described(artifact: Artifact) -> dict[str, Any]:

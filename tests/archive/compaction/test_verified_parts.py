@@ -13,7 +13,7 @@ from laredo_archive.manifest.merged import parts_file, unfolding
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
-from tests.support.archive.archiving import PREFIX, opened
+from tests.support.archive.archiving import PREFIX, opened, rebased
 from tests.support.archive.long_archive import LongArchive
 
 
@@ -95,3 +95,16 @@ def test_ls_shows_what_was_merged(long: LongArchive, tmp_path: Path) -> None:
     everything = CliRunner().invoke(main, ["ls", "--all", archive]).output.splitlines()
     ends = [json.loads(line)["to_position"] for line in everything]
     assert len(ends) == len(set(ends)) == len(long.states)
+
+
+def test_a_summary_has_a_line_for_each_epoch(long: LongArchive, tmp_path: Path) -> None:
+    rebased(long.archive, long.head, long.states[long.head])
+    long.grow(3)
+    archive = str(tmp_path / PREFIX)
+    output = CliRunner().invoke(main, ["ls", "--summary", archive]).output
+    one, two = map(json.loads, output.splitlines())
+    assert (one["epoch"], one["diffs"], one["from_position"]) == (1, 80, "0/A")
+    assert one["artifacts"] < 20
+    assert (two["epoch"], two["diffs"], two["artifacts"], two["continues"]) == (2, 3, 4, True)
+    assert two["rows"] == len(long.states[long.head])
+    assert one["to_position"] == two["from_position"]
