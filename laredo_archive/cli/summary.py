@@ -44,7 +44,7 @@ def table(archive: Archive) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold")
     for name, right in (
         ("epoch", True), ("to", False), ("until (UTC)", False),
-        ("artifacts", True), ("diffs", True), ("base", True), ("diff bytes", True), ("rows", True),
+        ("listed", True), ("diffs", True), ("base", True), ("in diffs", True), ("rows", True),
     ):  # fmt: skip
         made.add_column(name, justify="right" if right else "left", no_wrap=True)
     for epoch in described(archive):
