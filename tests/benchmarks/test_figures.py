@@ -64,6 +64,7 @@ def test_every_row_of_the_table_has_a_subject() -> None:
         "base_artifact",
         "s3",
         "latency",
+        "grpc",
         "connect",
         "relay",
         "backlog",
