@@ -71,12 +71,15 @@ test-all: $(STAMP) $(DELTA_STAMP) $(ICEBERG_STAMP)  ## what CI runs: more seeds,
 	$(BIN)/python -m pytest $(PYTEST)
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-delta test-iceberg
 
-# Each in the virtual environment of its own, side by side.
+# Side by side, each in a virtual environment and a temporary directory of its own: pytest's
+# common one is tidied up by whichever run ends first.
+OWN_TEMPORARY := own=$$(mktemp -d) && trap "rm -rf $$own" EXIT &&
+
 test-delta: $(DELTA_STAMP)
-	$(DELTA)/bin/python -m pytest -n 2 --dist loadfile tests/spark/delta
+	$(OWN_TEMPORARY) $(DELTA)/bin/python -m pytest -n 2 --dist loadfile --basetemp=$$own/t tests/spark/delta
 
 test-iceberg: $(ICEBERG_STAMP)
-	$(ICEBERG)/bin/python -m pytest tests/spark/iceberg
+	$(OWN_TEMPORARY) $(ICEBERG)/bin/python -m pytest --basetemp=$$own/t tests/spark/iceberg
 
 test-long: export LAREDO_FUZZ_SECONDS ?= 60
 test-long: export LAREDO_TEST_ALL = 1
