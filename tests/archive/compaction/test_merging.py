@@ -8,7 +8,7 @@ from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_model.position import Position
-from tests.support.archive.archiving import PREFIX, NewStores, opened, rebased
+from tests.support.archive.archiving import PREFIX, NewStores, memory, opened, rebased
 from tests.support.archive.long_archive import FIRST, LEVELS, LongArchive, rows_at
 
 
@@ -27,7 +27,7 @@ def test_every_boundary_is_still_there(new_stores: NewStores, truncating: float)
     destinations = new_stores(2)
     long = LongArchive(opened(destinations))
     long.begin()
-    for _ in range(20):
+    for _ in range(9):
         long.grow(7, truncating=truncating)
         long.compacted()
     for destination in destinations:
@@ -40,8 +40,8 @@ def test_every_boundary_is_still_there(new_stores: NewStores, truncating: float)
             assert rows_at(destination, long.times[position]) == state
 
 
-def test_a_reader_of_the_head_needs_a_few_diffs(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_a_reader_of_the_head_needs_a_few_diffs() -> None:
+    [destination] = memory()
     long = LongArchive(opened([destination]))
     long.begin()
     for _ in range(60):
@@ -51,8 +51,8 @@ def test_a_reader_of_the_head_needs_a_few_diffs(new_stores: NewStores) -> None:
     assert len(boundary.diffs) <= 3 + 2 + 4 + 10  # 20 s of 5, a minute of 20, 5 minutes, 50 in all
 
 
-def test_periods_that_are_not_over_stay(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_periods_that_are_not_over_stay() -> None:
+    [destination] = memory()
     long = LongArchive(opened([destination]))
     long.begin()
     long.grow(4)  # ends at 5, 10, 15 and 20 s; the last shows that the first period is over
@@ -61,8 +61,8 @@ def test_periods_that_are_not_over_stay(new_stores: NewStores) -> None:
     assert long.compacted() == 0
 
 
-def test_changes_between_two_boundaries_inside(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_changes_between_two_boundaries_inside() -> None:
+    [destination] = memory()
     long = LongArchive(opened([destination]), seed=3)
     long.begin()
     long.grow(70)
@@ -78,8 +78,8 @@ def test_changes_between_two_boundaries_inside(new_stores: NewStores) -> None:
     assert state == long.states[610]
 
 
-def test_a_base_at_a_boundary_that_was_merged_meanwhile(new_stores: NewStores) -> None:
-    destinations = new_stores(2)
+def test_a_base_at_a_boundary_that_was_merged_meanwhile() -> None:
+    destinations = memory(2)
     long = LongArchive(opened(destinations))
     long.begin()
     long.grow(30)
@@ -97,8 +97,8 @@ def test_a_base_at_a_boundary_that_was_merged_meanwhile(new_stores: NewStores) -
     assert rows_at(destinations[1], long.head) == long.states[long.head]
 
 
-def test_diffs_that_a_sink_was_not_notified_of_stay(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_diffs_that_a_sink_was_not_notified_of_stay() -> None:
+    [destination] = memory()
     archive = opened([destination], sinks=["arn:sink"])
     long = LongArchive(archive)
     long.begin()
@@ -113,8 +113,8 @@ def test_diffs_that_a_sink_was_not_notified_of_stay(new_stores: NewStores) -> No
     assert [artifact.to_position for artifact in left] == list(range(FIRST + 200, FIRST + 310, 10))
 
 
-def test_parts_are_dropped_after_a_while(new_stores: NewStores) -> None:
-    destinations = new_stores(2)
+def test_parts_are_dropped_after_a_while() -> None:
+    destinations = memory(2)
     long = LongArchive(opened(destinations))
     long.begin()
     long.grow(40)
@@ -135,8 +135,8 @@ def test_parts_are_dropped_after_a_while(new_stores: NewStores) -> None:
         assert rows_at(destination, old[0].to_position) == long.states[old[0].to_position]
 
 
-def test_the_levels_are_lengths_of_time(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_the_levels_are_lengths_of_time() -> None:
+    [destination] = memory()
     long = LongArchive(opened([destination]))
     long.begin()
     long.grow(40, seconds=30)
