@@ -117,10 +117,12 @@ class _CollectorRun:
         self._progress = progress
         self._token = secrets.token_hex(8)
         self._result = Collected(store.destination.uri_of(store.key), dry_run)
-        self._listed: list[ObjectInfo] = []
+        self._sizes: dict[str, int] = {}
+        """Of all objects that were listed."""
+        self._unnamed: list[ObjectInfo] = []
+        """Those of them that orphans are sought among."""
         self._opened: dict[str, list[str]] = {}
         """By the key of each retired file of parts whose time is over, what it alone names."""
-        self._gone: set[str] = set()
         self.on_deleted: Callable[[str], None] | None = None
 
     def run(self) -> Collected:
@@ -128,13 +130,17 @@ class _CollectorRun:
         if manifest is None or not manifest.artifacts:
             reason = "there is no manifest" if manifest is None else "it names no artifacts"
             raise NotCollectable(self._store.uri, reason)
-        self._listed = self._list()
+        listed = self._list()
+        self._sizes = {info.key: info.size_bytes for info in listed}
+        self._unnamed = listed
         if self._result.dry_run:
             self._planned(manifest)
         else:
             reach("garbage.listed")
             while self._collect_once():
                 reach("garbage.opened")
+                # What more is due now, only lists of parts named.
+                self._unnamed = []
             self._result.unfinished = self._destination.collect_unfinished(
                 self._prefix,
                 self._policy.cut_off,
@@ -149,16 +155,11 @@ class _CollectorRun:
         marked = self._store.rewrite(self._marked, None)
         reach("garbage.marked")
         entered = marked.retired_keys() - (before.retired_keys() if before else set())
-        self._result.orphans += [
-            found for found in self._listed if found.key in entered and self._is_unnamed(found.key)
-        ]
+        entered -= {key for named in self._opened.values() for key in named}
+        self._result.orphans += [found for found in self._unnamed if found.key in entered]
         self._result.waiting = len(marked.retired)
         self._delete([entry.key for entry in marked.retired if entry.deleting == self._token])
         return bool(self._opened)
-
-    def _is_unnamed(self, key: str) -> bool:
-        """Whether no list of parts named it."""
-        return not any(key in named for named in self._opened.values())
 
     def _list(self) -> list[ObjectInfo]:
         listed: list[ObjectInfo] = []
@@ -244,11 +245,8 @@ class _CollectorRun:
         limit = date - self._policy.cut_off
         return [
             found
-            for found in self._listed
-            if found.key not in known
-            and found.key not in self._gone
-            and found.modified < limit
-            and not covered.has(found.key)
+            for found in self._unnamed
+            if found.key not in known and found.modified < limit and not covered.has(found.key)
         ]
 
     def _is_over(self, entry: Retired, date: datetime) -> bool:
@@ -265,13 +263,12 @@ class _CollectorRun:
 
     def _delete(self, keys: Iterable[str]) -> None:
         going, before = list(keys), len(self._result.deleted)
-        sizes = {info.key: info.size_bytes for info in self._listed}
-        self._progress.expect(sum(sizes.get(key, 0) for key in going))
+        self._progress.expect(sum(self._sizes.get(key, 0) for key in going))
         try:
             for number, key in enumerate(going, 1):
                 self._progress.step(f"deleting {number:,} of {len(going):,}")
                 self._delete_one(key)
-                self._progress.advance(sizes.get(key, 0))
+                self._progress.advance(self._sizes.get(key, 0))
         finally:
             if self._result.deleted:
                 reach("garbage.deleted")
@@ -294,7 +291,6 @@ class _CollectorRun:
             raise
         log.info("object deleted", uri=self._destination.uri_of(key))
         self._result.deleted.append(key)
-        self._gone.add(key)
         if self.on_deleted is not None:
             self.on_deleted(key)
 
