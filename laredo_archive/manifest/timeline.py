@@ -7,6 +7,7 @@ a time) is the last boundary at or before it, in the newest history that has one
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from laredo_archive.errors import ManifestDamaged, NoSuchBoundary
 from laredo_archive.manifest.model import Artifact, Manifest
@@ -38,20 +39,36 @@ class Epoch:
 class Boundary:
     """A position at which the table's state is known: the end of an artifact."""
 
-    #: A base, and the diffs from there up to the boundary.
-    artifacts: tuple[Artifact, ...]
+    #: A base and the diffs after it, perhaps beyond the boundary; an epoch's boundaries share it.
+    chain: tuple[Artifact, ...]
+    #: How many of them lead to the boundary.
+    count: int
+
+    @classmethod
+    def after(cls, artifacts: tuple[Artifact, ...]) -> "Boundary":
+        """The end of ``artifacts``, a base and diffs that follow it."""
+        return cls(artifacts, len(artifacts))
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """A base, and the diffs from there up to the boundary."""
+        return self.chain[: self.count]
 
     @property
     def last(self) -> Artifact:
-        return self.artifacts[-1]
+        return self.chain[self.count - 1]
 
     @property
     def base(self) -> Artifact:
-        return self.artifacts[0]
+        return self.chain[0]
 
     @property
     def diffs(self) -> tuple[Artifact, ...]:
-        return self.artifacts[1:]
+        return self.chain[1 : self.count]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A task needs nothing of what is beyond.
+        return Boundary.after, (self.artifacts,)
 
     @property
     def epoch(self) -> int:
@@ -114,9 +131,9 @@ def _epoch(number: int, artifacts: list[Artifact], where: str) -> Epoch:
 def boundaries(all_epochs: Iterable[Epoch]) -> list[Boundary]:
     """Every boundary, in the order of epochs, in each by position."""
     return [
-        Boundary(epoch.artifacts[: count + 1])
-        for epoch in all_epochs
-        for count in range(len(epoch.artifacts))
+        Boundary(chain, count)
+        for chain in (epoch.artifacts for epoch in all_epochs)
+        for count in range(1, len(chain) + 1)
     ]
 
 

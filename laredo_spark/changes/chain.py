@@ -70,7 +70,7 @@ class NextArtifact:
     @property
     def boundary(self) -> Boundary:
         """The boundary at its end."""
-        return Boundary((self.epoch.base, self.artifact)[self.artifact.is_snapshot :])
+        return Boundary.after((self.epoch.base, self.artifact)[self.artifact.is_snapshot :])
 
     @property
     def has_rows(self) -> bool:

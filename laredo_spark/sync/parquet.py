@@ -176,7 +176,7 @@ class ParquetSync:
         """As many tasks as cores; more if the diffs are large."""
         size = sum(self._table.choose(diff)[1].size_bytes for diff in step.diffs)
         count = min(len(files), max(self._engine.cores, -(-size // DIFF_BYTES)))
-        cut = partial(key_ranges.cut, Boundary(step.diffs), self._table.choose)
+        cut = partial(key_ranges.cut, Boundary.after(step.diffs), self._table.choose)
         ends = [len(files) * number // count for number in range(count + 1)]
         groups = [tuple(files[start:end]) for start, end in pairwise(ends)]
         return [
