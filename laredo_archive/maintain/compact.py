@@ -11,7 +11,7 @@ from datetime import timedelta
 from laredo_archive.errors import ArtifactDamaged
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest.merged.compaction import DiffRun
-from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import fold
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.fold import OrderedChange
@@ -53,12 +53,9 @@ def merge_next(
     if run is None:
         return None
     store = merging.stores[0]
-    manifest = store.manifest
-    assert manifest is not None, "a run is of a manifest"
-    state, before = _around(manifest, run)
     files = ArtifactFiles(store.destination, as_it_is)
-    start, keys = fold.timelines(files, run.diffs, RowFields.of(before))
-    proof = _Proof(state if start is None else StateChecksum())
+    start, keys = fold.timelines(files, run.diffs, RowFields.of(run.base))
+    proof = _Proof(_state_before(run) if start is None else StateChecksum())
     encoded = merging.encode(
         run,
         proof.watched(fold.net(proof.counted(keys))),
@@ -78,13 +75,10 @@ def merge_next(
     return Merged(artifact, run)
 
 
-def _around(manifest: Manifest, run: DiffRun) -> tuple[StateChecksum, Artifact]:
-    """The state before the run, and the epoch's base."""
-    at = manifest.artifacts.index(run.diffs[0])
-    before = manifest.artifacts[at - 1]
-    base = next(a for a in reversed(manifest.artifacts[:at]) if a.is_snapshot)
-    assert before.rows is not None and before.state_checksum is not None, "its epoch says states"
-    return StateChecksum.from_hex(before.rows, before.state_checksum), base
+def _state_before(run: DiffRun) -> StateChecksum:
+    rows, checksum = run.before.rows, run.before.state_checksum
+    assert rows is not None and checksum is not None, "every artifact of its epoch says its state"
+    return StateChecksum.from_hex(rows, checksum)
 
 
 def _cancelled(run: DiffRun, by_merging: int) -> int | None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 
-from laredo_archive.manifest.head import head_of
 from laredo_archive.manifest.merged import compaction
 from laredo_archive.manifest.merged.compaction import DiffRun
 from laredo_archive.manifest.model import Artifact, Manifest
@@ -72,8 +71,6 @@ class Merging:
         """
         first, last = run.diffs[0], run.diffs[-1]
         assert last.rows is not None and last.state_checksum is not None, "runs have states"
-        manifest = self.stores[0].manifest
-        head = None if manifest is None else head_of(manifest)
         window = Window(
             run.from_position,
             run.to_position,
@@ -89,7 +86,7 @@ class Merging:
             first,
             changes,
             formats=tuple(dict.fromkeys(formats)),
-            columns=(head.columns if head else None) or (),
+            columns=run.base.columns or (),
             created_at=self.stores[0].environment.now(),
         )
 
@@ -118,7 +115,7 @@ class Merging:
 
     def _is_there(self, run: DiffRun, merged: Artifact) -> bool:
         manifest = self.stores[0].manifest
-        return manifest is not None and compaction.run_in(manifest, merged) == run
+        return manifest is not None and compaction.place_of(manifest, merged) == run.diffs
 
     def _pending(self, merged: EncodedDiff) -> PendingCommit:
         return PendingCommit(

@@ -20,10 +20,14 @@ _UNIX_EPOCH = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True)
 class DiffRun:
-    """Diffs that follow each other and are to be merged."""
+    """Diffs of an epoch that follow each other and are to be merged."""
 
     #: The diffs, in order.
     diffs: tuple[Artifact, ...]
+    #: The epoch's base, which says their columns and key.
+    base: Artifact
+    #: The artifact that the first begins after, which says the state there.
+    before: Artifact
 
     @property
     def from_position(self) -> Position:
@@ -46,7 +50,7 @@ def next_run(
     ``levels``: lengths of time, ascending. ``until``: only diffs that end there or before.
     """
     chain = [artifact for artifact in manifest.artifacts if artifact.epoch == manifest.epoch]
-    if not all(map(_says_its_state, chain)):
+    if not chain or not chain[0].is_snapshot or not all(map(_says_its_state, chain)):
         return None
     ends = list(_ends(chain))
     for level in levels:
@@ -58,7 +62,7 @@ def next_run(
             if until is not None:
                 diffs = [diff for diff in diffs if diff.to_position <= until]
             if is_over and len(diffs) > 1:
-                return DiffRun(tuple(diffs))
+                return DiffRun(tuple(diffs), chain[0], chain[chain.index(diffs[0]) - 1])
     return None
 
 
@@ -75,13 +79,13 @@ def _ends(chain: Sequence[Artifact]) -> Iterator[timedelta]:
         yield latest - _UNIX_EPOCH
 
 
-def parts_of(run: DiffRun) -> Parts:
-    """The diffs of a run, as the parts of the diff that they are merged into."""
-    return Parts(sum(diff.parts.count if diff.parts else 1 for diff in run.diffs), run.diffs)
+def parts_of(diffs: tuple[Artifact, ...]) -> Parts:
+    """``diffs`` as the parts of the diff that they are merged into."""
+    return Parts(sum(diff.parts.count if diff.parts else 1 for diff in diffs), diffs)
 
 
-def run_in(manifest: Manifest, merged: Artifact) -> DiffRun | None:
-    """The diffs of ``manifest`` in whose place ``merged`` belongs; None if they aren't there."""
+def place_of(manifest: Manifest, merged: Artifact) -> tuple[Artifact, ...]:
+    """The diffs of ``manifest`` in whose place ``merged`` belongs; none if they aren't there."""
     diffs = [
         artifact
         for artifact in manifest.artifacts
@@ -92,18 +96,17 @@ def run_in(manifest: Manifest, merged: Artifact) -> DiffRun | None:
         and artifact.to_position <= merged.to_position
     ]
     if len(diffs) < 2 or diffs[0].history != merged.history:
-        return None
-    run = DiffRun(tuple(diffs))
-    ends = run.from_position, run.to_position
-    return run if ends == (merged.from_position, merged.to_position) else None
+        return ()
+    ends = diffs[0].from_position, diffs[-1].to_position
+    return tuple(diffs) if ends == (merged.from_position, merged.to_position) else ()
 
 
 def with_merged(manifest: Manifest, merged: Artifact) -> Manifest:
     """The manifest with ``merged`` in the place of the diffs that it was made from."""
-    run = run_in(manifest, merged)
-    assert run is not None, "the diffs that were merged are there"
-    first = manifest.artifacts.index(run.diffs[0])
-    after = first + len(run.diffs)
+    diffs = place_of(manifest, merged)
+    assert diffs, "the diffs that were merged are there"
+    first = manifest.artifacts.index(diffs[0])
+    after = first + len(diffs)
     artifacts = (*manifest.artifacts[:first], merged, *manifest.artifacts[after:])
     return replace(manifest, artifacts=artifacts)
 

@@ -22,6 +22,9 @@ VERSION = 1
 LISTED_AT_MOST = 64
 """Longer lists go into a file: the manifest then holds some hundred entries after any time."""
 
+REMEMBERED = 64
+"""Lists that were loaded and are kept in memory: a stream may go on for months."""
+
 LARGEST_BYTES = 16 << 20
 LARGEST_PLAIN_BYTES = 64 << 20
 """A file with more is refused: the writer's own have some kilobytes."""
@@ -66,9 +69,13 @@ class PartsFiles:
             manifest_key = object_keys.manifest_key(self._key_prefix)
             return self._destination.uri_of(manifest_key), parts.diffs
         key = self._locate(parts.file.key)
-        if key not in self._loaded:
-            self._loaded[key] = read(self._destination, key, parts.file, self._key_prefix)
-        return self._destination.uri_of(key), self._loaded[key]
+        diffs = self._loaded.pop(key, None)
+        if diffs is None:
+            diffs = read(self._destination, key, parts.file, self._key_prefix)
+        while len(self._loaded) >= REMEMBERED:
+            del self._loaded[next(iter(self._loaded))]
+        self._loaded[key] = diffs
+        return self._destination.uri_of(key), diffs
 
 
 def read(

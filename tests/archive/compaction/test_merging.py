@@ -1,14 +1,24 @@
 """Diffs are merged level by level; every boundary is still there, and the table at it."""
 
+import json
 from datetime import timedelta
 
 import pytest
 
 from laredo_archive.manifest import rules
+from laredo_archive.manifest.merged import parts_file, unfolding
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_model.position import Position
-from tests.support.archive.archiving import PREFIX, NewStores, memory, opened, rebased
+from tests.support.archive.archiving import (
+    MANIFEST,
+    PREFIX,
+    NewStores,
+    ScriptedDestination,
+    memory,
+    opened,
+    rebased,
+)
 from tests.support.archive.long_archive import FIRST, LEVELS, LongArchive, rows_at
 
 
@@ -143,3 +153,52 @@ def test_the_levels_are_lengths_of_time() -> None:
     long.compacted(LEVELS[1:])
     windows = [a.to_position - a.from_position for a in destination.manifest.artifacts[1:]]
     assert max(windows) == 100  # 5 minutes of 30 seconds each
+
+
+def version_of(destination: ScriptedDestination) -> int:
+    version: int = json.loads(destination.store.objects[MANIFEST][0])["manifest_version"]
+    return version
+
+
+def test_only_parts_raise_the_manifest_s_version() -> None:
+    [destination] = memory()
+    long = LongArchive(opened([destination]))
+    long.begin()
+    long.grow(20)
+    assert version_of(destination) == 1
+    long.compacted()
+    assert version_of(destination) == 2
+    destination.store.world.now += 7200
+    long.grow(1)
+    long.archive.merging.drop_parts(timedelta(seconds=3600))
+    assert version_of(destination) == 1
+    assert any(a.to_position - a.from_position > 10 for a in destination.manifest.artifacts[1:])
+
+
+def test_a_run_whose_epoch_left_while_it_was_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    [destination] = memory()
+    long = LongArchive(opened([destination], keep_epochs=1))
+    long.begin()
+    long.grow(20)
+    run = long.archive.merging.next_run(LEVELS)
+    assert run is not None
+    rebased(long.archive, long.head, long.states[long.head])
+    before = destination.manifest
+    monkeypatch.setattr(long.archive.merging, "next_run", lambda _: run)
+    assert long.compacted() == 0
+    assert destination.manifest == before
+    assert not long.archive.unfinished
+
+
+def test_lists_that_were_loaded_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 1)
+    monkeypatch.setattr(parts_file, "REMEMBERED", 2)
+    [destination] = memory()
+    long = LongArchive(opened([destination]))
+    long.begin()
+    long.grow(70)
+    long.compacted()
+    parts = parts_file.PartsFiles(destination, str, PREFIX)
+    whole = unfolding.unfolded(destination.manifest, unfolding.everywhere, parts.diffs_of)
+    assert [a.to_position for a in whole.artifacts] == sorted(long.states)
+    assert len(parts._loaded) == 2
