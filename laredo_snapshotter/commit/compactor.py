@@ -18,9 +18,7 @@ log = structlog.get_logger(__name__)
 
 AGAIN = Backoff(initial=5.0, maximum=3600.0)
 LONGEST_PAUSE_S = 60.0
-"""Between two checks for diffs that are due; without any, a check reads nothing."""
-
-DROP_INTERVAL_S = 600.0
+"""Between two checks for what is due; without anything, a check reads nothing."""
 
 _one_at_a_time = threading.Lock()
 """Of all tables of a process one merges at a time: the writing comes first."""
@@ -48,21 +46,22 @@ class Compactor:
         self._log = log.bind(table=config.name)
 
     async def run(self) -> None:
-        """Merge what is due, until cancelled or fenced; a merge under way isn't waited for."""
-        if not self._levels:
+        """Merge what is due, and drop what was kept long enough, until cancelled or fenced.
+
+        A merge under way isn't waited for.
+        """
+        asked = self._config.compaction
+        if not asked.levels and asked.keep_parts is None:
             return
-        pause = min(self._levels[0].total_seconds() / 2, LONGEST_PAUSE_S)
+        pause = min([LONGEST_PAUSE_S, *(level / 2 for level in asked.levels[:1])])
         loop = asyncio.get_running_loop()
-        failures, delay, dropped = 0, pause, loop.time()
+        failures, delay = 0, pause
         try:
             while True:
                 await asyncio.sleep(delay)
                 delay = pause
                 try:
-                    await loop.run_in_executor(self._executor, self._merge_all)
-                    if loop.time() - dropped >= DROP_INTERVAL_S:
-                        await loop.run_in_executor(self._executor, self._drop_parts)
-                        dropped = loop.time()
+                    await loop.run_in_executor(self._executor, self._compact)
                 except Fenced:
                     return
                 except Exception as failure:  # noqa: BLE001  # the writing goes on
@@ -75,20 +74,18 @@ class Compactor:
             self._over = True
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _merge_all(self) -> None:
+    def _compact(self) -> None:
         while not self._over and self._merge_next():
             self._counters.diffs_merged("done")
+        keep = self._config.compaction.keep_parts
+        if keep is not None:
+            self._archive.merging.drop_parts(timedelta(seconds=keep))
 
     def _merge_next(self) -> bool:
         with _one_at_a_time:
             formats = self._config.formats.of_diffs
             merged = compact.merge_next(self._archive.merging, self._levels, formats=formats)
         return merged is not None
-
-    def _drop_parts(self) -> None:
-        keep = self._config.compaction.keep_parts
-        if keep is not None:
-            self._archive.merging.drop_parts(timedelta(seconds=keep))
 
     def _failed(self, failure: Exception, failures: int, delay: float) -> None:
         self._counters.diffs_merged("failed")
