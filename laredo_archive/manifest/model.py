@@ -22,6 +22,9 @@ from laredo_model.history import History
 from laredo_model.position import Position
 
 VERSION = 1
+PARTS_VERSION = 2
+"""Of manifests in which merged diffs have parts: a program that doesn't know these may read, but
+would take the parts' objects for garbage."""
 
 
 class ArtifactKind(StrEnum):
@@ -295,6 +298,12 @@ class Manifest:
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
+    def version(self) -> int:
+        """The format's version that it needs."""
+        has_parts = any(artifact.parts is not None for artifact in self.artifacts)
+        return PARTS_VERSION if has_parts else VERSION
+
+    @property
     def head(self) -> EpochPosition | None:
         """(epoch, head_position), None while there is no artifact."""
         return None if self.head_position is None else EpochPosition(self.epoch, self.head_position)
@@ -339,7 +348,7 @@ class Manifest:
 
     def _before(self) -> dict[str, Any]:
         return {
-            "manifest_version": VERSION,
+            "manifest_version": self.version,
             "table": self.table,
             "epoch": self.epoch,
             "updated_at": text_of_time(self.updated_at),

@@ -21,6 +21,7 @@ from laredo_archive.manifest.fields import (
     text,
 )
 from laredo_archive.manifest.model import (
+    PARTS_VERSION,
     VERSION,
     Artifact,
     ArtifactKind,
@@ -62,10 +63,12 @@ def parse(data: bytes, where: str, key_prefix: str = "") -> Manifest:
     if not isinstance(content, dict):
         raise ManifestDamaged(where, f"a JSON object is expected, not {name_of(content)}")
     version = content.get("manifest_version")
-    if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
-        raise ManifestNewer(where, version, VERSION)
-    if version != VERSION:
-        raise ManifestDamaged(where, f"manifest_version is {version!r}, expected {VERSION}")
+    if isinstance(version, int) and not isinstance(version, bool) and version > PARTS_VERSION:
+        raise ManifestNewer(where, version, PARTS_VERSION)
+    if version not in (VERSION, PARTS_VERSION):
+        raise ManifestDamaged(
+            where, f"manifest_version is {version!r}, expected {VERSION} or {PARTS_VERSION}"
+        )
     try:
         return _manifest(Fields(content, ""), key_prefix)
     except WrongField as wrong:

@@ -48,7 +48,7 @@ def test_tables_are_cut_so_that_they_can_be_read_together(tmp_path: Path, served
     ("damage", "said", "state"),
     [
         (b'{"manifest_version": 1, "table": "public.ord', "damaged", "holding"),
-        (b'{"manifest_version": 2}', "manifest_version is 2", "failed"),
+        (b'{"manifest_version": 3}', "manifest_version is 3", "failed"),
         (
             b'{"manifest_version": 1, "table": "public.users", "epoch": 0, "artifacts": [],'
             b' "updated_at": "2026-01-01T00:00:00Z", "head_position": null}',

@@ -194,8 +194,8 @@ def test_formats_and_versions_that_arent_known(builder: Builder) -> None:
     manifest_of(archive, only_avro)
     with pytest.raises(FormatUnknown, match="it is there as avro only"):
         Reading(archive).rows()
-    manifest_of(archive, lambda described: described.update(manifest_version=2))
-    with pytest.raises(ManifestNewer, match="manifest_version is 2"):
+    manifest_of(archive, lambda described: described.update(manifest_version=3))
+    with pytest.raises(ManifestNewer, match="manifest_version is 3"):
         Reading(archive)
 
 

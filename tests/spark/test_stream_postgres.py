@@ -128,7 +128,7 @@ def of_archive(place: Path) -> Iterator[tuple[str, int, str | None]]:
         shape = archive.shape(archive.boundary(epoch=epoch.number))
         if not epoch.base.continues:
             yield "TRUNCATE", epoch.base.to_position, None
-            for keys, _ in archive.rows(Boundary((epoch.base,))):
+            for keys, _ in archive.rows(Boundary.after((epoch.base,))):
                 yield from (("SNAPSHOT", epoch.base.to_position, key.decode()) for key in keys)
         for diff in epoch.diffs:
             for change in archive.files.changes(diff, shape):

@@ -32,10 +32,11 @@ class PartsLists:
 
         :raises DestinationError: if a file with them can't be uploaded.
         """
-        run = compaction.run_in(manifest, merged)
-        if run is None:
+        diffs = compaction.place_of(manifest, merged)
+        if not diffs:
             return None
-        return replace(merged, parts=self.listed(store, manifest, merged, compaction.parts_of(run)))
+        parts = compaction.parts_of(diffs)
+        return replace(merged, parts=self.listed(store, manifest, merged, parts))
 
     def listed(
         self, store: ManifestStore, manifest: Manifest, merged: Artifact, parts: Parts

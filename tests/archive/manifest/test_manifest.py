@@ -234,8 +234,8 @@ def test_a_cut_off_manifest_is_damaged() -> None:
 
 
 def test_a_newer_manifest_is_refused_whatever_else_it_says() -> None:
-    with pytest.raises(ManifestNewer, match=r"manifest_version is 2.*only up to 1"):
-        parse(b'{"manifest_version": 2, "artifacts": "quite different"}', WHERE)
+    with pytest.raises(ManifestNewer, match=r"manifest_version is 3.*only up to 2"):
+        parse(b'{"manifest_version": 3, "artifacts": "quite different"}', WHERE)
 
 
 @pytest.mark.parametrize(

@@ -257,8 +257,8 @@ def test_manifest_that_is_damaged_or_newer(tmp_path: Path) -> None:
     manifest.write_text(whole[:-200])
     with pytest.raises(ManifestDamaged, match="not JSON"):
         Archive.at(str(directory))
-    manifest.write_text(whole.replace('"manifest_version": 1', '"manifest_version": 2'))
-    with pytest.raises(ManifestNewer, match="manifest_version is 2"):
+    manifest.write_text(whole.replace('"manifest_version": 1', '"manifest_version": 3'))
+    with pytest.raises(ManifestNewer, match="manifest_version is 3"):
         Archive.at(str(directory))
     manifest.write_text(whole.replace('"from_position": "0/64"', '"from_position": "0/65"'))
     with pytest.raises(ManifestDamaged, match="epoch 1 is at 0/64, and its next diff begins"):

@@ -91,7 +91,7 @@ def _damager(destination: ScriptedDestination) -> None:
 
 def _newer_program(destination: ScriptedDestination) -> None:
     data = destination.store.objects[MANIFEST][0]
-    newer = data.replace(b'"manifest_version":1', b'"manifest_version":2')
+    newer = data.replace(b'"manifest_version":1', b'"manifest_version":3')
     destination.store.objects[MANIFEST] = (newer, destination.store.world.date)
 
 
