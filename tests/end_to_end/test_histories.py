@@ -20,7 +20,7 @@ from laredo_archive.manifest import rules
 from laredo_archive.reader import Archive
 from tests.end_to_end.fanout import SNAPSHOTTER, SNAPSHOTTER_TABLE
 from tests.support.clusters import Clusters, position_of, promote, wait_replayed, wait_synced
-from tests.support.oracle import boundaries
+from tests.support.oracle import ends
 from tests.support.processes import Program, free_port, wait_until
 from tests.support.server.fanout_program import Fanout, fanout
 
@@ -103,30 +103,28 @@ class World:
         wanted = self.rows()
 
         def level() -> bool:
-            return bool(self.artifacts()) and self.at_boundaries()[-1][2] == wanted
+            found = self.at_boundaries()
+            return bool(found) and found[-1][2] == wanted
 
         try:
             wait_until(level, "the archive is level")
         except AssertionError as late:
             tails = f"{self.server.program.tail()}\n{self.writer.tail()}"
             raise AssertionError(f"{late}\n{tails}") from None
-        self.lives[self.artifacts()[-1]["history"]] = self.life
+        self.lives[self.history()] = self.life
 
-    def artifacts(self) -> list[dict[str, Any]]:
-        manifest = self.archive / "manifest.json"
-        found: list[dict[str, Any]] = []
-        if manifest.exists():
-            found = json.loads(manifest.read_bytes())["artifacts"]
-        return found
+    def history(self) -> str:
+        """The history that the archive's head is of."""
+        return str(self.at_boundaries()[-1][0]["history"])
 
     def at_boundaries(self) -> list[tuple[dict[str, Any], int, Rows]]:
-        """Each artifact, where it ends, and the rows there."""
-        found = []
-        folded = boundaries(self.archive, ["id"])
-        for artifact, (position, lines) in zip(self.artifacts(), folded, strict=False):
-            rows = {row["id"]: row["v"] for row in map(json.loads, lines)}
-            found.append((artifact, position, rows))
-        return found
+        """Each artifact as it was written, where it ends, and the rows there."""
+        if not (self.archive / "manifest.json").exists():
+            return []
+        return [
+            (artifact, position, {row["id"]: row["v"] for row in map(json.loads, lines)})
+            for artifact, position, lines in ends(self.archive, ["id"])
+        ]
 
 
 @contextmanager
@@ -153,7 +151,7 @@ def test_no_history_is_mixed_with_another(tmp_path: Path, clusters: Clusters) ->
         saved = disk_saved(world)
         world.write(3)
         world.archived()
-        world.lives[world.artifacts()[-1]["history"]] = world.life
+        world.lives[world.history()] = world.life
         disk_put_back(world, saved)
         world.begin_life()
         world.write(8)

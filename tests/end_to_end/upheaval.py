@@ -26,7 +26,7 @@ from tests.end_to_end.live_copies import LiveCopies
 from tests.end_to_end.misfortunes import Misfortunes
 from tests.end_to_end.upheaval_programs import Programs
 from tests.support.clusters import Clusters
-from tests.support.oracle import Oracle, assert_same, boundaries
+from tests.support.oracle import Oracle, assert_same, ends
 from tests.support.processes import BIN, wait_until
 
 PUBLICATIONS = ("laredo", "laredo_append")
@@ -229,25 +229,15 @@ class Upheaval:
             assert "Exception in thread" not in log, f"{program.script}: a thread ended: {log}"
         for table in self.database.tables:
             archive = self._directory / "archive" / table.name
-            found = boundaries(archive)
-            self._check_order(archive, [position for position, _ in found])
-            for position, lines in found:
+            found = ends(archive)
+            _check_order(archive, [(artifact["history"], end) for artifact, end, _ in found])
+            for _, position, lines in found:
                 self._compare_exactly(f"archive of {table.name}", table.name, position, lines)
             copy = self.clients.copies[table.name]
             for position, lines in copy.states.items():
                 self._compare(f"client of {table.name}", table.name, position, lines)
             self._check_store(table.name)
             self._verify(archive)
-
-    def _check_order(self, archive: Path, positions: list[int]) -> None:
-        """Within a history positions never go back, and none is taken up again."""
-        manifest = json.loads((archive / "manifest.json").read_bytes())
-        histories = [artifact["history"] for artifact in manifest["artifacts"]]
-        known = list(dict.fromkeys(histories))
-        assert histories == sorted(histories, key=known.index), histories
-        for history in known:
-            ends = [end for end, of in zip(positions, histories, strict=True) if of == history]
-            assert ends == sorted(ends), (archive, history, ends)
 
     def _compare(self, whose: str, table: str, position: int, lines: list[bytes]) -> None:
         if self.oracle.is_blind(table, position) or self._is_suspect(table, position):
@@ -334,3 +324,13 @@ def run(
             )
             raise
         return made
+
+
+def _check_order(archive: Path, found: list[tuple[str, int]]) -> None:
+    """Within a history positions never go back, and none is taken up again."""
+    histories = [history for history, _ in found]
+    known = list(dict.fromkeys(histories))
+    assert histories == sorted(histories, key=known.index), histories
+    for history in known:
+        reached = [end for of, end in found if of == history]
+        assert reached == sorted(reached), (archive, history, reached)

@@ -223,11 +223,20 @@ def boundaries(
 ) -> list[tuple[int, list[bytes]]]:
     """Every boundary of a JSONL archive with its lines, folded as docs/archive-format.md says.
 
-    Level by level: merged diffs first, then their parts in their places; at the boundaries that
-    both have they must agree.
-
     ``key_fields``: as each epoch's snapshot says, unless given; none at all in a table without a
     key.
+    """
+    return [(position, lines) for _, position, lines in ends(archive, key_fields)]
+
+
+def ends(
+    archive: Directory, key_fields: list[str] | None = None
+) -> list[tuple[dict[str, Any], int, list[bytes]]]:
+    """The same with the artifact that each boundary is the end of: a base, or a diff as it was
+    written, wherever it was merged since.
+
+    Level by level: merged diffs first, then their parts in their places; at the boundaries that
+    both have they must agree. All by one reading of the manifest, which a writer may swap.
     """
     chain = json.loads((archive / "manifest.json").read_bytes())["artifacts"]
     found = _folded(archive.parent, chain, key_fields)
@@ -237,7 +246,7 @@ def boundaries(
         known = {position: sorted(lines) for position, lines in found}
         for position, lines in merged:
             assert known[position] == sorted(lines), f"a merged diff leads elsewhere: {position:X}"
-    return found
+    return [(artifact, *end) for artifact, end in zip(chain, found, strict=True)]
 
 
 def _parts(destination: Directory, artifact: dict[str, Any]) -> list[dict[str, Any]]:
