@@ -181,9 +181,10 @@ class SideConnection:
         self._schedule(0 if at_once else interval, again)
 
     def start(self, connection: Connection) -> None:
-        """Start the thread with an open connection; the first catalog check runs at once."""
-        connection.execute(LOCK_TIMEOUT)
+        """Start the thread with an open connection, which :meth:`stop` closes; the first catalog
+        check runs at once."""
         self._connection = connection
+        connection.execute(LOCK_TIMEOUT)
         self._thread.start()
 
     def request(self, request: Request) -> None:
@@ -236,14 +237,16 @@ class SideConnection:
         if not isinstance(known, SourceError):
             known = connections.refusal(known, "check the catalog")
         self._report(SideConnectionDown(known))
-        if self._connection is not None and self._connection.broken:
+        if self._connection is not None and self._connection.closed:
             self._connection.close()
             self._connection = None
 
     def _connected(self) -> Connection:
         if self._connection is None:
+            # Kept at once: a stop breaks off what its server doesn't answer.
             self._connection = connections.connect(self._options, role="side")
-            self._connection.execute(LOCK_TIMEOUT)
+            with connections.closed_on_failure(self._connection):
+                self._connection.execute(LOCK_TIMEOUT)
         return self._connection
 
     def _next_step(self, connection: Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -40,14 +41,13 @@ class Mailbox(Generic[T]):
             with suppress(BlockingIOError):
                 os.write(self._write, b"\0")
 
-    def take(self) -> list[T]:
-        """Everything that was left since the last time."""
+    def take(self) -> Iterator[T]:
+        """What was left since the last time, one by one: what a failure keeps the caller from
+        reaching stays for the next call."""
         with suppress(BlockingIOError):
             os.read(self._read, 65536)
-        taken = []
-        while self._things:
-            taken.append(self._things.popleft())
-        return taken
+        for _ in range(len(self._things)):
+            yield self._things.popleft()
 
     def close(self) -> None:
         """Close the pipe."""

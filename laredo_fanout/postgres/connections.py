@@ -94,9 +94,23 @@ def connect(options: ConnectionOptions, *, role: str, replication: bool = False)
     connection.prepare_threshold = None
     if connection.info.server_version >= _TRANSACTION_TIMEOUT:
         # A setting of the role or the database would end long chunks and the slot's making.
-        with TimeLimit(connection, options.connect_timeout), translated("connect"):
+        with (
+            closed_on_failure(connection),
+            TimeLimit(connection, options.connect_timeout),
+            translated("connect"),
+        ):
             connection.execute("SET transaction_timeout = 0")
     return connection
+
+
+@contextmanager
+def closed_on_failure(connection: Connection) -> Iterator[None]:
+    """Close the connection if the block, which makes it ready for use, fails."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 _DENIALS = (

@@ -1,5 +1,7 @@
 """What isn't foreseen in the side connection's thread."""
 
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,13 @@ import pytest
 from laredo_fanout.ingest.change_source import MessageFeed
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.connections import Connection
+from laredo_fanout.postgres.errors import SourceUnavailable
 from laredo_fanout.source_options import PublicationOptions, SourceOptions, SourceTableOptions
 from laredo_fanout.store.writer import Store
+from laredo_fanout.tables.status import CommitInfo
 from laredo_fanout.tables.write_batch import WriteBatch
 from tests.support.postgres import Database
+from tests.support.processes import PATIENCE_S
 
 
 class Defective:
@@ -18,7 +23,11 @@ class Defective:
 
     interval = 0.01
 
+    def __init__(self) -> None:
+        self.has_failed = threading.Event()
+
     def measure(self, connection: Connection) -> None:
+        self.has_failed.set()
         raise ZeroDivisionError("measured by nothing")
 
     def open(self, connection: Connection, batch: WriteBatch) -> MessageFeed | None:
@@ -28,22 +37,38 @@ class Defective:
         return False
 
 
-def test_a_defect_ends_the_ingest_which_else_would_never_look_again(
-    database: Database, tmp_path: Path
-) -> None:
+def defective(database: Database, directory: Path) -> tuple[Ingest, Store, list[Future[None]]]:
+    """An ingest whose side connection fails while its loop is held, where a re-copy is asked for
+    after that."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE users (id int PRIMARY KEY)")
     options = SourceOptions(
-        database.dsn, slot_name=f"slot_{database.name}", publication=PublicationOptions("defective")
+        database.dsn,
+        slot_name=f"slot_{database.name}",
+        publication=PublicationOptions("defective"),
+        heartbeat_interval=0.1,
     )
-    store = Store.open(tmp_path, max_size=1 << 30)
-    ingest = Ingest(
-        options,
-        [SourceTableOptions("public", "users")],
-        store,
-        lambda _: None,
-        change_source=Defective(),
-    )
+    store = Store.open(directory, max_size=1 << 30)
+    source = Defective()
+    asked: list[Future[None]] = []
+
+    def hold(_: CommitInfo) -> None:
+        if ingest.status().connected and not asked:
+            assert source.has_failed.wait(PATIENCE_S)
+            asked.append(ingest.recopy("public.users"))
+
+    table = SourceTableOptions("public", "users")
+    ingest = Ingest(options, [table], store, hold, change_source=source)
+    return ingest, store, asked
+
+
+def test_a_defect_ends_the_ingest_and_whoever_waits_for_it_is_answered(
+    database: Database, tmp_path: Path
+) -> None:
+    ingest, store, asked = defective(database, tmp_path)
     with pytest.raises(ZeroDivisionError, match="measured by nothing"):
         ingest.run()
     store.close()
+    (answer,) = asked
+    with pytest.raises(SourceUnavailable, match="the stream has just ended"):
+        answer.result(PATIENCE_S)
