@@ -43,7 +43,7 @@ snapshotter {{
   diff {{ interval = 300ms }}, seen_interval = 500ms
   snapshot {{ min_interval = 1s, max_churn_records = 400, max_interval = 6s }}
   destinations = [ {{ type = local, path = "{archive}" }} ]
-  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl] }}
+  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl], compression = {compression} }}
   retention {{ keep_epochs = 1000 }}, compaction {{ levels = [700ms, 2s, 5s] }}
   http {{ host = "127.0.0.1", port = {http_port} }}
   tables = [ {tables} ]

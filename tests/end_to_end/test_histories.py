@@ -65,6 +65,7 @@ class World:
                 grpc_port=self.server.grpc_port,
                 archive=archive,
                 http_port=http_port,
+                compression="none",
                 tables=SNAPSHOTTER_TABLE.format(table="t"),
             )
         )

@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.end_to_end.fanout import SNAPSHOTTER, SNAPSHOTTER_TABLE, fanout
 from tests.end_to_end.workload import TABLES, Table, Writer
 from tests.support import drawn
@@ -27,7 +25,7 @@ SECONDS = float(os.environ.get("LAREDO_TEST_SECONDS", "20"))
 class Pipeline:
     """Server and writer over the workload's tables, below one directory."""
 
-    def __init__(self, directory: Path, database: Database) -> None:
+    def __init__(self, directory: Path, database: Database, compression: str) -> None:
         self.archive = directory / "archive"
         self.archive.mkdir()
         grpc_port, snapshotter_http = free_port(), free_port()
@@ -38,6 +36,7 @@ class Pipeline:
                 grpc_port=grpc_port,
                 http_port=snapshotter_http,
                 archive=self.archive,
+                compression=compression,
                 tables=", ".join(SNAPSHOTTER_TABLE.format(table=table.name) for table in TABLES),
             )
         )
@@ -66,16 +65,13 @@ def _integer(position: str) -> int:
     return int(high, 16) << 32 | int(low, 16)
 
 
-@pytest.fixture
-def pipeline(tmp_path: Path, database: Database) -> Pipeline:
-    return Pipeline(tmp_path, database)
-
-
 @drawn.seeds(1, 2)
 def test_every_boundary_equals_postgresql_whatever_was_killed(
-    seed: int, pipeline: Pipeline, database: Database
+    seed: int, tmp_path: Path, database: Database
 ) -> None:
     rng = random.Random(seed)
+    compression = ("zstd", "none")[seed % 2]
+    pipeline = Pipeline(tmp_path, database, compression)
     with database.connect() as owner:
         for table in TABLES:
             owner.execute(table.ddl)
@@ -107,6 +103,8 @@ def test_every_boundary_equals_postgresql_whatever_was_killed(
         _compare(pipeline, oracle, table)
     artifacts = [artifact for table in TABLES for artifact in pipeline.artifacts(table)]
     assert any("parts" in artifact for artifact in artifacts), "nothing was merged"
+    suffix = {"zstd": ".zst", "none": ""}[compression]
+    assert all(artifact["formats"].keys() >= {f"jsonl{suffix}"} for artifact in artifacts)
     oracle.close()
 
 

@@ -67,6 +67,7 @@ class World:
                 grpc_port=self.port,
                 archive=self.archive,
                 http_port=http_port,
+                compression="none",
                 tables=", ".join(SNAPSHOTTER_TABLE.format(table=table.name) for table in TABLES),
             )
         )

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import psycopg
+import zstandard
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Rows = Counter[str]
@@ -266,7 +267,7 @@ def _folded(
     state: _Fold = _Keyed([])
     epoch, reached = None, None
     for artifact in artifacts:
-        lines = (destination / artifact["formats"]["jsonl"]["key"]).read_bytes().split(b"\n")[:-1]
+        lines = _jsonl(destination, artifact["formats"]).split(b"\n")[:-1]
         if artifact["kind"] == "snapshot":
             epoch = artifact["epoch"]
             by = artifact["key_fields"] if key_fields is None else key_fields
@@ -283,6 +284,15 @@ def _folded(
         assert artifact["rows"] == len(held), f"rows of the artifact up to {reached}"
         found.append((int(high, 16) << 32 | int(low, 16), held))
     return found
+
+
+def _jsonl(destination: Directory, formats: dict[str, Any]) -> bytes:
+    """The artifact's JSONL, which may be compressed, in one frame or several."""
+    if "jsonl" in formats:
+        return (destination / formats["jsonl"]["key"]).read_bytes()
+    compressed = (destination / formats["jsonl.zst"]["key"]).read_bytes()
+    reader = zstandard.ZstdDecompressor().stream_reader(compressed, read_across_frames=True)
+    return bytes(reader.readall())
 
 
 class _Keyed:
