@@ -5,6 +5,7 @@ the program is the generated protobuf classes; with the golden archives' writer,
 a compressed file are taken apart.
 """
 
+import gzip
 import hashlib
 import json
 import re
@@ -38,17 +39,18 @@ class Page:
         self._destination = destination
         self._format = format_id
         self.manifest: Json = json.loads((destination / f"{key_prefix}manifest.json").read_text())
-        assert self.manifest["manifest_version"] == 1
+        assert self.manifest["manifest_version"] in (1, 2)
         self._prefix = key_prefix
         entries = [e for a in self.manifest["artifacts"] for e in a["formats"].values()]
         self._is_originals = any("key" not in entry for entry in entries)
 
-    def states(self) -> Iterator[tuple[Json, State]]:
-        """Each artifact, and the rows by key where it ends."""
+    def states(self, *, merged: bool = False) -> Iterator[tuple[Json, State]]:
+        """Each artifact, and the rows by key where it ends; with ``merged`` those of the list as
+        it is, else every diff as it was committed."""
         base: Json = {}
         state: State = {}
         position = ""
-        for artifact in self.manifest["artifacts"]:
+        for artifact in self.manifest["artifacts"] if merged else self.committed():
             if artifact["kind"] == "snapshot":
                 base = artifact
                 state = dict(self._keyed(self._rows(artifact), base))
@@ -59,6 +61,31 @@ class Page:
             position = artifact["to_position"]
             _check(artifact, state)
             yield artifact, state
+
+    def committed(self) -> Iterator[Json]:
+        """The artifacts with the parts of merged diffs in their places, all levels down."""
+        for artifact in self.manifest["artifacts"]:
+            for part in self._parts(artifact):
+                yield {**part, "epoch": artifact["epoch"]}
+
+    def _parts(self, artifact: Json) -> Iterator[Json]:
+        parts = artifact.get("parts")
+        if parts is None:
+            yield artifact
+            return
+        diffs = parts.get("diffs") or self._listed(parts["file"])
+        found = [part for diff in diffs for part in self._parts(diff)]
+        assert len(found) == parts["count"]
+        yield from found
+
+    def _listed(self, entry: Json) -> Sequence[Json]:
+        data = (self._destination / entry["key"]).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (
+            entry["size_bytes"],
+            entry["sha256"],
+        )
+        found: Sequence[Json] = json.loads(gzip.decompress(data))["diffs"]
+        return found
 
     def _rows(self, artifact: Json) -> Iterator[str]:
         data, is_lines = self._bytes(artifact)

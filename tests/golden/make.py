@@ -5,6 +5,7 @@ the states before and after it. The manifest is put together here, field by fiel
 docs/archive-format.md says.
 """
 
+import gzip
 import hashlib
 import json
 import shutil
@@ -53,6 +54,8 @@ class _Making:
 
     def files(self) -> Files:
         artifacts = list(self._artifacts())
+        for merge in self._described.get("merges", []):
+            artifacts = self._merged(artifacts, merge)
         manifest = {
             "manifest_version": 1,
             "table": self._described["table"],
@@ -82,6 +85,42 @@ class _Making:
             else:
                 yield self._diff(described, step)
             step = replace(step, start=described["to"])
+
+    def _merged(
+        self, artifacts: list[dict[str, Any]], merge: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The list with one diff in the place of those that lead where it leads."""
+        start, end = merge["from"], merge["to"]
+        first = next(n for n, each in enumerate(artifacts) if each["from_position"] == start)
+        last = next(
+            n for n, each in enumerate(artifacts) if n >= first and each["to_position"] == end
+        )
+        diffs = artifacts[first : last + 1]
+        described = {each["to"]: each for each in self._truth.artifacts}
+        states = {place: self._truth.state(boundary(each)) for place, each in described.items()}
+        base = next(each for each in artifacts if each["kind"] == "snapshot")
+        columns = self._described["columns"]
+        step = _Step(start, states[start], states[end], base["history"], columns)
+        truncates = any(diff["truncate"] for diff in diffs)
+        whole = self._diff({**described[end], "truncate": truncates, **merge}, step)
+        count = sum(diff.get("parts", {"count": 1})["count"] for diff in diffs)
+        listed = (
+            {"file": self._parts_file(whole, diffs)} if merge.get("in_file") else {"diffs": diffs}
+        )
+        whole["parts"] = {"count": count, **listed}
+        return [*artifacts[:first], whole, *artifacts[last + 1 :]]
+
+    def _parts_file(self, whole: Mapping[str, Any], diffs: list[dict[str, Any]]) -> dict[str, Any]:
+        name = f"parts-{_name(whole['from_position'])}-{_name(whole['to_position'])}.json.gz"
+        key = f"{self._truth.name}/epoch={whole['epoch']}/{name}"
+        text = json.dumps({"parts_version": 1, "diffs": diffs}, indent=1).encode()
+        there = ARCHIVES / key
+        data = gzip.compress(text, mtime=0)
+        if there.exists() and gzip.decompress(there.read_bytes()) == text:
+            data = there.read_bytes()  # another zlib's, perhaps
+        self._files[key] = data
+        entry = self._entry(key, [])
+        return {name: entry[name] for name in ("uri", "key", "size_bytes", "sha256")}
 
     def _snapshot(self, described: Mapping[str, Any], step: "_Step") -> dict[str, Any]:
         rows = step.after

@@ -8,7 +8,7 @@ from tests.golden.by_the_page import Page
 from tests.support.archive.building import Builder
 from tests.support.archive.rows import Table, tables
 from tests.support.drawn import examples
-from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth
+from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth, position_of
 
 READABLE = [
     name
@@ -25,6 +25,19 @@ def test_golden_archives(name: str, format_id: str) -> None:
     truth = Truth(TRUTHS / name)
     found = [state for _, state in Page(ARCHIVES, f"{name}/", format_id).states()]
     assert found == [truth.state(boundary) for boundary in truth.boundaries]
+
+
+@pytest.mark.parametrize("format_id", FORMATS)
+def test_merged_diffs_lead_where_their_parts_lead(format_id: str) -> None:
+    truth = Truth(TRUTHS / "merged")
+    found = {
+        artifact["to_position"]: state
+        for artifact, state in Page(ARCHIVES, "merged/", format_id).states(merged=True)
+    }
+    assert list(found) == ["0/100", "0/140", "0/160", "0/170"]
+    for name in truth.boundaries:
+        position, _ = position_of(name)
+        assert found.get(position, truth.state(name)) == truth.state(name)
 
 
 @settings(max_examples=examples(60))

@@ -8,12 +8,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from laredo_archive.cli import main
 from tests.golden import postgres
+from tests.golden.by_the_page import Page
 from tests.golden.make import made
 from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
 from tests.support.postgres import Database
@@ -43,11 +45,17 @@ def in_one_format(name: str, format_id: str, directory: Path) -> Path:
     shutil.copytree(ARCHIVES / name, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     for artifact in manifest["artifacts"]:
-        found = artifact["formats"]
-        chosen = {id_: found[id_] for id_ in found if id_.removesuffix(".zst") == format_id}
-        artifact["formats"] = chosen or found
+        choose(artifact, format_id)
     (copy / "manifest.json").write_text(json.dumps(manifest))
     return copy
+
+
+def choose(artifact: dict[str, Any], format_id: str) -> None:
+    found = artifact["formats"]
+    chosen = {id_: found[id_] for id_ in found if id_.removesuffix(".zst") == format_id}
+    artifact["formats"] = chosen or found
+    for part in artifact.get("parts", {}).get("diffs", ()):
+        choose(part, format_id)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,8 +134,8 @@ def test_types_are_what_postgresql_shows(database: Database) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_CHECKSUMS])
 def test_checksums_are_what_postgresql_computes(name: str, database: Database) -> None:
-    manifest = json.loads((ARCHIVES / name / "manifest.json").read_text())
+    committed = Page(ARCHIVES, f"{name}/", "jsonl").committed()
     with database.connect() as connection:
-        for artifact, boundary in zip(manifest["artifacts"], of(name).boundaries, strict=True):
+        for artifact, boundary in zip(committed, of(name).boundaries, strict=True):
             expected = postgres.checksum(connection, of(name).lines(boundary))
             assert (artifact["rows"], artifact["state_checksum"]) == expected

@@ -30,6 +30,7 @@ PROVEN = {
     "epochs": LINES,
     "json": LINES,
     "keys": LINES,
+    "merged": LINES,
     "mixed": LINES,
     "people": LINES,
     "typed": (*LINES, "parquet"),
