@@ -2,14 +2,19 @@
 
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from laredo_fanout.catalog.side_connection import SideConnection
 from laredo_fanout.ingest.change_source import MessageFeed
 from laredo_fanout.ingest.supervisor import Ingest
+from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import Connection
 from laredo_fanout.postgres.errors import SourceUnavailable
+from laredo_fanout.postgres.wal_message import Awaited
 from laredo_fanout.source_options import PublicationOptions, SourceOptions, SourceTableOptions
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CommitInfo
@@ -72,3 +77,23 @@ def test_a_defect_ends_the_ingest_and_whoever_waits_for_it_is_answered(
     (answer,) = asked
     with pytest.raises(SourceUnavailable, match="the stream has just ended"):
         answer.result(PATIENCE_S)
+
+
+def test_a_connection_that_cannot_be_made_ready_is_closed(database: Database) -> None:
+    options = SourceOptions(database.dsn, slot_name=f"slot_{database.name}")
+    side = SideConnection(options, (), Awaited(options.slot_name, lambda: None), lambda _: None)
+    connection = connections.connect(options, role="side")
+    connection.execute("BEGIN")
+    with suppress(psycopg.errors.UndefinedTable):
+        connection.execute("SELECT FROM nothing")
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        side.start(connection)
+    side.stop()
+    assert connection.closed
+
+
+def test_it_is_closed_whatever_the_failure_is(database: Database) -> None:
+    connection = connections.connect(SourceOptions(database.dsn, slot_name="s"), role="side")
+    with pytest.raises(KeyboardInterrupt), connections.closed_on_failure(connection):
+        raise KeyboardInterrupt
+    assert connection.closed
