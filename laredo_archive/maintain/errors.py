@@ -18,15 +18,27 @@ class RepairRefused(ArchiveError):
         self.where = where
 
 
+_OF_THE_CHAIN = (
+    "its epoch can't be read beyond that position; have a new base written (POST /snapshot on the"
+    " writer): the epoch that it begins is whole"
+)
+_OF_A_PART = (
+    "only boundaries inside the merged diff that it is a part of can't be read; nothing else needs"
+    " it"
+)
+
+
 class ArtifactLost(ArchiveError):
     """An artifact is missing or damaged, and none of the other destinations has it whole."""
 
-    def __init__(self, artifact: str, reason: str, others: Sequence[str]) -> None:
+    def __init__(
+        self, artifact: str, reason: str, others: Sequence[str], *, is_part: bool = False
+    ) -> None:
+        """``is_part``: of a merged diff, which leads past it."""
         elsewhere = "; ".join(others) or "no other destination of this archive is known here"
         super().__init__(
             f"{artifact} is lost: {reason.rstrip('.')}; {elsewhere.rstrip('.')}. Restore the object"
             " from a backup, or from an older version of it if the bucket keeps them. Without it"
-            " its epoch can't be read beyond that position; have a new base written (POST /snapshot"
-            " on the writer): the epoch that it begins is whole"
+            f" {_OF_A_PART if is_part else _OF_THE_CHAIN}"
         )
         self.artifact = artifact

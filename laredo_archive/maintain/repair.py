@@ -3,13 +3,14 @@
 An object that is missing gets its own name again, if that is still free. One that is damaged
 stays as it is, since no object is ever replaced (docs/commit-protocol.md, 3): a whole one is
 uploaded under a name never used before, the manifest names that instead, by compare-and-swap,
-and the damaged one is retired, for the collector to delete.
+and the damaged one is retired, for the collector to delete. A file that lists the parts of a merged
+diff is never changed, so what it names is restored where it is missing, and nowhere else.
 
 Nothing is noted of a repair under way. One that was ended, at any moment, is begun again.
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from laredo_archive.maintain.errors import ArtifactLost, RepairRefused
 from laredo_archive.maintain.verify import name_of
 from laredo_archive.manifest import object_keys, rules
 from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.merged import unfolding
+from laredo_archive.manifest.merged.parts_file import PartsFiles
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.read.artifact_reader import ArtifactFiles
@@ -34,19 +37,34 @@ from laredo_archive.write.uploads import store_object, stored
 log = structlog.get_logger(__name__)
 
 
-class DamagedObject(NamedTuple):
-    """An object that isn't what the manifest says."""
+class NamedObject(NamedTuple):
+    """An object that the manifest names, or a file of parts that it names."""
 
+    #: The manifest's artifact: what it is of, or what that is a part of.
+    top: Artifact
     #: What it is of.
     artifact: Artifact
     format_id: str
-    #: Its entry in the manifest.
+    #: Its entry.
     entry: FormatEntry
-    #: What is wrong with it.
-    failure: ArtifactMissing | ArtifactDamaged
+    #: Whether only a file of parts has that.
+    is_listed: bool
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is of a part of a merged diff."""
+        return self.artifact is not self.top
 
     def __str__(self) -> str:
         return f"{name_of(self.artifact)} of epoch {self.artifact.epoch} ({self.format_id})"
+
+
+class DamagedObject(NamedTuple):
+    """An object that isn't what its entry says."""
+
+    named: NamedObject
+    #: What is wrong with it.
+    failure: ArtifactMissing | ArtifactDamaged
 
 
 class RepairedObject(NamedTuple):
@@ -66,9 +84,9 @@ class RepairReport:
 
     #: The manifest.
     uri: str
-    #: Objects that the manifest names.
+    #: Objects that the manifest names, and those that files of parts name, if these were read.
     objects: int = 0
-    #: How many of them were read and have the sha256 that the manifest says.
+    #: How many of them were read and have the sha256 that is written of them.
     read: int = 0
     repaired: list[RepairedObject] = field(default_factory=list)
     lost: list[ArtifactLost] = field(default_factory=list)
@@ -86,8 +104,8 @@ def repair(
     """Check every object that ``target``'s manifest names, and restore what isn't whole.
 
     ``others`` are asked in this order; the bytes must be those that the manifest's sha256 says.
-    ``sums_bytes``: None reads every object; else all objects are compared by their sizes
-    in a listing, and only about so many bytes are read, of the newest artifacts.
+    ``sums_bytes``: None reads every object; else those that the manifest names are compared by
+    their sizes in a listing, and only about so many bytes are read, of the newest artifacts.
     ``dry_run``: nothing is written; what others have is read all the same.
 
     :raises RepairRefused: if ``target`` or one of ``others`` can't be used for it.
@@ -138,21 +156,52 @@ class _Repair:
             )
         self._manifest = target.manifest
         self._files = ArtifactFiles(target.destination, target.locate, progress)
-        self._others = [(other, by_content(other.manifest)) for other in others]
+        self._parts = _parts_files(target)
+        self._others = [(each, by_content(each.manifest), _parts_files(each)) for each in others]
         self._progress = progress
         self._dry_run = dry_run
         self._new_names = NewNames(secrets.token_hex(8))
         self._report = RepairReport(self._store.uri)
 
     def run(self, sums_bytes: int | None) -> RepairReport:
-        entries = [
-            (artifact, format_id, entry)
-            for top in reversed(self._manifest.artifacts)
-            for artifact in top.with_parts()
-            for format_id, entry in sorted(artifact.formats.items())
-        ]
-        self._report.objects = len(entries)
-        for found in self._damaged(entries, sums_bytes):
+        tops = tuple(reversed(self._manifest.artifacts))
+        self._repair([each for top in tops for each in _objects(top, top.with_parts())], sums_bytes)
+        if sums_bytes is None:
+            for top in tops:
+                self._repair_listed(top, top)
+        return self._report
+
+    def _repair_listed(self, top: Artifact, within: Artifact) -> None:
+        """Repair what only files of parts name, from ``within`` down."""
+        for merged in within.with_parts():
+            if merged.parts is None or merged.parts.file is None:
+                continue
+            self._report.objects += 1
+            try:
+                diffs = self._parts.diffs_of(merged)
+            except (ArtifactMissing, ArtifactDamaged) as failure:
+                if _names(self._store.read(), {merged.parts.file.key, *_lists(top)}):
+                    name = f"the list of the parts of {name_of(merged)}"
+                    why_not = ["each destination has a list of its own"]
+                    self._report.lost.append(
+                        ArtifactLost(name, str(failure), why_not, is_part=True)
+                    )
+                continue
+            self._report.read += 1
+            self._repair(
+                [
+                    each
+                    for diff in diffs
+                    for each in _objects(top, diff.with_parts(), are_listed=True)
+                ],
+                None,
+            )
+            for diff in diffs:
+                self._repair_listed(top, diff)
+
+    def _repair(self, named: Sequence[NamedObject], sums_bytes: int | None) -> None:
+        self._report.objects += len(named)
+        for found in self._damaged(named, sums_bytes):
             try:
                 repaired = self._restored(found)
             except ArtifactLost as lost:
@@ -160,22 +209,22 @@ class _Repair:
             else:
                 if repaired is not None:
                     self._report.repaired.append(repaired)
-        return self._report
 
     def _damaged(
-        self, entries: Sequence[tuple[Artifact, str, FormatEntry]], sums_bytes: int | None
+        self, named: Sequence[NamedObject], sums_bytes: int | None
     ) -> Iterator[DamagedObject]:
         sizes: dict[str, int] | None = None
         if sums_bytes is None:
-            self._files.expect(entry for _, _, entry in entries)
-            self._progress.expect(sum(entry.size_bytes for _, _, entry in entries))
+            self._files.expect(each.entry for each in named)
+            self._progress.expect(sum(each.entry.size_bytes for each in named))
         else:
             prefix = object_keys.objects_prefix(self._store.key_prefix)
-            named = {entry.key for _, _, entry in entries}
+            keys = {each.entry.key for each in named}
             listed = self._destination.list(prefix)
-            sizes = {info.key: info.size_bytes for info in listed if info.key in named}
-        for artifact, format_id, entry in entries:
-            self._progress.step(f"epoch {artifact.epoch}: {name_of(artifact)}")
+            sizes = {info.key: info.size_bytes for info in listed if info.key in keys}
+        for each in named:
+            entry = each.entry
+            self._progress.step(f"epoch {each.artifact.epoch}: {name_of(each.artifact)}")
             try:
                 if sizes is not None and sizes.get(entry.key) != entry.size_bytes:
                     self._files.check_size(entry)
@@ -184,32 +233,37 @@ class _Repair:
                     self._files.check_bytes(entry)
                     self._report.read += 1
             except (ArtifactMissing, ArtifactDamaged) as failure:
-                yield DamagedObject(artifact, format_id, entry, failure)
+                yield DamagedObject(each, failure)
 
     def _restored(self, found: DamagedObject) -> RepairedObject | None:
         """``found``, restored; None if the manifest doesn't name it any more.
 
         :raises ArtifactLost: if nobody has it whole.
         """
-        manifest = self._store.read()
-        if manifest is None or found.entry.key not in {entry.key for entry in manifest.named()}:
+        named, manifest = found.named, self._store.read()
+        if manifest is None or not _names(
+            manifest, _lists(named.top) if named.is_listed else {named.entry.key}
+        ):
             return None
         why_not: list[str] = []
-        for other, known in self._others:
-            there = known.get(identity(found.artifact, found.format_id, found.entry))
-            if not there:
-                uri = other.destination.uri_of(other.manifest_key)
-                why_not.append(f"{uri} doesn't name it")
-                continue
+        if named.is_listed and isinstance(found.failure, ArtifactDamaged):
+            why_not.append("a file of parts names it, so no other object can take its place")
+            raise ArtifactLost(str(named), str(found.failure), why_not, is_part=True)
+        for other, known, parts in self._others:
             try:
-                key = self._copied(found, other, there[0], manifest)
+                there = _entry_in(other, known, parts, named)
+                if there is None:
+                    uri = other.destination.uri_of(other.manifest_key)
+                    why_not.append(f"{uri} doesn't name it")
+                    continue
+                key = self._copied(found, other, there, manifest)
             except (ArtifactMissing, ArtifactDamaged) as failure:
                 why_not.append(str(failure).rstrip("."))
             else:
-                origin = other.destination.uri_of(other.locate(there[0].key))
+                origin = other.destination.uri_of(other.locate(there.key))
                 uri_now = None if key is None else self._destination.uri_of(key)
                 return RepairedObject(str(found.failure), origin, uri_now)
-        raise ArtifactLost(str(found), str(found.failure), why_not)
+        raise ArtifactLost(str(named), str(found.failure), why_not, is_part=named.is_part)
 
     def _copied(
         self, found: DamagedObject, other: FoundArchive, there: FormatEntry, manifest: Manifest
@@ -220,18 +274,20 @@ class _Repair:
             return None
         avoid = manifest.known_keys()
         if isinstance(found.failure, ArtifactMissing):
-            avoid.discard(found.entry.key)
+            avoid.discard(found.named.entry.key)
         key = store_object(
             self._destination,
-            found.entry.key,
+            found.named.entry.key,
             stored(other.destination, other.locate(there.key), there.size_bytes, there.sha256),
             avoid=avoid,
             new_names=self._new_names,
             environment=self._store.environment,
         )
         reach("repair.stored")
-        if key != found.entry.key:
-            self._store.rewrite(partial(self._renamed, found.entry, key), None)
+        if key != found.named.entry.key:
+            if found.named.is_listed:
+                raise ArtifactDamaged(self._destination.uri_of(key), "its name is another object's")
+            self._store.rewrite(partial(self._renamed, found.named.entry, key), None)
             reach("repair.named")
         log.info(
             "object restored",
@@ -248,3 +304,43 @@ class _Repair:
         moved = {entry.key: replace(entry, key=key, uri=self._destination.uri_of(key))}
         artifacts = tuple(artifact.moved(moved) for artifact in manifest.artifacts)
         return rules.with_retired(replace(manifest, artifacts=artifacts), [entry])
+
+
+def _objects(
+    top: Artifact, artifacts: Iterable[Artifact], *, are_listed: bool = False
+) -> Iterator[NamedObject]:
+    for artifact in artifacts:
+        for format_id, entry in sorted(artifact.formats.items()):
+            yield NamedObject(top, artifact, format_id, entry, are_listed)
+
+
+def _lists(top: Artifact) -> set[str]:
+    """The keys of the files of parts that the manifest itself names for ``top``."""
+    return {each.parts.file.key for each in top.with_parts() if each.parts and each.parts.file}
+
+
+def _names(manifest: Manifest | None, keys: set[str]) -> bool:
+    """Whether ``manifest`` still names one of them."""
+    return manifest is not None and any(entry.key in keys for entry in manifest.named())
+
+
+def _parts_files(archive: FoundArchive) -> PartsFiles:
+    return PartsFiles(archive.destination, archive.locate, archive.key_prefix)
+
+
+def _entry_in(
+    archive: FoundArchive,
+    known: Mapping[object, Sequence[FormatEntry]],
+    parts: PartsFiles,
+    named: NamedObject,
+) -> FormatEntry | None:
+    """What ``archive`` has with the same content; None if it names nothing like it.
+
+    :raises ArtifactMissing, ArtifactDamaged: if a file of parts that would say it can't be read.
+    """
+    wanted = identity(named.artifact, named.format_id, named.entry)
+    there = known.get(wanted)
+    if not there and named.is_part:
+        to_it = unfolding.around(named.artifact)
+        there = by_content(unfolding.unfolded(archive.manifest, to_it, parts.diffs_of)).get(wanted)
+    return there[0] if there else None

@@ -44,6 +44,18 @@ def between(start: Position, end: Position | datetime | None) -> Wanted:
     return wanted
 
 
+def around(part: Artifact) -> Wanted:
+    """The boundaries at both ends of ``part``, where a merged diff leads past them."""
+
+    def wanted(before: Artifact, diff: Artifact) -> bool:
+        start, end = before.to_position, diff.to_position
+        assert part.from_position is not None, "a diff begins somewhere"
+        covers = start <= part.from_position and part.to_position <= end
+        return covers and (start, end) != (part.from_position, part.to_position)
+
+    return wanted
+
+
 def everywhere(_before: Artifact, _diff: Artifact) -> bool:
     """Every boundary."""
     return True
