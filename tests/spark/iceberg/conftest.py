@@ -32,3 +32,22 @@ def spark(tmp_path_factory: pytest.TempPathFactory, warehouse: Path) -> Iterator
     session = iceberg_session(tmp_path_factory.mktemp("spark"), warehouse)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def remote(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A catalog of type rest, in the same session."""
+    from tests.spark.iceberg.rest_catalog import rest_catalog
+
+    with rest_catalog(tmp_path_factory.mktemp("remote")) as address:
+        spark.conf.set("spark.sql.catalog.remote", "org.apache.iceberg.spark.SparkCatalog")
+        spark.conf.set("spark.sql.catalog.remote.type", "rest")
+        spark.conf.set("spark.sql.catalog.remote.uri", address)
+        yield "remote"
+
+
+@pytest.fixture
+def catalog(request: pytest.FixtureRequest) -> str:
+    """The catalog that a test's tables are in: ``lake``, but where a test asks for others."""
+    kind: str = getattr(request, "param", "hadoop")
+    return request.getfixturevalue("remote") if kind == "rest" else "lake"

@@ -67,10 +67,14 @@ class Kept:
 
 
 @pytest.fixture
-def kept(spark: SparkSession, tmp_path: Path) -> Kept:
-    return Kept(spark, tmp_path, f"lake.db.{tmp_path.name}")
+def kept(spark: SparkSession, tmp_path: Path, catalog: str) -> Kept:
+    return Kept(spark, tmp_path, f"{catalog}.db.{tmp_path.name}")
 
 
+by_either_catalog = pytest.mark.parametrize("catalog", ["hadoop", "rest"], indirect=True)
+
+
+@by_either_catalog
 def test_equal_at_each_boundary(kept: Kept) -> None:
     """Each sync is one snapshot, which says where its rows are, and a tag."""
     assert kept.sync().outcome is SyncOutcome.REBUILT
@@ -112,6 +116,7 @@ def test_only_new_diffs_are_read(kept: Kept) -> None:
     assert (done.outcome, done.rows) == (SyncOutcome.MERGED, 99)
 
 
+@by_either_catalog
 def test_through_epochs(kept: Kept) -> None:
     kept.sync()
     kept.change(0x20, {1: "a"})
@@ -133,7 +138,11 @@ def test_through_epochs(kept: Kept) -> None:
     kept.assert_equal()
 
 
-@pytest.mark.parametrize("why", ["gap", "history", "columns", "options"])
+@pytest.mark.parametrize(
+    ("why", "catalog"),
+    [*((why, "hadoop") for why in ("gap", "history", "columns", "options")), ("columns", "rest")],
+    indirect=["catalog"],
+)
 def test_written_anew(kept: Kept, why: str) -> None:
     kept.sync()
     before = kept.snapshots()
@@ -243,6 +252,7 @@ def test_what_is_refused(kept: Kept, tmp_path: Path) -> None:
         )
 
 
+@by_either_catalog
 def test_planned_before_another_ones_commit(kept: Kept) -> None:
     """Main isn't moved to a snapshot of an earlier plan, and a new table isn't put over another."""
     kept.sync()
@@ -264,6 +274,7 @@ def test_planned_before_another_ones_commit(kept: Kept) -> None:
     kept.assert_equal()
 
 
+@by_either_catalog
 def test_a_lost_tag_is_made_again(kept: Kept) -> None:
     kept.sync()
     before = kept.refs()
