@@ -1,9 +1,9 @@
-"""``python -m benchmarks.long_archive DIRECTORY [DIFFS]``: an archive that was compacted for long.
+"""``python -m benchmarks.long_archive DIRECTORY [DIFFS [SECONDS]]``: an archive compacted for long.
 
-One base, then so many diffs, 30 seconds apart by their commit times (1,051,200 are a year), each
-with four updates, written and merged by the program's own writer into a directory: best one in
-memory. Then it is opened and read: as of its end, as of the middle of the middle, by the command
-line as a user runs it, each the median of the rounds.
+One base, then so many diffs, 30 or SECONDS apart by their commit times (1,051,200 of 30 are a
+year), each with four updates, written and merged by the program's own writer into a directory:
+best one in memory. Then it is opened and read: as of its end, as of the middle of the middle, by
+the command line as a user runs it, each the median of the rounds.
 """
 
 import random
@@ -33,7 +33,7 @@ COLUMNS = (
 TABLE, PREFIX = "public.long", "long/"
 ROWS = 20_000
 UPDATES = 4
-APART = timedelta(seconds=30)
+APART_SECONDS = 30
 START = datetime(2025, 11, 1, tzinfo=UTC)
 STEP = 16
 ROUNDS = 3
@@ -71,7 +71,7 @@ class Table:
         return sorted(changes, key=lambda change: change.key)
 
 
-def build(directory: Path, diffs: int) -> None:
+def build(directory: Path, diffs: int, apart: timedelta) -> None:
     """Write the archive, and say what that took."""
     table, at, time_of = Table(), Position(STEP), START
     began, merges = time.process_time(), 0
@@ -89,7 +89,7 @@ def build(directory: Path, diffs: int) -> None:
         largest = 0
         for number in range(1, diffs + 1):
             changes = table.update()
-            before, at, time_of = at, Position(at + STEP), time_of + APART
+            before, at, time_of = at, Position(at + STEP), time_of + apart
             archive.commit_diff(
                 changes,
                 from_position=before,
@@ -106,16 +106,17 @@ def build(directory: Path, diffs: int) -> None:
                 largest = max(largest, (directory / PREFIX / "manifest.json").stat().st_size)
     cpu = time.process_time() - began
     _say("diffs written", f"{diffs:,}, {merges:,} merges, {cpu / diffs * 1e3:.2f} ms CPU a diff")
+    _say("artifacts", f"{len(archive.manifest.artifacts):,}")
     _say("manifest, largest and last", f"{largest:,}, {_manifest(directory):,} bytes")
 
 
-def measure(directory: Path, diffs: int) -> None:
+def measure(directory: Path, diffs: int, apart: timedelta) -> None:
     """Open and read it as a user does."""
     archive = str(directory / PREFIX)
     # Between two of the smallest boundaries, in the middle of all.
-    middle = (START + APART * (diffs // 2) + APART / 2).isoformat()
+    middle = (START + apart * (diffs // 2) + apart / 2).isoformat()
     for what, arguments in (
-        ("ls", ["ls", archive]),
+        ("ls --summary", ["ls", "--summary", archive]),
         ("rows as of the end", ["cat", archive]),
         ("rows as of the middle", ["cat", "--as-of", middle, archive]),
     ):
@@ -145,10 +146,11 @@ def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     directory = Path(sys.argv[1])
     diffs = int(sys.argv[2]) if len(sys.argv) > 2 else 1_051_200
+    apart = timedelta(seconds=int(sys.argv[3]) if len(sys.argv) > 3 else APART_SECONDS)
     if directory.exists():
         shutil.rmtree(directory)
-    build(directory, diffs)
-    measure(directory, diffs)
+    build(directory, diffs, apart)
+    measure(directory, diffs, apart)
 
 
 if __name__ == "__main__":
