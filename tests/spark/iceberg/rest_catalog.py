@@ -12,6 +12,8 @@ from pathlib import Path
 import pyspark
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
+from tests.support.processes import PATIENCE_S
+
 _WANTED = Path(__file__).with_suffix(".xml")
 _SETTINGS = Path(__file__).parents[2] / "support" / "ivysettings.xml"
 _SPARKS_JARS = Path(pyspark.__file__).parent / "jars"
@@ -32,7 +34,7 @@ def rest_catalog(directory: Path) -> Iterator[str]:
     finally:
         gateway.close()
         process.stdin.close()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def _server(gateway: JavaGateway, directory: Path) -> object:
