@@ -13,6 +13,7 @@
 | after | mode changes: after this boundary (a position, a time, or `head`) | the oldest one |
 | until | mode changes: up to this boundary | head |
 | on_gap | fail, or snapshot: where diffs are missing the next base's rows come | fail |
+| merged | mode changes: true: as merged diffs have them, so from few objects | false |
 | also | mode changes: more columns, comma separated: epoch, lsn, time | |
 | max_diffs_per_trigger | the most diffs in one micro-batch of a stream | all there are |
 | columns | comma separated: make these columns only | all |
@@ -29,6 +30,10 @@
 
 ``after`` and ``until`` mean the last boundary at or before them; with exact an earlier one is
 an error, and with history (and epoch) ``after`` is that very one.
+
+A read of changes puts the small diffs in the place of merged ones, as far as retention keeps
+them; with merged only where ``after`` or ``until`` lies inside one. Each key's changes are then the
+net ones of longer windows, and which boundaries ``position`` names depends on what was merged yet.
 
 push_filters is for sessions with spark.sql.python.filterPushdown.enabled = true; Spark
 refuses such a reader where that is off. read_table() sets it by itself.
@@ -65,7 +70,7 @@ _KNOWN = frozenset(
     {
         *("path", "as_of", "exact", "epoch", "history", "format", "mode", "lines"),
         *("columns", "key", "key_fields", "infer_rows"),
-        *("after", "until", "on_gap", "also", "max_diffs_per_trigger"),
+        *("after", "until", "on_gap", "merged", "also", "max_diffs_per_trigger"),
         *("partitions", "partitions_at_least", "push_filters"),
         *("numeric_as", "special_values", "array_dimensions"),
         *("region", "endpoint", "addressing", "profile", "role_arn", "external_id"),
@@ -110,6 +115,7 @@ class ReadOptions:
     after_head: bool = False
     until: Position | datetime | None = None
     on_gap: OnGap = OnGap.FAIL
+    merged: bool = False
     also: tuple[str, ...] = ()
     max_diffs: int | None = None
     columns: tuple[str, ...] | None = None
@@ -189,6 +195,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         after_head=after == HEAD,
         until=_moment("until", options.get("until")),
         on_gap=OnGap(_one_of("on_gap", options.get("on_gap"), list(OnGap)) or OnGap.FAIL),
+        merged=_flag("merged", options.get("merged", "false")),
         also=_some_of("also", options.get("also"), ALSO),
         max_diffs=_number("max_diffs_per_trigger", options.get("max_diffs_per_trigger")),
         columns=_columns(options.get("columns")),

@@ -60,7 +60,7 @@ class ChangesRead:
         archive = opened(asked)
         known = pinned or pinned_now(archive, asked)
         start = known.start or start_of(archive, asked)
-        unfold_between(archive, start, known.end)
+        (_unfold_at_ends if asked.merged else unfold_between)(archive, start, known.end)
         _refuse_behind(archive, start)
         if known.start is not None and mark_now(archive.epochs, start) is None:
             raise BoundaryGone(archive.uri, f"the boundary {start}")
@@ -79,6 +79,12 @@ def unfold_between(archive: Archive, start: ReaderPosition, end: ReaderPosition 
     """
     last = None if end is None else end.position
     archive.unfold(unfolding.between(start.position or Position(0), last))
+
+
+def _unfold_at_ends(archive: Archive, start: ReaderPosition, end: ReaderPosition) -> None:
+    for each in (start, end):
+        if each.position is not None:
+            archive.unfold(unfolding.at(each.position))
 
 
 def opened(asked: ReadOptions) -> Archive:

@@ -53,6 +53,8 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """:raises OptionRefused: if an option doesn't go with a stream."""
         if asked.until is not None:
             raise OptionRefused("until", str(asked.until), "a stream has no end")
+        if asked.merged:
+            raise OptionRefused("merged", "true", "a stream reads each diff as it comes")
         self._asked = asked
         self._schema = schema
         self._archive = opened(asked)

@@ -82,6 +82,23 @@ def test_changes_between_boundaries_inside(spark: SparkSession, tmp_path: Path) 
     assert sorted(state.items()) == held(long.states[end])
 
 
+def test_net_changes_come_from_merged_diffs(spark: SparkSession, tmp_path: Path) -> None:
+    long, uri = made(tmp_path, seed=2)
+    inside = hidden(long)
+    start, end = inside[3], inside[-5]
+    state = dict(held(long.states[start]))
+    ends = {"after": text(start), "until": text(end), "exact": True}
+    in_steps = {row.position for row in read_changes(spark, uri, **ends).collect()}
+    changes = read_changes(spark, uri, merged=True, **ends).collect()
+    assert len({row.position for row in changes}) < len(in_steps) / 3
+    for row in sorted(changes, key=lambda row: positions.parse(row.position)):
+        if row.old is not None:
+            assert state.pop(row.old.id) == row.old.v
+        if row.new is not None:
+            state[row.new.id] = row.new.v
+    assert sorted(state.items()) == held(long.states[end])
+
+
 def test_a_synced_copy_goes_on_from_a_boundary_that_was_merged(
     spark: SparkSession, tmp_path: Path
 ) -> None:

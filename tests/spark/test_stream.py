@@ -164,6 +164,8 @@ def test_what_a_stream_refuses(tmp_path: Path) -> None:
     archive = simple(tmp_path).write()
     with pytest.raises(OptionRefused, match="no end"):
         reader(archive, until="0/30")
+    with pytest.raises(OptionRefused, match="a stream reads each diff as it comes"):
+        reader(archive, merged="true")
     with pytest.raises(OptionRefused, match="mode = changes"):
         reader(archive, mode="table")
     with pytest.raises(ArchiveBehind, match="0/50"):

@@ -80,6 +80,7 @@ def net_changes(
         positions.text(held.position),
         positions.text(table.boundary.position),
         exact=True,
+        merged=True,
         also="lsn",
         **after,
         **more,

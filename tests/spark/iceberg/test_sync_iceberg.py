@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from laredo_archive.manifest.merged import parts_file
+from laredo_archive.storage.local.destination import LocalDestination
 from laredo_model.column import Column
 from laredo_spark import sync_table
 from laredo_spark.sync.errors import (
@@ -19,7 +21,9 @@ from laredo_spark.sync.errors import (
 )
 from laredo_spark.sync.lakehouse.iceberg_table import IcebergTable
 from laredo_spark.sync.sync import Synced, SyncOutcome
+from tests.support.archive.archiving import PREFIX, opened
 from tests.support.archive.building import HISTORY, Builder
+from tests.support.archive.long_archive import LongArchive
 from tests.support.spark_reading import Reading, manifest_of, names
 
 FIRST = {number: f"name {number}" for number in range(100)}
@@ -114,6 +118,37 @@ def test_only_new_diffs_are_read(kept: Kept) -> None:
     kept.change(0x30, {7: "newer", 8: None})
     done = kept.sync()
     assert (done.outcome, done.rows) == (SyncOutcome.MERGED, 99)
+
+
+def test_only_merged_diffs_are_read(
+    spark: SparkSession, tmp_path: Path, catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync that is far behind needs few objects: what was merged into them may be gone."""
+    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 3)
+    long = LongArchive(opened([LocalDestination(tmp_path / "archive")]))
+    long.begin()
+    archive = tmp_path / "archive" / PREFIX
+    target = f"{catalog}.db.{tmp_path.name}"
+    sync_table(spark, str(archive), to="iceberg", target=target)
+    for _ in range(8):
+        long.grow(10)
+        long.compacted()
+    manifest = long.archive.manifest
+    assert manifest is not None
+    named = {entry.key for each in manifest.artifacts for entry in each.formats.values()}
+    parts = [
+        file
+        for file in archive.rglob("epoch=*/*.jsonl")
+        if f"{PREFIX}{file.relative_to(archive).as_posix()}" not in named
+    ]
+    assert len(parts) > 3 * len(manifest.artifacts)
+    for file in parts:
+        file.unlink()
+    done = sync_table(spark, str(archive), to="iceberg", target=target)
+    assert done.outcome is SyncOutcome.MERGED, done
+    found = sorted((row.id, row.v) for row in spark.table(target).select("id", "v").collect())
+    wanted = {int(key): json.loads(line)["v"] for key, line in long.states[long.head].items()}
+    assert found == sorted(wanted.items())
 
 
 @by_either_catalog
