@@ -97,7 +97,8 @@ class AsyncFanoutClient(TableClient):
     async def stop(self) -> None:
         """End the stream and save the local snapshot; the rows stay. start() resumes.
 
-        Those of :meth:`follow` stop, too.
+        Listeners aren't called any more, not even for a change that is in the rows already; one
+        that awaits is cancelled. Those of :meth:`follow` stop, too.
         """
         self._started = False
         for client in self._with_siblings():

@@ -104,7 +104,9 @@ class FanoutClient(TableClient):
     def stop(self) -> None:
         """End the stream and save the local snapshot; the rows stay. start() resumes.
 
-        Those of :meth:`follow` stop, too.
+        Listeners aren't called any more, not even for a change that is in the rows already and is
+        waiting for a listener; a call that has begun isn't waited for. Those of :meth:`follow`
+        stop, too.
         """
         self._started = False
         for client in self._with_siblings():
