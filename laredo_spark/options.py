@@ -66,11 +66,13 @@ DEFAULT_INFER_ROWS = 1000
 HEAD = "head"
 ALSO = ("epoch", "lsn", "time")
 """Columns that changes may have too."""
+OF_CHANGES = ("after", "until", "on_gap", "merged", "also", "max_diffs_per_trigger")
+"""The options that say which changes are read."""
 _KNOWN = frozenset(
     {
         *("path", "as_of", "exact", "epoch", "history", "format", "mode", "lines"),
         *("columns", "key", "key_fields", "infer_rows"),
-        *("after", "until", "on_gap", "merged", "also", "max_diffs_per_trigger"),
+        *OF_CHANGES,
         *("partitions", "partitions_at_least", "push_filters"),
         *("numeric_as", "special_values", "array_dimensions"),
         *("region", "endpoint", "addressing", "profile", "role_arn", "external_id"),

@@ -60,7 +60,10 @@ class ChangesRead:
         archive = opened(asked)
         known = pinned or pinned_now(archive, asked)
         start = known.start or start_of(archive, asked)
-        (_unfold_at_ends if asked.merged else unfold_between)(archive, start, known.end)
+        if asked.merged:
+            _unfold_at_both(archive, start, known.end)
+        else:
+            unfold_between(archive, start, known.end)
         _refuse_behind(archive, start)
         if known.start is not None and mark_now(archive.epochs, start) is None:
             raise BoundaryGone(archive.uri, f"the boundary {start}")
@@ -81,7 +84,8 @@ def unfold_between(archive: Archive, start: ReaderPosition, end: ReaderPosition 
     archive.unfold(unfolding.between(start.position or Position(0), last))
 
 
-def _unfold_at_ends(archive: Archive, start: ReaderPosition, end: ReaderPosition) -> None:
+def _unfold_at_both(archive: Archive, start: ReaderPosition, end: ReaderPosition) -> None:
+    """Have two boundaries in the manifest; merged diffs between them stay as they are."""
     for each in (start, end):
         if each.position is not None:
             archive.unfold(unfolding.at(each.position))

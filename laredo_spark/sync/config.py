@@ -28,7 +28,7 @@ from laredo_spark.sync.parquet import given_options
 from laredo_spark.sync.sync import KEEP_S, Job, To
 
 ENV_PREFIX = "LAREDO_SYNC_"
-_SET_ELSEWHERE = ("path", "as_of", "exact", "epoch", "history", "mode", "lines", "key")
+_SET_ELSEWHERE = ("path", "as_of", "exact", "epoch", "history", "key")
 
 Options = dict[str, str | int | bool]
 

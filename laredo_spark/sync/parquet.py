@@ -14,6 +14,7 @@ from laredo_archive.manifest import key_ranges
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_archive.manifest.timeline import Boundary
 from laredo_spark import options
+from laredo_spark.errors import OptionRefused
 from laredo_spark.options import ReadOptions
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.read.table_reader import TableReader
@@ -35,6 +36,7 @@ DIFF_BYTES = 64 << 20
 GROWN = 4
 """All files are rewritten once one has this many times the rows of the largest at the last
 rebuild."""
+_NOT_FOR_A_SYNC = frozenset({*options.OF_CHANGES, "mode", "lines"})
 _SMALL_ROWS = 100_000
 _TASKS_A_CORE = 2
 _NOT_WHOLE = "its files aren't as they were written"
@@ -216,8 +218,10 @@ class ParquetSync:
 def given_options(asked: Mapping[str, object]) -> dict[str, str]:
     """Options as Spark's texts; None is left out.
 
-    :raises OptionRefused: naming the first that can't be used.
+    :raises OptionRefused: naming the first that can't be used, or isn't for a sync.
     """
     texts = options.as_options(asked)
+    for name in texts.keys() & _NOT_FOR_A_SYNC:
+        raise OptionRefused(name, texts[name], "a sync reads what its target lacks; leave it out")
     _checked: ReadOptions = options.parse(texts)
     return texts

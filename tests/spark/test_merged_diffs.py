@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from laredo_archive.manifest.merged import parts_file
 from laredo_archive.storage.local.destination import LocalDestination
@@ -48,6 +48,15 @@ def held(state: State) -> list[tuple[Any, ...]]:
     return sorted((int(key), line.decode().split('"')[5]) for key, line in state.items())
 
 
+def apply(changes: list[Row], state: dict[int, str]) -> None:
+    """Apply changes in their order; each finds the row that it replaces."""
+    for row in sorted(changes, key=lambda row: positions.parse(row.position)):
+        if row.old is not None:
+            assert state.pop(row.old.id) == row.old.v
+        if row.new is not None:
+            state[row.new.id] = row.new.v
+
+
 def hidden(long: LongArchive) -> list[int]:
     """Boundaries that the manifest's own diffs don't have."""
     manifest = long.archive.manifest
@@ -74,11 +83,7 @@ def test_changes_between_boundaries_inside(spark: SparkSession, tmp_path: Path) 
     steps = {position for position in long.states if start < position <= end}
     assert {positions.parse(row.position) for row in changes} <= steps
     assert len({row.position for row in changes}) > 50, "step by step, as if none were merged"
-    for row in sorted(changes, key=lambda row: positions.parse(row.position)):
-        if row.old is not None:
-            assert state.pop(row.old.id) == row.old.v
-        if row.new is not None:
-            state[row.new.id] = row.new.v
+    apply(changes, state)
     assert sorted(state.items()) == held(long.states[end])
 
 
@@ -91,11 +96,7 @@ def test_net_changes_come_from_merged_diffs(spark: SparkSession, tmp_path: Path)
     in_steps = {row.position for row in read_changes(spark, uri, **ends).collect()}
     changes = read_changes(spark, uri, merged=True, **ends).collect()
     assert len({row.position for row in changes}) < len(in_steps) / 3
-    for row in sorted(changes, key=lambda row: positions.parse(row.position)):
-        if row.old is not None:
-            assert state.pop(row.old.id) == row.old.v
-        if row.new is not None:
-            state[row.new.id] = row.new.v
+    apply(changes, state)
     assert sorted(state.items()) == held(long.states[end])
 
 
@@ -140,9 +141,5 @@ def test_a_stream_goes_on_from_a_boundary_that_was_merged(
     assert at in hidden(long)
     long_head = max(p for p in long.states if p <= at + 400)
     rows = spark.read.parquet(str(tmp_path / "rows")).collect()
-    for row in sorted(rows, key=lambda row: positions.parse(row.position)):
-        if row.old is not None:
-            assert state.pop(row.old.id) == row.old.v
-        if row.new is not None:
-            state[row.new.id] = row.new.v
+    apply(rows, state)
     assert sorted(state.items()) == held(long.states[long_head])

@@ -5,7 +5,7 @@ its parts; a reader that wants one of them puts the parts in the merged diff's p
 level, and leaves all other merged diffs as they are.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -69,22 +69,15 @@ def unfolded(manifest: Manifest, wanted: Wanted, load: Load) -> Manifest:
     if not any(artifact.parts for artifact in manifest.artifacts):
         return manifest
     artifacts: list[Artifact] = []
-    for artifact in manifest.artifacts:
-        before = artifacts[-1] if artifacts else None
-        artifacts.extend(_in_steps(before, artifact, wanted, load))
+    # A stack, and no recursion: nobody bounds how deep lists name lists.
+    waiting = list(reversed(manifest.artifacts))
+    while waiting:
+        artifact = waiting.pop()
+        if artifact.parts is not None and artifacts and wanted(artifacts[-1], artifact):
+            waiting.extend(reversed(load(artifact)))
+        else:
+            artifacts.append(artifact)
     return replace(manifest, artifacts=tuple(artifacts))
-
-
-def _in_steps(
-    before: Artifact | None, artifact: Artifact, wanted: Wanted, load: Load
-) -> Iterator[Artifact]:
-    if artifact.parts is None or before is None or not wanted(before, artifact):
-        yield artifact
-        return
-    for part in load(artifact):
-        for step in _in_steps(before, part, wanted, load):
-            yield step
-            before = step
 
 
 def _time(artifact: Artifact) -> datetime:

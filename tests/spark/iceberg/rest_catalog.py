@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
-from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from py4j.java_gateway import GatewayParameters, JavaGateway, JavaObject, launch_gateway
 
 from tests.support.processes import PATIENCE_S
 
@@ -25,9 +25,7 @@ def rest_catalog(directory: Path) -> Iterator[str]:
     port, process = launch_gateway(
         jarpath=_jar_of_spark("py4j"), classpath=_classpath(), die_on_exit=True, return_proc=True
     )
-    gateway = JavaGateway(
-        gateway_parameters=GatewayParameters(port=port, auto_convert=True, auto_field=True)
-    )
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
     try:
         server = _server(gateway, directory)
         yield f"http://127.0.0.1:{server.getConnectors()[0].getLocalPort()}"
@@ -37,7 +35,7 @@ def rest_catalog(directory: Path) -> Iterator[str]:
         process.wait(PATIENCE_S)
 
 
-def _server(gateway: JavaGateway, directory: Path) -> object:
+def _server(gateway: JavaGateway, directory: Path) -> JavaObject:
     jvm = gateway.jvm
     catalog = jvm.org.apache.iceberg.CatalogUtil.loadCatalog(
         "org.apache.iceberg.jdbc.JdbcCatalog",
@@ -63,12 +61,9 @@ def _classpath() -> str:
     """The JARs, from Maven Central by Spark's own Ivy; kept in the virtual environment."""
     jars = Path(sys.prefix, "rest-catalog")
     pattern = jars / "[artifact]-[revision](-[classifier]).[ext]"
-    arguments = ["-settings", _SETTINGS, "-cache", Path(sys.prefix, "ivy", "cache")]
-    subprocess.run(
-        ["java", "-jar", _jar_of_spark("ivy"), *arguments, "-ivy", _WANTED, "-retrieve", pattern],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    settings = ["-settings", _SETTINGS, "-cache", Path(sys.prefix, "ivy", "cache")]
+    wanted = ["-ivy", _WANTED, "-retrieve", pattern, "-sync"]
+    subprocess.run(["java", "-jar", _jar_of_spark("ivy"), *settings, *wanted], check=True)
     hadoop = [_jar_of_spark("hadoop-client-api"), _jar_of_spark("hadoop-client-runtime")]
     return ":".join([f"{jars}/*", *hadoop])
 
