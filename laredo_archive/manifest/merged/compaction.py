@@ -47,7 +47,8 @@ def next_run(
 ) -> DiffRun | None:
     """The diffs to be merged next: the lowest level's first, the oldest of it; None if none are.
 
-    ``levels``: lengths of time, ascending. ``until``: only diffs that end there or before.
+    ``levels``: lengths of time, ascending. ``until``: only periods whose last diff ends there or
+    before; a period of which a part were merged would be merged again for each diff after it.
     """
     chain = [artifact for artifact in manifest.artifacts if artifact.epoch == manifest.epoch]
     if not chain or not chain[0].is_snapshot or not all(map(_says_its_state, chain)):
@@ -58,10 +59,9 @@ def next_run(
             zip(ends, chain, strict=True), key=lambda end_and_diff: end_and_diff[0] // level
         ):
             diffs = [diff for _, diff in period if not diff.is_snapshot]
-            is_over = bool(diffs) and diffs[-1] is not chain[-1]
-            if until is not None:
-                diffs = [diff for diff in diffs if diff.to_position <= until]
-            if is_over and len(diffs) > 1:
+            if len(diffs) < 2 or diffs[-1] is chain[-1]:
+                continue
+            if until is None or diffs[-1].to_position <= until:
                 return DiffRun(tuple(diffs), chain[0], chain[chain.index(diffs[0]) - 1])
     return None
 

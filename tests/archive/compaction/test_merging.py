@@ -123,6 +123,22 @@ def test_diffs_that_a_sink_was_not_notified_of_stay() -> None:
     assert [artifact.to_position for artifact in left] == list(range(FIRST + 200, FIRST + 310, 10))
 
 
+def test_a_period_is_merged_once_however_slowly_a_sink_is_notified() -> None:
+    [destination] = memory()
+    archive = opened([destination], sinks=["arn:sink"])
+    long = LongArchive(archive)
+    long.begin()
+    long.grow(30)
+    merges = 0
+    manifest = archive.manifest
+    assert manifest is not None
+    for artifact in archive.notices.outstanding("arn:sink", manifest):
+        archive.notices.mark_notified("arn:sink", artifact)
+        merges += long.compacted([timedelta(seconds=60)])
+    assert merges == 2
+    assert max(map(depth_of, destination.manifest.artifacts)) == 1
+
+
 def test_parts_are_dropped_after_a_while() -> None:
     destinations = memory(2)
     long = LongArchive(opened(destinations))
