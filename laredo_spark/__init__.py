@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from laredo_spark.frames.catalog import read_catalog
     from laredo_spark.frames.changes import read_changes
+    from laredo_spark.frames.registration import register
     from laredo_spark.frames.row_count import count_rows
-    from laredo_spark.frames.table import read_table, register
+    from laredo_spark.frames.table import read_table
     from laredo_spark.frames.tables import TablesAtOnce, read_tables
     from laredo_spark.source import LaredoDataSource
     from laredo_spark.sync.catalog import sync_catalog
@@ -36,7 +37,7 @@ _HOMES = {
     "read_changes": "frames.changes",
     "read_table": "frames.table",
     "read_tables": "frames.tables",
-    "register": "frames.table",
+    "register": "frames.registration",
     "sync_catalog": "sync.catalog",
     "sync_table": "sync.sync",
     "sync_tables": "sync.sync",

@@ -1,5 +1,6 @@
 """``read_changes``: the changes between two boundaries of an archive, as a DataFrame."""
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
@@ -7,9 +8,9 @@ from pyspark.sql import DataFrame, SparkSession
 from laredo_spark import options
 from laredo_spark.changes.changes_read import ChangesRead
 from laredo_spark.cores import cores
-from laredo_spark.frames.table import PUSH_FILTERS, TASKS_A_CORE, register
+from laredo_spark.frames import registration
+from laredo_spark.frames.table import PUSH_FILTERS, TASKS_A_CORE
 from laredo_spark.options import ReadMode
-from laredo_spark.source import LaredoDataSource
 
 
 def read_changes(
@@ -50,6 +51,13 @@ def read_changes(
             **given,
         }
     )
-    ChangesRead.of(options.parse(asked))
-    register(spark)
-    return spark.read.format(LaredoDataSource.name()).options(**asked).load()
+    found = ChangesRead.of(options.parse(asked))
+    registration.register(spark)
+    name = registration.named(spark, _name(registration.directory_of(found.archive), asked))
+    return spark.read.format(name).options(**asked).load()
+
+
+def _name(uri: str, asked: Mapping[str, str]) -> str:
+    """What ``explain`` shows of it."""
+    ends = [f"{end} {asked[end]}" for end in ("after", "until", "key") if end in asked]
+    return " ".join([f"laredo changes of {uri}", *ends])

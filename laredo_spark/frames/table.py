@@ -3,41 +3,20 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
+from laredo_model import position as positions
 from laredo_spark import options
 from laredo_spark.cores import cores
+from laredo_spark.frames import registration
 from laredo_spark.options import ReadMode
 from laredo_spark.read import keyless, proof, unsorted
 from laredo_spark.read.table_read import TableRead
-from laredo_spark.source import LaredoDataSource
 
 PUSH_FILTERS = "spark.sql.python.filterPushdown.enabled"
 TASKS_A_CORE = 2
 _WHOLE_TABLE = {"lines": "true", "push_filters": "false"}
 _PARTIAL = ("columns", "key")
-
-
-def register(spark: SparkSession) -> None:
-    """Register ``format("laredo")`` with the session; doing it twice is harmless."""
-    try:
-        spark.dataSource.register(LaredoDataSource)
-    except AnalysisException as refused:
-        before = SparkSession.getActiveSession()
-        if refused.getCondition() != "DATA_SOURCE_ALREADY_EXISTS" or before is None:
-            raise
-        # Spark searches the thread's active session for the name, not the one that registers.
-        _activate(spark)
-        try:
-            spark.dataSource.register(LaredoDataSource)
-        finally:
-            _activate(before)
-
-
-def _activate(spark: SparkSession) -> None:
-    """Make it the thread's active session, as any new DataFrame of rows does."""
-    spark.createDataFrame([], "nothing int")
 
 
 def read_table(
@@ -76,7 +55,7 @@ def read_table(
     asked = options.as_options(wanted)
     table = TableRead.of(options.parse(asked))
     pinned = asked | table.pinned()
-    register(spark)
+    registration.register(spark)
     if verify:
         whole = {name: value for name, value in pinned.items() if name not in _PARTIAL}
         proof.check(table, _frame(spark, table, {**whole, **_WHOLE_TABLE}))
@@ -89,8 +68,16 @@ def _frame(spark: SparkSession, table: TableRead, pinned: Mapping[str, str]) -> 
         return keyless.appended(spark, asked, pinned)
     if not table.has_ranges:
         return unsorted.folded(spark, asked, pinned)
-    reader = spark.read.format(LaredoDataSource.name()).options(**pinned)
+    name = registration.named(spark, _name(asked))
+    reader = spark.read.format(name).options(**pinned)
     if asked.asked.mode is ReadMode.TABLE:
         # Known here already, so Spark needn't have the manifest read once more for it.
         reader = reader.schema(asked.spark_schema())
     return reader.load()
+
+
+def _name(table: TableRead) -> str:
+    """What ``explain`` shows of it."""
+    boundary = positions.text(table.boundary.position)
+    name = f"laredo {registration.directory_of(table.archive)} as of {boundary}"
+    return name if table.asked.key is None else f"{name}, key {table.asked.key}"

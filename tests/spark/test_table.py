@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from laredo_archive.errors import ArchiveMissing, NoSuchBoundary
 from laredo_spark import read_changes, read_table, register, sync_table
 from laredo_spark.errors import KeyMissing, OptionRefused, own_message
+from laredo_spark.frames import registration
 from laredo_spark.frames.table import PUSH_FILTERS
 from tests.support import drawn
 from tests.support.archive.building import Builder
@@ -199,3 +200,29 @@ def test_what_goes_by_keys_refuses_a_table_without_one(
     with pytest.raises((KeyMissing, AnalysisException)) as refused:
         read(spark, str(archive), **given)
     assert re.search("has no key.*read_table reads all of its rows", str(refused.value))
+
+
+def test_explain_names_the_archive_the_position_and_the_filters(
+    spark: SparkSession, archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spark.conf.set(PUSH_FILTERS, "true")
+    try:
+        read_table(spark, str(archive), "0/2F", columns=["id"]).where("id = 7").explain()
+    finally:
+        spark.conf.unset(PUSH_FILTERS)
+    read_table(spark, str(archive), key="7").explain()
+    read_changes(spark, str(archive), "0/10", "0/20").explain()
+    table, key, changes = capsys.readouterr().out.split("== Physical Plan ==\n")[1:]
+    assert f"BatchScan laredo {archive.as_uri()}/ as of 0/20[id#" in table
+    assert "(id#" in table
+    assert " = 7)" in table
+    assert f"BatchScan laredo {archive.as_uri()}/ as of 0/30, key 7[id#" in key
+    assert f"BatchScan laredo changes of {archive.as_uri()}/ after 0/10 until 0/20[" in changes
+
+
+def test_spark_is_given_no_more_names_than_it_can_keep(spark: SparkSession, archive: Path) -> None:
+    session = spark.newSession()
+    assert registration.named(session, "laredo first", most=1) == "laredo first"
+    assert registration.named(session, "laredo second", most=1) == "laredo"
+    assert registration.named(session, "laredo first", most=1) == "laredo first"
+    assert registration.named(spark.newSession(), "laredo second", most=1) == "laredo second"
