@@ -168,11 +168,13 @@ def sync(*, config: Path, sets: tuple[str, ...], targets: tuple[str, ...], rebui
 def write_package(*, directory: Path) -> None:
     """Write what spark-submit takes to a cluster into DIRECTORY, and show the command line.
 
-    Its workers need pyarrow and orjson beside it; for archives in S3 boto3 too.
+    Its workers need nothing of this project installed, only what one of the files lists; the
+    command line for that is shown too.
     """
     try:
-        modules, program = package.write(directory)
+        made = package.write(directory)
     except OSError as failed:
         _fail(f"{directory}: can't be written: {failed.strerror or failed}")
-    line = f"spark-submit --py-files {modules} {program} read URI --to parquet --out DIR"
+    click.echo(printable(f"pip install -r {made.requirements}"))
+    line = f"spark-submit --py-files {made.modules} {made.program} read URI --to parquet --out DIR"
     click.echo(printable(line))

@@ -137,14 +137,14 @@ def test_a_tasks_failure_is_one_message_over_spark_connect(
 @pytest.mark.thorough
 def test_a_submitted_program_runs_on_workers_that_have_nothing_of_ours(tmp_path: Path) -> None:
     archive = Builder(tmp_path / "archive").base(0x10, names(ROWS)).write()
-    light = made(tmp_path / "light", "pyarrow", "orjson")
     files = package.write(tmp_path / "package")
+    light = made(tmp_path / "light", "-r", str(files.requirements))
 
     def submitted(master: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [
             *(str(HOME / "bin" / "spark-submit"), "--master", master, *QUIET),
             *("--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1"),
-            *("--py-files", *map(str, files), *arguments),
+            *("--py-files", str(files.modules), str(files.program), *arguments),
         ]
         return subprocess.run(
             command,
