@@ -148,7 +148,7 @@ class SideConnection:
         options: SourceOptions,
         tables: Sequence[SourceTableOptions],
         awaited: wal_message.Awaited,
-        report: Callable[[Report], None],
+        report: Callable[[Report], object],
     ) -> None:
         self._options = options
         self._tables = tables

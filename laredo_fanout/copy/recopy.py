@@ -22,6 +22,7 @@ import structlog
 from laredo_fanout.catalog import shape
 from laredo_fanout.copy.table_copy import TableCopy
 from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.postgres.errors import SourceUnavailable
 from laredo_fanout.store.meta import LastRecopy
 from laredo_fanout.store.table import Status
 
@@ -51,6 +52,11 @@ class RecopyAsked(NamedTuple):
     def is_awaited(self) -> bool:
         """Whether whoever asked is still there to be answered; ask once."""
         return self.answer.set_running_or_notify_cancel()
+
+    def refuse_ended(self) -> None:
+        """Answer that the session of the stream ended before it was acted on."""
+        if self.is_awaited():
+            self.answer.set_exception(SourceUnavailable("the stream has just ended"))
 
 
 class Copies(Protocol):

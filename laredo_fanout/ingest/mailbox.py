@@ -18,6 +18,7 @@ class Mailbox(Generic[T]):
     def __init__(self) -> None:
         self._things: deque[T] = deque()
         self._lock = threading.Lock()
+        self._ended = False
         self._closed = False
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
@@ -27,10 +28,14 @@ class Mailbox(Generic[T]):
         """What to wait for."""
         return self._read
 
-    def put(self, thing: T) -> None:
-        """Leave ``thing``; from any thread."""
-        self._things.append(thing)
+    def put(self, thing: T) -> bool:
+        """Leave ``thing``; from any thread. False: nobody will take it any more."""
+        with self._lock:
+            if self._ended:
+                return False
+            self._things.append(thing)
         self.notify()
+        return True
 
     def notify(self) -> None:
         """Wake the loop."""
@@ -48,6 +53,12 @@ class Mailbox(Generic[T]):
             os.read(self._read, 65536)
         for _ in range(len(self._things)):
             yield self._things.popleft()
+
+    def take_last(self) -> Iterator[T]:
+        """The same; nothing can be left from now on."""
+        with self._lock:
+            self._ended = True
+        return self.take()
 
     def close(self) -> None:
         """Close the pipe."""

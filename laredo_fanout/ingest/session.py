@@ -125,7 +125,8 @@ class IngestSession:
 
     def recopy(self, asked: RecopyAsked) -> None:
         """Have a table copied again beside its readers; from any thread."""
-        self._mail.put(asked)
+        if not self._mail.put(asked):
+            asked.refuse_ended()
 
     @property
     def wal_end(self) -> int:

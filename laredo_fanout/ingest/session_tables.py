@@ -26,7 +26,7 @@ from laredo_fanout.copy.table_copies import TableCopies
 from laredo_fanout.errors import TableRefused
 from laredo_fanout.ingest.catalog_checks import CatalogChecks
 from laredo_fanout.ingest.tracked_tables import TrackedTables
-from laredo_fanout.postgres.errors import SourceError, SourceUnavailable
+from laredo_fanout.postgres.errors import SourceError
 from laredo_fanout.store.meta import Marker
 
 if TYPE_CHECKING:
@@ -133,11 +133,11 @@ class SessionTables:
     def close(self) -> None:
         """End the copies; answer whoever waits. The side connection has ended before."""
         self.copier.close()
-        for report in self._mail.take():
+        for report in self._mail.take_last():
             if isinstance(report, ConnectionReady):
                 report.connection.close()
-            elif isinstance(report, RecopyAsked) and report.is_awaited():
-                report.answer.set_exception(SourceUnavailable("the stream has just ended"))
+            elif isinstance(report, RecopyAsked):
+                report.refuse_ended()
 
     def _copy_failed(self, table_id: int, failed: TableRefused) -> None:
         self.tracked.copy_failed(table_id, failed, self._batch.transaction, self.copies)

@@ -26,3 +26,12 @@ def test_what_comes_while_it_is_taken_waits_for_the_next_time() -> None:
     readable, _, _ = select.select([mailbox.fileno()], [], [], 0)
     assert readable and list(mailbox.take()) == [2]
     mailbox.close()
+
+
+def test_after_the_last_time_nothing_is_taken_and_whoever_leaves_something_knows() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+    assert mailbox.put(1)
+    assert list(mailbox.take_last()) == [1]
+    assert not mailbox.put(2)
+    assert list(mailbox.take_last()) == []
+    mailbox.close()
