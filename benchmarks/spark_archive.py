@@ -17,6 +17,7 @@ from benchmarks.counting_client import tell
 from laredo_archive.codec import floats
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
+from laredo_model import position as positions
 from laredo_model.change import Action, Change
 from laredo_model.checksum import StateChecksum
 from laredo_model.column import Column
@@ -30,6 +31,7 @@ DIFF_FORMATS = ("jsonl", "protobuf")
 BASE_FORMATS = (*DIFF_FORMATS, "parquet")
 _FIRST = 16
 """The base's position."""
+BASE = positions.text(Position(_FIRST))
 _ROWS_AT_ONCE = 2000
 _PRICE = ((12 << 16) | 2) + 4
 _CREATED, _UPDATED = datetime(2024, 1, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC)
