@@ -31,6 +31,8 @@ class KnownSpan:
     until: Position
     #: As Boundary.time: no transaction in it committed later.
     time: datetime
+    #: Whether a diff begins at the boundary.
+    diff_follows: bool = False
 
 
 Spans = Mapping[History, Sequence[KnownSpan]]
@@ -70,7 +72,8 @@ def spans_of(manifest: Manifest, where: str) -> Spans:
                 # The next epoch's base, at the boundary where the one before ends.
                 of_history.pop()
             time, at = artifact.to_time or artifact.created_at, artifact.to_position
-            of_history.append(KnownSpan(artifact.epoch, at, at, until, time))
+            follows = artifact is not epoch.artifacts[-1]
+            of_history.append(KnownSpan(artifact.epoch, at, at, until, time, follows))
     return found
 
 
@@ -90,16 +93,35 @@ def _with_ends(epoch: Epoch, after_head: Position | None) -> Iterator[tuple[Arti
 
 def known_too(spans: Spans, positions: Iterable[tuple[History, Position]]) -> Spans:
     """The spans of a table that is also known at ``positions``, which a catalog says: there it is
-    as at its last boundary at or before each."""
+    as at its last boundary at or before each.
+
+    Only where no diff follows that boundary. A diff says itself how far the table stayed as it was
+    (``unchanged_until``), and one that was merged hides the boundaries in between, of which one
+    may be the last before the position.
+    """
     found = {history: list(of_history) for history, of_history in spans.items()}
     for history, position in positions:
         of_history = found.get(history, [])
         before = bisect_right(of_history, position, key=lambda span: span.since) - 1
-        if before >= 0 and of_history[before].until < position:
+        if before < 0 or of_history[before].diff_follows:
+            continue
+        if of_history[before].until < position:
             # Of what is in between nothing is known: a row may have come and gone.
             there = replace(of_history[before], since=position, until=position)
             of_history.insert(before + 1, there)
     return found
+
+
+def last_boundary(artifacts: Sequence[Artifact], position: Position) -> Artifact | None:
+    """The artifact that ends last at or before ``position``; None if there is none, or if a merged
+    diff hides it."""
+    for artifact in reversed(artifacts):
+        if artifact.to_position <= position:
+            return artifact
+        start = artifact.from_position
+        if artifact.parts is not None and start is not None and start < position:
+            return None
+    return None
 
 
 def common(tables: Sequence[Spans]) -> dict[History, list[CommonBoundary]]:

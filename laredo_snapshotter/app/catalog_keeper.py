@@ -15,6 +15,7 @@ from datetime import datetime
 import structlog
 
 from laredo_archive.errors import ArchiveError
+from laredo_archive.manifest import common_boundary
 from laredo_archive.manifest.catalog import MOST_BOUNDARIES, CatalogEntry, GroupBoundary
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.write.catalog_store import CatalogStore
@@ -194,10 +195,7 @@ class _Catalog:
 
 def _last_at(writer: TableWriter, position: Position) -> Artifact | None:
     manifest = None if writer.archive is None else writer.archive.manifest
-    for artifact in reversed(manifest.artifacts if manifest is not None else ()):
-        if artifact.to_position <= position:
-            return artifact
-    return None
+    return None if manifest is None else common_boundary.last_boundary(manifest.artifacts, position)
 
 
 def _time(artifact: Artifact) -> datetime:

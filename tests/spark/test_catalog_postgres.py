@@ -1,8 +1,9 @@
 """Several tables with foreign keys from PostgreSQL to Spark: at every common position they hold.
 
-Random transactions over the tables, whose intervals are unequal, and the writer killed meanwhile.
-Whatever the catalog and the manifests say at some moment is chosen by; what is
-read there is compared with what PostgreSQL held, and every reference leads somewhere.
+Random transactions over the tables, whose intervals are unequal; diffs are merged beside the
+writing, and the writer is killed meanwhile. Whatever the catalog and the manifests say at some
+moment is chosen by; what is read there is compared with what PostgreSQL held, and every reference
+leads somewhere.
 """
 
 import json
@@ -61,6 +62,7 @@ snapshotter {{
   source {{ server = "127.0.0.1:{grpc_port}" }}
   seen_interval = 400ms, retention {{ keep_epochs = 1000 }}
   snapshot {{ min_interval = 1s, max_interval = 5s }}
+  compaction {{ levels = [1s, 3s] }}
   destinations = [ {{ type = local, path = "{directory}" }} ]
   http {{ host = "127.0.0.1", port = {http_port} }}
   tables = [ {tables} ]

@@ -1,5 +1,6 @@
 """The positions that several tables have in common are those at which each one is known."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -8,7 +9,7 @@ import pytest
 
 from laredo_archive.manifest import common_boundary, parser
 from laredo_archive.manifest.common_boundary import CommonBoundary
-from laredo_archive.manifest.model import Artifact, ArtifactKind, Manifest
+from laredo_archive.manifest.model import Artifact, ArtifactKind, Manifest, Parts
 from laredo_model import history as histories
 from laredo_model.position import Position
 from tests.support import drawn
@@ -148,6 +149,38 @@ def test_it_is_written_and_read_again() -> None:
     assert again.unchanged_until == 35
     assert [artifact.unchanged_until for artifact in again.artifacts] == [None, 15]
     assert not again.source and not any(artifact.source for artifact in again.artifacts)
+
+
+def test_a_catalogs_position_counts_after_a_tables_last_boundary_only() -> None:
+    """Of one before, a diff says how far the table stayed as it was; a merged diff may hide a
+    boundary that comes before the position."""
+    merged = table(base(10), 40, 50)
+    known = [(NOW, Position(each)) for each in (30, 45, 55)]
+    spans = common_boundary.known_too(common_boundary.spans_of(merged, "there"), known)
+    assert [(span.since, span.start) for span in spans[NOW]] == [
+        (10, 10),
+        (40, 40),
+        (50, 50),
+        (55, 50),
+    ]
+    rebased = replace(merged, artifacts=(base(10), base(40, epoch=2)))
+    spans = common_boundary.known_too(common_boundary.spans_of(rebased, "there"), known)
+    assert [(span.since, span.start) for span in spans[NOW]] == [
+        *((10, 10), (30, 10), (40, 40), (45, 40), (55, 40)),
+    ]
+
+
+def test_a_boundary_that_a_merged_diff_hides_is_not_the_one_before_it() -> None:
+    plain = table(base(10), 40, 50).artifacts
+    parts = Parts(2, table(base(10), 20, 40).artifacts[1:])
+    merged = [plain[0], replace(plain[1], parts=parts), plain[2]]
+
+    def last(artifacts: Sequence[Artifact], position: int) -> int | None:
+        found = common_boundary.last_boundary(artifacts, Position(position))
+        return None if found is None else found.to_position
+
+    assert [last(plain, each) for each in (9, 10, 35, 40, 60)] == [None, 10, 10, 40, 50]
+    assert [last(merged, each) for each in (9, 10, 35, 40, 60)] == [None, 10, None, 40, 50]
 
 
 @drawn.seeds(20, 100)
