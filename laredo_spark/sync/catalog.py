@@ -17,7 +17,7 @@ from laredo_spark.frames.catalog import archives_of
 from laredo_spark.frames.tables import choose, pins
 from laredo_spark.sync.errors import TargetRefused
 from laredo_spark.sync.lakehouse.merging import quoted
-from laredo_spark.sync.sync import KEEP_S, Done, Job, To, sync_tables
+from laredo_spark.sync.sync import KEEP_S, Done, Job, To, refuse_unusable, sync_tables
 
 
 def sync_catalog(
@@ -63,6 +63,7 @@ def catalog_jobs(
     :raises CatalogMissing, CatalogUnusable, NoCommonBoundary, ArchiveError, OptionRefused: as that.
     :raises TargetRefused: if a table's name leads out of ``target``.
     """
+    refuse_unusable(to, target)
     uris, known = archives_of(path, tables, given)
     for name in uris:
         # Whoever writes to the bucket names the tables.

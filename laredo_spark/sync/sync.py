@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +25,7 @@ from laredo_model import position as positions
 from laredo_model.errors import ModelError
 from laredo_model.position import Position
 from laredo_spark import options
-from laredo_spark.errors import SparkReadError
+from laredo_spark.errors import OptionRefused, SparkReadError
 from laredo_spark.sync.bucket import SyncBucket
 from laredo_spark.sync.directory import SyncDirectory
 from laredo_spark.sync.errors import SyncFailed
@@ -39,6 +39,7 @@ KEEP_S = 3600.0
 """Seconds that a version of a Parquet target stays after the next one, for its readers."""
 
 To = Literal["parquet", "delta", "iceberg"]
+FORMATS: Sequence[str] = get_args(To)
 
 
 class SyncOutcome(StrEnum):
@@ -129,6 +130,7 @@ def sync_table(
     :raises SyncError: if the target can't be written; it is left as it was.
     :raises OptionRefused: if an option can't be used.
     """
+    refuse_unusable(to, target)
     begun = time.monotonic()
     asked = given_options({**given, "path": path})
     if to == "delta":
@@ -154,6 +156,17 @@ def sync_table(
         time.monotonic() - begun,
         step.reason if isinstance(step, Rebuild) else "",
     )
+
+
+def refuse_unusable(to: str, target: str | Path) -> None:
+    """Refuse a format that there isn't, and a target that isn't given.
+
+    :raises OptionRefused: if it is so.
+    """
+    if to not in FORMATS:
+        raise OptionRefused("to", to, f"there are {', '.join(FORMATS)}")
+    if not str(target):
+        raise OptionRefused("target", "", "a directory, a bucket's prefix or a table's name")
 
 
 def _sync_parquet(

@@ -9,8 +9,9 @@ from pyspark.sql import SparkSession
 
 from laredo_archive.manifest.errors import CatalogMissing
 from laredo_model.settings import SettingsError
-from laredo_spark import sync_catalog, synced_table
+from laredo_spark import sync_catalog, sync_table, synced_table
 from laredo_spark.cli import main
+from laredo_spark.errors import OptionRefused
 from laredo_spark.sync import config
 from laredo_spark.sync.catalog import catalog_jobs
 from laredo_spark.sync.errors import TargetRefused
@@ -133,3 +134,21 @@ def test_a_name_that_leads_out_of_the_target_is_refused(
     with pytest.raises(TargetRefused, match="leads elsewhere"):
         sync_catalog(spark, str(shop.directory), target=str(tmp_path / "target"))
     assert sorted(each.name for each in tmp_path.iterdir()) == ["shop"]
+
+
+def test_a_target_that_is_not_given_is_refused_and_so_is_a_format_that_there_is_not(
+    spark: SparkSession, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, tables would be written below the root, or into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    archive, people = str(shop.directory), str(shop.directory / "people")
+    with pytest.raises(OptionRefused, match="option target = '': a directory, a bucket's prefix"):
+        sync_catalog(spark, archive)
+    with pytest.raises(OptionRefused, match="option target = ''"):
+        sync_table(spark, people)
+    with pytest.raises(OptionRefused, match="option to = '/data': there are parquet, delta, ice"):
+        sync_catalog(spark, archive, "/data")  # type: ignore[arg-type]
+    with pytest.raises(OptionRefused, match="option to = '/data'"):
+        sync_table(spark, people, "/data", "t")  # type: ignore[arg-type]
+    assert sorted(tmp_path.iterdir()) == before
