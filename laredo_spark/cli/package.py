@@ -53,8 +53,13 @@ def write(directory: Path) -> Package:
 
 
 def requirements() -> list[str]:
-    """Those of this project that reading an archive needs, in the versions that it names."""
-    found = (each.partition(";")[0].strip() for each in metadata.requires(_PROJECT) or ())
+    """What reading an archive needs, in the versions that this project names; in any version, if it
+    isn't installed and runs from its files."""
+    try:
+        declared = metadata.requires(_PROJECT) or ()
+    except metadata.PackageNotFoundError:
+        return list(NEEDED_BY_WORKERS)
+    found = (each.partition(";")[0].strip() for each in declared)
     return sorted(each for each in found if re.split(r"[^\w-]", each)[0] in NEEDED_BY_WORKERS)
 
 
