@@ -114,8 +114,7 @@ def _other(scenario: Scenario, archive: Path, rows: int, format_: str) -> list[F
 
 
 def _two_columns(scenario: Scenario, archive: Path, format_: str) -> list[Figure]:
-    found = _read(scenario, archive, "two_columns", "--format", format_, "--rows", scenario.rows)
-    floor = f"rows that needn't be read: {found['floor_two']:.2f} s, all ten"
+    found = _read(scenario, archive, "two_columns", "--format", format_)
     return [
         Figure(
             SUBJECT,
@@ -127,7 +126,6 @@ def _two_columns(scenario: Scenario, archive: Path, format_: str) -> list[Figure
             target=_MOST_OF_TWO_COLUMNS,
             target_is_ratio=True,
             less_is_better=True,
-            note=f"{floor} {found['floor_all']:.2f} s",
         )
         for which, what in (("base_", "the base alone"), ("", f"{DIFFS} diffs folded"))
     ]

@@ -17,7 +17,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from benchmarks import spark_archive
 from benchmarks.counting_client import tell
-from benchmarks.spark_floor import constant
 from benchmarks.spark_memory import SparkMemory
 from laredo_spark import read_table, sync_table
 from laredo_spark.session import session
@@ -72,13 +71,12 @@ def table(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
 
 def two_columns(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
     """Two columns of ten and all of them, by turns, when the JVM has compiled its code: of the
-    table, of its base alone, and of rows that needn't be read."""
-    archive, rows, frames = arguments.archive, arguments.rows, {}
+    table, and of its base alone."""
+    frames = {}
     for count, columns in (("two", TWO), ("all", None)):
         asked = {"format": arguments.format, "columns": columns}
-        frames[count] = read_table(spark, archive, **asked)
-        frames[f"base_{count}"] = read_table(spark, archive, spark_archive.BASE, **asked)
-        frames[f"floor_{count}"] = constant(spark, archive, rows, 2 * CORES, columns)
+        frames[count] = read_table(spark, arguments.archive, **asked)
+        frames[f"base_{count}"] = read_table(spark, arguments.archive, spark_archive.BASE, **asked)
     rounds = [[_consumed(frame) for frame in frames.values()] for _ in range(1 + ROUNDS)][1:]
     return dict(zip(frames, map(median, zip(*rounds, strict=True)), strict=True))
 
