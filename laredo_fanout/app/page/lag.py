@@ -31,9 +31,11 @@ class LagHistory:
             await asyncio.sleep(_EVERY_S)
 
     def take(self, now: float) -> None:
-        """Take a sample at ``now``, a monotonic time."""
+        """Take a sample at ``now``, a monotonic time; none before PostgreSQL was first asked."""
         source = self._source()
         lag = source.known_lag_bytes
+        if lag is None and source.error is None:
+            return
         self._bytes.add(now, lag)
         self._seconds.add(now, None if lag is None else source.lag_seconds)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from laredo_fanout.app.page import content
@@ -111,6 +113,16 @@ def test_while_postgresql_is_down_the_lag_has_a_gap_and_the_page_says_why(
         postgres.start()
         server.program.wait_ready()
         assert page(server).section("Ready")
+
+
+@pytest.mark.parametrize(("error", "gaps"), [(None, 0), ("connection refused", 1)])
+def test_a_start_is_a_gap_only_if_postgresql_could_not_be_asked(
+    error: str | None, gaps: int
+) -> None:
+    history = LagHistory(lambda: IngestStatus(error=error))
+    history.take(time.monotonic())
+    for chart in (history.in_bytes(), history.in_seconds()):
+        assert len(chart.gaps) == gaps and not chart.lines
 
 
 def test_a_copy_has_a_bar_until_it_is_done(tmp_path: Path, database: Database) -> None:
