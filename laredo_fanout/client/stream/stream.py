@@ -80,6 +80,8 @@ def split_table(table: str) -> tuple[str, str]:
 
     :raises BadTableName: if there is no dot, or nothing on one side of the first.
     """
+    if not isinstance(table, str):
+        raise BadTableName(table)
     schema, dot, name = table.partition(".")
     if not (schema and dot and name):
         raise BadTableName(table)

@@ -22,6 +22,8 @@ class Indexes:
         columns: Sequence[Column] = (),
     ) -> None:
         """:raises BadField: if the fields of a look-up or an index aren't columns."""
+        if isinstance(lookup_fields, str):
+            raise BadField(f"{_LOOKUP} wants a list of columns, not the string {lookup_fields!r}")
         self._lookup_fields = None if lookup_fields is None else tuple(lookup_fields)
         self._configured = {
             name: given if isinstance(given, TableIndex) else TableIndex(given)

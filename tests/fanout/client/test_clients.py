@@ -307,6 +307,8 @@ def test_wrong_arguments_are_told_before_anything_is_sent() -> None:
         FanoutClient("localhost", TABLE)
     with pytest.raises(BadTableName, match=r"expected schema\.table"):
         FanoutClient("localhost:1", "users")
+    with pytest.raises(BadTableName, match=r"expected schema\.table"):
+        FanoutClient("localhost:1", [TABLE])  # type: ignore[arg-type]
     with pytest.raises(ClientStopped, match="start"):
         FanoutClient("localhost:1", TABLE).await_ready(1)
 
