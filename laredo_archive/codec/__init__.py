@@ -16,6 +16,7 @@ from laredo_archive.codec.errors import (
 )
 from laredo_archive.codec.narrowed import KeyBounds
 from laredo_archive.codec.output import ByteSink, EncodedFile, FileWriter, Output
+from laredo_archive.codec.structs.projection import Projection
 from laredo_model import go_key
 from laredo_model.change import Change
 from laredo_model.column import Column, key_columns
@@ -233,19 +234,24 @@ def read_new_rows(
     stream: ByteSource,
     keys: KeyBounds,
     known: Container[bytes],
+    *,
+    projection: Projection | None = None,
 ) -> dict[bytes, bytes | None]:
     """Of a sorted diff the last row of each key that is among ``keys``; None: deleted.
 
-    Without those that are ``known``. A TRUNCATE isn't among them.
+    Without those that are ``known``. A TRUNCATE isn't among them. A row is a line, or a
+    SnapshotRow message, as the diff has it; with the columns of the ``projection`` only, if there
+    is one.
 
     :raises UnknownFormat: if no codec here knows the format.
     :raises BadBytes: where the file isn't of its format, as far as it is checked.
+    :raises BadLine: at a row without the columns of the ``projection``.
     """
     check_diff_format(format_id)
     stream = plain_bytes(format_id, stream)
     if plain_format(format_id) == JSONL:
-        return jsonl.read_new_rows(stream, keys, known)
-    return protobuf.read_new_rows(stream, columns, keys, known)
+        return jsonl.read_new_rows(stream, keys, known, projection)
+    return protobuf.read_new_rows(stream, columns, keys, known, projection)
 
 
 def read_diff(

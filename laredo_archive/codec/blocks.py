@@ -71,7 +71,9 @@ def line_blocks(stream: ByteSource, size: int) -> Iterator[bytes]:
     held = 0
     while piece := stream.read(size):
         end = piece.rfind(b"\n") + 1
-        if end:
+        if end == len(piece) and not held:
+            yield piece
+        elif end:
             yield b"".join([*rest, memoryview(piece)[:end]])
             rest, held = [piece[end:]], len(piece) - end
         else:
@@ -100,7 +102,8 @@ def messages(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
         found, rest, needed = _whole_messages(b"".join(parts))
         if found:
             yield found
-        parts, held = [rest], len(rest)
+        # Not an empty one: one piece alone is joined without a copy.
+        parts, held = [rest] if rest else [], len(rest)
     if held:
         raise BadBytes(f"it ends inside a message, {held} bytes after its start")
 

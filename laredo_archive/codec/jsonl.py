@@ -31,6 +31,7 @@ from laredo_archive.codec.output import (
 )
 from laredo_archive.codec.row_keys import RowKeys, compact
 from laredo_archive.codec.structs import compiled
+from laredo_archive.codec.structs.projection import Projection
 from laredo_model import line as lines_
 from laredo_model.change import TRUNCATION, Action, Change
 from laredo_model.column import Column
@@ -179,30 +180,42 @@ def _whole_lines(stream: ByteSource, start: int | None, stop: int | None) -> Ite
 
 
 def read_new_rows(
-    stream: ByteSource, keys: KeyBounds, known: Container[bytes]
+    stream: ByteSource,
+    keys: KeyBounds,
+    known: Container[bytes],
+    projection: Projection | None = None,
 ) -> dict[bytes, bytes | None]:
     """The last new row of each of ``keys`` that isn't ``known``.
 
-    None: it was deleted. Changes must be sorted.
+    None: it was deleted. Changes must be sorted. ``projection``: the rows' columns; all if None.
 
     :raises BadBytes: at a line that isn't a change; not each line is checked.
+    :raises BadLine: at a row without the columns of the ``projection``.
     """
     found: dict[bytes, bytes | None] = {}
+    heads, wanted = ((), b"") if projection is None else (projection.line_heads, projection.wanted)
+    to = (keys.low, keys.high, known, found, heads, wanted)
     for block in blocks.line_blocks(stream, NEW_ROWS_BLOCK):
-        _add_new_rows(narrowed.lines(block, keys, _key_at), known, found)
+        at = 0
+        while (at := _usual(block, at, to)) < len(block):
+            end = len(block) if compiled.module is None else block.index(b"\n", at) + 1
+            inside = narrowed.lines(block[at:end], keys, _key_at)
+            found.update(_projected(_new_rows(inside, known), projection))
+            at = end
     return found
 
 
-def _add_new_rows(block: bytes, known: Container[bytes], found: dict[bytes, bytes | None]) -> None:
-    """Compiled code reads the usual lines, Python each that is left to it."""
-    if compiled.module is None:
-        found.update(_new_rows(block, known))
-        return
-    at = 0
-    while (at := compiled.module.new_lines(block, at, known, found)) < len(block):
-        end = block.index(b"\n", at)
-        found.update(_new_rows(block[at:end], known))
-        at = end + 1
+def _usual(block: bytes, at: int, to: compiled.NewRows) -> int:
+    """Compiled code reads the lines from ``at`` on; gives where the first is left to Python."""
+    return at if compiled.module is None else compiled.module.new_lines(block, at, to)
+
+
+def _projected(
+    rows: Iterator[tuple[bytes, bytes | None]], projection: Projection | None
+) -> Iterator[tuple[bytes, bytes | None]]:
+    if projection is None:
+        return rows
+    return ((key, row if row is None else projection.line(row)) for key, row in rows)
 
 
 def _key_at(block: bytes, at: int) -> bytes:

@@ -20,6 +20,7 @@ from laredo_archive.codec.output import (
     Output,
 )
 from laredo_archive.codec.structs import compiled
+from laredo_archive.codec.structs.projection import Projection
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.codec.varint import varint as length
 from laredo_model.change import TRUNCATION, Action, Change
@@ -192,45 +193,42 @@ def read_new_rows(
     columns: Sequence[Column] | None,
     keys: KeyBounds,
     known: Container[bytes],
+    projection: Projection | None = None,
 ) -> dict[bytes, bytes | None]:
-    """The last new row of each of ``keys`` that isn't ``known``.
+    """The last new row of each of ``keys`` that isn't ``known``, as a SnapshotRow message.
 
-    None: it was deleted. Changes must be sorted.
-
-    :raises BadBytes: at a message that isn't a change; not each message is checked.
-    """
-    reader = StructRowReader(columns, ())
-    return {
-        key: None if message is None else reader.line(message, *_struct(message))
-        for key, message in read_new_messages(stream, keys, known).items()
-    }
-
-
-def read_new_messages(
-    stream: ByteSource, keys: KeyBounds, known: Container[bytes]
-) -> dict[bytes, bytes | None]:
-    """The same rows, each as a SnapshotRow message, which isn't parsed.
+    None: it was deleted. Changes must be sorted. ``projection``: the rows' columns; all if None.
+    A row whose columns don't stand in the table's order is a line then.
 
     :raises BadBytes: at a message that isn't a change; not each message is checked.
     """
     found: dict[bytes, bytes | None] = {}
-    for batch in blocks.messages(blocks.ranged(stream, None, None)):
-        some = list(narrowed.records(batch, keys, _change_key))
+    reader = StructRowReader(columns, ())
+    heads, wanted = ((), b"") if projection is None else (projection.entry_heads, projection.wanted)
+    to = (keys.low, keys.high, known, found, heads, wanted)
+    for some in blocks.messages(blocks.ranged(stream, None, None)):
         at = 0
-        while (at := _usual(some, at, known, found)) < len(some):
-            message = some[at]
-            action, key, _, new = _parts(message)
-            if key not in known and action is not Action.TRUNCATE:
-                found[key] = None if new is None else _snapshot_row(message[slice(*new)])
-            at += 1
+        while (at := _usual(some, at, to)) < len(some):
+            end = len(some) if compiled.module is None else at + 1
+            for message in narrowed.records(some[at:end], keys, _change_key):
+                action, key, _, new = _parts(message)
+                if key not in known and action is not Action.TRUNCATE:
+                    found[key] = None if new is None else _new_row(message, new, reader, projection)
+            at = end
     return found
 
 
-def _usual(
-    some: list[bytes], at: int, known: Container[bytes], found: dict[bytes, bytes | None]
-) -> int:
+def _usual(some: list[bytes], at: int, to: compiled.NewRows) -> int:
     """Compiled code reads the changes from ``at`` on; gives the first that is left to Python."""
-    return at if compiled.module is None else compiled.module.new_messages(some, at, known, found)
+    return at if compiled.module is None else compiled.module.new_messages(some, at, to)
+
+
+def _new_row(
+    message: bytes, new: tuple[int, int], reader: StructRowReader, projection: Projection | None
+) -> bytes:
+    if projection is None:
+        return _snapshot_row(message[slice(*new)])
+    return projection.line(reader.line(message, *new))
 
 
 def _snapshot_row(struct: bytes) -> bytes:

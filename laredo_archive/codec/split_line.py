@@ -57,6 +57,12 @@ def splitter(names: Sequence[str]) -> Callable[[bytes], Sequence[bytes]]:
     return split
 
 
+def heads(names: Sequence[str]) -> tuple[bytes, ...]:
+    """What stands before each column's value in a line with these columns."""
+    found = [b"," + orjson.dumps(name) + b":" for name in names]
+    return (b"{" + found[0][1:], *found[1:]) if found else ()
+
+
 def _split_empty(line: bytes) -> Sequence[bytes]:
     if line != b"{}":
         raise BadLine(f"not a row without columns: {line[:80]!r}")

@@ -4,9 +4,8 @@ Of a whole file size and sha256 are compared; a part of it has the checksums tha
 ``blocks`` have, if the writer recorded any.
 """
 
-from zlib import crc32
-
 from laredo_archive.codec import ByteSource
+from laredo_archive.codec.block_sums import crc32
 from laredo_archive.errors import ArtifactDamaged
 from laredo_archive.manifest.key_ranges import ObjectSlice
 
@@ -34,8 +33,12 @@ class CheckedBlocks:
         return self._blocks[0].stop - self._at if self._blocks else 0
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next bytes; empty at the file's end."""
-        data = self._source.read(size)
+        """The next bytes; empty at the file's end.
+
+        Where blocks end among them, up to the last such end: so a piece is whole lines or
+        messages, which needn't be put together with the next one's begin.
+        """
+        data = self._source.read(self._to_an_end(size))
         view = memoryview(data)
         while self._blocks and view:
             here = view[: self._blocks[-1].stop - self._at]
@@ -45,6 +48,14 @@ class CheckedBlocks:
             if self._at == self._blocks[-1].stop:
                 self._end_block()
         return data
+
+    def _to_an_end(self, size: int) -> int:
+        wanted = size
+        for block in reversed(self._blocks):
+            if block.stop > self._at + size:
+                break
+            wanted = block.stop - self._at
+        return wanted
 
     def _end_block(self) -> None:
         block, found = self._blocks.pop(), self._sum

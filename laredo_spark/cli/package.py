@@ -11,7 +11,7 @@ PACKAGES = ("laredo_model", "laredo_archive", "laredo_spark", "pyspark_laredo")
 MODULES = "laredo-spark.zip"
 PROGRAM = "laredo-spark.py"
 REQUIREMENTS = "laredo-spark-workers.txt"
-NEEDED_BY_WORKERS = ("boto3", "orjson", "pyarrow", "zstandard")
+NEEDED_BY_WORKERS = ("boto3", "orjson", "pyarrow", "zlib-ng", "zstandard")
 _PROJECT = "laredo-snapshotter"
 _PROGRAM_TEXT = '''"""What spark-submit runs: the command laredo-spark."""
 

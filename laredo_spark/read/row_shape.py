@@ -67,6 +67,7 @@ class LineReader(RowReader):
         super().__init__(columns, typing, wanted)
         self.schema = pa.schema([pa.field(LINE, pa.string())])
         self._all_names = [column.name for column in columns]
+        self.projection = None
 
     @property
     def needed(self) -> Sequence[str]:

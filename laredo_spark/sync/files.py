@@ -146,7 +146,9 @@ class MergeFiles:
     @in_one_message
     def __call__(self, adjacent: AdjacentFiles) -> list[SyncedFile]:
         """The files after the merge: unchanged ones, or new ones in the staging folder."""
-        changed = newest(adjacent.reads, self.shape.columns, self.objects.opener())
+        changed = newest(
+            adjacent.reads, self.shape.reader(), self.shape.columns, self.objects.opener()
+        )
         by_file = _by_file(adjacent.files, changed)
         return [
             self._rewritten(file, part) if part or self.truncates else file

@@ -20,6 +20,12 @@ def test_lines_are_taken_apart_as_the_regular_expression_does() -> None:
             struct_twins.line_columns(draw)
 
 
+def test_lines_are_read_up_to_the_last_wanted_column() -> None:
+    for drawn in budget.inputs(0.3):
+        with drawn as draw:
+            struct_twins.first_columns(draw)
+
+
 def test_messages_and_changes_are_those_that_python_reads() -> None:
     for drawn in budget.inputs(0.3):
         with drawn as draw:

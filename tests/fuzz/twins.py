@@ -255,6 +255,7 @@ CHECKS: dict[str, Callable[[random.Random], int]] = {
     "rows": rows,
     "scanned structs": struct_twins.structs,
     "lines": struct_twins.line_columns,
+    "first columns of lines": struct_twins.first_columns,
     "struct messages": struct_twins.struct_messages,
     "new rows": struct_twins.new_rows,
 }

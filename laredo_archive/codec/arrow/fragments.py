@@ -9,11 +9,10 @@ peeled (``peeled``), others are matched by one regular expression, or value by v
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-import orjson
 import pyarrow as pa
 
 from laredo_archive.codec.arrow.peeled import Peeler
-from laredo_archive.codec.split_line import member_patterns, splitter
+from laredo_archive.codec.split_line import heads, member_patterns, splitter
 from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.values import JSONS
 from laredo_model.column import Column
@@ -51,19 +50,22 @@ class BlockSplitter:
         names: Sequence[str],
         wanted: Sequence[str] | None = None,
         nesting: Collection[str] | None = None,
+        *,
+        whole: bool = True,
     ) -> None:
         """``wanted``: the columns to give; all if None.
 
         ``nesting``: those that may hold objects; None if that isn't known.
+        ``whole``: whether each line has to be one to its end; else what follows the last wanted
+        column may pass unseen.
         """
         self._wanted = [name for name in names if wanted is None or name in set(wanted)]
         self._chosen = [number for number, name in enumerate(names) if name in set(self._wanted)]
         members = member_patterns(names, captured=set(self._chosen))
         self._find = re.compile(rb"^\{" + b",".join(members) + rb"\}$", re.MULTILINE).findall
         self._split = splitter(names)
-        self._heads = tuple(b"," + orjson.dumps(name) + b":" for name in names)
-        if names:
-            self._heads = (b"{" + self._heads[0][1:], *self._heads[1:])
+        self._heads = heads(names)
+        self._whole = whole
         self._is_wanted = bytes(number in set(self._chosen) for number in range(len(names)))
         self._peeler = None if nesting is None or not names else Peeler(names, nesting)
 
@@ -97,7 +99,7 @@ class BlockSplitter:
         """By compiled code; None if there is none, or a line isn't such an object."""
         if compiled.module is None:
             return None
-        found = compiled.module.lines(block, self._heads, self._is_wanted)
+        found = compiled.module.lines(block, self._heads, self._is_wanted, self._whole)
         if found is None:
             return None
         try:

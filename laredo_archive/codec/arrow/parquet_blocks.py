@@ -26,13 +26,14 @@ def fetched(base: ObjectSlice, block: Block, open_slice: OpenSlice) -> Iterator[
     """
     part = ObjectSlice(base.format_id, base.entry, block.start, block.stop)
     with open_slice(part) as source:
-        found = bytearray()
-        while left := part.size_bytes - len(found):
+        pieces, left = [], part.size_bytes
+        while left:
             data = source.read(left)
             if not data:
                 raise BadBytes(f"it ends {left} bytes before byte {block.stop}")
-            found += data
-        yield bytes(found)
+            pieces.append(data)
+            left -= len(data)
+        yield b"".join(pieces)
 
 
 def file_of(base: ObjectSlice, open_slice: OpenSlice) -> BinaryIO:
@@ -60,7 +61,7 @@ class _Blocks(Seekable):
         if not self._held_at <= self._at < self._held_at + len(self._held):
             self._hold()
         start = self._at - self._held_at
-        found = self._held[start : start + len(buffer)]
+        found = memoryview(self._held)[start : start + len(buffer)]
         buffer[: len(found)] = found
         self._at += len(found)
         return len(found)

@@ -28,24 +28,30 @@ _LINE_BEGINS = 0x7B
 Newest = Mapping[bytes, bytes | None]
 """By key its new row, as its diff has it: a line, or a SnapshotRow message; None: deleted.
 
-They differ in their first byte: a line's is a brace, a message's the tag of its only part.
+They differ in their first byte: a line's is a brace, a message's the tag of its only part. Where
+its reader has a projection, they have the columns of that only.
 """
 
 
-def newest(reads: RangeRead, columns: Sequence[Column], open_slice: OpenSlice) -> Newest:
-    """What the diffs of a range come to. They are opened as :func:`order` says."""
+def newest(
+    reads: RangeRead, rows: RowReader, columns: Sequence[Column], open_slice: OpenSlice
+) -> Newest:
+    """What the diffs of a range come to, for ``rows``. They are opened as :func:`order` says."""
     found: dict[bytes, bytes | None] = {}
     for part in order(reads):
         with open_slice(part) as source:
             bounded = _Bounded(source, part)
             # A TRUNCATE begins what is read, so there is nothing yet that it could empty.
-            if codec.plain_format(part.format_id) == codec.PROTOBUF:
-                plain = codec.plain_bytes(part.format_id, bounded)
-                rows = protobuf.read_new_messages(plain, reads.keys, found)
-            else:
-                rows = codec.read_new_rows(part.format_id, columns, bounded, reads.keys, found)
-            b"\n".join(rows).decode()  # a key that isn't UTF-8 is this file's damage
-            found.update(rows)
+            made = codec.read_new_rows(
+                part.format_id,
+                columns,
+                bounded,
+                reads.keys,
+                found,
+                projection=rows.projection,
+            )
+            b"\n".join(made).decode()  # a key that isn't UTF-8 is this file's damage
+            found.update(made)
     return found
 
 
@@ -59,8 +65,9 @@ def new_batches(
     """
     made = [row for row in changed.values() if row is not None]
     for lines in _some([row for row in made if row[0] == _LINE_BEGINS]):
-        yield rows.batch(b"\n".join([*lines, b""]))
-    reader = StructRowReader(columns, ())
+        yield rows.projected_batch(b"\n".join([*lines, b""]))
+    names = None if rows.projection is None else set(rows.projection.names)
+    reader = StructRowReader([c for c in columns if names is None or c.name in names], ())
     for messages in _some([row for row in made if row[0] != _LINE_BEGINS]):
         yield rows.typed(rows.split_structs(messages, reader), len(messages))
 
@@ -82,7 +89,7 @@ def batches(
     :raises BadBytes, BadLine: if an artifact isn't what its entry says.
     :raises ArrowError: if a value doesn't fit its column's Arrow type.
     """
-    changed = newest(reads, columns, open_slice)
+    changed = newest(reads, rows, columns, open_slice)
     if reads.base is not None:
         left = _Left(reads.keys, changed)
         made = _of_parquet if reads.base.format_id == codec.PARQUET else _of_lines

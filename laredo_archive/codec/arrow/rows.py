@@ -11,6 +11,7 @@ from laredo_archive.codec.arrow.fragments import BlockSplitter, nesting, rows_of
 from laredo_archive.codec.arrow.stored import StoredBatch
 from laredo_archive.codec.arrow.types import Typing, schema
 from laredo_archive.codec.arrow.values import converter, texts
+from laredo_archive.codec.structs.projection import Projection
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_model.column import Column, key_columns
 
@@ -36,10 +37,19 @@ class RowReader:
         self._columns = [c for c in columns if wanted is None or c.name in set(wanted)]
         needed = {c.name for c in (*self._columns, *key_columns(columns))}
         self._split_names = needed
+        #: What new rows are reduced to before they are taken apart; None: they stay as they stand.
+        self.projection: Projection | None = None
+        if self.as_format_says and len(needed) < len(columns):
+            self.projection = Projection([c.name for c in columns], needed)
+            self._projected_splitter = BlockSplitter(
+                self.projection.names, nesting=nesting(columns), whole=False
+            )
         self._splitter = BlockSplitter(
             [c.name for c in columns],
             list(needed),
             nesting(columns) if self.as_format_says else None,
+            # The checksum of its block says whether a line is as it was written.
+            whole=not self.as_format_says,
         )
         self._converters = {c.name: converter(c, chosen) for c in self._columns}
         self.schema = pa.schema([whole.field(column.name) for column in self._columns])
@@ -51,6 +61,13 @@ class RowReader:
         :raises ArrowError: if a value doesn't fit its column's Arrow type.
         """
         found = self.split(block)
+        return self.typed(found, rows_of(found, block))
+
+    def projected_batch(self, block: bytes) -> pa.RecordBatch:
+        """The rows of a block of lines that the ``projection`` made; raises as ``batch``."""
+        if self.projection is None:
+            return self.batch(block)
+        found = self._projected_splitter.split(block)
         return self.typed(found, rows_of(found, block))
 
     def split(self, block: bytes) -> Mapping[str, pa.StringArray]:

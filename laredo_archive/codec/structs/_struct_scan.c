@@ -577,29 +577,66 @@ value_end(const unsigned char *at, const unsigned char *stop)
     return NULL;
 }
 
-static int
-put_line(Fragments *columns, Py_ssize_t number, Span line, PyObject *heads, const char *wanted)
+static inline int
+take_head(Span *line, PyObject *head)
 {
-    Py_ssize_t count = PyTuple_GET_SIZE(heads);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *head = PyTuple_GET_ITEM(heads, i);
-        Py_ssize_t size = PyBytes_GET_SIZE(head);
-        if (line.stop - line.at < size
-            || memcmp(line.at, PyBytes_AS_STRING(head), (size_t)size) != 0)
+    Py_ssize_t size = PyBytes_GET_SIZE(head);
+    if (line->stop - line->at < size
+        || memcmp(line->at, PyBytes_AS_STRING(head), (size_t)size) != 0)
+        return REFUSED;
+    line->at += size;
+    return OK;
+}
+
+/* The value of the next member of a line, whose head has to be that of the column. */
+static inline int
+next_member(Span *line, PyObject *head, Span *value)
+{
+    if (take_head(line, head) != OK)
+        return REFUSED;
+    const unsigned char *end = value_end(line->at, line->stop);
+    if (end == NULL)
+        return REFUSED;
+    *value = (Span){line->at, end};
+    line->at = end;
+    return OK;
+}
+
+/* Whether a line goes on with the next column after its first `read`, and ends as one. */
+static inline int
+ends_as_line(Span line, PyObject *heads, Py_ssize_t read)
+{
+    if (read == PyTuple_GET_SIZE(heads))
+        return line.stop - line.at == 1 && *line.at == '}';
+    return take_head(&line, PyTuple_GET_ITEM(heads, read)) == OK && line.at < line.stop
+           && line.stop[-1] == '}';
+}
+
+/* How many columns there are up to the last wanted one. */
+static Py_ssize_t
+up_to_last(const char *wanted, Py_ssize_t count)
+{
+    while (count > 0 && !wanted[count - 1])
+        count--;
+    return count;
+}
+
+static int
+put_line(Fragments *columns, Py_ssize_t number, Span line, PyObject *heads, const char *wanted,
+         Py_ssize_t read)
+{
+    Span value;
+    for (Py_ssize_t i = 0; i < read; i++) {
+        if (next_member(&line, PyTuple_GET_ITEM(heads, i), &value) != OK)
             return REFUSED;
-        line.at += size;
-        const unsigned char *end = value_end(line.at, line.stop);
-        if (end == NULL)
-            return REFUSED;
-        if (wanted[i]) {
-            int made = put(&columns[i].text, line.at, end - line.at);
-            if (made != OK)
-                return made;
-            columns[i].offsets[number + 1] = (int)columns[i].text.size;
-        }
-        line.at = end;
+        if (!wanted[i])
+            continue;
+        int made = put(&columns[i].text, value.at, value.stop - value.at);
+        if (made != OK)
+            return made;
+        columns[i].offsets[number + 1] = (int)columns[i].text.size;
     }
-    return line.stop - line.at == 1 && *line.at == '}' ? OK : REFUSED;
+    return ends_as_line(line, heads, read) ? OK : REFUSED;
 }
 
 /* Offsets for more rows, those of all columns alike. */
@@ -623,7 +660,8 @@ more_rows(Fragments *columns, Py_ssize_t count, Py_ssize_t *room, const char *wa
     return OK;
 }
 
-/* lines(block, heads, wanted): [(32-bit offsets, fragments) of each wanted column]. */
+/* lines(block, heads, wanted, whole): [(32-bit offsets, fragments) of each wanted column].
+   If not `whole`, a line isn't read behind the last of them. */
 static PyObject *
 lines_of(PyObject *module, PyObject *arguments)
 {
@@ -631,12 +669,14 @@ lines_of(PyObject *module, PyObject *arguments)
     PyObject *block, *heads, *answer = NULL;
     const char *wanted;
     Py_ssize_t wanted_size, rows = 0, room = FIRST_ROWS;
-    if (!PyArg_ParseTuple(arguments, "O!O!y#", &PyBytes_Type, &block, &PyTuple_Type, &heads,
-                          &wanted, &wanted_size))
+    int whole;
+    if (!PyArg_ParseTuple(arguments, "O!O!y#p", &PyBytes_Type, &block, &PyTuple_Type, &heads,
+                          &wanted, &wanted_size, &whole))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(heads);
     if (!are_bytes(heads, count) || wanted_size != count)
         return PyErr_Format(PyExc_ValueError, "heads and wanted of different sizes");
+    Py_ssize_t read = whole ? count : up_to_last(wanted, count);
     Fragments *columns = new_columns(count, room, wanted);
     int made = columns == NULL ? ERROR : OK;
     const unsigned char *at = (const unsigned char *)PyBytes_AS_STRING(block);
@@ -648,7 +688,7 @@ lines_of(PyObject *module, PyObject *arguments)
         else if (rows == room)
             made = more_rows(columns, count, &room, wanted);
         if (made == OK)
-            made = put_line(columns, rows, (Span){at, end}, heads, wanted);
+            made = put_line(columns, rows, (Span){at, end}, heads, wanted, read);
         if (made == OK)
             at = end + 1;
     }
@@ -791,17 +831,142 @@ new_in_line(char action, Span rows, Span *new)
     return OK;
 }
 
-/* found[key] = row, or None; `row` is taken over. */
+/* The new rows that a diff is read for, and those that were found. */
+typedef struct {
+    PyObject *known, *found;
+    /* The keys that are wanted: from `low` to before `high`; a bound that is NULL: no such end. */
+    Span low, high;
+    /* What the columns' members begin with; empty: rows are taken as they stand. */
+    PyObject *heads;
+    const char *wanted;
+    /* The row that was reduced to the wanted columns last. */
+    Text row;
+} NewRows;
+
+/* The arguments behind the first two: low, high, known, found, heads, wanted. */
 static int
-add_row(PyObject *found, PyObject *key, PyObject *row)
+take_new_rows(PyObject *arguments, NewRows *to)
 {
-    int made = row != NULL && PyDict_SetItem(found, key, row) == 0 ? OK : ERROR;
-    Py_XDECREF(row);
-    return made;
+    const char *low, *high;
+    Py_ssize_t low_size, high_size, wanted_size;
+    *to = (NewRows){NULL};
+    if (!PyArg_ParseTuple(arguments, "z#z#OO!O!y#", &low, &low_size, &high, &high_size, &to->known,
+                          &PyDict_Type, &to->found, &PyTuple_Type, &to->heads, &to->wanted,
+                          &wanted_size))
+        return ERROR;
+    if (low != NULL)
+        to->low = (Span){(const unsigned char *)low, (const unsigned char *)low + low_size};
+    if (high != NULL)
+        to->high = (Span){(const unsigned char *)high, (const unsigned char *)high + high_size};
+    Py_ssize_t count = PyTuple_GET_SIZE(to->heads);
+    int fit = are_bytes(to->heads, count) && wanted_size == count;
+    for (Py_ssize_t i = 0; fit && i < count; i++)
+        fit = PyBytes_GET_SIZE(PyTuple_GET_ITEM(to->heads, i)) > 0;
+    if (!fit)
+        PyErr_Format(PyExc_ValueError, "empty heads, or heads and wanted of different sizes");
+    return fit ? OK : ERROR;
 }
 
 static int
-add_line(Span line, PyObject *known, PyObject *found)
+is_below(Span key, Span bound)
+{
+    Py_ssize_t size = key.stop - key.at, bound_size = bound.stop - bound.at;
+    int order = memcmp(key.at, bound.at, (size_t)(size < bound_size ? size : bound_size));
+    return order < 0 || (order == 0 && size < bound_size);
+}
+
+static int
+is_wanted(Span key, const NewRows *to)
+{
+    return (to->low.at == NULL || !is_below(key, to->low))
+           && (to->high.at == NULL || is_below(key, to->high));
+}
+
+/* A line with the wanted columns of a line. */
+static int
+project_line(Span line, NewRows *to)
+{
+    Py_ssize_t read = up_to_last(to->wanted, PyTuple_GET_SIZE(to->heads));
+    Span value;
+    int made = OK;
+    to->row.size = 0;
+    for (Py_ssize_t i = 0; made == OK && i < read; i++) {
+        PyObject *head = PyTuple_GET_ITEM(to->heads, i);
+        if (next_member(&line, head, &value) != OK)
+            return REFUSED;
+        if (!to->wanted[i])
+            continue;
+        /* All heads begin with a comma but the first one's, which has a brace. */
+        made = put(&to->row, to->row.size ? "," : "{", 1);
+        if (made == OK)
+            made = put(&to->row, PyBytes_AS_STRING(head) + 1, PyBytes_GET_SIZE(head) - 1);
+        if (made == OK)
+            made = put(&to->row, value.at, value.stop - value.at);
+    }
+    if (made == OK && !ends_as_line(line, to->heads, read))
+        return REFUSED;
+    return made == OK ? put(&to->row, "}", 1) : made;
+}
+
+/* A Struct with the wanted members of a Struct. */
+static int
+project_struct(Span fields, NewRows *to)
+{
+    Span value;
+    int made = OK;
+    to->row.size = 0;
+    for (Py_ssize_t i = 0; made == OK && i < PyTuple_GET_SIZE(to->heads); i++) {
+        const unsigned char *entry = fields.at;
+        if (next_value(&fields, PyTuple_GET_ITEM(to->heads, i), &value) != OK)
+            return REFUSED;
+        if (to->wanted[i])
+            made = put(&to->row, entry, fields.at - entry);
+    }
+    return made == OK && fields.at != fields.stop ? REFUSED : made;
+}
+
+/* The key of a change whose new row is wanted and not known; else NULL. */
+static int
+new_key(Span text, const NewRows *to, PyObject **key)
+{
+    *key = NULL;
+    if (!is_wanted(text, to))
+        return OK;
+    PyObject *made = PyBytes_FromStringAndSize((const char *)text.at, text.stop - text.at);
+    int held = made == NULL ? -1 : PySequence_Contains(to->known, made);
+    if (held == 0)
+        *key = made;
+    else
+        Py_XDECREF(made);
+    return held < 0 ? ERROR : OK;
+}
+
+/* found[key] = row, or None where there is none. */
+static int
+add_row(PyObject *key, Span row, NewRows *to, int (*project)(Span, NewRows *),
+        PyObject *(*row_of)(Span))
+{
+    if (row.at != NULL && PyTuple_GET_SIZE(to->heads)) {
+        int made = project(row, to);
+        if (made != OK)
+            return made;
+        const unsigned char *at = (const unsigned char *)to->row.bytes;
+        row = (Span){at, at + to->row.size};
+    }
+    PyObject *value = row.at == NULL ? Py_NewRef(Py_None) : row_of(row);
+    int made = value != NULL && PyDict_SetItem(to->found, key, value) == 0 ? OK : ERROR;
+    Py_XDECREF(value);
+    return made;
+}
+
+static PyObject *
+line_row(Span row)
+{
+    return PyBytes_FromStringAndSize((const char *)row.at, row.stop - row.at);
+}
+
+static int
+add_line(Span line, NewRows *to)
 {
     static const char *const heads[] = {"{\"action\":\"INSERT\",\"key\":\"",
                                         "{\"action\":\"UPDATE\",\"key\":\"",
@@ -818,31 +983,27 @@ add_line(Span line, PyObject *known, PyObject *found)
     text.stop = memchr(text.at, '"', (size_t)(line.stop - text.at));
     if (text.stop == NULL || memchr(text.at, '\\', (size_t)(text.stop - text.at)) != NULL)
         return REFUSED;
-    PyObject *key = PyBytes_FromStringAndSize((const char *)text.at, text.stop - text.at);
-    if (key == NULL)
-        return ERROR;
-    int held = PySequence_Contains(known, key);
-    int made = held < 0 ? ERROR : OK;
-    if (held == 0
+    PyObject *key;
+    int made = new_key(text, to, &key);
+    if (key != NULL
         && (made = new_in_line("IUD"[which], (Span){text.stop + 1, line.stop}, &new)) == OK)
-        made = add_row(found, key,
-                       new.at == NULL ? Py_NewRef(Py_None)
-                                      : PyBytes_FromStringAndSize((const char *)new.at,
-                                                                  new.stop - new.at));
-    Py_DECREF(key);
+        made = add_row(key, new, to, project_line, line_row);
+    Py_XDECREF(key);
     return made;
 }
 
-/* new_lines(block, at, known, found): puts the new rows of the lines from `at` into `found`, of
-   keys that aren't known; gives where the first line begins that Python has to read. */
+/* new_lines(block, at, (low, high, known, found, heads, wanted)): puts the new rows of the lines from
+   `at` into `found`: of keys from `low` to before `high` that aren't known, with the wanted columns
+   only (without heads: as they stand). Gives where the first line begins that Python has to read. */
 static PyObject *
 new_lines(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *block, *known, *found;
+    PyObject *block, *others;
+    NewRows to;
     Py_ssize_t start;
-    if (!PyArg_ParseTuple(arguments, "O!nOO!", &PyBytes_Type, &block, &start, &known,
-                          &PyDict_Type, &found))
+    if (!PyArg_ParseTuple(arguments, "O!nO!", &PyBytes_Type, &block, &start, &PyTuple_Type, &others)
+        || take_new_rows(others, &to) != OK)
         return NULL;
     if (start < 0 || start > PyBytes_GET_SIZE(block))
         return PyErr_Format(PyExc_ValueError, "no line begins there");
@@ -850,8 +1011,9 @@ new_lines(PyObject *module, PyObject *arguments)
     const unsigned char *at = bytes + start, *stop = bytes + PyBytes_GET_SIZE(block), *end;
     int made = OK;
     while (at < stop && (end = memchr(at, '\n', (size_t)(stop - at))) != NULL
-           && (made = add_line((Span){at, end}, known, found)) == OK)
+           && (made = add_line((Span){at, end}, &to)) == OK)
         at = end + 1;
+    PyMem_Free(to.row.bytes);
     return made == ERROR ? NULL : PyLong_FromSsize_t(at - bytes);
 }
 
@@ -874,7 +1036,7 @@ snapshot_row(Span row)
 }
 
 static int
-add_message(PyObject *message, PyObject *known, PyObject *found)
+add_message(PyObject *message, NewRows *to)
 {
     const unsigned char *bytes = (const unsigned char *)PyBytes_AS_STRING(message);
     Change parts;
@@ -885,41 +1047,39 @@ add_message(PyObject *message, PyObject *known, PyObject *found)
         || (!begins(parts.action, "INSERT", 6) && !begins(parts.action, "UPDATE", 6)
             && !begins(parts.action, "DELETE", 6)))
         return REFUSED;
-    PyObject *key = PyBytes_FromStringAndSize((const char *)parts.key.at,
-                                              parts.key.stop - parts.key.at);
-    if (key == NULL)
-        return ERROR;
-    int held = PySequence_Contains(known, key);
-    int made = held < 0 ? ERROR : OK;
-    if (held == 0)
-        made = add_row(found, key,
-                       parts.new.at == NULL ? Py_NewRef(Py_None) : snapshot_row(parts.new));
-    Py_DECREF(key);
+    PyObject *key;
+    int made = new_key(parts.key, to, &key);
+    if (key != NULL)
+        made = add_row(key, parts.new, to, project_struct, snapshot_row);
+    Py_XDECREF(key);
     return made;
 }
 
-/* new_messages(messages, number, known, found): puts the new rows of the changes from that one on
-   into `found`, as SnapshotRow messages, of keys that aren't known; gives the number of the first
-   that Python has to read. */
+/* new_messages(messages, number, (low, high, known, found, heads, wanted)): the same of the changes
+   from that number on, as SnapshotRow messages. Gives the number of the first that Python has to
+   read. */
 static PyObject *
 new_messages(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *messages, *known, *found;
+    PyObject *messages, *others;
+    NewRows to;
     Py_ssize_t number;
-    if (!PyArg_ParseTuple(arguments, "O!nOO!", &PyList_Type, &messages, &number, &known,
-                          &PyDict_Type, &found))
+    if (!PyArg_ParseTuple(arguments, "O!nO!", &PyList_Type, &messages, &number, &PyTuple_Type,
+                          &others)
+        || take_new_rows(others, &to) != OK)
         return NULL;
     if (number < 0)
         return PyErr_Format(PyExc_ValueError, "no message has that number");
     int made = OK;
     for (; made == OK && number < PyList_GET_SIZE(messages); number++) {
         PyObject *message = Py_NewRef(PyList_GET_ITEM(messages, number));
-        made = PyBytes_Check(message) ? add_message(message, known, found) : REFUSED;
+        made = PyBytes_Check(message) ? add_message(message, &to) : REFUSED;
         Py_DECREF(message);
         if (made != OK)
             break;
     }
+    PyMem_Free(to.row.bytes);
     return made == ERROR ? NULL : PyLong_FromSsize_t(number);
 }
 

@@ -1,4 +1,4 @@
-from collections.abc import Container
+from laredo_archive.codec.structs.compiled import NewRows
 
 def row(
     data: bytes,
@@ -14,19 +14,11 @@ def columns(
     messages: list[bytes], names: tuple[bytes, ...], types: bytes, wanted: bytes, /
 ) -> list[tuple[bytes, bytes]] | None: ...
 def lines(
-    block: bytes, heads: tuple[bytes, ...], wanted: bytes, /
+    block: bytes, heads: tuple[bytes, ...], wanted: bytes, whole: bool, /
 ) -> list[tuple[bytes, bytes]] | None: ...
 def messages(buffer: bytes, longest: int, /) -> tuple[list[bytes], int, int] | None: ...
 def change(
     message: bytes, /
 ) -> tuple[bytes, bytes, tuple[int, int] | None, tuple[int, int] | None] | None: ...
-def new_lines(
-    block: bytes, at: int, known: Container[bytes], found: dict[bytes, bytes | None], /
-) -> int: ...
-def new_messages(
-    messages: list[bytes],
-    number: int,
-    known: Container[bytes],
-    found: dict[bytes, bytes | None],
-    /,
-) -> int: ...
+def new_lines(block: bytes, at: int, to: NewRows, /) -> int: ...
+def new_messages(messages: list[bytes], number: int, to: NewRows, /) -> int: ...

@@ -4,7 +4,7 @@ It reads what our own writer makes and gives None for most else, which ``struct_
 ``protobuf`` then read, or refuse. A property test holds that both give the same.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from types import ModuleType
 
 from laredo_archive.codec import varint
@@ -17,6 +17,18 @@ try:
     from laredo_archive.codec.structs import _struct_scan as module
 except ImportError:  # there was no C compiler when this was installed
     module = None
+
+NewRows = tuple[
+    bytes | None,
+    bytes | None,
+    Container[bytes],
+    dict[bytes, bytes | None],
+    tuple[bytes, ...],
+    bytes,
+]
+"""What is read of a diff, and where to: the first key and the one behind the last, keys that are
+known, the new rows by key, and for each column what stands before its value and a byte that says
+whether it is wanted (none: rows as they stand)."""
 
 _FLOATS = {"float8": b"d", "float4": b"f"}
 

@@ -1,14 +1,15 @@
 """Of a sorted artifact what is between two keys, by every way that reads less than all of it."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive import codec
-from laredo_archive.codec import blocks, jsonl
+from laredo_archive.codec import blocks, jsonl, protobuf
+from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model.change import Action, Change
 from tests.support.archive.building import COLUMNS, row
@@ -39,6 +40,18 @@ def changed(number: int, name: str, action: Action) -> Change:
     return Change(action, key, old, None if action is Action.DELETE else line)
 
 
+def new_rows(
+    format_id: str, stream: io.BytesIO, keys: KeyRange, known: Container[bytes] = ()
+) -> dict[bytes, bytes | None]:
+    """The new rows as lines."""
+    reader = StructRowReader(COLUMNS, ())
+    found = codec.read_new_rows(format_id, COLUMNS, stream, keys, known)
+    return {
+        key: row if row is None or row.startswith(b"{") else protobuf.lines_of([row], reader)[:-1]
+        for key, row in found.items()
+    }
+
+
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "NEW_ROWS_BLOCK", 300)
@@ -62,7 +75,7 @@ def test_new_rows(
     known = {change.key for change in made[::3]}
     wanted = {c.key: c.new for c in made if c.key in keys and c.key not in known}
     stream = io.BytesIO(encoded(format_id, made, truncate=truncate))
-    assert codec.read_new_rows(format_id, COLUMNS, stream, keys, known) == wanted
+    assert new_rows(format_id, stream, keys, known) == wanted
 
 
 @settings(max_examples=examples(150))
@@ -91,9 +104,9 @@ def test_lines_of_others_in_any_shape() -> None:
         b'{"action":"DELETE","key":"3\\u00e9","old":{"id":3}}\n\n'
     )
     for low, high, count in ((None, None, 3), (b"2", None, 2), (b"2", b"3", 1), (b"4", None, 0)):
-        found = codec.read_new_rows("jsonl", COLUMNS, io.BytesIO(given), KeyRange(low, high), ())
+        found = new_rows("jsonl", io.BytesIO(given), KeyRange(low, high))
         assert len(found) == count
-    everything = codec.read_new_rows("jsonl", COLUMNS, io.BytesIO(given), KeyRange(), ())
+    everything = new_rows("jsonl", io.BytesIO(given), KeyRange())
     assert everything == {b"1": b'{"id":1}', b"2": b'{"id":2}', "3é".encode(): None}
 
 
@@ -101,9 +114,7 @@ def test_a_key_that_comes_twice_has_its_last_row() -> None:
     twice = [changed(1, "a", Action.INSERT), changed(1, "b", Action.UPDATE)]
     for format_id in FORMATS:
         stream = io.BytesIO(encoded(format_id, twice))
-        assert codec.read_new_rows(format_id, COLUMNS, stream, KeyRange(), ()) == {
-            b"1": twice[1].new
-        }
+        assert new_rows(format_id, stream, KeyRange()) == {b"1": twice[1].new}
 
 
 @pytest.mark.parametrize("size", [1, 90, 127, 128, 16_383, 16_384, 3_000_000])
@@ -111,5 +122,4 @@ def test_a_new_row_of_any_length(size: int) -> None:
     long = [changed(1, "x" * size, Action.UPDATE)]
     for format_id in FORMATS:
         stream = io.BytesIO(encoded(format_id, long))
-        found = codec.read_new_rows(format_id, COLUMNS, stream, KeyRange(), ())
-        assert found == {b"1": long[0].new}
+        assert new_rows(format_id, stream, KeyRange()) == {b"1": long[0].new}

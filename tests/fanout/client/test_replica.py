@@ -183,7 +183,7 @@ def test_wrong_fields_are_named() -> None:
         filled({}, indexes={"c": ("colour",)})
     with pytest.raises(BadField, match="no column 'colour'"):
         filled({}, lookup_fields=("colour",))
-    with pytest.raises(BadField, match="lookup_fields wants a list of columns, not the string 'id'"):
+    with pytest.raises(BadField, match="lookup_fields wants a list of columns, not"):
         filled({}, lookup_fields="id")
     replica = filled({}, indexes={"n": ("name",)})
     with pytest.raises(BadField, match="there is no index 'm'; configured: n"):
