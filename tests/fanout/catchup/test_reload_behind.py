@@ -62,4 +62,5 @@ async def test_other_tables_wait_for_the_end_of_a_split_backlog(
         for event in ("public.u: waiting", "the segments are released", '"table": "public.u"')
     )
     assert asked < released < begun
-    assert log.count('"catching up"') == 1
+    # On a slow machine what has grown behind the last segment is split again.
+    assert log.count('"catching up"') == log.count("the backlog is split")
