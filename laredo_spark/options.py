@@ -21,7 +21,7 @@
 | key_fields | comma separated: the key, for archives that don't say | id |
 | infer_rows | rows that types are taken from, in archives without columns | 1000 |
 | partitions | the most tasks that a read is cut into | by size |
-| partitions_at_least | the tasks for a small table; read_table() gives two for each core | 2 |
+| partitions_at_least | the tasks for a small table; read_table() gives one for each core | 2 |
 | push_filters | true: `where` on the key reads that key's range only; see below | false |
 | numeric_as | string or decimal(p,s): numeric columns without precision | string |
 | special_values | error, null or string: infinity, BC, NaN in a decimal | error |

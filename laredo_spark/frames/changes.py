@@ -9,7 +9,7 @@ from laredo_spark import options
 from laredo_spark.changes.changes_read import ChangesRead
 from laredo_spark.cores import cores
 from laredo_spark.frames import registration
-from laredo_spark.frames.table import PUSH_FILTERS, TASKS_A_CORE
+from laredo_spark.frames.table import PUSH_FILTERS
 from laredo_spark.options import ReadMode
 
 
@@ -47,7 +47,7 @@ def read_changes(
             "exact": exact,
             "on_gap": on_gap,
             "push_filters": spark.conf.get(PUSH_FILTERS, "false"),
-            "partitions_at_least": cores(spark) * TASKS_A_CORE,
+            "partitions_at_least": cores(spark),
             **given,
         }
     )

@@ -14,7 +14,6 @@ from laredo_spark.read import keyless, proof, unsorted
 from laredo_spark.read.table_read import TableRead
 
 PUSH_FILTERS = "spark.sql.python.filterPushdown.enabled"
-TASKS_A_CORE = 2
 _WHOLE_TABLE = {"lines": "true", "push_filters": "false"}
 _PARTIAL = ("columns", "key")
 
@@ -49,7 +48,7 @@ def read_table(
         "columns": columns,
         "key_fields": key_fields,
         "push_filters": spark.conf.get(PUSH_FILTERS, "false"),
-        "partitions_at_least": cores(spark) * TASKS_A_CORE,
+        "partitions_at_least": cores(spark),
         **given,
     }
     asked = options.as_options(wanted)
