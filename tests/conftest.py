@@ -51,6 +51,9 @@ LONG = (
     "tests/end_to_end/test_oracle.py",
     "tests/end_to_end/test_histories.py",
     "tests/end_to_end/test_cold_replay.py",
+    "tests/end_to_end/test_relay_returns.py",
+    "tests/end_to_end/test_version_skew.py",
+    "tests/end_to_end/test_relays_killed.py",
 )
 """Begun first: one of them left for the end would run alone, while other workers have nothing."""
 

@@ -8,7 +8,7 @@ from tests.support.aws import AwsServer
 from tests.support.postgres import Database
 
 
-@drawn.seeds(1, 6)
+@drawn.seeds(1, 4)
 def test_right_under_every_fault(
     seed: int, database: Database, ministack: AwsServer, tmp_path: Path
 ) -> None:

@@ -118,8 +118,15 @@ def epochs(directory: Path) -> int:
     return len({artifact.epoch for artifact in artifacts})
 
 
-@pytest.mark.parametrize("away", ["parted", "killed"])
-@pytest.mark.parametrize("way", ["archive", "archive, if it says all", "snapshot"])
+@pytest.mark.parametrize(
+    ("way", "away"),
+    [
+        ("archive", "parted"),
+        ("archive", "killed"),
+        ("archive, if it says all", "killed"),
+        ("snapshot", "parted"),
+    ],
+)
 async def test_a_relay_that_was_away_too_long_sends_what_differs(
     tmp_path: Path, database: Database, way: str, away: str
 ) -> None:

@@ -7,7 +7,7 @@ from tests.support import drawn
 from tests.support.aws import AwsServer
 
 
-@drawn.seeds(1, 14)
+@drawn.seeds(1, 9)
 def test_right_under_every_fault(seed: int, s3_server: AwsServer, tmp_path: Path) -> None:
     made = run(seed, s3_server, tmp_path)
     assert made.exits[-1] == 0
