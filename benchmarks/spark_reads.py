@@ -26,7 +26,7 @@ CORES = 2
 SYNCED_CHANGES = 1000
 LOOKUPS = 11
 TWO = ("id", "price")
-ROUNDS = 5
+ROUNDS = 9
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",

@@ -7,7 +7,7 @@ copied elsewhere, under another name, is read all the same.
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -87,7 +87,13 @@ def read_manifest(destination: Destination, manifest_key: str) -> Manifest:
     found = destination.get(manifest_key)
     if found is None:
         raise ArchiveMissing(where.removesuffix(object_keys.MANIFEST), _advice(destination))
-    return parser.parse(found.data, where, manifest_key.removesuffix(object_keys.MANIFEST))
+    return _parsed(found.data, where, manifest_key.removesuffix(object_keys.MANIFEST))
+
+
+@lru_cache(maxsize=2)
+def _parsed(data: bytes, where: str, key_prefix: str) -> Manifest:
+    """The same bytes are parsed once: Spark reads a manifest again for each query."""
+    return parser.parse(data, where, key_prefix)
 
 
 def _advice(destination: Destination) -> str:

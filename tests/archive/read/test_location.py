@@ -87,6 +87,15 @@ def test_one_that_was_moved_is_read_where_it_is(tmp_path: Path) -> None:
     assert rows_at(Archive(found), Archive(found).boundary()) == TWO
 
 
+def test_the_same_manifest_is_parsed_once_and_another_is_seen(tmp_path: Path) -> None:
+    builder = several_epochs(tmp_path)
+    place = str(builder.write())
+    first = location.find(place).manifest
+    assert location.find(place).manifest is first
+    builder.diff(builder.head + 16, ONE).write()
+    assert len(location.find(place).manifest.artifacts) == len(first.artifacts) + 1
+
+
 @pytest.mark.parametrize("said", ["", "/", "/eu"])
 def test_where_none_is_the_next_ones_are_named(root: Root, said: str) -> None:
     put(root.destination("/eu"), "users/")
