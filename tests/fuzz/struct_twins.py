@@ -18,7 +18,7 @@ from laredo_archive import codec
 from laredo_archive.codec import blocks, protobuf, struct_rows
 from laredo_archive.codec.arrow.fragments import BlockSplitter
 from laredo_archive.codec.errors import BadBytes
-from laredo_archive.codec.split_line import member_patterns
+from laredo_archive.codec.split_line import heads, member_patterns
 from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.structs.projection import Projection
 from laredo_archive.codec.structs.struct_reader import StructRowReader
@@ -152,6 +152,8 @@ def first_columns(draw: random.Random) -> int:
     wanted = [name for name in shape.names if draw.randrange(3)]
     numbers = [shape.names.index(name) for name in wanted]
     last = max(numbers, default=-1) + 1
+    if last < len(shape.names) and draw.randrange(2):
+        block = block.replace(heads(shape.names)[last], draw.choice((b',"?":', b",")), 1)
     patterns = member_patterns(shape.names, numbers)
     after = [re.escape(orjson.dumps(name)) + b":.*" for name in shape.names[last : last + 1]]
     pattern = rb"\{" + b",".join(patterns[:last] + after) + rb"\}"

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from laredo_archive import codec
 from laredo_archive.codec import blocks, jsonl, protobuf
+from laredo_archive.codec.structs import compiled
+from laredo_archive.codec.structs.projection import Projection
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model.change import Action, Change
+from laredo_model.errors import BadLine
 from tests.support.archive.building import COLUMNS, row
 from tests.support.drawn import examples
 
@@ -123,3 +126,15 @@ def test_a_new_row_of_any_length(size: int) -> None:
     for format_id in FORMATS:
         stream = io.BytesIO(encoded(format_id, long))
         assert new_rows(format_id, stream, KeyRange()) == {b"1": long[0].new}
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_row_that_goes_on_is_none_of_some_columns(
+    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(compiled, "module", None)
+    wrong = b'{"action":"INSERT","key":"1","new":{"id":1,"name":"a","doc":null},"more":1}\n'
+    projection = Projection([column.name for column in COLUMNS], {"id"})
+    with pytest.raises(BadLine, match=r"not a row|more after"):
+        jsonl.read_new_rows(io.BytesIO(wrong), KeyRange(), (), projection)
