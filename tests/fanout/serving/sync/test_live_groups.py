@@ -148,7 +148,9 @@ async def _by_grpc(stream: Any, sequence: int, position: int) -> list[Any]:
 
 
 async def test_a_change_wakes_no_session(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as (world, streams):
+    # A heartbeat of its own wakes it.
+    table = ServingTableOptions(heartbeat_interval_s=3600)
+    async with fleet(tmp_path, table=table) as (world, streams):
         before = groups()
         for _ in range(20):
             world.writer.commit((UPDATE, line(1, "a")))
