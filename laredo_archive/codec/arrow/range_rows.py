@@ -69,7 +69,7 @@ def new_batches(
     names = None if rows.projection is None else set(rows.projection.names)
     reader = StructRowReader([c for c in columns if names is None or c.name in names], ())
     for messages in _some([row for row in made if row[0] != _LINE_BEGINS]):
-        yield rows.typed(rows.split_structs(messages, reader), len(messages))
+        yield rows.typed(rows.projected_structs(messages, reader), len(messages))
 
 
 def _some(rows: list[bytes]) -> Iterator[list[bytes]]:

@@ -65,9 +65,7 @@ class RowReader:
 
     def projected_batch(self, block: bytes) -> pa.RecordBatch:
         """The rows of a block of lines that the ``projection`` made; raises as ``batch``."""
-        if self.projection is None:
-            return self.batch(block)
-        found = self._projected_splitter.split(block)
+        found = self._split_projected(block)
         return self.typed(found, rows_of(found, block))
 
     def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
@@ -84,11 +82,34 @@ class RowReader:
 
         :raises BadBytes: if one isn't a row.
         """
+        found = self._scanned(messages, reader)
+        return self.split(protobuf.lines_of(messages, reader)) if found is None else found
+
+    def projected_structs(
+        self, messages: list[bytes], reader: StructRowReader
+    ) -> Mapping[str, pa.StringArray]:
+        """The same of messages that the ``projection`` made; ``reader`` is of its columns."""
+        if self.projection is None:
+            return self.split_structs(messages, reader)
+        found = self._scanned(messages, reader)
+        return (
+            self._split_projected(protobuf.lines_of(messages, reader)) if found is None else found
+        )
+
+    def _split_projected(self, block: bytes) -> Mapping[str, pa.StringArray]:
+        if self.projection is None:
+            return self.split(block)
+        return self._projected_splitter.split(block)
+
+    def _scanned(
+        self, messages: list[bytes], reader: StructRowReader
+    ) -> Mapping[str, pa.StringArray] | None:
+        """By compiled code; None where they have to be read row by row."""
         columns = reader.columns(messages, self._split_names)
         if columns is not None:
             with suppress(pa.ArrowInvalid):  # text that isn't UTF-8: row by row says where
                 return {name: strings((offsets, text)) for name, offsets, text in columns}
-        return self.split(protobuf.lines_of(messages, reader))
+        return None
 
     @property
     def needed(self) -> Sequence[str]:

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from laredo_archive import codec
 from laredo_archive.codec import protobuf
+from laredo_archive.codec.arrow.range_rows import new_batches
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import Special, Typing
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.manifest.key_ranges import KeyRange
+from laredo_model.change import Action, Change
 from laredo_model.column import Column
 from tests.support.archive.rows import Table, tables
 from tests.support.drawn import examples
@@ -76,3 +78,20 @@ def test_a_message_that_is_no_row_is_refused() -> None:
     _, structs = messages_of(COLUMNS, [b'{"id":1,"name":"Ada"}'])
     with pytest.raises(BadBytes, match="not a row"):
         RowReader(COLUMNS).split_structs([b"\x0a\x01\x00"], structs)
+
+
+@pytest.mark.parametrize("fragment", ["[[1],[2]]", "null"])
+def test_new_rows_of_some_columns_are_read_row_by_row_too(fragment: str) -> None:
+    # Of such a type's arrays compiled code reads nothing.
+    columns = [*COLUMNS, Column("deep", "__mood", -1, True, 3)]
+    line = b'{"id":1,"name":"Ada","deep":%s}' % fragment.encode()
+    sink = io.BytesIO()
+    encoder = codec.diff_encoder("protobuf", columns, sink)
+    encoder.write([Change(Action.INSERT, b"1", None, line)])
+    encoder.close()
+    rows = RowReader(columns, Typing(array_dimensions={"deep": 0}), ["deep"])
+    changed = codec.read_new_rows(
+        "protobuf", columns, io.BytesIO(sink.getvalue()), KeyRange(), (), projection=rows.projection
+    )
+    [batch] = new_batches(changed, rows, columns)
+    assert batch.to_pylist() == [{"deep": None if fragment == "null" else fragment}]
