@@ -14,7 +14,7 @@ DEMO_STAMP := $(DEMO)/.installed
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")
 
 LOCK := build/lock
-.PHONY: help venv demo test test-all test-delta test-iceberg test-long lint types check docs bench soak proto lock clean
+.PHONY: help venv demo test test-all test-thorough test-lakehouses test-delta test-iceberg test-long lint types check docs bench soak proto lock clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -31,13 +31,15 @@ $(STAMP): pyproject.toml $(COMPILED)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(STAMP)
 
-# The editable installations compile in one directory: one after the other.
-$(ICEBERG_STAMP): $(DELTA_STAMP)
+# A PySpark of its own; all else is the common environment's.
+REQUIRED := import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	print(*(each for each in extras[sys.argv[1]] if not each.startswith("laredo-")))
+COMMON := import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))
 $(DELTA_STAMP) $(ICEBERG_STAMP): $(STAMP)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --upgrade pip
-	$(@D)/bin/python -m pip install --quiet --editable '.[$(@D:.venv-%=%),aws,embedded]' \
-		httpx hypothesis 'moto[server]==5.2.5' pytest pytest-asyncio pytest-timeout pytest-xdist
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python -c '$(REQUIRED)' $(@D:.venv-%=%))
+	$(BIN)/python -c '$(COMMON)' > $$(echo $(@D)/lib/python*/site-packages)/common.pth
+	@ln -s $(abspath $(BIN))/* $(@D)/bin/ 2> /dev/null || true
 	@touch $@
 
 $(DEMO_STAMP): pyproject.toml $(COMPILED)
@@ -55,31 +57,40 @@ PYTEST := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: export LAREDO_FUZZ_SECONDS ?= 1
 test: export LAREDO_TEST_SECONDS ?= 8
-test: $(STAMP)  ## before a push: fixed seeds and one PostgreSQL a test, with real PostgreSQL, S3 servers and Spark
+test: $(STAMP)  ## before a push, and in CI: each rule once, with real PostgreSQL, S3 servers and Spark
 	@tests/java.sh
 	@tests/go.sh
 	@tests/postgres15.sh
 	$(BIN)/python -m pytest $(PYTEST) -m 'not thorough' --hypothesis-profile=push
 
-test-all: $(STAMP) $(DELTA_STAMP) $(ICEBERG_STAMP)  ## what CI runs: more seeds, PostgreSQL 14 to 18, Delta Lake, Iceberg, the notebook, rehearsed alerts
+test-all: $(STAMP) $(DELTA_STAMP) $(ICEBERG_STAMP) tools  ## all tests: more seeds, PostgreSQL 14 to 18, Delta Lake, Iceberg, the notebook, rehearsed alerts
+	$(BIN)/python -m pytest $(PYTEST)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-delta test-iceberg
+
+# The commit that a change is compared with.
+SINCE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD~1)
+
+test-thorough: $(STAMP) tools  ## what `make test` leaves out; CHANGED=1: of what differs from SINCE=... (origin/main), and of what imports it
+	$(BIN)/python -m pytest $(PYTEST) -m thorough $(if $(CHANGED),--changed-since $(SINCE))
+
+.PHONY: tools
+tools: $(STAMP)
 	@tests/java.sh
 	@tests/go.sh
 	@tests/postgres15.sh
 	@PYTHON=$(BIN)/python tests/postgres_14_17.sh
 	@tests/prometheus.sh
 	@tests/browser.sh
-	$(BIN)/python -m pytest $(PYTEST)
+
+test-lakehouses: export LAKEHOUSE := -k 'at_each_boundary and not rest'
+test-lakehouses: $(DELTA_STAMP) $(ICEBERG_STAMP)  ## one archive kept as a Delta table, and one as an Iceberg table
+	@tests/java.sh
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-delta test-iceberg
 
 # Side by side, each in a virtual environment and a temporary directory of its own: pytest's
 # common one is tidied up by whichever run ends first.
-OWN_TEMPORARY := own=$$(mktemp -d) && trap "rm -rf $$own" EXIT &&
-
-test-delta: $(DELTA_STAMP)
-	$(OWN_TEMPORARY) $(DELTA)/bin/python -m pytest -n 2 --dist loadfile --basetemp=$$own/t tests/spark/delta
-
-test-iceberg: $(ICEBERG_STAMP)
-	$(OWN_TEMPORARY) $(ICEBERG)/bin/python -m pytest --basetemp=$$own/t tests/spark/iceberg
+test-delta test-iceberg: test-%: .venv-%/.installed
+	own=$$(mktemp -d) && trap "rm -rf $$own" EXIT && .venv-$*/bin/python -m pytest --basetemp=$$own/t tests/spark/$* $(LAKEHOUSE)
 
 test-long: export LAREDO_FUZZ_SECONDS ?= 60
 test-long: export LAREDO_TEST_ALL = 1
@@ -92,7 +103,7 @@ lint: $(STAMP)  ## ruff: lint and format
 types: $(STAMP)  ## mypy --strict on the packages
 	$(BIN)/mypy
 
-check: lint types docs test-all  ## what CI runs
+check: lint types docs test test-lakehouses  ## what CI runs
 
 docs: $(STAMP)  ## the documentation, into build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

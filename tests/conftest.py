@@ -16,6 +16,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 pytest_plugins = [
+    "tests.support.changed",
     "tests.support.drawn",
     "tests.support.postgres",
     "tests.support.clusters",

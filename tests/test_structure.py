@@ -18,7 +18,7 @@ PACKAGES = [
     "laredo_snapshotter",
     "laredo_spark",
 ]
-MOST_LINES = 400
+MOST_LINES = 650
 MOST_FILES = 16
 LEAST_WAIT_S = 60
 WAITS = {

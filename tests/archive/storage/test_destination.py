@@ -17,6 +17,8 @@ from laredo_archive.errors import (
 from laredo_archive.storage.destination import Destination
 from tests.support.archive.archiving import anybodys
 
+pytestmark = pytest.mark.parametrize("store", ["local", "moto", "s3_server"], indirect=True)
+
 SIZES = [0, 1, 8 << 20, (8 << 20) + 1, 17 << 20]
 """Of objects: an S3 part, and more than one, and two."""
 
