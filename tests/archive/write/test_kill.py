@@ -34,7 +34,7 @@ def local(directory: Path) -> list[str]:
     return [str(directory / "archive{}" / name) for name in ("one", "other")]
 
 
-@pytest.mark.parametrize("every", drawn.first(1, [5, 1]))
+@pytest.mark.parametrize("every", drawn.first(1, [11, 1]))
 def test_between_any_two_steps(every: int) -> None:
     # A kill loses nothing that was written, so memory does, and its fsync takes no time.
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as fast:

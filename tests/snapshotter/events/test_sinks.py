@@ -9,6 +9,7 @@ from laredo_archive.aws.clients import AwsClients
 from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink, SqsSink
 from laredo_snapshotter.errors import SinkError
 from laredo_snapshotter.events.build import build, build_all
+from tests.support import drawn
 from tests.support.aws import REGION, AwsServer
 from tests.support.writer.listening import EARS, Ear, QueueEar, StreamEar, TopicEar
 from tests.support.writer.noticing import notice
@@ -17,7 +18,7 @@ IN_ORDER = ("sns-fifo", "sqs-fifo", "kinesis", "kinesis-by-arn")
 ACCOUNT = "000000000000"
 
 
-@pytest.fixture(params=["moto", "ministack"])
+@pytest.fixture(params=drawn.first(1, ["moto", "ministack"]))
 def server(request: pytest.FixtureRequest) -> AwsServer:
     found: AwsServer = request.getfixturevalue(request.param)
     return found
