@@ -103,7 +103,10 @@ lint: $(STAMP)  ## ruff: lint and format
 types: $(STAMP)  ## mypy --strict on the packages
 	$(BIN)/mypy
 
-check: lint types docs test test-lakehouses  ## what CI runs
+check: $(STAMP)  ## what CI runs: lint, types and docs, then the tests and the two lakehouses
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types docs $(DELTA_STAMP) $(ICEBERG_STAMP)
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-lakehouses
 
 docs: $(STAMP)  ## the documentation, into build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
