@@ -90,7 +90,7 @@ key_option = click.option(
     callback=_key_columns,
     metavar="COLUMN[,COLUMN...]",
     help="The key columns, in its order, of an archive whose manifest doesn't say (default: id);"
-    ' may be repeated. A name with a comma stands in quotes: \'"a,b"\'.',
+    " may be repeated. A name with a comma stands in quotes: '\"a,b\"'.",
 )
 
 

@@ -112,10 +112,10 @@ def table_problem(
     return _unfit(table, name) or identity(table, name) or _select_denied(table, name, role)
 
 
-def vanished(wanted: SourceTableOptions) -> TableRefused:
+def vanished(name: str) -> TableRefused:
     """The error for a table that was dropped, or left the publication, during the check."""
     return TableMissing(
-        wanted.qualified, "it vanished while it was added to the publication", "it is tried again"
+        name, "it vanished while it was added to the publication", "it is tried again"
     )
 
 
@@ -177,6 +177,14 @@ def _identity_missing(table: SourceTable, name: str) -> TableRefused | None:
         return IdentityMissing(name, problem, _identity_cure(table))
     streamed = {column.name for column in table.columns}
     hidden = [column for column in table.key if column not in streamed]
+    if hidden and table.generated.issuperset(hidden):
+        return IdentityMissing(
+            name,
+            f"its key column {', '.join(hidden)} is generated, and the publication leaves it out",
+            "on PostgreSQL 18 or later ALTER PUBLICATION ... SET (publish_generated_columns ="
+            f" stored); or ALTER TABLE {table.sql_name} REPLICA IDENTITY USING INDEX one of"
+            " columns that aren't generated",
+        )
     if hidden:
         return IdentityMissing(
             name,

@@ -38,9 +38,7 @@ PROVEN = {
     "unsorted": LINES,
 }
 """By archive: the formats whose lines Spark gives as the truth has them, at every boundary."""
-WITHOUT_TYPES = {
-    name: LINES for name in ("bare", "original", "originals_keys", "originals_windows")
-}
+WITHOUT_TYPES = dict.fromkeys(("bare", "original", "originals_keys", "originals_windows"), LINES)
 """The same, compared as values."""
 NOTHING_TO_READ = {"empty"}
 CASES = [(name, formats[n % 2]) for n, (name, formats) in enumerate(PROVEN.items())]
