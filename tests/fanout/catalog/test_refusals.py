@@ -270,3 +270,12 @@ def test_server_that_is_away(tmp_path: Path) -> None:
     options = SourceOptions(f"postgresql://postgres@/none?host={tmp_path}")
     with pytest.raises(SourceUnavailable, match="can't be reached"):
         connections.connect(options, role="stream")
+
+
+def test_server_that_answers_with_an_error_was_reached(database: Database) -> None:
+    with (
+        connections.connect(SourceOptions(database.dsn), role="side") as connection,
+        pytest.raises(SourceUnavailable, match=r"answered with an error \(divide\): division by"),
+        connections.translated("divide"),
+    ):
+        connection.execute("SELECT 1 / 0")

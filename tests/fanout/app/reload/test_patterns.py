@@ -75,7 +75,8 @@ async def test_a_table_is_followed_once_it_is_made_and_until_it_is_dropped(
 async def test_a_pattern_comes_with_a_reload(server: Fanout, database: Database) -> None:
     with database.connect() as owner:
         owner.execute("CREATE SCHEMA other")
-    make(database, "other.t", "other.u")
+        owner.execute('CREATE SCHEMA "dot.ted"')
+    make(database, "other.t", "other.u", '"dot.ted".t')
     rewrite(server, "{ table = customers }")
     with started(server):
         async with server.follower("public.customers") as kept:
@@ -87,6 +88,8 @@ async def test_a_pattern_comes_with_a_reload(server: Fanout, database: Database)
             assert tables(server) == {"public.customers", "other.t"}
             checked = server.run("check").stdout
             assert "*.*: 2 tables" in checked
+            assert "dot.ted.t left out, as a schema's name must not have a dot" in checked
+            wait_until(lambda: "tables left out" in server.program.log.read_text(), "it is logged")
             rewrite(server, "{ table = customers }")
             assert reload(server)["removed"] == ["other.t"]
             assert len(kept.handshakes) == 1
