@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_fanout.app.options import source_tables
 from laredo_fanout.app.reload.expansion import expand
 from laredo_fanout.client import StreamError
 from laredo_fanout.config import Config, load
@@ -148,6 +149,10 @@ def test_listed_tables_come_first_and_a_pattern_has_a_bound(tmp_path: Path) -> N
         "public.oc",
         "public.x",
     ]
+    listed = [
+        table.name for table in source_tables(expand(configured, found)) if not table.by_pattern
+    ]
+    assert listed == ["oz"]
     kept = expand(configured, found, [TableName("public", "oc")])
     assert names(kept)[:2] == ["public.oa", "public.oc"]
     assert [table.append_only for table in kept.tables[:3]] == [False, False, True]
