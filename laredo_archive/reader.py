@@ -155,7 +155,7 @@ class Archive:
         shape = self.shape(boundary)
         start, keys = fold.timelines(self.files, boundary.diffs, shape)
         base = iter(()) if start is not None else fold.base_rows(self.files, boundary.base, shape)
-        return fold.applied(base, fold.net(keys))
+        return fold.applied(base, fold.newest(keys))
 
     def changes(self, start: Boundary, end: Boundary) -> Difference:
         """What changed from ``start`` to ``end``, net per key, in key order.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from laredo_fanout.archive_config import ArchiveConfig
 from laredo_fanout.source_config import AnySource, Source, Upstream
@@ -15,7 +15,7 @@ from laredo_model import settings
 from laredo_model.http import exposure
 from laredo_model.http.settings import HttpSettings
 from laredo_model.settings import Duration, SchemaName, Section, Size
-from laredo_model.settings.table_pattern import STAR, TablePattern
+from laredo_model.settings.table_pattern import STAR, TableName, TablePattern
 
 ENV_PREFIX = "LAREDO_"
 # The snapshotter's variables and the test suite's start with ours.
@@ -212,6 +212,19 @@ class ReplicatedTableConfig(Section):
     append_only: bool = False
     """For a table without a key, whose rows are only ever inserted."""
     targets: tuple[Target, ...] = (Target(),)
+    _by_pattern: bool = PrivateAttr(default=False)
+
+    @property
+    def by_pattern(self) -> bool:
+        """Whether it is a table that a pattern stands for."""
+        return self._by_pattern
+
+    def of_pattern(self, name: TableName) -> ReplicatedTableConfig:
+        """One of the tables that this pattern stands for."""
+        update = {"namespace": name.schema, "table": name.table, "exclude": ()}
+        table = self.model_copy(update=update)
+        table._by_pattern = True
+        return table
 
     @property
     def name(self) -> str:

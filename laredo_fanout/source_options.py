@@ -79,6 +79,8 @@ class SourceTableOptions:
     name: str
     append_only: bool = False
     """Rows are only ever added: it needs no key."""
+    by_pattern: bool = field(default=False, compare=False)
+    """Whether a pattern stands for it, so that ``tables`` doesn't list it."""
 
     @property
     def qualified(self) -> str:

@@ -124,13 +124,13 @@ def lines_sql(
     :param key: the key's columns; with them a row's key (text) is selected before its line.
     :param only: leaves out the rows of inheritance children, which a partitioned table needs.
     """
-    # A column named like the sub-select would be taken for it, so its name is an unlikely one.
     row = identifier("laredo row")
     values = ", ".join(f"{value_sql(column)} AS {identifier(column.name)}" for column in columns)
     condition = f" WHERE {where}" if where else ""
     selected_key = f"{key_sql(key)} AS key, " if key else ""
     return (
-        f"SELECT {selected_key}row_to_json({row}) AS line "
+        # With the star it is the sub-select, also where a column has its name.
+        f"SELECT {selected_key}row_to_json({row}.*) AS line "
         f"FROM (SELECT * FROM {'ONLY ' if only else ''}{table_name(schema, table)}{condition}) t, "
         f"LATERAL (SELECT {values}) {row}"
     )

@@ -95,7 +95,7 @@ class TableBlock(Section):
     """The key's columns; checked against the table's key, and refused if different."""
     key_format: Literal["text", "go"] = "text"
     """``go``: jsonl diffs say each key also as Go's %v prints it, for readers of the original
-    program; needs jsonl among ``formats.diff``, and ``formats.compression = none``."""
+    program; needs ``formats.diff = [jsonl]`` and ``formats.compression = none``."""
     seen_interval: Annotated[Duration, Field(ge=0)] = 60.0
     """How often a quiet table's manifest says that it is still followed; 0: never."""
 
@@ -185,10 +185,11 @@ class TableConfig:
             )
         self.key_fields = block.key_fields
         self.key_format = block.key_format
-        if block.key_format == "go" and "jsonl" not in block.formats.diff:
+        if block.key_format == "go" and list(block.formats.diff) != ["jsonl"]:
             raise ConfigRefused(
-                f"{path}.key_format: go needs jsonl among {path}.formats.diff: a protobuf diff has"
-                " room for one key only. Add jsonl there, or leave key_format out"
+                f"{path}.key_format: go needs {path}.formats.diff = [jsonl]: a protobuf diff has"
+                " room for one key only, so readers of the original program that take it would"
+                " find other rows. Leave protobuf out there, or leave key_format out"
             )
         if block.key_format == "go" and block.formats.compression != "none":
             raise ConfigRefused(

@@ -1,5 +1,6 @@
 """The arguments and options that the commands of ``laredo-archive`` share, and their failures."""
 
+import csv
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -62,6 +63,16 @@ class AsOf(click.ParamType[Position | datetime]):
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
+def _key_columns(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    del context, parameter
+    found = [name for names in given for name in next(csv.reader([names]), [])]
+    if not all(found) or bool(given) is not bool(found):
+        raise click.BadParameter("there is no column in a part of it; write --key COLUMN,COLUMN")
+    return tuple(found)
+
+
 archive_argument = click.argument("uri", metavar="ARCHIVE")
 as_of_option = click.option(
     "--as-of",
@@ -76,8 +87,10 @@ key_option = click.option(
     "--key",
     "key_fields",
     multiple=True,
-    metavar="COLUMN",
-    help="A key column of an archive whose manifest doesn't say (default: id); may be repeated.",
+    callback=_key_columns,
+    metavar="COLUMN[,COLUMN...]",
+    help="The key columns, in its order, of an archive whose manifest doesn't say (default: id);"
+    " may be repeated. A name with a comma stands in quotes: '\"a,b\"'.",
 )
 
 

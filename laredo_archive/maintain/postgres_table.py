@@ -26,6 +26,15 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 60
+_TRANSACTION_TIMEOUT = 170000
+_SETTINGS = {
+    "row_security": "off",
+    "default_transaction_read_only": "on",
+    # The role's own limits are for an application's statements, not for the sum of a whole table.
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
 
 _TABLE_SQL = """
 SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text
@@ -92,13 +101,16 @@ class Database:
             parameters = connection_string.parsed(dsn)
         except ValueError as unreadable:
             raise DatabaseUnusable("--against", str(unreadable)) from None
-        settings = f"{session_options()} -c row_security=off -c default_transaction_read_only=on"
+        ours = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+        settings = f"{session_options()} {ours}"
         # Ours come last: of two settings of the same name the later one holds.
         parameters["options"] = f"{parameters.get('options') or ''} {settings}".strip()
         parameters["connect_timeout"] = parameters.get("connect_timeout") or CONNECT_TIMEOUT_S
         parameters["application_name"] = "laredo-archive verify"
         try:
             with psycopg.connect(**parameters, autocommit=True) as connection:
+                if connection.info.server_version >= _TRANSACTION_TIMEOUT:
+                    connection.execute("SET transaction_timeout = 0")
                 yield cls(connection)
         except psycopg.Error as failure:
             raise DatabaseUnusable(connection_string.shown(dsn), _reason(failure)) from failure

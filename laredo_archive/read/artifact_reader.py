@@ -43,6 +43,10 @@ PREFERRED_FORMATS = (
 )
 SIZES_AT_ONCE = 16
 _DRAIN_BYTES = 1 << 20
+_NAME_THE_KEY = (
+    ". (The manifest doesn't say which column is the key, so id was taken for it; --key says it,"
+    " in Spark key_fields)"
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,11 @@ class RowFields:
         named = [column.name for column in key_columns(base.columns or ())]
         chosen = base.key_fields or named or key_fields
         return cls(base.columns, tuple(chosen or codec.DEFAULT_KEY), bool(chosen))
+
+    @property
+    def advice(self) -> str:
+        """The end of a message about keys, where the key is assumed."""
+        return "" if self.key_is_known else _NAME_THE_KEY
 
 
 class ArtifactFiles:
@@ -330,8 +339,7 @@ def _with_advice(rows: Iterator[T]) -> Iterator[T]:
     except ArtifactDamaged as failure:
         raise ArtifactDamaged(
             failure.uri,
-            f"{failure.reason}. (The manifest doesn't say which column is the key, so id was"
-            " taken for it; --key says it, in Spark key_fields)",
+            f"{failure.reason}{_NAME_THE_KEY}",
         ) from failure
 
 

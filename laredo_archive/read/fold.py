@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import NamedTuple
 
+from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.external_sort import Sorter
@@ -105,8 +106,16 @@ def _grouped(
         yield key, [OrderedChange(index, change) for _, index, change in steps]
 
 
+def newest(keys: Iterable[tuple[bytes, list[OrderedChange]]]) -> Iterator[Change]:
+    """Each key's last change, which alone decides the key's row: the fold of every archive."""
+    return (steps[-1].change for _, steps in keys)
+
+
 def net(keys: Iterable[tuple[bytes, list[OrderedChange]]]) -> Iterator[Change]:
-    """Each key's first old and last new; nothing for what ends as it began."""
+    """Each key's first old and last new; nothing for what ends as it began.
+
+    Not for diffs of the original's, whose ``old`` may be a row from within the window.
+    """
     for key, steps in keys:
         first, last = steps[0].change, steps[-1].change
         if first.action is Action.INSERT:
@@ -121,23 +130,36 @@ def net(keys: Iterable[tuple[bytes, list[OrderedChange]]]) -> Iterator[Change]:
 def base_rows(files: ArtifactFiles, base: Artifact, shape: RowFields) -> Iterator[Rows]:
     """A snapshot's rows in key order, sorted here if the file isn't.
 
-    :raises ArtifactDamaged: where the file isn't what its entry says.
+    :raises ArtifactDamaged: where the file isn't what its entry says, or two rows have one key.
     :raises TemporarySpaceLacking: if sorting needs room that isn't there.
     """
     rows = files.rows(base, shape)
-    if files.choose(base)[1].sorted:
+    entry = files.choose(base)[1]
+    if entry.sorted:
         return rows
-    return _sorted_rows(rows)
-
-
-def _sorted_rows(rows: Iterator[Rows]) -> Iterator[Rows]:
     sorter = Sorter()
     number = 0
     for keys, lines in rows:
         for key, line in zip(keys, lines, strict=True):
             sorter.add((key, number, line), len(key) + len(line))
             number += 1
-    return batched((key, line) for key, _, line in sorter.sorted())
+    ordered = ((key, line) for key, _, line in sorter.sorted())
+    return batched(_with_unique_keys(ordered, files, entry, shape))
+
+
+def _with_unique_keys(
+    rows: Iterator[tuple[bytes, bytes]],
+    files: ArtifactFiles,
+    entry: FormatEntry,
+    shape: RowFields,
+) -> Iterator[tuple[bytes, bytes]]:
+    last: bytes | None = None
+    for key, line in rows:
+        if key == last:
+            text = key.decode(errors="replace")
+            files.refuse(entry, f"two of its rows have the key {text!r}{shape.advice}")
+        last = key
+        yield key, line
 
 
 def batched(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[Rows]:

@@ -81,7 +81,7 @@ def catchup_options(config: Config) -> CatchupOptions | None:
 def source_tables(config: Config) -> list[source.SourceTableOptions]:
     """The tables that the source replicates."""
     return [
-        source.SourceTableOptions(table.namespace, table.table, table.append_only)
+        source.SourceTableOptions(table.namespace, table.table, table.append_only, table.by_pattern)
         for table in config.tables
     ]
 

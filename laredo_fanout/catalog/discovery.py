@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+import structlog
+
+from laredo_model.select import identifier
 from laredo_model.settings.table_pattern import TableName, TablePattern, like
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
 
-# A partition's rows come as its root's; a table whose schema has a dot can't be served.
+_log = structlog.get_logger()
+_SHOWN = 20
+# A partition's rows come as its root's.
 _TABLES = """
 SELECT n.nspname::text, c.relname::text
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
     AND n.nspname <> 'information_schema' AND NOT starts_with(n.nspname, 'pg_')
-    AND strpos(n.nspname, '.') = 0
     AND EXISTS (
         SELECT FROM unnest(%s::text[], %s::text[]) AS pattern (of_schema, of_table)
         WHERE n.nspname LIKE of_schema AND c.relname LIKE of_table)
 """
 
 
-def read(connection: Connection, patterns: Sequence[TablePattern]) -> frozenset[TableName]:
+class Discovered(NamedTuple):
+    """The tables that some patterns stand for."""
+
+    tables: frozenset[TableName]
+    unnameable: frozenset[TableName]
+    """Those that can't be followed: ``schema.table`` on the wire has one dot in front of the table,
+    so a schema has none."""
+
+
+def read(connection: Connection, patterns: Sequence[TablePattern]) -> Discovered:
     """The tables that any of the patterns stands for.
 
     :raises psycopg.Error: if the catalog can't be read.
@@ -33,7 +46,29 @@ def read(connection: Connection, patterns: Sequence[TablePattern]) -> frozenset[
         [like(pattern.table) for pattern in patterns],
     )
     found = {TableName(*row) for row in connection.execute(_TABLES, chosen).fetchall()}
-    return frozenset(name for pattern in patterns for name in pattern.of(found))
+    fitting = frozenset(name for pattern in patterns for name in pattern.of(found))
+    unnameable = frozenset(name for name in fitting if "." in name.schema)
+    return Discovered(fitting - unnameable, unnameable)
+
+
+_NOTHING = Discovered(frozenset(), frozenset())
+
+
+def unnameable_cure(names: Iterable[TableName]) -> str:
+    """What an operator does for tables whose schema has a dot."""
+    schemas = sorted({name.schema for name in names})
+    renamed = " ".join(f"ALTER SCHEMA {identifier(schema)} RENAME TO ...;" for schema in schemas)
+    return f"exclude them, or {renamed}"
+
+
+def _log_unnameable(names: frozenset[TableName]) -> None:
+    if names:
+        _log.warning(
+            "tables left out; a schema's name must not have a dot",
+            tables=[".".join(name) for name in sorted(names)[:_SHOWN]],
+            number=len(names),
+            cure=unnameable_cure(names),
+        )
 
 
 class TableDiscovery:
@@ -56,6 +91,7 @@ class TableDiscovery:
         self._patterns = tuple(patterns)
         self._known = known
         self._missing: frozenset[TableName] = frozenset()
+        self._unnameable: frozenset[TableName] = frozenset()
         self._found = found
 
     def change(self, patterns: Sequence[TablePattern]) -> None:
@@ -68,7 +104,10 @@ class TableDiscovery:
         :raises psycopg.Error: if it can't be read; then all is as it was.
         """
         patterns = self._patterns
-        now = read(connection, patterns) if patterns else frozenset()
+        now, unnameable = read(connection, patterns) if patterns else _NOTHING
+        if unnameable != self._unnameable:
+            self._unnameable = unnameable
+            _log_unnameable(unnameable)
         missing = self._known - now
         gone, self._missing = missing & self._missing, missing
         names = now | (missing - gone)

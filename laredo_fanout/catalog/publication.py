@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 import structlog
 
+from laredo_fanout.catalog import requirements
 from laredo_fanout.errors import SourceUnfit, TableNotPublished
 from laredo_fanout.postgres.errors import RightsMissing
 from laredo_model.select import identifier
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
+_DROPPED = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
+_REFUSALS = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+    psycopg.ProgrammingError,
+    psycopg.DataError,
+    psycopg.NotSupportedError,
+)
+"""The server's refusals of one statement: a lock, or another object since the catalog was read."""
 _STATE = """
 SELECT oid::int8, puballtables, pubinsert AND pubtruncate, pubupdate AND pubdelete,
     pubupdate OR pubdelete, pubviaroot
@@ -120,12 +130,9 @@ def add(connection: Connection, options: PublicationOptions, table: SourceTable)
         connection.execute(statement.encode())
     except psycopg.errors.DuplicateObject:
         return
-    except psycopg.errors.LockNotAvailable as locked:
-        raise TableNotPublished(
-            table.qualified,
-            f"it can't enter publication {options.name} now: {locked.diag.message_primary}",
-            "it is tried again",
-        ) from locked
+    except _DROPPED as dropped:
+        # After the catalog was read: the other tables go on.
+        raise requirements.vanished(table.qualified) from dropped
     except psycopg.errors.InsufficientPrivilege as denied:
         raise TableNotPublished(
             table.qualified,
@@ -133,6 +140,12 @@ def add(connection: Connection, options: PublicationOptions, table: SourceTable)
             f" ({denied.diag.message_primary})",
             f"let the owner of publication and table run {statement}",
         ) from denied
+    except _REFUSALS as refused:
+        raise TableNotPublished(
+            table.qualified,
+            f"it can't enter publication {options.name} now: {refused.diag.message_primary}",
+            "it is tried again",
+        ) from refused
     _log.info("table added to publication", table=table.qualified, publication=options.name)
 
 
@@ -156,6 +169,9 @@ def follow_roots(connection: Connection, options: PublicationOptions, table: Sou
         raise TableNotPublished(
             table.qualified, reason, f"let the publication's owner run {statement}"
         ) from denied
+    except _REFUSALS as refused:
+        why = f"{reason}, and that can't be altered now: {refused.diag.message_primary}"
+        raise TableNotPublished(table.qualified, why, "it is tried again") from refused
     _log.warning("publication follows partitioned tables by their root", publication=options.name)
 
 
@@ -183,7 +199,7 @@ def remove(connection: Connection, options: PublicationOptions, table: SourceTab
             cure=f"let the owner run {statement};",
         )
         return False
-    except psycopg.errors.UndefinedObject:
+    except (psycopg.errors.UndefinedObject, *_DROPPED):
         return True
     _log.warning(
         "table taken out of the publication", table=table.qualified, publication=options.name

@@ -106,31 +106,45 @@ def table_problem(
         return TableMissing(
             name,
             "it doesn't exist in the database",
-            f"create it, or take {name} out of tables (names are case-sensitive)",
+            f"create it, or {_leave_out(wanted)} (names are case-sensitive)",
         )
     identity = _changes_published if wanted.append_only else _identity_missing
-    return _unfit(table, name) or identity(table, name) or _select_denied(table, name, role)
+    return _unfit(table, wanted) or identity(table, name) or _select_denied(table, name, role)
 
 
-def vanished(wanted: SourceTableOptions) -> TableRefused:
+def _leave_out(wanted: SourceTableOptions) -> str:
+    """What an operator does for a table that isn't to be followed."""
+    if wanted.by_pattern:
+        return f"exclude {wanted.qualified} from the pattern that stands for it"
+    return f"take {wanted.qualified} out of tables"
+
+
+def vanished(name: str) -> TableRefused:
     """The error for a table that was dropped, or left the publication, during the check."""
     return TableMissing(
-        wanted.qualified, "it vanished while it was added to the publication", "it is tried again"
+        name, "it vanished while it was added to the publication", "it is tried again"
     )
 
 
-def _unfit(table: SourceTable, name: str) -> TableRefused | None:  # noqa: PLR0911
+def _unfit(table: SourceTable, wanted: SourceTableOptions) -> TableRefused | None:  # noqa: PLR0911
+    name = wanted.qualified
     if table.hidden_by is not None:
+        cure = f"take {name} out of tables, and list {table.hidden_by}"
+        if wanted.by_pattern:
+            cure = (
+                "a pattern stands for no partition, so it is left out from the next checks on; list"
+                f" {table.hidden_by}, unless a pattern stands for it"
+            )
         return TableUnfit(
             name,
             f"it is a partition of {table.hidden_by}, which the publication has in its place",
-            f"take {name} out of tables, and list {table.hidden_by}",
+            cure,
         )
     if table.kind not in "rp":
         kind = _KINDS.get(table.kind, f"of kind {table.kind!r}")
-        return TableUnfit(name, f"it is {kind}, not a table", f"take {name} out of tables")
+        return TableUnfit(name, f"it is {kind}, not a table", _leave_out(wanted))
     if table.schema in ("pg_catalog", "information_schema"):
-        return TableUnfit(name, "it is a system table", f"take {name} out of tables")
+        return TableUnfit(name, "it is a system table", _leave_out(wanted))
     if table.persistence == "u":
         return TableUnfit(
             name,
@@ -138,7 +152,7 @@ def _unfit(table: SourceTable, name: str) -> TableRefused | None:  # noqa: PLR09
             f"ALTER TABLE {table.sql_name} SET LOGGED;",
         )
     if table.persistence == "t":
-        return TableUnfit(name, "it is temporary", f"take {name} out of tables")
+        return TableUnfit(name, "it is temporary", _leave_out(wanted))
     if not table.columns:
         return TableUnfit(name, "it has no columns", f"ALTER TABLE {table.sql_name} ADD COLUMN ...")
     return _unfit_partition(table, name)
@@ -177,6 +191,14 @@ def _identity_missing(table: SourceTable, name: str) -> TableRefused | None:
         return IdentityMissing(name, problem, _identity_cure(table))
     streamed = {column.name for column in table.columns}
     hidden = [column for column in table.key if column not in streamed]
+    if hidden and table.generated.issuperset(hidden):
+        return IdentityMissing(
+            name,
+            f"its key column {', '.join(hidden)} is generated, and the publication leaves it out",
+            "on PostgreSQL 18 or later ALTER PUBLICATION ... SET (publish_generated_columns ="
+            f" stored); or ALTER TABLE {table.sql_name} REPLICA IDENTITY USING INDEX one of"
+            " columns that aren't generated",
+        )
     if hidden:
         return IdentityMissing(
             name,

@@ -74,6 +74,8 @@ class SourceTable:
     published: Published | None
     version: Version
     not_null: frozenset[str] = field(default=frozenset())
+    generated: frozenset[str] = field(default=frozenset())
+    """The columns that are generated, which a publication may leave out."""
     partitions: tuple[Partition, ...] = ()
     """All partitions below it, at any depth."""
     hidden_by: str | None = None
@@ -186,7 +188,7 @@ JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
 
 _ATTRIBUTES = """
 SELECT attrelid::int8, attname::text, atttypid::int8, atttypmod, attnotnull,
-    attgenerated <> '', xmin::text
+    attgenerated::text, xmin::text
 FROM pg_attribute WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attrelid, attnum
 """
@@ -222,7 +224,7 @@ WHERE b.pubname = %s AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND 
         AND (b.puballtables OR s.in_schema OR r.oid IS NOT NULL) END)
 """
 
-_ALTERED = "SELECT xmin::text FROM pg_publication WHERE pubname = %s"
+_ALTERED = "SELECT xmin::text, {} FROM pg_publication WHERE pubname = %s"
 
 _HIDDEN = """
 SELECT c.oid::int8, max(format('%%s.%%s', n.nspname, a.relname))
@@ -301,7 +303,8 @@ def _read(
             "append_only": append_only,
             "changes_published": append_only and oid in main.tables,
         }
-        table = _table((oid, *row[:-1]), of_table, types, known)
+        streams = ("", "s") if inside.generated else ("",)
+        table = _table((oid, *row[:-1]), of_table, types, streams, known)
         tables[table.qualified] = table
     return tables
 
@@ -318,14 +321,20 @@ class _InPublication(NamedTuple):
     tables: dict[int, Published]
     hidden: dict[int, str]
     altered: str | None
+    generated: bool
+    """Whether tables without a column list are published with their stored generated columns."""
 
 
 def _in_publication(connection: Connection, name: str, oids: Sequence[int]) -> _InPublication:
-    altered = connection.execute(_ALTERED, (name,)).fetchone()
+    statement = _ALTERED.format(
+        "pubgencols = 's'" if connection.info.server_version >= 180000 else "false"
+    )
+    altered, generated = connection.execute(statement.encode(), (name,)).fetchone() or (None, False)
     return _InPublication(
         _read_published(connection, name, oids),
         dict(connection.execute(_HIDDEN, (oids, name)).fetchall()),
-        None if altered is None else altered[0],
+        altered,
+        generated,
     )
 
 
@@ -361,8 +370,10 @@ def _table(
     row: tuple[Any, ...],
     attributes: Sequence[Sequence[Any]],
     types: dict[int, rule.TypeInfo],
+    streams: Sequence[str],
     known: dict[str, Any],
 ) -> SourceTable:
+    """``streams``: the values of attgenerated with which a column is published without a list."""
     oid, schema, name, kind, persistence, identity, may_select, secured, pages, rows = row
     published = known["published"]
     streamed = None if published is None else published.columns
@@ -380,8 +391,9 @@ def _table(
         columns=tuple(
             SourceColumn(column, types[type_oid], modifier, not not_null)
             for column, type_oid, modifier, not_null, generated, _ in attributes
-            if (not generated if streamed is None else column in streamed)
+            if (generated in streams if streamed is None else column in streamed)
         ),
+        generated=frozenset(name for name, *_, generated, _ in attributes if generated),
         not_null=frozenset(attribute[0] for attribute in attributes if attribute[3]),
         **known,
     )

@@ -48,12 +48,14 @@ from laredo_fanout.client.stream.subscription import Observer, Subscription
 from laredo_fanout.client.sync_client import FanoutClient
 from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import RowChange
+from laredo_fanout.client.table.row_iterator import AsyncRowIterator, RowIterator
 from laredo_fanout.client.table.rows import RawJson
 from laredo_fanout.client.table_status import TableStatus, table_status
 from laredo_model.retry import Backoff
 
 __all__ = [
     "AsyncFanoutClient",
+    "AsyncRowIterator",
     "Backoff",
     "BadEndpoint",
     "BadField",
@@ -81,6 +83,7 @@ __all__ = [
     "ProtocolViolation",
     "RawJson",
     "RowChange",
+    "RowIterator",
     "SchemaChange",
     "ServerUnavailable",
     "SnapshotBegin",

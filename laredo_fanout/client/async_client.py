@@ -20,6 +20,7 @@ from laredo_fanout.client.table.listening import (
     to_rows,
 )
 from laredo_fanout.client.table.replica import Difference
+from laredo_fanout.client.table.row_iterator import AsyncRowIterator
 from laredo_fanout.client.table.rows import Row
 from laredo_fanout.client.table_client import TableClient
 
@@ -72,6 +73,13 @@ class AsyncFanoutClient(TableClient):
     async def lookup_index(self, name: str, *values: object) -> list[Row]:
         """As :meth:`FanoutClient.lookup_index`."""
         return self._find_all(name, values)
+
+    def rows(self, timeout: float | None = 30.0) -> AsyncRowIterator:
+        """``async for row in client.rows()``: as :meth:`FanoutClient.rows`.
+
+        The moment is when the iteration begins. Other tasks run between rows.
+        """
+        return AsyncRowIterator(lambda: self._view(timeout))
 
     async def listen(self, listener: Listener) -> Callable[[], None]:
         """As :meth:`FanoutClient.listen`; a listener may be a coroutine function.

@@ -14,6 +14,7 @@ from laredo_fanout.client.table.follower import Follower
 from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import Listener, to_rows
 from laredo_fanout.client.table.replica import Difference
+from laredo_fanout.client.table.row_iterator import RowIterator
 from laredo_fanout.client.table.rows import Row
 from laredo_fanout.client.table_client import TableClient
 
@@ -90,6 +91,20 @@ class FanoutClient(TableClient):
         :raises BadField: if there is no such index, or the values don't fit it.
         """
         return self._find_all(name, values)
+
+    def rows(self, timeout: float | None = 30.0) -> RowIterator:
+        """All rows of one moment, in no order: each whole transaction up to its ``position``.
+
+        What changes later isn't in them, and nobody waits for the iteration: a part of the rows (1
+        of 256) is copied when it changes before the iteration has passed it. Values are as
+        :meth:`lookup` gives them. From the first call on, what the rows of a transaction were that
+        comes in parts is kept until its end, so that a call in the middle of it has its moment
+        before it; the first call waits for such an end. Before the first snapshot there are none.
+
+        :raises NotReadyInTime: if such a transaction doesn't end within ``timeout`` seconds.
+        :raises ClientError: what ended the client in the middle of one.
+        """
+        return RowIterator(background.call(self._view(timeout)))
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener(old, new)`` for every row that changes from now on; gives the undo.

@@ -21,6 +21,7 @@ from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import Listeners
 from laredo_fanout.client.table.local_snapshot import SnapshotFile
 from laredo_fanout.client.table.replica import Replica
+from laredo_fanout.client.table.row_map import RowMap, RowView
 from laredo_fanout.client.table.rows import Row, parse
 from laredo_model.column import Column
 from laredo_model.position import Position
@@ -158,6 +159,11 @@ class TableClient:
             at_once=at_once,
             ended=ended,
         )
+
+    async def _view(self, timeout: float | None) -> RowView:
+        if self._follower is not None:
+            return await self._follower.view(timeout)
+        return self._replica.view() or RowView(RowMap().parts, None, None)
 
     def _find(self, values: Sequence[object]) -> Row | None:
         line = self._replica.lookup(values)

@@ -120,6 +120,8 @@ _DENIALS = (
     "is not permitted to log in",
 )
 """A refused connection has no SQLSTATE on the client's side."""
+_ENDED = ("08", "57")
+"""Classes of SQLSTATE: the connection failed, or an operator ended it."""
 
 
 @contextmanager
@@ -189,4 +191,6 @@ def refusal(error: psycopg.Error, doing: str) -> SourceUnavailable | RightsMissi
             f"PostgreSQL refuses to {doing}: {text}; grant the right, or use another role"
             " (`laredo-fanout check` prints the statements)"
         )
+    if error.sqlstate is not None and error.sqlstate[:2] not in _ENDED:
+        return SourceUnavailable(f"PostgreSQL answered with an error ({doing}): {text}")
     return SourceUnavailable(f"PostgreSQL can't be reached ({doing}): {text}")

@@ -20,7 +20,8 @@ def folded(spark: SparkSession, table: TableRead, options: Mapping[str, str]) ->
     if not all(diff.says_truncation for diff in table.boundary.diffs):
         base, diffs = _since_truncation(base, diffs)
     changes = diffs.where(F.col(ACTION) != TRUNCATE)
-    return newest(_of_key(base, table), _of_key(changes, table), names)
+    unique = _with_unique_keys(_of_key(base, table), table.archive.uri)
+    return newest(unique, _of_key(changes, table), names)
 
 
 def base_and_diffs(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, DataFrame]:
@@ -42,6 +43,25 @@ def newest(base: DataFrame, diffs: DataFrame, names: Sequence[str]) -> DataFrame
     untouched = base.join(changed.select(KEY), KEY, "left_anti")
     written = changed.where(F.col(ACTION) == PUT)
     return chosen(untouched, names).unionByName(chosen(written, names))
+
+
+def _with_unique_keys(base: DataFrame, uri: str) -> DataFrame:
+    """The base's rows; two with one key are an error.
+
+    The join is by key too, so this costs no shuffle of its own.
+    """
+    place = F.row_number().over(Window.partitionBy(KEY).orderBy(ORDER))
+    reason = F.concat(
+        F.lit(f"{uri}: two rows of its base have the key "),
+        F.col(KEY),
+        F.lit("; if another column is the key, say so with key_fields"),
+    )
+    refused = F.raise_error(reason).cast("boolean")
+    return (
+        base.withColumn("__laredo_place", place)
+        .where(F.when(F.col("__laredo_place") > 1, refused).otherwise(F.lit(True)))
+        .drop("__laredo_place")
+    )
 
 
 def chosen(frame: DataFrame, names: Sequence[str]) -> DataFrame:

@@ -26,7 +26,7 @@ FORMATS = ("jsonl", "protobuf", "parquet")
 BOUNDARIES = [(truth.name, name) for truth in all_truths() for name in truth.boundaries]
 WINDOWS = [(t.name, start, end) for t in all_truths() for start, end, _ in t.windows()]
 AS_OF = [(t.name, number) for t in all_truths() for number in range(len(t.as_of))]
-WITHOUT_CHECKSUMS = ("bare", "original", "originals_keys")
+WITHOUT_CHECKSUMS = ("bare", "original", "originals_keys", "originals_windows")
 
 
 def of(name: str) -> Truth:

@@ -157,8 +157,8 @@ def test_the_full_example_has_every_key() -> None:
         ("tables = [ { source { table = b } } ]", "snapshotter.source.table: stands beside"),
         ("http { port = 99999 }", "snapshotter.http.port"),
         (
-            "key_format = go, formats { diff = [protobuf] }",
-            "snapshotter.key_format: go needs jsonl among snapshotter.formats.diff",
+            "key_format = go, formats { diff = [jsonl, protobuf] }",
+            "snapshotter.key_format: go needs snapshotter.formats.diff = [jsonl]",
         ),
         ("key_format = rust", "snapshotter.key_format"),
         ("formats { compression = gzip }", "snapshotter.formats.compression"),

@@ -38,7 +38,7 @@ PROVEN = {
     "unsorted": LINES,
 }
 """By archive: the formats whose lines Spark gives as the truth has them, at every boundary."""
-WITHOUT_TYPES = {"bare": LINES, "original": LINES, "originals_keys": LINES}
+WITHOUT_TYPES = dict.fromkeys(("bare", "original", "originals_keys", "originals_windows"), LINES)
 """The same, compared as values."""
 NOTHING_TO_READ = {"empty"}
 CASES = [(name, formats[n % 2]) for n, (name, formats) in enumerate(PROVEN.items())]
@@ -192,10 +192,12 @@ def test_values_without_types_at_every_boundary(
         assert values == sorted(truth, key=lambda row: row["id"])
 
 
+@pytest.mark.parametrize("name", ["originals_keys", "originals_windows"])
 @pytest.mark.parametrize("format_id", drawn.first(1, LINES))
-def test_the_original_s_keys_are_numbers_and_text(spark: SparkSession, format_id: str) -> None:
-    """14 in its base is "14" in its diff, and the same row."""
-    name = "originals_keys"
+def test_lines_of_the_original_s_at_every_boundary(
+    spark: SparkSession, name: str, format_id: str
+) -> None:
+    """14 in a base is "14" in a diff, and the same row; records aren't net changes."""
     frames = {
         boundary: read_table(
             spark, str(ARCHIVES / name), position_of(boundary)[0], format=format_id, lines=True

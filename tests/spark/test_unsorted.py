@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import SparkRuntimeException
 from pyspark.sql import SparkSession
 
 from laredo_archive.read.artifact_reader import ArtifactDamaged
@@ -196,6 +197,18 @@ def test_the_key_is_id_or_as_said(tmp_path: Path) -> None:
     assert {line["l"]: line["v"] for line in found} == {"a": 1, "b": 2}
     with pytest.raises(ArtifactDamaged, match='no key column "x"'):
         Reading(archive, key_fields="x")
+
+
+def test_two_rows_of_a_base_with_one_key_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """No diff says which of them it means; laredo-archive refuses them too."""
+    archive = other_writers(tmp_path).write()
+    file = next(Path(tmp_path).rglob("snapshot-*.jsonl"))
+    file.write_bytes(file.read_bytes().replace(b'{"id":8,', b'{"id":9,').replace(b"name 8", b"ten"))
+    manifest = json.loads((archive / "manifest.json").read_text())
+    manifest["artifacts"][0]["formats"]["jsonl"]["size_bytes"] = file.stat().st_size
+    (archive / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(SparkRuntimeException, match="two rows of its base have the key 9"):
+        read_table(spark, str(archive)).count()
 
 
 def test_a_large_file_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

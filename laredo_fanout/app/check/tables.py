@@ -29,15 +29,21 @@ SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pu
 
 def expanded(connection: Connection, config: Config) -> Config:
     """The configuration with the tables that its patterns stand for now."""
-    return expand(config, discovery.read(connection, patterns(config)))
+    return expand(config, discovery.read(connection, patterns(config)).tables)
 
 
 def of_patterns(connection: Connection, config: Config) -> Iterator[ServerFinding]:
     """Show what each pattern stands for."""
     for number, table in enumerate(config.tables):
         if table.is_pattern:
-            found = len(discovery.read(connection, [table.pattern]))
+            discovered = discovery.read(connection, [table.pattern])
+            found = len(discovered.tables)
             name, detail = f"tables[{number}]", f"{table.name}: {found} tables"
+            if discovered.unnameable:
+                left_out = ", ".join(map(".".join, sorted(discovered.unnameable)))
+                why = f"{table.name}: {left_out} left out, as a schema's name must not have a dot"
+                cure = discovery.unnameable_cure(discovered.unnameable)
+                yield ServerFinding(name, Verdict.WARNING, why, cure)
             if found > table.max_tables:
                 cure = "raise max_tables, or exclude some"
                 yield ServerFinding(name, Verdict.MISSING, detail, cure)

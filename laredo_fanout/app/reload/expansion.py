@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import structlog
 
@@ -42,21 +42,13 @@ def expand(
             _log_too_many(table, names)
         del names[table.max_tables :]
         taken.update(names)
-        tables += _each(table, sorted(names))
+        tables += map(table.of_pattern, sorted(names))
     return config.model_copy(update={"tables": tuple(tables)})
 
 
 def followed(config: Config) -> frozenset[TableName]:
     """The tables of an expanded configuration."""
     return frozenset(TableName(table.namespace, table.table) for table in config.tables)
-
-
-def _each(
-    pattern: ReplicatedTableConfig, names: Collection[TableName]
-) -> Iterator[ReplicatedTableConfig]:
-    for name in names:
-        update = {"namespace": name.schema, "table": name.table, "exclude": ()}
-        yield pattern.model_copy(update=update)
 
 
 def _log_too_many(pattern: ReplicatedTableConfig, names: list[TableName]) -> None:

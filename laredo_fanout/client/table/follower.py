@@ -38,6 +38,7 @@ from laredo_fanout.client.stream.transport.transport import Transport
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.table.pieces import pieces
 from laredo_fanout.client.table.replica import Difference, Replica, ReplicaSnapshot
+from laredo_fanout.client.table.row_map import RowView
 from laredo_model.errors import ModelError
 from laredo_model.retry import Backoff
 
@@ -88,6 +89,7 @@ class Follower(Observer):
         #: Held by who changes the rows, or reads all of them.
         self._rows_lock = asyncio.Lock()
         self._ready = asyncio.Event()
+        self._waiting: list[asyncio.Future[RowView]] = []
         self._greeting: Handshake | None = None
         self._stream_sequence = -1
         self._following: asyncio.Task[None] | None = None
@@ -116,7 +118,43 @@ class Follower(Observer):
         if self.error is None:
             self.error = ClientStopped("the client was stopped")
         self._ready.set()
+        self._give_views()
         await self._save()
+
+    async def view(self, timeout: float | None) -> RowView:
+        """The rows at one position, after the end of a transaction that is in them in part.
+
+        :raises NotReadyInTime: if that doesn't end within ``timeout`` seconds.
+        :raises ClientError: what ended the client in the middle of it.
+        """
+        view = self._replica.view()
+        if view is not None:
+            return view
+        if self.error is not None:
+            raise self.error
+        waiting: asyncio.Future[RowView] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            async with asyncio.timeout(timeout):
+                return await waiting
+        except TimeoutError:
+            raise NotReadyInTime(
+                self._options.table, self._endpoint.server, timeout or 0, self.last_error
+            ) from self.last_error
+
+    def _give_views(self) -> None:
+        """Answer who waits for a transaction's end, if that has come or never will."""
+        while self._waiting:
+            view = self._replica.view()
+            if view is None and self.error is None:
+                return
+            waiting = self._waiting.pop()
+            if waiting.done():
+                continue
+            if view is not None:
+                waiting.set_result(view)
+            elif self.error is not None:
+                waiting.set_exception(self.error)
 
     async def await_ready(self, timeout: float | None) -> None:
         """Wait until the rows are those that the server had when it was asked, or later.
@@ -184,6 +222,7 @@ class Follower(Observer):
         self._log.error("following ended", error=str(error), kind=type(error).__name__)
         self.error = error
         self._ready.set()
+        self._give_views()
         self._ended(error)
 
     async def _apply(self, event: Event) -> None:
@@ -218,6 +257,7 @@ class Follower(Observer):
             await self._share.pause_before(len(piece) / most)
             async with self._rows_lock:
                 differences = self._replica.apply(piece, differences=wanted)
+            self._give_views()
             if differences:
                 await self._deliver(differences)
             await self._share.pause_if_used()
@@ -226,6 +266,7 @@ class Follower(Observer):
     async def _show(self, snapshot: ReplicaSnapshot) -> None:
         async with self._rows_lock:
             found = self._replica.show(snapshot)
+        self._give_views()
         if self._wanted():
             await self._deliver(found)
         await self._take(self._replica.free())

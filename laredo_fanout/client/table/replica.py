@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from laredo_fanout.client.errors import NotUnique
 from laredo_fanout.client.events import (
@@ -22,7 +23,13 @@ from laredo_fanout.client.events import (
 )
 from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.indexes import Indexes
-from laredo_fanout.client.table.row_map import RowMap
+from laredo_fanout.client.table.row_map import (
+    LinesBefore,
+    RowMap,
+    RowView,
+    SharedRowMap,
+    unheld,
+)
 from laredo_model.change import Action
 from laredo_model.column import Column
 from laredo_model.history import History
@@ -87,6 +94,11 @@ class Replica:
         self._next_history: History | None = None
         self._skip = (0, 0)
         self._replayed_below = 0
+        self._views: WeakSet[RowView] = WeakSet()
+        self._keeps_before = False
+        self._before: LinesBefore | None = None
+        self._emptied: RowView | None = None
+        self._torn = False
         self.reached = ReplicaPosition()
         self.whole = False
         self.version = 0
@@ -125,6 +137,24 @@ class Replica:
         with self._lock:
             keys = self._indexes.find(name, values, self._rows.get)
             return [line for key in keys if (line := self._rows.get(key)) is not None]
+
+    def view(self) -> RowView | None:
+        """The rows at :attr:`reached`'s position, whatever changes later; in the event loop's
+        thread.
+
+        None while a transaction is in the rows in part, if it began before the first call: from
+        that on, what such a transaction changes is kept until its end.
+        """
+        self._keeps_before = True
+        if self._before is None and (self.reached.open_changes or self._torn):
+            return None
+        seen = self._emptied or self._rows
+        view = RowView(seen.parts, self._before, self.reached.position)
+        self._views.add(view)
+        if self._emptied is None:
+            with self._lock:
+                self._rows = SharedRowMap(self._rows.parts, self._views)
+        return view
 
     def begin_restoring(self, columns: Sequence[Column]) -> None:
         """Stage the rows of a local snapshot, which :meth:`add_rows` brings."""
@@ -174,6 +204,7 @@ class Replica:
 
     def start_over(self) -> None:
         """Forget the position, so that the next stream brings a snapshot; the rows stay."""
+        self._torn = self._torn or self.reached.open_changes > 0
         self.reached = ReplicaPosition()
 
     def change_schema(self, event: SchemaChange) -> None:
@@ -220,7 +251,9 @@ class Replica:
             self._skip = (0, 0)
             self.whole = True
             self.version += 1
-        self._discarded += old.parts
+        self._forget_before()
+        self._torn = False
+        self._discarded += unheld(old.parts, self._views)
         return _differences(old, snapshot.rows, snapshot.reached.position)
 
     def apply(self, changes: Changes, *, differences: bool) -> Iterable[Difference]:
@@ -233,6 +266,8 @@ class Replica:
         """
         found: _Found | None = _Found() if differences or self._indexes else None
         with self._lock:
+            if isinstance(self._rows, SharedRowMap) and not self._views:
+                self._rows = RowMap(self._rows.parts)
             for part in changes.transactions():
                 self._apply_part(changes, part, found)
         return found.differences() if differences and found is not None else ()
@@ -270,6 +305,8 @@ class Replica:
         start = self._first_unseen(part)
         if start < part.stop:
             self.version += 1
+            if self._keeps_before and (reached.open_changes or not part.last):
+                self._note_before(changes, start, part.stop)
             if found is None:
                 self._apply_plainly(changes, start, part.stop)
             else:
@@ -279,6 +316,7 @@ class Replica:
             sequence = changes.sequence(part.stop - 1) if part.stop else changes.first_sequence - 1
             self.reached = ReplicaPosition(part.position or None, reached.history, sequence)
             self._skip = (0, 0)
+            self._forget_before()
         else:
             replayed = changes.first_sequence < self._replayed_below
             at = 0 if replayed else part.position
@@ -286,6 +324,23 @@ class Replica:
             self.reached = reached._replace(
                 open_position=at, open_changes=before + part.stop - start
             )
+
+    def _note_before(self, changes: Changes, start: int, stop: int) -> None:
+        if self._before is None:
+            if self.reached.open_changes:
+                return  # its first part came before anybody asked for all rows
+            self._before = LinesBefore()
+        if self._emptied is None:
+            self._before.note(self._rows, changes.keys[start:stop])
+
+    def _forget_before(self) -> None:
+        """The transaction's end: what its rows were before is freed, unless a view reads it."""
+        if self._before is not None:
+            emptied, before, self._emptied, self._before = self._emptied, self._before, None, None
+            if emptied is not None:
+                self._views.discard(emptied)
+                self._discarded += unheld(emptied.parts, self._views)
+            self._discarded += unheld(before.parts, self._views)
 
     def _first_unseen(self, part: TransactionPart) -> int:
         """The first change of this transaction that no earlier, broken stream brought."""
@@ -332,7 +387,10 @@ class Replica:
             found.plain.append(Difference(key, old, new, part.position, sequence))
 
     def _truncate(self) -> RowMap:
-        self._discarded += self._rows.parts
+        if self._before is not None and self._emptied is None:
+            self._emptied = RowView(self._rows.parts, self._before, None)
+            self._views.add(self._emptied)
+        self._discarded += unheld(self._rows.parts, self._views)
         self._rows = RowMap()
         self._set_indexes(self._columns, self._indexes.for_columns(self._columns))
         return self._rows

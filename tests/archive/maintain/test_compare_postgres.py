@@ -248,6 +248,32 @@ def test_a_database_that_can_t_be_asked(live: Live) -> None:
         compare(archive, live.dsn)
 
 
+def test_the_role_s_time_limits_don_t_end_it(live: Live) -> None:
+    """The table may be large, and --lock waits within its transaction."""
+    live.execute("CREATE ROLE hasty LOGIN", "GRANT SELECT ON users TO hasty")
+    server = live.connection.info.server_version
+    limits = {"statement_timeout": 1, "idle_in_transaction_session_timeout": 1}
+    if server >= 170000:
+        # Longer: the session's first statement, which lifts it, is under it.
+        limits["transaction_timeout"] = 60_000
+    for limit, milliseconds in limits.items():
+        live.execute(f"ALTER ROLE hasty SET {limit} = {milliseconds}")
+    live.execute("INSERT INTO users SELECT i FROM generate_series(1000, 50000) i")
+    live.diff()
+    live.see()
+    try:
+        dsn = psycopg.conninfo.make_conninfo(live.dsn, user="hasty")
+        with Database.connected(dsn) as asked:
+            shown = asked._connection.execute(
+                "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)",
+                (list(limits),),
+            ).fetchall()
+            assert {setting for _, setting in shown} == {"0"}
+        assert compare(live.archive(), dsn, lock=False).outcome is Comparison.EQUAL
+    finally:
+        live.execute("DROP OWNED BY hasty", "DROP ROLE hasty")
+
+
 def test_rows_hidden_from_the_role_are_no_difference(live: Live) -> None:
     """Row-level security makes the query fail instead of hiding rows."""
     live.execute(
@@ -266,7 +292,8 @@ def test_partitioned_table_and_odd_names(database: OwnDatabase, tmp_path: Path) 
     with database.connect() as connection:
         connection.autocommit = True
         connection.execute(
-            'CREATE TABLE "we ird.tab""le" (k int, "v al" text, PRIMARY KEY (k))'
+            'CREATE TABLE "we ird.tab""le" (k int, "v al" text, "laredo row" int, t text,'
+            " PRIMARY KEY (k))"
             " PARTITION BY RANGE (k)"
         )
         connection.execute(
@@ -276,9 +303,16 @@ def test_partitioned_table_and_odd_names(database: OwnDatabase, tmp_path: Path) 
     with Database.connected(database.dsn) as asked:
         history = str(asked.history())
         position = asked.measure(asked.table('public.we ird.tab"le', None)).before
-    columns = (Column("k", "int4", -1, False, 1, 1), Column("v al", "text", -1, True, 2))
+    columns = (
+        Column("k", "int4", -1, False, 1, 1),
+        Column("v al", "text", -1, True, 2),
+        Column("laredo row", "int4", -1, True, 3),
+        Column("t", "text", -1, True, 4),
+    )
     built = Builder(tmp_path, columns=columns, history=history, key_fields=("k",))
-    built.base(position, {b"1": b'{"k":1,"v al":"x"}', b"2": b'{"k":2,"v al":null}'})
+    rest = b',"laredo row":null,"t":null}'
+    rows = {b"1": b'{"k":1,"v al":"x"' + rest, b"2": b'{"k":2,"v al":null' + rest}
+    built.base(position, rows)
     archive = Archive.at(str(built.write()))
     archive.manifest = replace(archive.manifest, table='public.we ird.tab"le')
     with Database.connected(database.dsn) as asked:

@@ -205,6 +205,45 @@ def test_verify_says_what_isnt_proven_and_finds_what_is_wrong(copied: Path) -> N
     assert "cut off" in done.output
 
 
+@pytest.mark.parametrize("command", ["cat", "export", "verify"])
+@pytest.mark.parametrize("key", [[], ["--key", "id"]])
+def test_two_rows_of_a_base_with_one_key_are_said(
+    copied: Path, tmp_path: Path, command: str, key: list[str]
+) -> None:
+    """Most often the key is another one than was assumed."""
+    base = copied / "epoch=2/snapshot-0_30.jsonl"
+    lines = base.read_bytes().splitlines(keepends=True)
+    base.write_bytes(b"".join([*lines, lines[0]]))
+
+    def fit(content: Any) -> None:
+        artifact = next(one for one in content["artifacts"] if one["to_position"] == "0/30")
+        artifact["formats"] = {"jsonl": {"uri": "", "size_bytes": base.stat().st_size}}
+        artifact["row_count"] += 1
+
+    edited(copied, fit)
+    target = [str(tmp_path / "out.jsonl")] if command == "export" else []
+    as_of = [] if command == "verify" else ["--as-of", "0/40"]
+    done = CliRunner().invoke(main, [command, str(copied), *target, *as_of, *key])
+    assert done.exit_code == 1, done.output
+    assert "snapshot-0_30.jsonl: two of its rows have the key '7'" in done.output
+    assert ("--key says it" in done.output) is not key
+
+
+def test_key_columns_may_stand_in_one_option(tmp_path: Path) -> None:
+    golden = ARCHIVES / "originals_keys"
+    archive = edited(
+        Path(shutil.copytree(golden, tmp_path / "elsewhere")),
+        lambda content: content.pop("columns", None),
+    )
+    for options in (["--key", "region,no"], ["--key", "region", "--key", "no"]):
+        done = CliRunner().invoke(main, ["cat", str(archive), *options])
+        assert done.exit_code == 0, done.output
+        assert done.output.splitlines() == Truth(TRUTHS / "originals_keys").lines("1-0_20")
+    refused = CliRunner().invoke(main, ["cat", str(archive), "--key", ","])
+    assert refused.exit_code == 2
+    assert "write --key COLUMN,COLUMN" in " ".join(refused.output.split())
+
+
 def snapshot_of(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from laredo_fanout.source_options import SourceTableOptions
 from tests.support import drawn
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, on_versions
@@ -295,11 +296,24 @@ def test_row_filter_of_the_root_holds_in_copy_and_stream(
     assert state[b"[150,9001]"] == b'{"day":150,"id":9001,"a":"yes"}'
 
 
-def test_partition_whose_root_is_published_is_refused(database: Database, ingesting: Start) -> None:
+@pytest.mark.parametrize(
+    ("by_pattern", "cure"),
+    [
+        (False, "take public.t1 out of tables, and list public.t"),
+        (True, "it is left out from the next checks on; list public.t, unless a pattern"),
+    ],
+    ids=["listed", "of a pattern"],
+)
+def test_partition_whose_root_is_published_is_refused(
+    database: Database, ingesting: Start, by_pattern: bool, cure: str
+) -> None:
     _run(database, *_ROOT)
-    ingest = ingesting("public.t", "public.t1", heartbeat_interval=0.1)
+    ingest = ingesting("public.t", heartbeat_interval=0.1)
+    ingest.stop()
+    ingest.tables += (SourceTableOptions("public", "t1", by_pattern=by_pattern),)
+    ingest.start()
     ingest.wait_live("public.t")
     ingest.wait_until(lambda: ingest.status.tables["public.t1"].error, "the partition is refused")
     error = ingest.status.tables["public.t1"].error
-    assert error is not None and "take public.t1 out of tables, and list public.t" in error
+    assert error is not None and cure in error
     ingest.assert_equal("public.t")

@@ -51,6 +51,10 @@ UNFIT = {
         "CREATE UNLOGGED TABLE bad (id int PRIMARY KEY)",
         'ALTER TABLE "public"."bad" SET LOGGED;',
     ),
+    "generated key": (
+        "CREATE TABLE bad (a int, id int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY)",
+        "SET (publish_generated_columns = stored)",
+    ),
     "partitioned, without a key": (
         "CREATE TABLE bad (id int) PARTITION BY RANGE (id)",
         'ALTER TABLE "public"."bad" ADD PRIMARY KEY (...);',
@@ -89,6 +93,55 @@ def test_cured_table_is_copied_without_a_restart(database: Database, ingesting: 
     ingest.wait_live()
     ingest.assert_equal()
     assert ingest.status.tables["public.bad"].error is None
+
+
+def test_generated_key_is_followed_where_it_is_published(
+    database: Database, ingesting: Start
+) -> None:
+    """Before the table is in the publication, too: then it has no column list to go by."""
+    _run(
+        database,
+        "CREATE TABLE t (a int, id int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY, b text)",
+        "INSERT INTO t SELECT g FROM generate_series(1, 10) g",
+        f"CREATE PUBLICATION pub_{database.name} WITH (publish_generated_columns = stored)",
+    )
+    ingest = ingesting("public.t")
+    ingest.wait_live()
+    _run(database, "UPDATE t SET a = 100 WHERE a = 1", "INSERT INTO t VALUES (11, DEFAULT, 'b')")
+    ingest.assert_equal()
+    assert ingest.state("public.t")[b"200"] == b'{"a":100,"id":200,"b":null}'
+
+
+def test_table_that_is_dropped_while_it_enters_the_publication(
+    database: Database, ingesting: Start
+) -> None:
+    """The catalog shows it until the drop commits, and ALTER PUBLICATION waits for that."""
+    _run(
+        database,
+        "CREATE TABLE good (id int PRIMARY KEY)",
+        "INSERT INTO good VALUES (1)",
+        "CREATE SCHEMA gone",
+        "CREATE TABLE gone.t (id int PRIMARY KEY)",
+        "CREATE TABLE bad (id int PRIMARY KEY)",
+    )
+    with database.connect() as dropping, database.connect() as connection:
+        dropping.execute("BEGIN; DROP TABLE bad; DROP SCHEMA gone CASCADE")
+        ingest = ingesting("public.bad", "gone.t", "public.good", heartbeat_interval=0.1)
+        waiting = (
+            "SELECT FROM pg_stat_activity WHERE datname = current_database()"
+            " AND query LIKE 'ALTER PUBLICATION%' AND wait_event_type = 'Lock'"
+        )
+        ingest.wait_until(lambda: connection.execute(waiting).fetchall(), "it waits for the drop")
+        dropping.execute("COMMIT")
+    ingest.wait_live("public.good")
+    ingest.assert_equal("public.good")
+    assert (ingest.status.error, ingest.status.reconnects) == (None, 0)
+    for name in ("public.bad", "gone.t"):
+        error = ingest.status.tables[name].error
+        assert error is not None and error.startswith(f"table {name}: it "), error
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE bad (id int PRIMARY KEY)")
+    ingest.wait_live("public.bad")
 
 
 def test_publication_that_we_may_not_change(database: Database, ingesting: Start) -> None:
@@ -217,3 +270,12 @@ def test_server_that_is_away(tmp_path: Path) -> None:
     options = SourceOptions(f"postgresql://postgres@/none?host={tmp_path}")
     with pytest.raises(SourceUnavailable, match="can't be reached"):
         connections.connect(options, role="stream")
+
+
+def test_server_that_answers_with_an_error_was_reached(database: Database) -> None:
+    with (
+        connections.connect(SourceOptions(database.dsn), role="side") as connection,
+        pytest.raises(SourceUnavailable, match=r"answered with an error \(divide\): division by"),
+        connections.translated("divide"),
+    ):
+        connection.execute("SELECT 1 / 0")

@@ -37,6 +37,7 @@ from tests.fanout.client.real_server import (
 from tests.support.processes import PATIENCE_S
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action.INSERT, Action.UPDATE, Action.DELETE, Action.TRUNCATE
+DOCUMENT = Path(__file__).parents[3] / "docs/clients.md"
 QUICK = Backoff(initial=0.01, maximum=0.05)
 
 
@@ -63,6 +64,49 @@ def test_the_example_of_the_documentation(server: Server, tmp_path: Path) -> Non
     assert client.sequence is not None
     client.stop()
     assert (tmp_path / "cache").exists()
+
+
+def test_all_rows_are_of_one_moment(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """The documentation's example, and what the rows are whatever comes after the call."""
+    section = DOCUMENT.read_text().partition("## All rows\n")[2]
+    example = section.partition("```python\n")[2].partition("```")[0]
+    server.source.write([(UPDATE, "b", "x", "zeta", 3)])
+    exec(example.replace("localhost:4002", server.address).replace("public.config_document", TABLE))
+    assert f"6 at {server.source.position}" in capsys.readouterr().out.splitlines()
+    assert list(FanoutClient(server.address, TABLE).rows()) == []  # never started
+    with FanoutClient(server.address, TABLE) as client:
+        client.await_ready(PATIENCE_S)
+        before, position = client.rows(), client.position
+        some = [next(before)]
+        left_alone = client.rows()
+        server.source.write(
+            [(UPDATE, "a", "x", "acme", 50), (DELETE, "a", "y", "", 0)],
+            [(TRUNCATE, "", "", "", 0), (INSERT, "n", "n", "t", 9)],
+        )
+        until(lambda: client.position == server.source.position)
+        del left_alone
+        assert [row["size"] for row in client.rows()] == [9]
+        assert sorted(row["size"] for row in [*some, *before]) == [1, 2, 3]
+        assert before.position == position
+    assert [row["size"] for row in client.rows()] == [9]  # stopped
+
+
+def test_rows_while_everything_changes(server: Server) -> None:
+    """Two rows always have one sum, and a listener may go through the rows too."""
+    sums: set[int] = set()
+    with FanoutClient(server.address, TABLE) as client:
+        client.await_ready(PATIENCE_S)
+        server.source.write([(DELETE, "b", "x", "", 0)])
+        until(lambda: len(client) == 2)
+        client.listen(lambda old, new: sums.add(sum(row["size"] for row in client.rows())))
+        for number in range(200):
+            size = number % 4
+            server.source.write(
+                [(UPDATE, "a", "x", "acme", size), (UPDATE, "a", "y", "acme", 3 - size)]
+            )
+            sums.add(sum(row["size"] for row in client.rows()))
+        until(lambda: client.position == server.source.position)
+    assert sums == {3}
 
 
 def test_changes_arrive_and_listeners_hear_them(server: Server) -> None:
@@ -355,7 +399,7 @@ async def test_asyncio_twin(port: int, source: Source, tmp_path: Path) -> None:
         await client.await_ready(PATIENCE_S)
         assert await client.lookup("a", "x") == row("a", "x", "acme", 1)
         assert len(await client.lookup_index("by_instance", "a")) == 2
-        assert len(client) == 3
+        assert len([row async for row in client.rows()]) == len(client) == 3
         stop_listening = await client.listen(listener)
         changes = client.changes()
         source.write([(UPDATE, "a", "x", "acme", 6)])
@@ -430,7 +474,7 @@ def test_public_names() -> None:
         assert hasattr(library, name)
 
 
-METHODS = ["start", "await_ready", "lookup", "lookup_index", "listen", "follow", "stop"]
+METHODS = ["start", "await_ready", "lookup", "lookup_index", "rows", "listen", "follow", "stop"]
 VALUES = ["position", "sequence", "columns", "error", "listener_errors", "disconnects", "tables"]
 
 
@@ -442,6 +486,7 @@ def test_the_twins_have_the_same_documented_names(name: str) -> None:
 
 PUBLIC = {
     "AsyncFanoutClient",
+    "AsyncRowIterator",
     "Backoff",
     "BadEndpoint",
     "BadField",
@@ -469,6 +514,7 @@ PUBLIC = {
     "ProtocolViolation",
     "RawJson",
     "RowChange",
+    "RowIterator",
     "SchemaChange",
     "ServerUnavailable",
     "SnapshotBegin",

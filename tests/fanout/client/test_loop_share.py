@@ -125,6 +125,45 @@ async def test_a_large_transaction_comes_in_slices(indexed: bool) -> None:
 
 
 @pytest.mark.usefixtures("always")
+async def test_rows_leave_turns_and_are_of_before_a_transaction_in_parts() -> None:
+    ready, second = asyncio.Event(), asyncio.Event()
+    changes = [[(Action.UPDATE, key, line(int(key), name)) for key in ROWS] for name in "yz"]
+    script = [
+        handshake(),
+        *snapshot(ROWS, "0/10", 5),
+        When(ready.is_set),
+        batch(6, (0x20, changes[0])),
+        When(second.is_set),
+        batch(6 + len(ROWS), (0x30, changes[1])),
+        Hold(),
+    ]
+    async with playing(script) as (endpoint, _), counted() as turns:
+        client = AsyncFanoutClient(endpoint.server, "public.users")
+
+        async def names() -> tuple[object, set[str], int]:
+            rows, read = client.rows(PATIENCE_S), 0
+            turns.most, turns.probe = 0, lambda: read
+            found = set()
+            async for row in rows:
+                found.add(row["name"])
+                read += 1
+            return rows.position, found, read
+
+        async with client:
+            await client.await_ready(PATIENCE_S)
+            ready.set()
+            await soon(lambda: client._replica.reached.open_changes)
+            # What the rows were before isn't known of a transaction that began before this call.
+            assert await names() == (0x20, {"y"}, len(ROWS))
+            assert 0 < turns.most <= 2
+            second.set()
+            await soon(lambda: client._replica.reached.open_changes)
+            assert await names() == (0x20, {"y"}, len(ROWS))
+            await soon(lambda: client.position == 0x30)
+            assert await names() == (0x30, {"z"}, len(ROWS))
+
+
+@pytest.mark.usefixtures("always")
 async def test_listeners_leave_turns() -> None:
     """Also those of a TRUNCATE, which is one change."""
     ready = asyncio.Event()

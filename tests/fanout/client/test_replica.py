@@ -1,12 +1,14 @@
 """The replica: against a plain model, with transactions broken off and sent again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from laredo_fanout.client import BadField, Changes, Heartbeat, Mode, SnapshotRows
+from laredo_fanout.client.table.row_map import RowView
 from laredo_model.column import Column
 from laredo_model.position import Position
 from tests.fanout.client.scripted_replica import (
@@ -63,6 +65,10 @@ def test_transactions_broken_off_and_sent_again_have_no_effect_twice(
     start = {b"1": b'{"id":1,"name":"a"}'}
     replica = filled(start, indexes={"by_name": ("name",)} if indexed else None)
     heard = dict(start)
+    seen: list[tuple[RowView, list[bytes], Iterator[bytes]]] = []
+    views = data.draw(st.booleans())
+    if views:
+        replica.view()  # from then on there is one at any time
     sent_whole = 0
     breaks = data.draw(st.lists(st.integers(0, len(transactions)), max_size=4))
     for whole in [*sorted(breaks), len(transactions)]:
@@ -79,17 +85,41 @@ def test_transactions_broken_off_and_sent_again_have_no_effect_twice(
                     del heard[difference.key]
                 else:
                     heard[difference.key] = difference.new
+            done(replica.free())
+            if views and data.draw(st.booleans()):
+                view = replica.view()
+                assert view is not None
+                lines = view.lines()
+                seen.append((view, list(islice(lines, data.draw(st.integers(0, 2)))), lines))
+            if seen and data.draw(st.booleans()):
+                view, first, lines = seen.pop(0)
+                assert_of_its_moment(view, [*first, *lines], start, transactions)
         replica.begin_stream(greeting(Mode.DELTA))
         sent_whole = whole
     expected = model(start, [row for _, rows in transactions for row in rows])
     assert rows_of(replica) == expected
     assert replica.reached.position == transactions[-1][0]
+    for view, first, lines in seen:
+        assert_of_its_moment(view, [*first, *lines], start, transactions)
+    seen.clear()
     if listening:
         assert heard == expected
     if indexed:
         for name in (b"a", b"b", b"c"):
             wanted = [expected[key] for key in sorted(expected) if name in expected[key][-4:]]
             assert replica.lookup_index("by_name", [name.decode()]) == wanted
+
+
+def assert_of_its_moment(
+    view: RowView,
+    lines: list[bytes],
+    start: dict[bytes, bytes],
+    transactions: list[Transaction],
+) -> None:
+    """A view has each whole transaction up to its position, and nothing after it."""
+    whole = [rows for position, rows in transactions if position <= (view.position or 0)]
+    expected = model(start, [row for rows in whole for row in rows])
+    assert sorted(lines) == sorted(expected.values())
 
 
 def as_parts(batch: list[Transaction], broken: bool, data: st.DataObject) -> list[Changes]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_fanout.app.options import source_tables
 from laredo_fanout.app.reload.expansion import expand
 from laredo_fanout.client import StreamError
 from laredo_fanout.config import Config, load
@@ -75,7 +76,8 @@ async def test_a_table_is_followed_once_it_is_made_and_until_it_is_dropped(
 async def test_a_pattern_comes_with_a_reload(server: Fanout, database: Database) -> None:
     with database.connect() as owner:
         owner.execute("CREATE SCHEMA other")
-    make(database, "other.t", "other.u")
+        owner.execute('CREATE SCHEMA "dot.ted"')
+    make(database, "other.t", "other.u", '"dot.ted".t')
     rewrite(server, "{ table = customers }")
     with started(server):
         async with server.follower("public.customers") as kept:
@@ -87,6 +89,8 @@ async def test_a_pattern_comes_with_a_reload(server: Fanout, database: Database)
             assert tables(server) == {"public.customers", "other.t"}
             checked = server.run("check").stdout
             assert "*.*: 2 tables" in checked
+            assert "dot.ted.t left out, as a schema's name must not have a dot" in checked
+            wait_until(lambda: "tables left out" in server.program.log.read_text(), "it is logged")
             rewrite(server, "{ table = customers }")
             assert reload(server)["removed"] == ["other.t"]
             assert len(kept.handshakes) == 1
@@ -145,6 +149,10 @@ def test_listed_tables_come_first_and_a_pattern_has_a_bound(tmp_path: Path) -> N
         "public.oc",
         "public.x",
     ]
+    listed = [
+        table.name for table in source_tables(expand(configured, found)) if not table.by_pattern
+    ]
+    assert listed == ["oz"]
     kept = expand(configured, found, [TableName("public", "oc")])
     assert names(kept)[:2] == ["public.oa", "public.oc"]
     assert [table.append_only for table in kept.tables[:3]] == [False, False, True]
