@@ -12,7 +12,7 @@ import structlog
 
 from laredo_fanout.serving import tls
 from laredo_fanout.serving.calls.caller import Caller, caller_of
-from laredo_fanout.serving.calls.descriptors import most_connections
+from laredo_fanout.serving.calls.descriptors import grpc_connections
 from laredo_fanout.serving.errors import (
     MAX_DETAILS,
     BadRequest,
@@ -36,8 +36,8 @@ REQUEST_S = 10.0
 MOST_UNREAD = 1_000
 """Calls at once whose request isn't whole; one more ends the oldest."""
 _MOST_STREAMS = 10_000
-"""Calls at once on a connection. A client waits in silence for room for one more, and a relay's
-streams share a connection: this is beyond every honest one's."""
+"""Calls at once on a connection. A client waits for room without an error, and the streams of a
+relay share one connection: no honest one has so many."""
 _CHANNEL_OPTIONS = (
     ("grpc.max_concurrent_streams", _MOST_STREAMS),
     ("grpc.so_reuseport", 1),
@@ -51,6 +51,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Who connects and says nothing holds a descriptor no longer than this.
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # The same for one that makes no call.
+    ("grpc.max_connection_idle_ms", 60_000),
 )
 _GRPC_LOG = logging.getLogger("grpc._cython.cygrpc")
 
@@ -69,7 +71,8 @@ class GrpcEndpoint:
         self._unread = ConnectionLimit(HttpCounts(), MOST_UNREAD)
         self._health = Health(readiness, SERVICE)
         self._reflection = Reflection(readiness, (SERVICE, HEALTH))
-        connections = ("grpc.max_allowed_incoming_connections", most_connections())
+        most = grpc_connections(alone=listener.connect is None)
+        connections = ("grpc.max_allowed_incoming_connections", most)
         self._server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, connections))
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
         self.port = _listen(self._server, listener)
