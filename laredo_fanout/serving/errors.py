@@ -35,6 +35,13 @@ class BadRequest(Refused):
     code = grpc.StatusCode.INVALID_ARGUMENT
 
 
+class RequestLate(Refused):
+    """The request of a call wasn't whole in time, or too many other calls came before it was."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "client"
+
+
 class NotServed(Refused):
     """This server has no such table or snapshot."""
 

@@ -12,18 +12,34 @@ import structlog
 
 from laredo_fanout.serving import tls
 from laredo_fanout.serving.calls.caller import Caller, caller_of
-from laredo_fanout.serving.calls.descriptors import most_connections
-from laredo_fanout.serving.errors import MAX_DETAILS, CannotListen, Refused
+from laredo_fanout.serving.calls.descriptors import grpc_connections
+from laredo_fanout.serving.errors import (
+    MAX_DETAILS,
+    BadRequest,
+    CannotListen,
+    Refused,
+    RequestLate,
+)
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.probes.health import HEALTH, Health
 from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.probes.reflection import REFLECTION, Reflection
 from laredo_fanout.serving.service import SERVICE, ReplicationService
+from laredo_model.http.connection_limit import ConnectionLimit
+from laredo_model.http.counts import EndReason, HttpCounts
 
 log = structlog.get_logger(__name__)
 
 STUCK_S = 5.0
+REQUEST_S = 10.0
+"""For the request of a call to be whole, from the call's first frame."""
+MOST_UNREAD = 1_000
+"""Calls at once whose request isn't whole; one more ends the oldest."""
+_MOST_STREAMS = 10_000
+"""Calls at once on a connection. A client waits for room without an error, and the streams of a
+relay share one connection: no honest one has so many."""
 _CHANNEL_OPTIONS = (
+    ("grpc.max_concurrent_streams", _MOST_STREAMS),
     ("grpc.so_reuseport", 1),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 1 << 20),
@@ -35,6 +51,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Who connects and says nothing holds a descriptor no longer than this.
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # The same for one that makes no call.
+    ("grpc.max_connection_idle_ms", 60_000),
 )
 _GRPC_LOG = logging.getLogger("grpc._cython.cygrpc")
 
@@ -50,9 +68,11 @@ class GrpcEndpoint:
         :raises CannotListen: the address is taken, or the TLS files can't be used.
         """
         self._service = service
+        self._unread = ConnectionLimit(HttpCounts(), MOST_UNREAD)
         self._health = Health(readiness, SERVICE)
         self._reflection = Reflection(readiness, (SERVICE, HEALTH))
-        connections = ("grpc.max_allowed_incoming_connections", most_connections())
+        most = grpc_connections(alone=listener.connect is None)
+        connections = ("grpc.max_allowed_incoming_connections", most)
         self._server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, connections))
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
         self.port = _listen(self._server, listener)
@@ -67,33 +87,76 @@ class GrpcEndpoint:
         await self._server.stop(grace_s)
 
     def _handlers(self) -> Iterator[grpc.GenericRpcHandler[bytes, bytes]]:
-        """Serializers are left out, so that bytes pass as they are."""
+        """Serializers are left out, so that bytes pass as they are.
+
+        All handlers read their request themselves: for a handler that takes it as an argument
+        gRPC waits without end.
+        """
         service, health = self._service, self._health
         yield grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Sync": grpc.unary_stream_rpc_method_handler(_streaming(service.sync)),
-                "ListSnapshots": grpc.unary_unary_rpc_method_handler(
-                    _answered(service.list_snapshots)
-                ),
-                "FetchSnapshot": grpc.unary_stream_rpc_method_handler(
-                    _streaming(service.fetch_snapshot)
-                ),
-                "GetReplicationStatus": grpc.unary_unary_rpc_method_handler(
-                    _answered(service.status)
-                ),
+                "Sync": self._streaming(service.sync),
+                "ListSnapshots": self._answered(service.list_snapshots),
+                "FetchSnapshot": self._streaming(service.fetch_snapshot),
+                "GetReplicationStatus": self._answered(service.status),
             },
         )
         yield grpc.method_handlers_generic_handler(
             HEALTH,
             {
-                "Check": grpc.unary_unary_rpc_method_handler(_answered(health.check)),
-                "Watch": grpc.unary_stream_rpc_method_handler(_streaming(health.watch)),
+                "Check": self._answered(health.check),
+                "Watch": self._streaming(health.watch),
             },
         )
         for name in REFLECTION:
             method = grpc.stream_stream_rpc_method_handler(self._reflect)
             yield grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method})
+
+    def _streaming(
+        self, call: Callable[[bytes, _GrpcExchange], Awaitable[None]]
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        async def serve(_: object, context: Any) -> None:
+            try:
+                await call(await self._request(context), _GrpcExchange(context))
+            except Refused as refused:
+                await _abort(context, refused)
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    def _answered(
+        self, call: Callable[[bytes, Caller], Awaitable[bytes]]
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        async def serve(_: object, context: Any) -> bytes:
+            try:
+                return await call(await self._request(context), caller_of(context))
+            except Refused as refused:
+                await _abort(context, refused)
+
+        return grpc.stream_unary_rpc_method_handler(serve)
+
+    async def _request(self, context: Any) -> bytes:
+        """The call's request.
+
+        :raises RequestLate: it isn't whole in time, or too many calls wait for theirs.
+        :raises BadRequest: the call has none.
+        """
+        try:
+            async with asyncio.timeout(REQUEST_S) as patience:
+                unread = _UnreadCall(patience)
+                self._unread.add(unread)
+                try:
+                    request = await context.read()
+                finally:
+                    self._unread.remove(unread)
+        except TimeoutError as late:
+            raise RequestLate(
+                f"the request wasn't whole within {REQUEST_S:g} s,"
+                f" or while {MOST_UNREAD} other calls began: send it with the call"
+            ) from late
+        if request is grpc.aio.EOF:  # type: ignore[attr-defined]
+            raise BadRequest("the call ended before its request")
+        return bytes(request)
 
     async def _reflect(self, requests: object, context: Any) -> None:
         try:
@@ -101,6 +164,17 @@ class GrpcEndpoint:
             await self._reflection.answer(context)
         except Refused as refused:
             await _abort(context, refused)
+
+
+class _UnreadCall:
+    """A call whose request isn't whole."""
+
+    def __init__(self, patience: asyncio.Timeout) -> None:
+        self._patience = patience
+
+    def end(self, why: EndReason) -> None:
+        """Wait no longer for the request."""
+        self._patience.reschedule(0)
 
 
 class _GrpcExchange:
@@ -127,30 +201,6 @@ class _GrpcExchange:
     def packed(self, messages: Sequence[bytes]) -> Sequence[bytes]:
         """Each message by itself: that is what gRPC sends."""
         return messages
-
-
-def _streaming(
-    call: Callable[[bytes, _GrpcExchange], Awaitable[None]],
-) -> Callable[[bytes, Any], Awaitable[None]]:
-    async def serve(request: bytes, context: Any) -> None:
-        try:
-            await call(request, _GrpcExchange(context))
-        except Refused as refused:
-            await _abort(context, refused)
-
-    return serve
-
-
-def _answered(
-    call: Callable[[bytes, Caller], Awaitable[bytes]],
-) -> Callable[[bytes, Any], Awaitable[bytes]]:
-    async def serve(request: bytes, context: Any) -> bytes:
-        try:
-            return await call(request, caller_of(context))
-        except Refused as refused:
-            await _abort(context, refused)
-
-    return serve
 
 
 async def _abort(context: Any, refused: Refused) -> Never:

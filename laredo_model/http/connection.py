@@ -8,15 +8,15 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from laredo_model.http.connection_limit import ConnectionLimit
+from laredo_model.http.connection_limit import ConnectionLimit, LimitedConnection
 from laredo_model.http.counts import EndReason
 from laredo_model.http.guard import MAX_BODY
+from laredo_model.http.request_parser import MAX_HEAD, RequestParser
 
 REQUEST_S = 10.0
 """Seconds for a request to be whole, headers and body, from the connection or the last answer."""
 WRITE_S = 30.0
 """Seconds for a client to read what waits for it."""
-_MAX_HEADERS = 16 << 10
 _INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
 
 
@@ -29,10 +29,14 @@ class Connection(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         loop: asyncio.AbstractEventLoop,
+        *,
         limit: ConnectionLimit,
+        opening: LimitedConnection,
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
+        self.conn = RequestParser()
         self._limit = limit
+        self._opening = opening
         self._received = 0
         self._request_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -42,7 +46,7 @@ class Connection(H11Protocol):
         # The transport then reports any unread byte, not only 64 KB of them.
         transport.set_write_buffer_limits(high=0)
         self._request_timer = self.loop.call_later(REQUEST_S, self.end, EndReason.SLOW)
-        self._limit.add(self)
+        self._limit.add(self, self._opening)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limit.remove(self)
@@ -54,7 +58,7 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             return
         self._received += len(data)
-        if self._received > _MAX_HEADERS + MAX_BODY:
+        if self._received > MAX_HEAD + MAX_BODY:
             self.end(EndReason.OVERSIZED)
             return
         super().data_received(data)

@@ -29,8 +29,15 @@ class ConnectionLimit:
         self._waiting: dict[LimitedConnection, None] = {}
         self._answering: set[LimitedConnection] = set()
 
-    def add(self, connection: LimitedConnection) -> None:
-        """Count a connection that was opened; it has no request yet."""
+    def add(
+        self, connection: LimitedConnection, instead_of: LimitedConnection | None = None
+    ) -> None:
+        """Count a connection that was opened; it has no request yet.
+
+        :param instead_of: what it was while it was being opened.
+        """
+        if instead_of is not None:
+            self.remove(instead_of)
         if len(self._waiting) + len(self._answering) >= self._limit:
             closed = next(iter(self._waiting), connection)
             self.remove(closed)

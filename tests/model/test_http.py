@@ -291,14 +291,28 @@ def test_a_request_of_too_many_bytes_is_ended() -> None:
         served.ended(EndReason.OVERSIZED)
 
 
-def test_what_is_no_http_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    chunked = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+def test_what_is_no_http_or_too_much_work_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    begun = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    chunked = begun + b"Transfer-Encoding: chunked\r\n"
     pipelined = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    refused = (
+        b"\0\1\2\r\n\r\n",
+        begun + b"a:\r\n" * 1000 + b"\r\n",
+        chunked + b"Content-Length: 3\r\n\r\n0\r\n\r\n",
+    )
+    cut = (
+        chunked + b"\r\nno number\r\n",
+        chunked + b"\r\n" + b"1\r\nx\r\n" * 1000,
+        chunked + b"\r\n0\r\n" + b"a:\r\n" * 1000 + b"\r\n",
+        pipelined + b"\xff\r\n\r\n",
+    )
     with serving() as served, caplog.at_level("DEBUG"):
-        for sent in (b"\0\1\2\r\n\r\n", chunked + b"no number\r\n", pipelined + b"\xff\r\n\r\n"):
+        for sent in (*refused, *cut):
             with served.opened(sent) as opened:
-                while opened.recv(4096):
-                    pass
+                answer = b""
+                while received := opened.recv(4096):
+                    answer += received
+            assert sent in cut or answer.startswith(b"HTTP/1.1 400"), sent
         assert served.ask().status_code == 200
     assert not [told for told in caplog.records if told.levelname == "ERROR"]
 

@@ -18,6 +18,10 @@ from laredo_fanout.serving.connect.codes import DeadlinePassed
 from laredo_fanout.serving.connect.request import CalledMethod, HttpRefused
 from laredo_fanout.serving.errors import Refused, SessionFailed
 from laredo_fanout.serving.service import ReplicationService
+from laredo_model.http.acceptor import Opening
+from laredo_model.http.connection_limit import ConnectionLimit
+from laredo_model.http.counts import EndReason
+from laredo_model.http.request_parser import MAX_HEAD, RequestParser
 
 log = structlog.get_logger(__name__)
 
@@ -25,11 +29,12 @@ REQUEST_S = 10.0
 """For a request to be whole, from its first byte."""
 IDLE_S = 60.0
 """For the next request to begin."""
+ANSWER_S = 30.0
+"""For a client to take an answer, before its next request is read."""
 STUCK_S = 5.0
 """For a client to take the end of its call, before the connection is cut."""
 _DEFECT = "the call failed by a defect: see the server's log"
-_MAX_HEAD = 16 << 10
-_MAX_RECEIVED = _MAX_HEAD + 2 * request.MAX_BODY
+_MAX_RECEIVED = MAX_HEAD + 2 * request.MAX_BODY
 """Bytes of one request with the framing of its chunks, and of what a client sends meanwhile."""
 _KEEPALIVE_IDLE_S = 30
 _KEEPALIVE_INTERVAL_S = 10
@@ -42,9 +47,10 @@ class ConnectionSet(Protocol):
     service: ReplicationService
     stall_timeout_s: float
     draining: bool
+    limit: ConnectionLimit
 
-    def enter(self, connection: CallConnection) -> bool:
-        """Count the connection; False if there are too many."""
+    def enter(self, connection: CallConnection, opening: Opening) -> None:
+        """Count the connection, which is open now."""
         ...
 
     def leave(self, connection: CallConnection) -> None:
@@ -61,11 +67,13 @@ class CallConnection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, room: ConnectionSet) -> None:
+    def __init__(self, room: ConnectionSet, opening: Opening) -> None:
         self._room = room
+        self._opening = opening
         self._loop = asyncio.get_running_loop()
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
+        self._http = RequestParser()
         self._request: h11.Request | None = None
+        self._wants_body = True
         self._body = bytearray()
         self._received = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -78,9 +86,7 @@ class CallConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if not self._room.enter(self):
-            transport.abort()
-            return
+        self._room.enter(self, self._opening)
         _find_dead_peers(transport.get_extra_info("socket"), self._room.stall_timeout_s)
         self._end_in(IDLE_S)
 
@@ -91,6 +97,8 @@ class CallConnection(asyncio.Protocol):
             self._call.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
         self._received += len(data)
         if self._received > _MAX_RECEIVED:
             self._transport.abort()
@@ -130,6 +138,11 @@ class CallConnection(asyncio.Protocol):
         """Cut the connection now."""
         self._transport.abort()
 
+    def end(self, why: EndReason) -> None:
+        """Cut the connection, in place of which there is another one."""
+        self._room.limit.counts.ended[why] += 1
+        self.abort()
+
     # ------------------------------------------------------------ requests
 
     def _advance(self, data: bytes | None = None) -> None:
@@ -151,7 +164,7 @@ class CallConnection(asyncio.Protocol):
             event = self._http.next_event()
             match event:
                 case h11.Request():
-                    self._request = event
+                    self._request, self._wants_body = event, event.method != b"HEAD"
                     if event.http_version != b"1.1":
                         raise h11.RemoteProtocolError("HTTP/1.1 is meant", error_status_hint=505)
                     if self._http.they_are_waiting_for_100_continue:
@@ -175,6 +188,7 @@ class CallConnection(asyncio.Protocol):
         assert asked is not None
         self._request, self._body = None, bytearray()
         self._stop_timer()
+        self._room.limit.mark_answering(self)
         self._call = self._loop.create_task(self._serve(asked, body))
         self._call.add_done_callback(self._call_ended)
 
@@ -187,6 +201,7 @@ class CallConnection(asyncio.Protocol):
             self.close()
             return
         self._http.start_next_cycle()
+        self._room.limit.mark_waiting(self)
         self._received = len(self._http.trailing_data[0])
         self._end_in(REQUEST_S if self._received else IDLE_S)
         self._advance()
@@ -200,6 +215,7 @@ class CallConnection(asyncio.Protocol):
             called = request.route(asked.method.decode("latin-1"), target, headers)
         except HttpRefused as refused:
             self._refuse_http(refused.status, str(refused), refused.headers)
+            await self._answer_taken()
             return
         caller = caller_from(
             self._transport.get_extra_info("peername")[:2],
@@ -208,6 +224,7 @@ class CallConnection(asyncio.Protocol):
         )
         serve = self._serve_stream if called.streaming else self._serve_unary
         await serve(called, caller, headers, body)
+        await self._answer_taken()
 
     async def _serve_unary(
         self, called: CalledMethod, caller: Caller, headers: Mapping[str, str], body: bytes
@@ -285,8 +302,16 @@ class CallConnection(asyncio.Protocol):
 
     def _respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self._send_head(status, {**headers, "Content-Length": str(len(body))})
-        self._transport.write(self._http.send(h11.Data(data=body)) or b"")
+        if self._wants_body:
+            self._transport.write(self._http.send(h11.Data(data=body)) or b"")
         self._transport.write(self._http.send(h11.EndOfMessage()) or b"")
+
+    async def _answer_taken(self) -> None:
+        """Wait until a client that doesn't read has taken most of what it asked for."""
+        if self.full:
+            if self._timer is None:
+                self._end_in(ANSWER_S)
+            await self.room()
 
     def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
         closing = {"Connection": "close"} if self._room.draining else {}

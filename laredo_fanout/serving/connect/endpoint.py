@@ -6,15 +6,16 @@ import asyncio
 import socket
 
 from laredo_fanout.serving import tls
-from laredo_fanout.serving.calls.descriptors import most_connections
+from laredo_fanout.serving.calls.descriptors import connect_connections
 from laredo_fanout.serving.connect.connection import CallConnection
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ConnectOptions, ListenerOptions
 from laredo_fanout.serving.service import ReplicationService
+from laredo_model.http.acceptor import Acceptor, Opening
+from laredo_model.http.connection_limit import ConnectionLimit
+from laredo_model.http.counts import HttpCounts
 
 _BACKLOG = 1024
-_HANDSHAKE_S = 10.0
-_CHECK_S = 0.05
 
 
 class ConnectEndpoint:
@@ -30,29 +31,31 @@ class ConnectEndpoint:
         self.service = service
         self.stall_timeout_s = listener.stall_timeout_s
         self.draining = False
-        self._tls = None if listener.tls is None else tls.server_context(listener.tls)
+        self.limit = ConnectionLimit(HttpCounts(), connect_connections())
+        context = None if listener.tls is None else tls.server_context(listener.tls)
         self._socket = _bound(options)
         self.port: int = self._socket.getsockname()[1]
-        self._server: asyncio.Server | None = None
+        self._acceptor = Acceptor(
+            self._socket,
+            self.limit,
+            lambda opening: CallConnection(self, opening),
+            "Connect",
+            context,
+        )
         self._connections: set[CallConnection] = set()
-        self._most = most_connections()
         self._empty = asyncio.Event()
         self._empty.set()
 
     async def start(self) -> None:
         """Take connections from now on."""
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: CallConnection(self),
-            sock=self._socket,
-            ssl=self._tls,
-            backlog=_BACKLOG,
-            ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
-        )
+        self._socket.listen(_BACKLOG)
+        self._acceptor.start()
 
     async def drain(self, grace_s: float) -> None:
         """Stop listening at once; returns when all calls have ended, or are cut after the grace."""
         self.draining = True
-        self._socket.close() if self._server is None else self._server.close()
+        await self._acceptor.stop()
+        self._socket.close()
         for connection in list(self._connections):
             connection.close_if_idle()
         try:
@@ -61,17 +64,16 @@ class ConnectEndpoint:
             for connection in list(self._connections):
                 connection.abort()
 
-    def enter(self, connection: CallConnection) -> bool:
-        """Count the connection; False if there are too many."""
-        if len(self._connections) >= self._most:
-            return False
+    def enter(self, connection: CallConnection, opening: Opening) -> None:
+        """Count the connection, which is open now."""
         self._connections.add(connection)
         self._empty.clear()
-        return True
+        self.limit.add(connection, opening)
 
     def leave(self, connection: CallConnection) -> None:
         """The connection is gone."""
         self._connections.discard(connection)
+        self.limit.remove(connection)
         if not self._connections:
             self._empty.set()
 

@@ -9,7 +9,9 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from laredo_fanout.serving import grpc_endpoint
 from laredo_fanout.serving.options import ListenerOptions
+from laredo_fanout.serving.service import SERVICE
 from laredo_fanout.wire import replication_pb2 as wire
 from tests.support.processes import PATIENCE_S
 from tests.support.server.connect_client import sync_request
@@ -22,6 +24,7 @@ STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
 DATA, HEADERS, SETTINGS = 0, 1, 4
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 INITIAL_WINDOW_SIZE = 4
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -42,23 +45,26 @@ def fields(**named: str) -> bytes:
     )
 
 
-async def call_with_no_window(world: World, method: str, request: bytes) -> asyncio.StreamWriter:
-    """A call whose client's window for answers is empty; returns its connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
-    head = fields(
+def head(method: str) -> bytes:
+    return fields(
         **{
             ":method": "POST",
             ":scheme": "http",
-            ":path": f"/laredo.replication.v1.LaredoReplicationService/{method}",
+            ":path": f"/{method}" if "/" in method else f"/{SERVICE}/{method}",
             ":authority": "localhost",
             "content-type": "application/grpc",
             "te": "trailers",
         }
     )
+
+
+async def call_with_no_window(world: World, method: str, request: bytes) -> asyncio.StreamWriter:
+    """A call whose client's window for answers is empty; returns its connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
     writer.write(
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        PREFACE
         + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, 0))
-        + frame(HEADERS, END_HEADERS, 1, head)
+        + frame(HEADERS, END_HEADERS, 1, head(method))
         + frame(DATA, END_STREAM, 1, struct.pack(">BI", 0, len(request)) + request)
     )
     async with asyncio.timeout(PATIENCE_S):
@@ -72,6 +78,35 @@ async def answered(reader: asyncio.StreamReader) -> int:
     head = await reader.readexactly(9)
     await reader.readexactly(int.from_bytes(head[:3]))
     return head[3]
+
+
+@pytest.mark.parametrize("method", ["Sync", "GetReplicationStatus", "grpc.health.v1.Health/Watch"])
+@pytest.mark.parametrize(("request_s", "most"), [(PATIENCE_S, 10), (0.5, 1000)])
+async def test_calls_whose_request_never_comes_are_few_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, request_s: float, most: int
+) -> None:
+    monkeypatch.setattr(grpc_endpoint, "REQUEST_S", request_s)
+    monkeypatch.setattr(grpc_endpoint, "MOST_UNREAD", most)
+    begun = [
+        frame(HEADERS, END_HEADERS, stream, head(method))
+        + frame(DATA, 0, stream, b"\0\0\0\0\x20begun")
+        for stream in range(1, 401, 2)
+    ]
+    without = frame(HEADERS, END_HEADERS | END_STREAM, 401, head(method))
+    async with running(tmp_path) as world:
+        world.writer.publish(rows(0, 3))
+        idle = len(asyncio.all_tasks())
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        writer.write(PREFACE + frame(SETTINGS, 0, 0, b"") + b"".join(begun) + without)
+        ending = max(len(begun) - most, 0) or len(begun)
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(ending + 1):
+                while (await answered(reader)) != HEADERS:
+                    pass
+        # gRPC has two tasks for each call that is left.
+        await until(lambda: len(asyncio.all_tasks()) <= idle + 2 * (len(begun) - ending))
+        assert (await world.stub().GetReplicationStatus(STATUS)).current_sequence
+        writer.close()
 
 
 async def test_a_stream_whose_client_leaves_in_the_midst_of_a_message(

@@ -2,15 +2,21 @@
 
 import asyncio
 import gzip
+import socket
+import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from laredo_fanout.serving.connect import connection, request
-from laredo_fanout.serving.options import BufferPolicy, ServingTableOptions
+from laredo_fanout.serving.connect.connection import CallConnection
+from laredo_fanout.serving.options import BufferPolicy, ServingTableOptions, TlsFiles
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.change import Action
+from laredo_model.http import request_parser
 from tests.support.processes import PATIENCE_S
 from tests.support.server.connect_client import (
     SERVICE,
@@ -24,6 +30,8 @@ from tests.support.server.connect_client import (
 from tests.support.server.serving_world import World, line, rows
 
 UPDATE = Action.UPDATE
+TLS = Path(__file__).parents[1] / "tls"
+SERVER_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key")
 STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
 WIDE = "w" * 200_000
 DROP = ServingTableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.DROP_DISCONNECT)
@@ -141,8 +149,15 @@ async def test_a_body_that_is_too_long(tmp_path: Path) -> None:
         (head(Content_Length="-1"), b"400"),
         (head(Transfer_Encoding="chunked") + b"zz\r\n", b"400"),
         (head(Transfer_Encoding="gzip"), b"501"),
+        (head(Transfer_Encoding="chunked", Content_Length="3") + b"0\r\n\r\n", b"400"),
+        (head(Transfer_Encoding="chunked") + b"1\r\nx\r\n" * 1000, b"400"),
+        (head(Transfer_Encoding="chunked") + b"0\r\n" + b"a:\r\n" * 1000 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 1000 + b"\r\n", b"431"),
     ],
-    ids=["noise", "headers", "version", "length", "chunk", "encoding"],
+    ids=[
+        *("noise", "headers", "version", "length", "chunk", "encoding"),
+        *("lengths", "chunks", "trailers", "lines"),
+    ],
 )
 async def test_what_is_no_http(tmp_path: Path, sent: bytes, status: bytes) -> None:
     async with connected(tmp_path) as (_, client):
@@ -166,28 +181,104 @@ async def test_a_connection_that_says_nothing(
         assert await answered(client, b"") == b""
 
 
-async def test_connections_beyond_the_limit_are_closed_at_once(
+async def test_a_body_of_many_chunks(tmp_path: Path) -> None:
+    chunks = b"1\r\n\0\r\n" * request_parser.MAX_CHUNKS + b"0\r\na: b\r\n\r\n"
+    asked = head("Sync", Transfer_Encoding="chunked", Connection="close") + chunks
+    async with connected(tmp_path) as (_, client):
+        assert b"invalid_argument" in await answered(client, asked)
+
+
+async def test_an_answer_to_head_has_no_body(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = head(method="HEAD") + head(method="HEAD", Connection="close")
+    async with connected(tmp_path) as (_, client):
+        first, second, rest = (await answered(client, asked)).split(b"\r\n\r\n")
+    assert first.split()[1] == second.split()[1] == b"405" and rest == b""
+    assert b"Content-Length: 0" not in first and caplog.records == []
+
+
+class WatchedConnection(CallConnection):
+    """Counts the bytes that it received, and the calls that it began; the kernel keeps little."""
+
+    received = calls = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        end = transport.get_extra_info("socket")
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        super().data_received(data)
+
+    def _begin_call(self) -> None:
+        self.calls += 1
+        super()._begin_call()
+
+    @property
+    def answering(self) -> bool:
+        return self._call is not None
+
+
+async def test_requests_wait_while_no_answer_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.connect.endpoint.most_connections", lambda: 2)
+    opened: list[WatchedConnection] = []
+
+    def watched(*given: Any) -> WatchedConnection:
+        opened.append(WatchedConnection(*given))
+        return opened[-1]
+
+    monkeypatch.setattr("laredo_fanout.serving.connect.endpoint.CallConnection", watched)
+    monkeypatch.setattr(connection, "ANSWER_S", 1.0)
+    monkeypatch.setattr(connection, "STUCK_S", 0.1)
+    asked = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 300
     async with connected(tmp_path) as (_, client):
-        held = [await raw(client) for _ in range(2)]
-        for _, writer in held:
-            writer.write(b"POST ")
-            await writer.drain()
-        assert await answered(client, b"") == b""
-        for _, writer in held:
-            writer.close()
-            await writer.wait_closed()
-        async with asyncio.timeout(PATIENCE_S):
-            # They count until the server has seen them go.
-            while not (
-                answer := await answered(
-                    client, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        with socket.socket() as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            end.connect(("127.0.0.1", client.http.base_url.port))
+            sent = more = 0
+            while more < 3:
+                end.sendall(asked)
+                sent += len(asked)
+                await until(
+                    lambda sent=sent: (
+                        opened
+                        and opened[0].received == sent
+                        and (opened[0].full or not opened[0].answering)
+                    )
                 )
-            ):
-                pass
-        assert b"404" in answer
+                more += opened[0].full
+            await until(lambda: not opened[0].answering)
+        assert opened[0].calls * len(asked) // 300 < sent - 2 * len(asked)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_beyond_the_limit_the_connection_that_is_idle_longest_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encrypted: bool
+) -> None:
+    monkeypatch.setattr("laredo_fanout.serving.connect.endpoint.connect_connections", lambda: 3)
+    listener = connect_listener(tls=SERVER_TLS if encrypted else None)
+    async with connected(tmp_path, listener=listener) as (world, plain):
+        world.writer.publish(rows(0, 1))
+        context = ssl.create_default_context(cafile=TLS / "ca.pem")
+        trust = {"verify": context} if encrypted else {}
+        client = ConnectClient(plain.http.base_url.port or 0, **trust)
+        async with client.http, client.sync() as stream:
+            await stream.next("handshake")
+            begun = [await raw(client) for _ in range(20)]
+            for _, writer in begun:
+                writer.write(b"\x16" if encrypted else b"POST ")
+            for reader, writer in begun[:18]:
+                with suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+                writer.close()
+            assert (await client.unary("GetReplicationStatus", STATUS)).status_code == 200
+            assert not begun[19][0].at_eof()
+            await stream.next()
+            for _, writer in begun[18:]:
+                writer.close()
 
 
 async def test_bytes_during_a_stream_are_bounded(tmp_path: Path) -> None:
