@@ -68,7 +68,9 @@ def test_another_http_token_holds_at_once(server: Fanout, tmp_path: Path) -> Non
         assert answered.json()["changed"] == ["http.token"]
         for token, code in (("one", 401), ("two", 200)):
             asked = httpx.get(
-                f"{server.program.http}/status", headers={"Authorization": f"Bearer {token}"}
+                f"{server.program.http}/status",
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=PATIENCE_S,
             )
             assert asked.status_code == code
         assert server.run("reload").stdout == "nothing has changed\n"
