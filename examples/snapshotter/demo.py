@@ -49,8 +49,9 @@ class Interrupted:
 
     def __init__(self) -> None:
         self.now = False
-        signal.signal(signal.SIGINT, self._note)
-        signal.signal(signal.SIGTERM, self._note)
+        # SIGHUP: its terminal is closed, and the programs are to end too.
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, self._note)
 
     def _note(self, *_: object) -> None:
         self.now = True
