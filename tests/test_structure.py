@@ -32,6 +32,9 @@ WAITS = {
     "wait_until": 2,
 }
 """What waits for something to come, and which of its arguments says how long."""
+HTTPX = {"get", "post", "put", "delete", "request", "stream", "Client", "AsyncClient"}
+HTTPX_WAITS = {"timeout", "transport"}
+"""One of these is given to httpx, which gives up after 5 s by itself."""
 SHARED_CLASS_NAMES = {
     "Difference": "public in laredo_archive.reader and in the client: a change of one row",
 }
@@ -109,7 +112,9 @@ def patience(path: Path) -> Iterator[tuple[int, float]]:
     for call in ast.walk(ast.parse(path.read_text())):
         if not isinstance(call, ast.Call):
             continue
-        name = ast.unparse(call.func).rpartition(".")[2]
+        module, _, name = ast.unparse(call.func).rpartition(".")
+        if module == "httpx" and name in HTTPX and not HTTPX_WAITS & {w.arg for w in call.keywords}:
+            yield call.lineno, 5.0
         given = [word.value for word in call.keywords if word.arg == "timeout"]
         given += call.args[WAITS[name] : WAITS[name] + 1] if name in WAITS else []
         for value in given:

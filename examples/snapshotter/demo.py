@@ -22,7 +22,7 @@ from rich.console import Console
 from examples.snapshotter import demo_workload
 from examples.snapshotter.demo_programs import Program, free_port
 from examples.snapshotter.demo_proof import Verdict, prove
-from examples.snapshotter.demo_view import View, show_verdicts
+from examples.snapshotter.demo_view import View, from_here, show_verdicts
 from examples.snapshotter.demo_workload import TABLES, Application
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_model import position as position_
@@ -30,7 +30,7 @@ from laredo_model import position as position_
 HERE = Path(__file__).parent
 MARK = ".laredo-demo"
 LOOK_S = 0.12
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 
 
 @dataclass
@@ -49,8 +49,9 @@ class Interrupted:
 
     def __init__(self) -> None:
         self.now = False
-        signal.signal(signal.SIGINT, self._note)
-        signal.signal(signal.SIGTERM, self._note)
+        # SIGHUP: its terminal is closed, and the programs are to end too.
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, self._note)
 
     def _note(self, *_: object) -> None:
         self.now = True
@@ -59,13 +60,19 @@ class Interrupted:
 def main() -> int:
     """The exit code: 0 if equal, 1 if not."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seconds", type=float, default=16, help="how long rows change")
+    options.add_argument(
+        "--seconds",
+        type=float,
+        default=10,
+        help="how long rows change after the first snapshots",
+    )
     options.add_argument("--rows", type=int, default=20_000, help="rows a table starts with")
     options.add_argument("--directory", type=Path, help="default: ./demo-run")
     arguments = options.parse_args()
     console = Console()
     directory = _directory(arguments.directory)
-    console.print(f"everything of this run is below [bold]{directory}[/]")
+    console.print(f"the files of this run are in [bold]{from_here(directory)}[/]", soft_wrap=True)
+    console.print("starting PostgreSQL")
     interrupted = Interrupted()
     # The server's own user must be able to reach its data, wherever we may be.
     data = Path(tempfile.mkdtemp(prefix="laredo-demo-")) if os.geteuid() == 0 else directory
@@ -112,14 +119,14 @@ def _run(
         for statement in demo_workload.ROLE:
             admin.execute(statement)
     try:
-        with View(console, stage.archive, arguments.seconds + 6) as view:
+        with View(console, stage.archive) as view:
             _play(stage, view, arguments.seconds, interrupted)
             _settle(stage, view, postgres)
-            code = stage.writer.stop()
-            view.say(f"laredo-snapshotter: SIGTERM, exit code {code}")
-            code = stage.server.stop()
-            view.say(f"laredo-fanout: SIGTERM, exit code {code}")
-            view.update(stage.server, stage.writer, stage.applications)
+            for program in (stage.writer, stage.server):
+                view.say(f"{program.name} is stopped with SIGTERM")
+                program.stop()
+            view.update(stage.server, stage.writer, stage.applications, "done")
+        console.print("reading the archive back, and comparing it with PostgreSQL")
         changes = sum(each.changes for each in stage.applications.values())
         return changes, [prove(stage.dsn, table, stage.archive / table) for table in TABLES]
     finally:
@@ -169,15 +176,8 @@ def _stage(dsn: str, server_dsn: str, directory: Path, rows: int) -> Stage:
 
 
 def _play(stage: Stage, view: View, seconds: float, interrupted: Interrupted) -> None:
-    """The acts, each at its part of the time."""
+    """The acts, each at its part of the time, which begins with the first snapshots."""
     server, writer, orders = stage.server, stage.writer, stage.applications["orders"]
-
-    def begin() -> None:
-        view.say("rows change from the start, while they are copied")
-        for application in stage.applications.values():
-            application.start()
-        server.start()
-        writer.start()
 
     def kill(program: Program) -> Callable[[], None]:
         def act() -> None:
@@ -199,14 +199,19 @@ def _play(stage: Stage, view: View, seconds: float, interrupted: Interrupted) ->
         orders.truncate()
 
     acts: list[tuple[float, Callable[[], None]]] = [
-        (0.00, begin),
-        (0.35, kill(writer)),
-        (0.40, start(writer)),
-        (0.55, truncate),
-        (0.70, kill(server)),
-        (0.74, start(server)),
+        (0.10, kill(writer)),
+        (0.20, start(writer)),
+        (0.40, truncate),
+        (0.60, kill(server)),
+        (0.70, start(server)),
         (1.00, lambda: None),
     ]
+    view.say("both programs start; rows change while they are copied", "bold")
+    for application in stage.applications.values():
+        application.start()
+    server.start()
+    writer.start()
+    _wait_until(writer.is_ready, stage, view, interrupted)
     began = time.monotonic()
     for part, act in acts:
         due = began + part * seconds
@@ -227,7 +232,7 @@ def _wait_until(
 ) -> None:
     """Show what happens until ``condition``, or somebody interrupts.
 
-    :raises RuntimeError: if neither comes within a minute.
+    :raises RuntimeError: if neither comes in time.
     """
     deadline = time.monotonic() + PATIENCE_S
     while not condition() and not (interrupted is not None and interrupted.now):
@@ -244,8 +249,12 @@ def _settle(stage: Stage, view: View, postgres: EmbeddedPostgres) -> None:
         row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
     assert row is not None
     end = str(row[0])
-    view.say(f"the rows stand still at {end}; the archive catches up")
-    _wait_until(lambda: _reached(stage.writer, position_.parse(end)), stage, view)
+    view.say(f"no more changes: PostgreSQL is at {end}, the archive catches up", "bold")
+    _wait_until(
+        lambda: _reached(stage.writer, position_.parse(end)) and view.has_all_rows(stage.server),
+        stage,
+        view,
+    )
 
 
 def _reached(writer: Program, end: int) -> bool:

@@ -33,6 +33,8 @@ class Program:
         self.log = log
         self._http = f"http://127.0.0.1:{http_port}"
         self._process: subprocess.Popen[bytes] | None = None
+        self.state = "not started"
+        """In words; of one that was started it is true until the demo ends it."""
 
     @property
     def pid(self) -> int | None:
@@ -53,24 +55,28 @@ class Program:
                 start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
+        self.state = f"pid {self._process.pid}"
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self.state = "killed"
 
-    def stop(self, timeout: float = 40) -> int | None:
+    def stop(self, timeout: float = 240) -> int | None:
         """SIGTERM; the exit code, None if it didn't run."""
         if self._process is None:
             return None
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(timeout)
+            code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
-            return -9
+            code = -9
+        self.state = f"stopped, exit code {code}"
+        return code
 
     def status(self) -> dict[str, Any] | None:
         """What /status says; None while nobody answers."""

@@ -7,9 +7,11 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
 from rich.live import Live
-from rich.panel import Panel
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -17,20 +19,25 @@ from examples.snapshotter.demo_programs import Program
 from examples.snapshotter.demo_proof import Verdict
 from examples.snapshotter.demo_workload import TABLES, Application
 
-SHOWN_EVENTS = 12
+MOST_EVENTS = 20
+OTHER_LINES = 14
+"""Lines of the picture beside events."""
+NOTHING = "–"
 
 
 class View:
     """A live picture on a terminal; plain lines of what happens otherwise."""
 
-    def __init__(self, console: Console, archive: Path, seconds: float) -> None:
+    def __init__(self, console: Console, archive: Path) -> None:
         self._console = console
         self._archive = archive
-        self._seconds = seconds
         self._began = time.monotonic()
-        self._events: deque[Text] = deque(maxlen=SHOWN_EVENTS)
+        room = min(MOST_EVENTS, max(3, console.height - OTHER_LINES))
+        self._events: deque[Text] = deque(maxlen=room)
         self._shown: set[tuple[str, str, str]] = set()
+        self._newest: dict[str, dict[str, Any]] = {}
         self._rates: dict[str, tuple[float, int, float]] = {}
+        self._tables: dict[str, dict[str, Any]] = {}
         self._live = Live(console=console, refresh_per_second=8, transient=False)
         self._plain = not console.is_terminal
 
@@ -45,64 +52,84 @@ class View:
             self._live.stop()
 
     def say(self, text: str, style: str = "") -> None:
-        """Something happened."""
+        """Show an event, with its time."""
         event = Text.assemble(
-            (f"{time.monotonic() - self._began:5.1f} s  ", "dim"), (text, style), no_wrap=True
+            (f"{time.monotonic() - self._began:5.1f} s  ", "dim"),
+            (text, style),
+            no_wrap=True,
+            overflow="ellipsis",
         )
         self._events.append(event)
         if self._plain:
             self._console.print(event, soft_wrap=True)
 
     def update(
-        self, server: Program, writer: Program, applications: dict[str, Application]
+        self,
+        server: Program,
+        writer: Program,
+        applications: dict[str, Application],
+        doing: str = "running",
     ) -> None:
-        """Look at everything again."""
+        """Read both programs' state and the archive's manifests, and show them."""
         self._note_artifacts()
+        # The figures of a program that doesn't answer are the last that it published.
+        for program in (server, writer):
+            status = program.status() if program.pid else None
+            if status is not None:
+                self._tables[program.name] = status.get("tables", {})
         if self._plain:
             return
-        server_status = server.status() or {}
-        writer_status = writer.status() or {}
-        picture = Table(expand=True)
-        for column in ("", *TABLES):
-            picture.add_column(column, ratio=1 if column else None)
-        served, written = server_status.get("tables", {}), writer_status.get("tables", {})
-        for title, cells in self._rows(applications, served, written):
+        picture = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1))
+        picture.add_column("", no_wrap=True)
+        for table in TABLES:
+            picture.add_column(table, ratio=1, no_wrap=True)
+        for title, *cells in self._rows(server, writer, applications):
             picture.add_row(title, *cells)
         elapsed = time.monotonic() - self._began
-        pids = " · ".join(
-            f"{program.name} {'pid ' + str(program.pid) if program.pid else '[red]dead[/]'}"
-            for program in (server, writer)
-        )
-        title = f"laredo demo, {elapsed:.0f} of about {self._seconds:.0f} s"
-        events = Group(*self._events) if self._events else Text("")
         shown: RenderableType = Group(
-            picture, Text.from_markup(pids), Panel(events, title="what happens")
+            Rule(f"laredo demo: {doing}, {elapsed:.0f} s"), picture, Rule("events"), *self._events
         )
-        self._live.update(Panel(shown, title=title))
+        self._live.update(shown)
 
     def _rows(
-        self,
-        applications: dict[str, Application],
-        served: dict[str, Any],
-        written: dict[str, Any],
-    ) -> list[tuple[str, list[str]]]:
-        def each(of: dict[str, Any], *keys: str) -> list[str]:
-            cells = []
-            for table in TABLES:
-                found = of.get(f"public.{table}", {})
-                cells.append("  ".join(str(found.get(key, "…")) for key in keys))
-            return cells
+        self, server: Program, writer: Program, applications: dict[str, Application]
+    ) -> list[tuple[str, ...]]:
+        def each(program: Program, key: str) -> list[str]:
+            tables = self._tables.get(program.name, {})
+            return [_cell(tables.get(f"public.{table}", {}).get(key)) for table in TABLES]
 
+        def state(program: Program, key: str) -> list[str]:
+            if program.pid is None:
+                style = "red" if program.state == "killed" else "green"
+                return [f"[{style}]{program.state}[/]"] * len(TABLES)
+            states = each(program, key)
+            return [("starting" if each == NOTHING else each) for each in states]
+
+        waiting = each(writer, "buffer_depth") if writer.pid else [NOTHING] * len(TABLES)
         return [
-            ("PostgreSQL: changes/s", [self._rate(name, applications[name]) for name in TABLES]),
-            ("laredo-fanout: state", each(served, "status")),
-            ("  rows copied, rows", each(served, "copied_rows", "rows")),
-            ("laredo-snapshotter: state", each(written, "state")),
-            ("  epoch, diffs since base", each(written, "epoch", "diffs_since_snapshot")),
-            ("  rows in the archive", each(written, "rows")),
-            ("  archive up to", each(written, "head_position")),
-            ("  changes waiting", each(written, "buffer_depth")),
+            ("changes in PostgreSQL", *(self._rate(name, applications[name]) for name in TABLES)),
+            (server.name, *state(server, "status")),
+            ("  rows that it serves", *each(server, "rows")),
+            (writer.name, *state(writer, "state")),
+            ("  changes to be written", *waiting),
+            ("rows in the archive", *self._archived("rows")),
+            ("  its position", *self._archived("to_position")),
+            ("  its files", *(self._artifacts(table) for table in TABLES)),
         ]
+
+    def has_all_rows(self, server: Program) -> bool:
+        """Whether the archive has as many rows of each table as the server says that there are."""
+        served = self._tables.get(server.name, {})
+        counts = [str(served.get(f"public.{table}", {}).get("rows")) for table in TABLES]
+        return counts == [str(self._newest.get(table, {}).get("rows")) for table in TABLES]
+
+    def _archived(self, key: str) -> list[str]:
+        return [_cell(self._newest.get(table, {}).get(key)) for table in TABLES]
+
+    def _artifacts(self, table: str) -> str:
+        kinds = [kind for of, kind, _ in self._shown if of == table]
+        snapshots = kinds.count("snapshot")
+        return f"snapshots: {snapshots}, diffs: {len(kinds) - snapshots}"
 
     def _rate(self, table: str, application: Application) -> str:
         now = time.monotonic()
@@ -111,7 +138,8 @@ class View:
             rate = (application.changes - before) / (now - since)
             since, before = now, application.changes
         self._rates[table] = (since, before, rate)
-        return f"{rate:,.0f}  ({application.changes:,} in all)"
+        pace = f" ({rate:,.0f} a second)" if application.is_alive() else ""
+        return f"{application.changes:,}{pace}"
 
     def _note_artifacts(self) -> None:
         for table in TABLES:
@@ -124,23 +152,29 @@ class View:
                 if name not in self._shown:
                     self._shown.add(name)
                     self._say_artifact(table, artifact)
+                self._newest[table] = artifact
 
     def _say_artifact(self, table: str, artifact: dict[str, Any]) -> None:
-        size = max(entry["size_bytes"] for entry in artifact["formats"].values())
+        size = decimal(max(entry["size_bytes"] for entry in artifact["formats"].values()))
         if artifact["kind"] == "snapshot":
-            what = f"base of epoch {artifact['epoch']}: {artifact['row_count']:,} rows"
+            what, style = f"snapshot of {artifact['row_count']:,} rows", "green"
         else:
-            truncate = ", truncates" if artifact["truncate"] else ""
-            what = f"diff: {artifact['change_count']:,} net changes{truncate}"
-        style = "green" if artifact["kind"] == "snapshot" else ""
-        self.say(f"{table:16} {what}, {size:,} bytes, up to {artifact['to_position']}", style)
+            truncated = "TRUNCATE and " if artifact["truncate"] else ""
+            what, style = f"diff of {truncated}{artifact['change_count']:,} changes", ""
+        self.say(f"{table}: {what}, {size}, up to {artifact['to_position']}", style)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return NOTHING if value is None else str(value)
 
 
 def show_verdicts(
     console: Console, verdicts: list[Verdict], changes: int, directory: Path, *, killed: bool
 ) -> None:
     """The last screen: what was done, how the archive compares, and what to read next."""
-    shown = Table(title="the archive, read back from its files, against PostgreSQL")
+    shown = Table(title="the archive, read back from its files, and PostgreSQL")
     shown.add_column("")
     for verdict in verdicts:
         shown.add_column(verdict.table, justify="right")
@@ -167,23 +201,26 @@ def show_verdicts(
     for line in (
         "",
         f"{changes:,} changes in PostgreSQL became {artifacts} snapshots and diffs.",
-        *(["Both programs were killed with -9 meanwhile."] if killed else []),
+        *(["Each program was killed with -9 once, and started again."] if killed else []),
         "The tables were rebuilt from those files alone, and compared row by row:",
         said,
         "",
     ):
         console.print(line, highlight=False)
-    archive = _from_here(directory / "archive" / verdicts[0].table)
-    command = _from_here(Path(sys.executable).with_name("laredo-archive"))
+    archive = from_here(directory / "archive" / verdicts[-1].table)
+    command = from_here(Path(sys.executable).with_name("laredo-archive"))
     for what, how in {
-        "what it wrote": f"{command} ls {archive}",
-        "a table as it was": f"{command} cat --as-of {verdicts[0].first_position} {archive}",
-        "the logs": f"{_from_here(directory)}/*.log",
-        "on your own database": "README.md, A first use on your database",
+        "the files of a table": f"{command} ls {archive}",
+        "its rows at an earlier position": (
+            f"{command} cat --as-of {verdicts[-1].first_position} {archive}"
+        ),
+        "the logs": f"{from_here(directory)}/*.log",
+        "the same on your own database": "README.md, A first use on your database",
     }.items():
-        console.print(f"{what:22} {how}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"{what}:\n  {how}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _from_here(path: Path) -> Path:
+def from_here(path: Path) -> Path:
+    """The path as one would type it here."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,7 +1,12 @@
 """``make demo``, shortened; and that its verdict can be no."""
 
+import contextlib
+import os
+import pty
+import re
 import subprocess
 import sys
+import termios
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,9 +22,11 @@ from laredo_model.history import History
 from laredo_model.position import Position
 from tests.support import drawn
 from tests.support.postgres import Database
+from tests.support.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-COLUMNS = (
+COLUMNS = 80
+FIELDS = (
     Column("id", "int8", nullable=False, ordinal=1, key_ordinal=1),
     Column("name", "text", ordinal=2),
 )
@@ -27,20 +34,37 @@ COLUMNS = (
 
 def test_the_demo_proves_its_archive_equal(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    options = ["--seconds", "8", "--rows", "2000", "--directory", str(directory)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "examples.snapshotter.demo", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+    options = ["--seconds", "5", "--rows", "2000", "--directory", str(directory)]
+    command = [sys.executable, "-m", "examples.snapshotter.demo", *options]
+    ours, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, COLUMNS))
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    running = subprocess.Popen(
+        command, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "EQUAL: every row of the archive is PostgreSQL's" in ended.stdout
-    assert "laredo-archive ls" in ended.stdout
-    assert "kill -9 laredo-snapshotter" in ended.stdout
-    assert "kill -9 laredo-fanout" in ended.stdout
-    assert "TRUNCATE orders" in ended.stdout
+    os.close(terminal)
+    shown = b""
+    # A terminal whose programs have ended can't be read.
+    with contextlib.suppress(OSError):
+        while some := os.read(ours, 1 << 16):
+            shown += some
+    os.close(ours)
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n")
+    assert running.wait(PATIENCE_S) == 0, text
+    for wanted in (
+        "EQUAL: every row of the archive is PostgreSQL's",
+        "laredo-archive ls",
+        "kill -9 laredo-snapshotter",
+        "kill -9 laredo-fanout",
+        "TRUNCATE orders",
+    ):
+        assert wanted in text
+    assert "None" not in text
+    pictures, last = text.split("laredo demo: done")
+    assert last.count("stopped, exit code 0") == 4 and "killed" in pictures
+    archived = re.findall(r"rows (?:that it serves|in the archive) +([\d,]+) +([\d,]+)", last)
+    assert archived[0] == archived[1]
+    assert max(len(line) for line in pictures.splitlines() if str(tmp_path) not in line) <= COLUMNS
     for table in demo_workload.TABLES:
         assert (directory / "archive" / table / "manifest.json").exists()
 
@@ -61,7 +85,7 @@ def test_the_verdict_tells_any_difference(tmp_path: Path, database: Database, di
     with archive.snapshot(
         position=Position(0x1000),
         history=History(1, 1, 1),
-        columns=COLUMNS,
+        columns=FIELDS,
         key_fields=["id"],
         formats=["jsonl"],
     ) as upload:

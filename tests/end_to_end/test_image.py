@@ -64,11 +64,14 @@ def test_in_the_image_a_port_is_enough_to_be_reached(tmp_path: Path, name: str) 
     with running:
         wait_until(lambda: running.get("/health/live"), "HTTP")
         for path in ("/health/live", "/metrics", "/status"):
-            assert httpx.get(f"http://{OTHER_ADDRESS}:{http}{path}").status_code == 200
+            assert (
+                httpx.get(f"http://{OTHER_ADDRESS}:{http}{path}", timeout=PATIENCE_S).status_code
+                == 200
+            )
         if name == "laredo-fanout":
             wait_until(lambda: reaches(grpc), "gRPC")
         else:
-            asked = httpx.post(f"http://{OTHER_ADDRESS}:{http}/snapshot")
+            asked = httpx.post(f"http://{OTHER_ADDRESS}:{http}/snapshot", timeout=PATIENCE_S)
             assert asked.status_code == 202
         log = running.log.read_text()
         assert "http.host: anyone who reaches 0.0.0.0 may read the status" in log
@@ -106,8 +109,13 @@ def test_with_a_token_every_address_is_listened_on(tmp_path: Path, name: str) ->
     running, http, _ = program(tmp_path, name, "token = secret, public = [health]")
     with running:
         wait_until(lambda: running.get("/health/live"), "HTTP")
-        assert httpx.get(f"http://{OTHER_ADDRESS}:{http}/status").status_code == 401
+        assert (
+            httpx.get(f"http://{OTHER_ADDRESS}:{http}/status", timeout=PATIENCE_S).status_code
+            == 401
+        )
         right = {"Authorization": "Bearer secret"}
-        asked = httpx.get(f"http://{OTHER_ADDRESS}:{http}/status", headers=right)
+        asked = httpx.get(
+            f"http://{OTHER_ADDRESS}:{http}/status", headers=right, timeout=PATIENCE_S
+        )
         assert asked.status_code == 200
         running.kill()

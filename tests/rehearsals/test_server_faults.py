@@ -13,7 +13,7 @@ import pytest
 from tests.rehearsals.prometheus import Prometheus, watching
 from tests.support.clusters import Clusters
 from tests.support.postgres import Database
-from tests.support.processes import wait_until
+from tests.support.processes import eventually, wait_until
 from tests.support.server.fanout_program import Fanout, fanout
 
 pytestmark = pytest.mark.thorough
@@ -67,7 +67,7 @@ def test_the_slot_is_dropped_by_hand(tmp_path: Path, database: Database) -> None
         server.program.wait_ready()
         because = server.status["sources"]["pg"]["because"]
         assert f"slot {slot} doesn't exist any more" in because
-        assert server.table("public.t")["rows"] == 1
+        eventually(lambda: server.table("public.t")["rows"], 1)
 
 
 def test_the_slot_is_dropped_and_the_server_is_to_wait(tmp_path: Path, database: Database) -> None:

@@ -14,7 +14,7 @@ import pytest
 from laredo_fanout.store import meta
 from laredo_fanout.store.writer import Store
 from tests.support.postgres import Database
-from tests.support.processes import Program, wait_until
+from tests.support.processes import Program, eventually, wait_until
 from tests.support.server.certificates import Authority, put_in_place
 from tests.support.server.fanout_program import Fanout, fanout
 from tests.support.writer.archiving_programs import Named, configured
@@ -101,7 +101,7 @@ def test_an_old_copy_of_the_state_is_put_back(
     assert "pg_drop_replication_slot" in problem(server, NEVER_USED)
     drop_slot(owned)
     server.program.wait_ready()
-    assert server.table("public.t")["rows"] == 100
+    eventually(lambda: server.table("public.t")["rows"], 100)
     assert server.table("public.t")["copied_rows"] == 100
     server.program.stop()
 
@@ -127,7 +127,7 @@ def test_a_newer_version_wrote_the_store(
     problem(server, NEVER_USED)
     drop_slot(owned)
     server.program.wait_ready()
-    assert server.table("public.t")["rows"] == 100
+    eventually(lambda: server.table("public.t")["rows"], 100)
     server.program.stop()
 
 

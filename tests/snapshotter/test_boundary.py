@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laredo_model import position
-from tests.support.processes import PATIENCE_S, wait_until
+from tests.support.processes import PATIENCE_S, eventually, wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.waiting import waits
 from tests.support.writer.writing import Writer
@@ -33,7 +33,7 @@ def test_a_diff_waits_until_the_boundary_has_passed_it(served: Served, writer: W
     assert writer.head() == verified
     served.look()
     writer.wait_head(served.position)
-    assert writer.status()["unverified"] is None
+    eventually(lambda: writer.status()["unverified"], None)
     writer.assert_equal()
 
 

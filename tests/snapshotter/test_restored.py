@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.aws import AwsServer
-from tests.support.processes import wait_until
+from tests.support.processes import eventually, wait_until
 from tests.support.writer.buckets import BucketPath, new_bucket
 from tests.support.writer.served import Served, put
 from tests.support.writer.writing import Writer, integer
@@ -56,7 +56,7 @@ def test_each_destination_gets_from_the_other_what_it_lost(tmp_path: Path, serve
             lambda: total(writer, "snapshotter_objects_restored_total") == 2, "both are restored"
         )
         assert lost.exists()
-        assert len(writer.logged("object restored")) == 2
+        eventually(lambda: len(writer.logged("object restored")), 2)
         assert total(writer, "snapshotter_objects_lost") == 0
         writer.wait_head(served.commit("users", put(4, "goes on")))
         assert writer.program.stop() == 0
@@ -98,7 +98,7 @@ def test_what_no_destination_has_is_an_error_and_a_new_base_the_cure(
     with with_writer as writer:
         writer.program.wait_ready()
         wait_until(lambda: total(writer, "snapshotter_objects_lost") == 1, "it is counted")
-        (line,) = writer.logged("object lost")
+        (line,) = wait_until(lambda: writer.logged("object lost"), "it is told")
         assert str(lost) in line["error"] and "POST /snapshot" in line["error"]
         assert writer.post("/snapshot?wait=true").status_code == 200
         assert writer.kinds()[-1] == ("snapshot", 2)
@@ -116,7 +116,7 @@ def test_a_new_destination_is_filled_though_the_one_ahead_isnt_whole(
     with with_writer as writer:
         writer.program.wait_ready()
         writer.wait_head(served.commit("users", put(4, "goes on")))
-        assert len(writer.logged("object restored")) == 1
+        eventually(lambda: len(writer.logged("object restored")), 1)
         assert writer.program.stop() == 0
         for place in (ahead, behind, new):
             writer.archive = place

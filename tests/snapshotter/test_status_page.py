@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.aws import AwsServer
 from tests.support.page import Element, page_of
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer
 
@@ -116,14 +116,19 @@ def test_with_a_token_the_page_asks_for_it_and_a_password_changes_nothing(
 ) -> None:
     with Writer(tmp_path, served, more='http { token = "secret", public = [health] }') as writer:
         writer.program.wait_ready()
-        assert httpx.get(writer.program.http + "/").status_code == 401
-        answer = httpx.get(writer.program.http + "/", auth=("any", "secret"))
+        assert httpx.get(writer.program.http + "/", timeout=PATIENCE_S).status_code == 401
+        answer = httpx.get(writer.program.http + "/", auth=("any", "secret"), timeout=PATIENCE_S)
         shown = page_of(answer)
         assert [each.attributes["type"] for each in shown.all("input")] == ["password"]
         assert "secret" not in answer.text
         snapshot = writer.program.http + "/snapshot?table=public.users"
-        assert httpx.post(snapshot, auth=("any", "secret")).status_code == 401
-        assert httpx.get(writer.program.http + "/status", auth=("", "secret")).status_code == 401
+        assert httpx.post(snapshot, auth=("any", "secret"), timeout=PATIENCE_S).status_code == 401
+        assert (
+            httpx.get(
+                writer.program.http + "/status", auth=("", "secret"), timeout=PATIENCE_S
+            ).status_code
+            == 401
+        )
 
 
 def test_a_sink_that_is_notified_and_one_that_refuses(

@@ -168,7 +168,7 @@ def test_a_transaction_larger_than_memory_is_one_diff(tmp_path: Path, served: Se
         writer.assert_equal()
         assert [found["to_position"] for found in writer.artifacts()[1:]] == [f"0/{position:X}"]
         assert writer.artifacts()[-1]["change_count"] == 100 + 15_000
-        assert writer.logged("transaction spilled")
+        wait_until(lambda: writer.logged("transaction spilled"), "it is told")
 
 
 def test_a_full_buffer_is_flushed_early_at_a_transactions_end(

@@ -61,6 +61,14 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENC
     return value
 
 
+def eventually(figure: Callable[[], Any], wanted: object) -> None:
+    """Wait until ``figure``, which is published from time to time, is what is ``wanted``."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (shown := figure()) != wanted:
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {wanted}; it is {shown}"
+        time.sleep(0.02)  # poll
+
+
 async def until(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
     """The same on an event loop."""
     async with asyncio.timeout(timeout):

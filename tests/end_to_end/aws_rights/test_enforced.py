@@ -13,6 +13,7 @@ from tests.end_to_end.aws_rights.example import Example, example_on
 from tests.end_to_end.aws_rights.policy import EXAMPLES, Policy
 from tests.support.archive.archiving import ONE, TWO, diffed, opened, rebased
 from tests.support.aws import AwsServer, moto_served
+from tests.support.processes import PATIENCE_S
 
 S3_ACTIONS = sorted(
     action
@@ -48,7 +49,7 @@ class Guarded:
 
     def _guard(self, on: bool) -> None:
         url = f"{self.server.endpoint}/moto-api/reset-auth"
-        httpx.post(url, content=b"0" if on else b"inf").raise_for_status()
+        httpx.post(url, content=b"0" if on else b"inf", timeout=PATIENCE_S).raise_for_status()
 
 
 def _document(policy: Policy) -> str:

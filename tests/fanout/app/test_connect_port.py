@@ -42,7 +42,7 @@ async def test_a_client_follows_a_table(server: Fanout, database: Database, port
             with database.connect() as owner:
                 owner.execute("UPDATE users SET name = 'two'")
             assert (await stream.next("journal_entry")).new_values["name"] == "two"
-            assert server.table("public.users")["clients"]
+            wait_until(lambda: server.table("public.users")["clients"], "the client is shown")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl isn't installed")

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.postgres import Database
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import PATIENCE_S, free_port, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 
@@ -42,4 +42,4 @@ def test_nothing_to_serve_is_not_serving(tmp_path: Path) -> None:
             return answer(server, "serving") == (503, ["no table has been copied yet"])
 
         wait_until(copied_nothing, "a serving process listens")
-        assert httpx.get(f"{server.program.http}/status").status_code == 401
+        assert httpx.get(f"{server.program.http}/status", timeout=PATIENCE_S).status_code == 401

@@ -45,15 +45,15 @@ def test_the_token_lets_its_own_in_and_nobody_else(server: Fanout) -> None:
         at, right = server.program.http, {"Authorization": f"Bearer {TOKEN}"}
         posts = ("/catchup", "/tables/public.a/recopy")
         for path in ("/status", "/metrics", "/nothing"):
-            assert httpx.get(at + path).status_code == 401
+            assert httpx.get(at + path, timeout=PATIENCE_S).status_code == 401
         for path in posts:
-            assert httpx.post(at + path).status_code == 401
+            assert httpx.post(at + path, timeout=PATIENCE_S).status_code == 401
             page = {**right, "Origin": "https://evil.example"}
-            assert httpx.post(at + path, headers=page).status_code == 403
-            assert httpx.post(at + path, headers=right).status_code == 202
-        shown = httpx.get(at + "/status", headers=right)
+            assert httpx.post(at + path, headers=page, timeout=PATIENCE_S).status_code == 403
+            assert httpx.post(at + path, headers=right, timeout=PATIENCE_S).status_code == 202
+        shown = httpx.get(at + "/status", headers=right, timeout=PATIENCE_S)
         assert shown.status_code == 200 and TOKEN not in shown.text
-        assert httpx.get(at + "/metrics", headers=right).status_code == 200
+        assert httpx.get(at + "/metrics", headers=right, timeout=PATIENCE_S).status_code == 200
         _subcommands_bring_it(server)
 
 
@@ -77,6 +77,13 @@ def test_without_a_token_a_web_page_asks_for_nothing(tmp_path: Path, database: D
         at = server.program.http
         for path in ("/catchup", "/tables/public.a/recopy"):
             for of_a_page in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
-                assert httpx.post(at + path, headers=of_a_page).status_code == 403
-            assert httpx.post(at + path).status_code == 202
-        assert httpx.get(at + "/status", headers={"Host": "evil.example"}).status_code == 403
+                assert (
+                    httpx.post(at + path, headers=of_a_page, timeout=PATIENCE_S).status_code == 403
+                )
+            assert httpx.post(at + path, timeout=PATIENCE_S).status_code == 202
+        assert (
+            httpx.get(
+                at + "/status", headers={"Host": "evil.example"}, timeout=PATIENCE_S
+            ).status_code
+            == 403
+        )

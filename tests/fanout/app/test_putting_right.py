@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.support.postgres import Database
-from tests.support.processes import wait_until
+from tests.support.processes import eventually, wait_until
 from tests.support.server.fanout_program import fanout, started
 
 _ACTIVE = 'laredo_putting_right_active{table="public.a"}'
@@ -33,8 +33,8 @@ def test_it_is_shown_since_when_and_why(tmp_path: Path, database: Database) -> N
                 high, low = (int(part, 16) for part in shown["putting_right"]["since"].split("/"))
                 assert high << 32 | low > 0
                 assert shown["status"] == "live"
-                assert (server.metrics[_ACTIVE], server.metrics[_TIMES]) == (1, 1)
+                eventually(lambda: (server.metrics[_ACTIVE], server.metrics[_TIMES]), (1, 1))
             wait_until(lambda: not server.table("public.a")["putting_right"], "it is right")
-        assert (server.metrics[_ACTIVE], server.metrics[_TIMES]) == (0, 1)
-        assert server.table("public.a")["rows"] == 10
+        eventually(lambda: (server.metrics[_ACTIVE], server.metrics[_TIMES]), (0, 1))
+        eventually(lambda: server.table("public.a")["rows"], 10)
         assert server.table("public.a")["recopy"]["last"]["differing"] == 10

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.support.postgres import Database
-from tests.support.processes import PATIENCE_S, wait_until
+from tests.support.processes import PATIENCE_S, eventually, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 ROWS = 900
@@ -72,7 +72,8 @@ async def test_readers_see_what_differed_as_changes_although_the_server_is_kille
             assert follower.rows[b"7"] == b'{"id":7,"v":"v7"}'
             wait_until(lambda: not _recopy(server)["active"], "it is done")
             assert _recopy(server)["last"]["differing"] == 3
-            assert server.metrics['laredo_recopy_differing_rows_total{table="public.a"}'] == 3
+            differing = 'laredo_recopy_differing_rows_total{table="public.a"}'
+            eventually(lambda: server.metrics[differing], 3)
             assert len(follower.positions) == seen + 2
             assert server.table("public.a")["status"] == "live"
 

@@ -17,7 +17,7 @@ from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.client import Mode
 from tests.support import drawn
 from tests.support.postgres import Database, data_directory
-from tests.support.processes import BIN, PATIENCE_S, wait_until
+from tests.support.processes import BIN, PATIENCE_S, eventually, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 # No heartbeat may hide that nobody was woken.
@@ -76,8 +76,9 @@ async def test_rows_and_changes_reach_clients_and_every_endpoint_tells(
                 "both clients live",
             )
             _endpoints_tell(server)
-        wait_until(lambda: server.status["fanout"]["clients"] == 0, "the clients gone")
-        assert server.metrics['laredo_fanout_disconnects_total{reason="client"}'] == 2
+        eventually(lambda: server.status["fanout"]["clients"], 0)
+        left = 'laredo_fanout_disconnects_total{reason="client"}'
+        eventually(lambda: server.metrics[left], 2)
 
 
 def _endpoints_tell(server: Fanout) -> None:
@@ -88,12 +89,10 @@ def _endpoints_tell(server: Fanout) -> None:
     source = status["sources"]["pg"]
     assert source["connected"] and source["error"] is None
     assert source["slot"]["wal_status"] in ("reserved", "extended")
-    a = status["tables"]["public.a"]
-    assert (a["status"], a["rows"], a["clients"], a["error"]) == ("live", 99, 1, None)
-    assert a["copied_rows"] == 100
-    assert a["journal"]["entries"] == 2
-    assert a["key_fields"] == ["id"]
-    metrics = server.metrics
+    table = {"status": "live", "rows": 99, "clients": 1, "error": None}
+    table |= {"copied_rows": 100, "key_fields": ["id"]}
+    eventually(lambda: {key: server.table("public.a")[key] for key in table}, table)
+    eventually(lambda: server.table("public.a")["journal"]["entries"], 2)
     expected = {
         'laredo_source_connected{source="pg"}': 1,
         'laredo_copy_rows_total{table="public.a"}': 100,
@@ -109,7 +108,8 @@ def _endpoints_tell(server: Fanout) -> None:
         'laredo_source_recopies_total{source="pg"}': 0,
         'laredo_fanout_snapshots_total{table="public.a"}': 0,
     }
-    assert {name: metrics.get(name) for name in expected} == expected
+    eventually(lambda: {name: server.metrics.get(name) for name in expected}, expected)
+    metrics = server.metrics
     assert metrics["laredo_store_bytes"] > 0
     assert metrics['laredo_fanout_journal_oldest_age_seconds{table="public.a"}'] >= 0
     assert metrics['laredo_source_lag_bytes{source="pg"}'] >= 0
@@ -135,7 +135,7 @@ async def test_kill_9_of_the_main_process_takes_the_others_and_a_restart_needs_n
             await a.until(keys(*range(51, 201)))
             assert [h.mode for h in a.handshakes] == [Mode.FULL_SNAPSHOT, Mode.DELTA]
         assert server.table("public.a")["copied_rows"] == 0
-        assert server.table("public.a")["rows"] == 150
+        eventually(lambda: server.table("public.a")["rows"], 150)
 
 
 async def test_kill_9_of_a_serving_process_leaves_the_rest_alone(
@@ -152,7 +152,8 @@ async def test_kill_9_of_a_serving_process_leaves_the_rest_alone(
         fanout_status = server.status["fanout"]
         assert fanout_status["restarts"] == 1, server.program.tail(20000)
         assert pid not in fanout_status["pids"]
-        assert server.metrics['laredo_fanout_disconnects_total{reason="process"}'] == 1
+        cut = 'laredo_fanout_disconnects_total{reason="process"}'
+        eventually(lambda: server.metrics[cut], 1)
         assert server.table("public.a")["copied_rows"] == 100, "the source was begun anew"
 
 
@@ -239,8 +240,8 @@ async def _follow_through_an_outage(postgres: EmbeddedPostgres, tmp_path: Path) 
                 )
                 postgres.stop()
                 wait_until(lambda: not server.program.is_ready(), "not ready without its source")
-                assert server.metrics['laredo_source_connected{source="pg"}'] == 0
-                assert server.status["sources"]["pg"]["error"]
+                eventually(lambda: server.metrics['laredo_source_connected{source="pg"}'], 0)
+                wait_until(lambda: server.status["sources"]["pg"]["error"], "the error is told")
                 postgres.start()
                 server.program.wait_ready()
                 with postgres.connect() as owner:
@@ -309,7 +310,8 @@ async def test_journals_are_pruned_while_it_runs(tmp_path: Path, database: Datab
                 lambda: server.table("public.a")["journal"]["entries"] <= 10, "the journal pruned"
             )
             assert server.table("public.a")["journal"]["entries"] >= 1
-            assert server.metrics["laredo_fanout_journal_pruned_total"] >= 90
+            pruned = "laredo_fanout_journal_pruned_total"
+            wait_until(lambda: server.metrics[pruned] >= 90, "what was pruned is counted")
 
 
 def _watching_ends_with_ctrl_c(server: Fanout) -> None:

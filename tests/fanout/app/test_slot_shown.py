@@ -69,10 +69,10 @@ def test_danger_is_shown_everywhere_and_passes(clusters: Clusters, tmp_path: Pat
         checked = server.run("check")
         assert warning["cure"] in checked.stdout and "max_slot_wal_keep_size" in checked.stdout
         assert f"in use by pid {_holder(other)} (laredo-fanout s" in checked.stdout
-        assert '"event": "slot in danger"' in server.program.tail(20_000)
+        wait_until(lambda: '"event": "slot in danger"' in server.program.tail(10**6), "logged")
         left.commit()
         wait_until(lambda: other.execute("CHECKPOINT") and not warned(), "the danger is over")
-        assert '"event": "slot out of danger"' in server.program.tail(20_000)
+        wait_until(lambda: '"event": "slot out of danger"' in server.program.tail(10**6), "so too")
 
 
 def _holder(connection: "psycopg.Connection[tuple[object, ...]]") -> object:

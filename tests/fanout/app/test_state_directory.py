@@ -12,7 +12,7 @@ import pytest
 
 from laredo_model import position
 from tests.support.postgres import Database
-from tests.support.processes import wait_until
+from tests.support.processes import eventually, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 _NOTICED_WITHIN_S = 15.0
@@ -81,7 +81,7 @@ def test_deleted(tmp_path: Path, database: Database) -> None:
         owner.execute("SELECT pg_drop_replication_slot(%s)", (f"s_{database.name}",))
         server.program.start()
         server.program.wait_ready()
-        assert server.table("public.t")["rows"] == 3
+        eventually(lambda: server.table("public.t")["rows"], 3)
 
 
 @pytest.mark.parametrize("instead", ["empty directory", "another file"])

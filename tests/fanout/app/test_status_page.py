@@ -163,9 +163,9 @@ def test_the_page_has_a_strict_policy_and_is_as_closed_as_status(
     with started(server):
         for path in ("/", "/page/content", "/page/page.css", "/page/page.js"):
             address = server.program.http + path
-            assert httpx.get(address).status_code == 401
-            assert httpx.post(address, auth=("", token)).status_code == 401
-            answer = httpx.get(address, auth=("", token))
+            assert httpx.get(address, timeout=PATIENCE_S).status_code == 401
+            assert httpx.post(address, auth=("", token), timeout=PATIENCE_S).status_code == 401
+            answer = httpx.get(address, auth=("", token), timeout=PATIENCE_S)
             assert answer.status_code == 200 and token not in answer.text
             policy = dict(
                 each.strip().split(" ", 1)
@@ -175,9 +175,14 @@ def test_the_page_has_a_strict_policy_and_is_as_closed_as_status(
             assert policy["script-src"] == policy["style-src"] == "'self'"
             assert answer.headers["x-frame-options"] == "DENY"
             assert answer.headers["cache-control"] == "no-store"
-        assert httpx.get(server.program.http + "/status", auth=("", token)).status_code == 401
+        assert (
+            httpx.get(
+                server.program.http + "/status", auth=("", token), timeout=PATIENCE_S
+            ).status_code
+            == 401
+        )
         recopy = server.program.http + "/tables/public.t/recopy"
-        assert httpx.post(recopy, auth=("", token)).status_code == 401
+        assert httpx.post(recopy, auth=("", token), timeout=PATIENCE_S).status_code == 401
 
 
 def test_a_relay_shows_the_servers_up_to_postgresql(tmp_path: Path, database: Database) -> None:

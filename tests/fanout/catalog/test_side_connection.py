@@ -20,20 +20,22 @@ from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CommitInfo
 from laredo_fanout.tables.write_batch import WriteBatch
 from tests.support.postgres import Database
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, wait_until
 
 
 class Defective:
-    """A detour that fails as only a defect does."""
+    """A detour that fails as only a defect does, once the ingest's loop is held."""
 
     interval = 0.01
 
     def __init__(self) -> None:
-        self.has_failed = threading.Event()
+        self.is_held = threading.Event()
+        self.failed: list[threading.Thread] = []
 
     def measure(self, connection: Connection) -> None:
-        self.has_failed.set()
-        raise ZeroDivisionError("measured by nothing")
+        if self.is_held.is_set():
+            self.failed.append(threading.current_thread())
+            raise ZeroDivisionError("measured by nothing")
 
     def open(self, connection: Connection, batch: WriteBatch) -> MessageFeed | None:
         return None
@@ -59,7 +61,10 @@ def defective(database: Database, directory: Path) -> tuple[Ingest, Store, list[
 
     def hold(_: CommitInfo) -> None:
         if ingest.status().connected and not asked:
-            assert source.has_failed.wait(PATIENCE_S)
+            source.is_held.set()
+            wait_until(lambda: source.failed, "it fails")
+            # Its failure lies in the loop's mailbox when its thread has ended.
+            source.failed[0].join(PATIENCE_S)
             asked.append(ingest.recopy("public.users"))
 
     table = SourceTableOptions("public", "users")

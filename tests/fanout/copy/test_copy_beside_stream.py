@@ -65,7 +65,7 @@ def test_vacuum_full_between_chunks(database: Database, ingesting: Start, gate: 
     ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
     with gate.holding(ingest):
         assert ingest.status.tables["public.t"].ranges > 2
-        _run(database, "SET lock_timeout = '10s'", "CLUSTER t USING t_pkey", "VACUUM FULL t")
+        _run(database, "SET lock_timeout = '240s'", "CLUSTER t USING t_pkey", "VACUUM FULL t")
     ingest.wait_live()
     ingest.assert_equal()
 

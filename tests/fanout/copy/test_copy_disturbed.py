@@ -76,7 +76,7 @@ def test_what_happens_to_a_table_that_is_not_live_yet(
         # Of the first table, whose whole chunk lies in no buffer, its one reader is not done.
         ingest = ingesting("public.t", "public.u", workers=1)
     with gate.holding(ingest):
-        _run(database, "SET lock_timeout = '10s'", *QUEUED[what])
+        _run(database, "SET lock_timeout = '240s'", *QUEUED[what])
         ingest.catch_up()
     ingest.wait_live()
     ingest.assert_equal()

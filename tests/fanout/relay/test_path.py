@@ -12,7 +12,7 @@ import pytest
 from laredo_fanout.client.events import Mode
 from laredo_fanout.serving.options import ListenerOptions
 from tests.support.postgres import Database
-from tests.support.processes import until, wait_until
+from tests.support.processes import eventually, until, wait_until
 from tests.support.server.fanout_program import fanout, relay, started
 from tests.support.server.relayed import relaying
 from tests.support.server.serving_world import USERS, rows, running
@@ -126,6 +126,6 @@ async def test_clients_notice_nothing_of_a_rolling_restart_but_a_new_stream(
         assert 'laredo_relay_delay_seconds{hop="2",source="up"}' in metrics
         await asyncio.to_thread(middle.program.stop)
         wait_until(lambda: not end.program.is_ready(), "the end notices")
-        assert end.metrics[name] == 1
+        eventually(lambda: end.metrics[name], 1)
         middle.program.start()
         wait_until(end.program.is_ready, "it is followed again")

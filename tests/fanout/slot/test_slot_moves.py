@@ -179,7 +179,7 @@ def test_a_walsender_that_a_lost_connection_left_is_ended(
         with filled.connect() as connection:
             connection.execute("UPDATE t SET a = 'b' WHERE id < 10")
         ingest.assert_equal()
-        assert ingest.status.senders_ended == 1
+        assert ingest.status.senders_ended >= 1
         assert len(ingest.store.streams) == 1
     finally:
         ingest.stop()
@@ -297,7 +297,7 @@ def test_whom_the_slot_waits_for_is_said_and_it_can_be_stopped(
         left.commit()
     ingest.wait_live()
     ingest.assert_equal()
-    assert ingest.status.phase == "streaming"
+    ingest.wait_until(lambda: ingest.status.phase == "streaming", "nothing more is said")
 
 
 def test_a_prepared_transaction_that_the_slot_waits_for_is_named(

@@ -13,7 +13,7 @@ import pytest
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from tests.fanout.app.reload.reloading import is_live, reload, rewrite
 from tests.support.postgres import Database, data_directory
-from tests.support.processes import PATIENCE_S, until, wait_until
+from tests.support.processes import PATIENCE_S, eventually, until, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, relay, started
 
 A, B = "{ table = a }", "{ table = b }"
@@ -113,7 +113,7 @@ async def test_a_reload_is_accepted_while_the_database_is_unavailable(tmp_path: 
                 done = reload(server)
                 assert done["added"] == ["public.b"]
                 assert "can't be reached" in done["waits_for"]
-                assert server.table("public.b")["status"] == "waiting"
+                eventually(lambda: server.table("public.b")["status"], "waiting")
                 assert server.table("public.a")["status"] == "live"
                 with postgres:
                     wait_until(lambda: is_live(server, "public.b"), "copied when it is back")

@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 from laredo_fanout.client import Endpoint
 from tests.fanout.app.reload.reloading import reload, rewrite
 from tests.support.postgres import Database
-from tests.support.processes import PATIENCE_S, until, wait_until
+from tests.support.processes import PATIENCE_S, eventually, until, wait_until
 from tests.support.server.fanout_program import Fanout, Follower, fanout, started
 
 
@@ -68,7 +68,9 @@ def test_another_http_token_holds_at_once(server: Fanout, tmp_path: Path) -> Non
         assert answered.json()["changed"] == ["http.token"]
         for token, code in (("one", 401), ("two", 200)):
             asked = httpx.get(
-                f"{server.program.http}/status", headers={"Authorization": f"Bearer {token}"}
+                f"{server.program.http}/status",
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=PATIENCE_S,
             )
             assert asked.status_code == code
         assert server.run("reload").stdout == "nothing has changed\n"
@@ -91,7 +93,7 @@ async def test_limits_and_a_schedule_of_snapshots_hold_at_once(server: Fanout) -
                     "a snapshot",
                 )
                 assert not second.rows
-                assert server.status["fanout"]["clients"] == 1
+                eventually(lambda: server.status["fanout"]["clients"], 1)
                 assert first.goaways == 0 and len(first.handshakes) == 1
                 rewrite(server, "{ table = a }", "fanout.drain_grace = 1s")
                 assert reload(server)["altered"] == ["public.a"]
@@ -106,7 +108,7 @@ async def test_a_journal_is_pruned_to_its_new_bound(server: Fanout, database: Da
             for number in range(20):
                 owner.execute(f"UPDATE a SET v = 'n{number}' WHERE id = 1".encode())
             await until(lambda: len(a.positions) == 20)
-            assert server.table("public.a")["journal"]["entries"] == 20
+            eventually(lambda: server.table("public.a")["journal"]["entries"], 20)
             rewrite(server, "{ table = a, targets = [ { journal { max_entries = 3 } } ] }")
             reload(server)
             wait_until(lambda: server.table("public.a")["journal"]["entries"] <= 3, "pruned")
@@ -125,11 +127,11 @@ async def test_another_role_connects(server: Fanout, database: Database) -> None
                 rewrite(server, "{ table = a }", extra)
                 assert reload(server)["changed"] == ["sources.pg.connection"]
                 with database.connect() as owner:
-                    found = owner.execute(
+                    connected = (
                         "SELECT DISTINCT usename FROM pg_stat_activity WHERE datname ="
                         " current_database() AND pid <> pg_backend_pid()"
-                    ).fetchall()
-                    assert found == [(role,)]
+                    )
+                    eventually(lambda: owner.execute(connected).fetchall(), [(role,)])
                     owner.execute("INSERT INTO a VALUES (51, 'x')")
                 await until(lambda: len(a.rows) == 51)
                 assert len(a.handshakes) == 1

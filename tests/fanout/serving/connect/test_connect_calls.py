@@ -235,7 +235,9 @@ async def test_a_request_in_chunks(tmp_path: Path) -> None:
 async def test_a_connection_is_used_again(tmp_path: Path) -> None:
     async with connected(tmp_path) as (world, client):
         one = httpx.Limits(max_connections=1)
-        async with httpx.AsyncClient(base_url=client.http.base_url, limits=one) as http:
+        async with httpx.AsyncClient(
+            base_url=client.http.base_url, limits=one, timeout=PATIENCE_S
+        ) as http:
             client.http, before = http, client.http
             for _ in range(3):
                 assert (await client.unary("GetReplicationStatus", STATUS)).status_code == 200
@@ -259,7 +261,7 @@ async def test_drain(tmp_path: Path) -> None:
                     break
             assert message.reason == "draining" and message.drain_deadline_unix_ms
             with pytest.raises(httpx.ConnectError):
-                await httpx.AsyncClient().get(f"{client.http.base_url}")
+                await httpx.AsyncClient(timeout=PATIENCE_S).get(f"{client.http.base_url}")
             assert (await stream.ends())["code"] == "unavailable"
         assert world.registry.closed == [("test", "drain")]
 
