@@ -8,6 +8,7 @@ start, end, send time), which the offsets here count in.
 from __future__ import annotations
 
 from struct import Struct
+from struct import error as beyond_the_end
 from typing import NamedTuple
 
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
@@ -27,12 +28,16 @@ XID_BYTES = 4
 KEPT_BYTES = 1024
 """The bytes of a MESSAGE that are used: any role may write one of a gigabyte, ours are short."""
 
+CUT_SHORT = (beyond_the_end, IndexError)
+"""The errors of a message that has fewer bytes than its kind says; caught once around many."""
+
 _EPOCH_US = 946_684_800_000_000
 """2000-01-01, where PostgreSQL's clock starts, in microseconds since 1970."""
+_LATEST_US = (1 << 63) - 1 - _EPOCH_US
 
-_commit = Struct(">BQQq").unpack_from
+_commit = Struct(">QQqcBQQq").unpack_from
 _stream_start = Struct(">IB").unpack_from
-_stream_commit = Struct(">IBQQq").unpack_from
+_stream_commit = Struct(">QQqcIBQQq").unpack_from
 _stream_abort = Struct(">II").unpack_from
 _keepalive = Struct(">QqB").unpack_from
 _message = Struct(">BQ").unpack_from
@@ -117,10 +122,26 @@ class Truncate(NamedTuple):
     oids: tuple[int, ...]
 
 
+def cut_short(error: Exception) -> ReplicationStreamBroken:
+    """The error in place of one of CUT_SHORT."""
+    return ReplicationStreamBroken(f"a message of the stream is cut short ({error})")
+
+
 def commit(message: bytes) -> Commit:
-    """The COMMIT in ``message``."""
-    _, commit_position, position, time = _commit(message, ENVELOPE + 1)
-    return Commit(commit_position, position, time + _EPOCH_US)
+    """The COMMIT in ``message``.
+
+    :raises ReplicationStreamBroken: if its position can't be a commit's.
+    """
+    _, sent_at, _, _, _, commit_position, position, time = _commit(message, 1)
+    return _checked(message, commit_position, position, sent_at, time)
+
+
+def _checked(message: bytes, begin: int, end: int, sent_at: int, time: int) -> Commit:
+    """A commit's end is the position that the message itself was sent for; it will be confirmed,
+    and PostgreSQL then sends nothing again of what was before it."""
+    if not begin < end <= sent_at or time > _LATEST_US:
+        raise ReplicationStreamBroken(f"a COMMIT is at a place where none can be: {message!r}")
+    return Commit(begin, end, time + _EPOCH_US)
 
 
 def stream_start(message: bytes) -> StreamStart:
@@ -130,9 +151,12 @@ def stream_start(message: bytes) -> StreamStart:
 
 
 def stream_commit(message: bytes) -> tuple[int, Commit]:
-    """The commit of a streamed transaction in ``message``, behind its xid."""
-    xid, _, commit_position, position, time = _stream_commit(message, ENVELOPE + 1)
-    return xid, Commit(commit_position, position, time + _EPOCH_US)
+    """The commit of a streamed transaction in ``message``, behind its xid.
+
+    :raises ReplicationStreamBroken: if its position can't be a commit's.
+    """
+    _, sent_at, _, _, xid, _, commit_position, position, time = _stream_commit(message, 1)
+    return xid, _checked(message, commit_position, position, sent_at, time)
 
 
 def stream_abort(message: bytes) -> StreamAbort:
@@ -204,7 +228,7 @@ def relation(message: bytes) -> Relation:
             type_oid, modifier = _column(message, at)
             at += 8
             columns.append(RelationColumn(column, type_oid, modifier, in_key))
-    except (ValueError, IndexError) as short:
+    except (ValueError, *CUT_SHORT) as short:
         raise ReplicationStreamBroken(
             f"a Relation message is cut short: {message[:120]!r}"
         ) from short
