@@ -176,8 +176,8 @@ class StreamDecoder:
             elif kind in _ROWS:
                 self._row(kind, message)
             elif kind == message_.COMMIT:
-                self.wal_end = max(self.wal_end, message_.wal_end(message))
                 self._commit(message_.commit(message))
+                self.wal_end = max(self.wal_end, self.position)
                 if self._relations.must_stop:
                     result = Drained.EVENT
                     break

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -66,9 +66,16 @@ class TransactionSpool:
 
     def begin(self, xid: int) -> None:
         """The messages from here on are of this subtransaction, or the top-level one."""
-        if xid == self._top or self._has_seen(xid):
+        distance, seen = self._distance(xid), self._seen
+        if not distance:
             return
-        insort(self._seen, self._distance(xid))
+        if not seen or distance > seen[-1]:
+            seen.append(distance)
+        else:
+            at = bisect_left(seen, distance)
+            if seen[at] == distance:
+                return
+            seen.insert(at, distance)
         self._subtransactions.append(xid)
         self._starts.append(self.size)
 

@@ -47,7 +47,7 @@ class StreamFaults:
     def begin(self) -> None:
         """A session begins: where the fault is of a former slot, or nothing before it is decoded
         again, transactions come in parts."""
-        if self._slot != self._token() or self.is_left_behind:
+        if self.is_left_behind or self._slot != self._token():
             if not self.in_parts:
                 _log.info("large transactions come in parts again")
             self.in_parts = True
@@ -80,13 +80,11 @@ class StreamFaults:
     @property
     def is_left_behind(self) -> bool:
         """Whether transactions come whole, and no session will decode again what must."""
+        if self.in_parts or self.current is not None:
+            return False
         slot = self._counters.slot.slot
-        return (
-            not self.in_parts
-            and self.current is None
-            and slot is not None
-            and (slot.restart or 0) >= self._until
-        )
+        restart = 0 if slot is None else slot.restart or 0
+        return restart >= self._until or self._slot != self._token()
 
     def _token(self) -> str:
         return "" if self._store.source is None else self._store.source.token
@@ -101,9 +99,11 @@ class StreamFaults:
             way, other = ("whole", "in parts") if self.in_parts else ("in parts", "whole")
             return f"{what}, {way}: {why}; it is tried {other} next"
         slot = "" if self._store.source is None else self._store.source.slot
+        cure = "see what is between the server and PostgreSQL"
+        if isinstance(error, DecodingFailed):
+            cure = "a larger logical_decoding_work_mem of the role may help"
         return (
-            f"{what}, neither in parts nor whole: {why}; it is tried again. A larger"
-            " logical_decoding_work_mem of the role may help; if nothing does,"
-            f" SELECT pg_drop_replication_slot('{slot}'): with on_slot_lost = recreate every"
-            " table is copied again"
+            f"{what}, neither in parts nor whole: {why}; it is tried again, {cure}. If nothing"
+            f" helps, SELECT pg_drop_replication_slot('{slot}'): with on_slot_lost = recreate"
+            " every table is copied again"
         )

@@ -33,11 +33,12 @@ CUT_SHORT = (beyond_the_end, IndexError)
 
 _EPOCH_US = 946_684_800_000_000
 """2000-01-01, where PostgreSQL's clock starts, in microseconds since 1970."""
-_LATEST_US = (1 << 63) - 1 - _EPOCH_US
+_EARLIEST_US, _LATEST_US = -_EPOCH_US, 252_455_615_999_999_999
+"""1970 and the year 9999: what clients are sent knows no other times."""
 
-_commit = Struct(">QQqcBQQq").unpack_from
+_commit = Struct(">8xQ8xxxQQq").unpack_from
 _stream_start = Struct(">IB").unpack_from
-_stream_commit = Struct(">QQqcIBQQq").unpack_from
+_stream_commit = Struct(">8xQ8xxIxQQq").unpack_from
 _stream_abort = Struct(">II").unpack_from
 _keepalive = Struct(">QqB").unpack_from
 _message = Struct(">BQ").unpack_from
@@ -130,18 +131,17 @@ def cut_short(error: Exception) -> ReplicationStreamBroken:
 def commit(message: bytes) -> Commit:
     """The COMMIT in ``message``.
 
-    :raises ReplicationStreamBroken: if its position can't be a commit's.
+    :raises ReplicationStreamBroken: if its position or time can't be a commit's.
     """
-    _, sent_at, _, _, _, commit_position, position, time = _commit(message, 1)
-    return _checked(message, commit_position, position, sent_at, time)
-
-
-def _checked(message: bytes, begin: int, end: int, sent_at: int, time: int) -> Commit:
-    """A commit's end is the position that the message itself was sent for; it will be confirmed,
-    and PostgreSQL then sends nothing again of what was before it."""
-    if not begin < end <= sent_at or time > _LATEST_US:
-        raise ReplicationStreamBroken(f"a COMMIT is at a place where none can be: {message!r}")
+    sent_at, begin, end, time = _commit(message, 1)
+    # It will be confirmed, and PostgreSQL sends nothing again of what was before it.
+    if not begin < end <= sent_at or not _EARLIEST_US <= time <= _LATEST_US:
+        raise _misplaced(message)
     return Commit(begin, end, time + _EPOCH_US)
+
+
+def _misplaced(message: bytes) -> ReplicationStreamBroken:
+    return ReplicationStreamBroken(f"a COMMIT's position or time can't be one: {message[:80]!r}")
 
 
 def stream_start(message: bytes) -> StreamStart:
@@ -153,10 +153,12 @@ def stream_start(message: bytes) -> StreamStart:
 def stream_commit(message: bytes) -> tuple[int, Commit]:
     """The commit of a streamed transaction in ``message``, behind its xid.
 
-    :raises ReplicationStreamBroken: if its position can't be a commit's.
+    :raises ReplicationStreamBroken: if its position or time can't be a commit's.
     """
-    _, sent_at, _, _, xid, _, commit_position, position, time = _stream_commit(message, 1)
-    return xid, _checked(message, commit_position, position, sent_at, time)
+    sent_at, xid, begin, end, time = _stream_commit(message, 1)
+    if not begin < end <= sent_at or not _EARLIEST_US <= time <= _LATEST_US:
+        raise _misplaced(message)
+    return xid, Commit(begin, end, time + _EPOCH_US)
 
 
 def stream_abort(message: bytes) -> StreamAbort:
