@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import pack
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -146,16 +147,24 @@ def _decoded(messages: list[bytes], path: Path) -> Any:
     return rows, taken, tables.refused, decoder.position, decoder.time_us, end
 
 
+@pytest.fixture
+def spools() -> Iterator[Path]:
+    """A directory in memory, where there is one: a disk would take most of the time."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
+        yield Path(directory)
+
+
 @pytest.mark.parametrize("pieces", [1 << 20, 200], ids=["small", "giant"])
 def test_a_message_is_decoded_or_breaks_the_protocol(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+    spools: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
     monkeypatch.setattr(stream_decoder, "_SPOOL_FROM_BYTES", pieces)
     monkeypatch.setattr(transaction_spool, "_PIECE_BYTES", pieces)
     for drawn in budget.inputs(0.5):
         with drawn as draw:
             messages = list(_Wal(draw).messages())
-            assert _decoded(messages, tmp_path)[-1] is None
+            assert _decoded(messages, spools)[-1] is None
             for _ in range(8):
                 at = draw.randrange(len(messages))
                 changed = mutated(draw, messages[at], _WORDS)
@@ -164,7 +173,7 @@ def test_a_message_is_decoded_or_breaks_the_protocol(
                     results = []
                     for scan in (row_scan.scan_plainly, row_scan.scan):
                         monkeypatch.setattr(stream_decoder, "scan", scan)
-                        results.append(_decoded(given, tmp_path))
+                        results.append(_decoded(given, spools))
                     assert results[0] == results[1], given
 
 
