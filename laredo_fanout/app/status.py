@@ -176,6 +176,8 @@ class ServerView:
             "connected": source.connected,
             "phase": source.phase,
             "reconnects": source.reconnects,
+            "stream_faults": source.stream_faults,
+            "stream_fault": source.stream_fault and source.stream_fault.shown(),
             "error": self._source_error(source),
             "position": self.position_text,
             "history": None if identity is None else str(identity.history),

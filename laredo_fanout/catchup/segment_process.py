@@ -116,10 +116,13 @@ class SegmentDecoder:
                 if size < 0:
                     raise self._stream.end()
                 return size > 0
-            if message[0] == message_.XLOG_DATA:
-                of = self._put(message)
-            else:
-                self._keepalive(message)
+            try:
+                if message[0] == message_.XLOG_DATA:
+                    of = self._put(message)
+                else:
+                    self._keepalive(message)
+            except message_.CUT_SHORT as error:
+                raise message_.cut_short(error) from error
             if self.done or (self.finishing and not self._in_transaction):
                 return False
         return True

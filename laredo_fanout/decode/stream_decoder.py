@@ -25,6 +25,7 @@ from laredo_fanout.decode.transaction_spool import Get, TransactionSpool, Transa
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.postgres.pgoutput import Commit, Emitted
+from laredo_model import position as position_
 from laredo_model.change import Action
 from laredo_model.errors import ModelError
 
@@ -124,6 +125,12 @@ class StreamDecoder:
 
         :raises ReplicationStreamBroken: if the stream isn't the protocol's.
         """
+        try:
+            return self._decode(get, limit)
+        except message_.CUT_SHORT as error:
+            raise message_.cut_short(error) from error
+
+    def _decode(self, get: Get, limit: int) -> Drained:
         while True:
             result: Drained | None
             if self._streamed is not None:
@@ -169,8 +176,8 @@ class StreamDecoder:
             elif kind in _ROWS:
                 self._row(kind, message)
             elif kind == message_.COMMIT:
-                self.wal_end = max(self.wal_end, message_.wal_end(message))
                 self._commit(message_.commit(message))
+                self.wal_end = max(self.wal_end, self.position)
                 if self._relations.must_stop:
                     result = Drained.EVENT
                     break
@@ -202,6 +209,11 @@ class StreamDecoder:
             self._routes[relation] = IGNORED
 
     def _commit(self, commit: Commit) -> None:
+        if commit.position <= self.position:
+            raise ReplicationStreamBroken(
+                f"a transaction that ends at {position_.text(commit.position)} came after one that"
+                f" ends at {position_.text(self.position)}"
+            )
         self._pending.commit(commit.position, commit.time_us)
         self.position_before, self.position = self.position, commit.position
         self.time_us = commit.time_us

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -43,9 +44,9 @@ class TransactionSpool:
         """Bytes that :meth:`pieces` hasn't given, or whose reader isn't done with them."""
         self._subtransactions = array("I")
         self._starts = array("Q")
-        self._seen = bytearray()
-        """A bit for each subtransaction above, by its distance from the top-level xid: a dict of
-        millions wouldn't be small."""
+        self._seen = array("I")
+        """The subtransactions above, sorted by their distance from the top-level xid, which is
+        nearly the order in which they come: a set of millions wouldn't be small."""
 
     @property
     def size(self) -> int:
@@ -65,9 +66,16 @@ class TransactionSpool:
 
     def begin(self, xid: int) -> None:
         """The messages from here on are of this subtransaction, or the top-level one."""
-        if xid == self._top or self._has_seen(xid):
+        distance, seen = self._distance(xid), self._seen
+        if not distance:
             return
-        self._mark(xid, seen=True)
+        if not seen or distance > seen[-1]:
+            seen.append(distance)
+        else:
+            at = bisect_left(seen, distance)
+            if seen[at] == distance:
+                return
+            seen.insert(at, distance)
         self._subtransactions.append(xid)
         self._starts.append(self.size)
 
@@ -77,7 +85,7 @@ class TransactionSpool:
             return
         while True:
             last, start = self._subtransactions.pop(), self._starts.pop()
-            self._mark(last, seen=False)
+            del self._seen[bisect_left(self._seen, self._distance(last))]
             if last == xid:
                 break
         self.rest()
@@ -124,18 +132,12 @@ class TransactionSpool:
         self._path.unlink(missing_ok=True)
 
     def _has_seen(self, xid: int) -> bool:
-        byte, bit = self._place(xid)
-        return byte < len(self._seen) and bool(self._seen[byte] & bit)
+        distance = self._distance(xid)
+        at = bisect_left(self._seen, distance)
+        return at < len(self._seen) and self._seen[at] == distance
 
-    def _mark(self, xid: int, *, seen: bool) -> None:
-        byte, bit = self._place(xid)
-        if byte >= len(self._seen):
-            self._seen.extend(bytes(byte + 1 - len(self._seen)))
-        self._seen[byte] = self._seen[byte] | bit if seen else self._seen[byte] & ~bit
-
-    def _place(self, xid: int) -> tuple[int, int]:
-        byte, bit = divmod((xid - self._top) & 0xFFFFFFFF, 8)
-        return byte, 1 << bit
+    def _distance(self, xid: int) -> int:
+        return (xid - self._top) & 0xFFFFFFFF
 
     def _write(self) -> None:
         if not self._unwritten:

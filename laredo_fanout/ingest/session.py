@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.discovery import TableDiscovery
     from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.ingest.change_source import ChangeSource, MessageFeed
+    from laredo_fanout.ingest.stream_faults import StreamFaults
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.status import Counters
@@ -64,6 +65,7 @@ class IngestSession:
         on_commit: OnCommit,
         counters: Counters,
         stopping: threading.Event,
+        faults: StreamFaults,
         change_source: ChangeSource | None = None,
         discovery: TableDiscovery | None = None,
         connected: Callable[[], None] | None = None,
@@ -76,6 +78,7 @@ class IngestSession:
         self._store = store
         self._stopping = stopping
         self._change_source = change_source
+        self._faults = faults
         self._counters = counters
         self._awaited = wal_message.Awaited(options.slot_name, counters.count_strange_message)
         self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
@@ -267,7 +270,7 @@ class IngestSession:
             self._options.publication.name,
             self._store.position,
             appends=appends,
-            in_parts=True,
+            in_parts=self._faults.in_parts,
         )
         # Whoever held the slot before us doesn't any more.
         name = connections.application_name(self._options, "stream")
@@ -281,7 +284,16 @@ class IngestSession:
                 "another program's large message has passed; another connection frees its memory"
             )
             return True
+        if self._faults.current is not None:
+            self._faults.passed(loop.caught_up_to)
         tracked = self.tables.tracked
+        if (
+            self._faults.is_left_behind
+            and tracked.may_restart
+            and not self._batch.is_open
+            and not self.tables.copies.under_way
+        ):
+            return True
         is_to_end = tracked.must_restart or (self._makes_way and tracked.may_restart)
         if is_to_end and not self._batch.is_open:
             return True

@@ -16,8 +16,9 @@ from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.errors import SpoolFull
 from laredo_fanout.ingest.session import IngestSession
 from laredo_fanout.ingest.source_change import PendingSourceChange
+from laredo_fanout.ingest.stream_faults import StreamFaults
 from laredo_fanout.postgres import connections
-from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable
+from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable, StreamFault
 from laredo_fanout.slot import ownership
 from laredo_fanout.slot import slot as slot_
 from laredo_fanout.source_options import OnSlotLost
@@ -36,6 +37,8 @@ __all__ = ["CommitInfo", "Ingest", "IngestStatus", "ReplicatedTableStatus"]
 _log = structlog.get_logger()
 
 _RETRY = Backoff(initial=0.1, maximum=15.0)
+_FAULT_RETRY = Backoff(initial=0.1, maximum=60.0)
+"""PostgreSQL decodes all that comes before the fault for each attempt."""
 _LOG_AGAIN_S = 60.0
 
 
@@ -66,6 +69,7 @@ class Ingest:
         self._streaming: IngestSession | None = None
         self._error: SourceError | None = None
         self._counters = Counters(last_recopies=dict(store.last_recopies))
+        self._faults = StreamFaults(store, self._counters)
         self._logged_at = 0.0
 
     def run(self) -> None:
@@ -79,6 +83,8 @@ class Ingest:
         while not self._stopping.is_set():
             streaming = None
             self._take_change()
+            self._faults.begin()
+            position = self._store.position
             try:
                 self._streaming = streaming = IngestSession(
                     ownership.with_slot_name(self._options, self._store.source),
@@ -89,6 +95,7 @@ class Ingest:
                     stopping=self._stopping,
                     change_source=self._change_source,
                     discovery=self._discovery,
+                    faults=self._faults,
                     connected=self._change.followed,
                 )
                 if self._change.waits:
@@ -108,12 +115,19 @@ class Ingest:
             if isinstance(error, SlotLost) and self._options.on_slot_lost is OnSlotLost.FAIL:
                 self._error = error
                 raise error
+            # A connection alone is no progress: the next one may end at the same place.
             if streaming is not None and streaming.was_connected:
-                failures = 0
+                failures = 0 if self._store.position > position else failures
             failures += 1
-            pause = _RETRY.delay(failures)
-            self._failed(error, pause)
-            self._read_slot()
+            if isinstance(error, StreamFault):
+                self._read_slot()
+                error = self._faults.met(error, 0 if streaming is None else streaming.wal_end)
+                pause = _FAULT_RETRY.delay(failures)
+                self._failed(error, pause)
+            else:
+                pause = _RETRY.delay(failures)
+                self._failed(error, pause)
+                self._read_slot()
             self._stopping.wait(pause)
 
     def _take_change(self) -> None:
@@ -232,13 +246,18 @@ class Ingest:
             wal_end = max(wal_end, slot.wal_position or 0)
         caught_up = connected and streaming is not None and not streaming.busy
         behind = not caught_up and store.time_us > 0
-        error = None if connected else self._error
+        fault = self._faults.current
+        error = self._error
         if connected and streaming is not None:
             error = streaming.tables.trouble
+        if fault is not None and (connected or error is None):
+            error = StreamFault(fault.text)
         return IngestStatus(
             connected=connected,
             phase=streaming.phase if streaming is not None else "starting",
             error=None if error is None else str(error),
+            stream_faults=dict(self._counters.stream_faults),
+            stream_fault=fault,
             position=store.position,
             lag_bytes=max(0, wal_end - store.position) if wal_end else 0,
             lag_seconds=max(0.0, time.time() - store.time_us / 1e6) if behind else 0.0,

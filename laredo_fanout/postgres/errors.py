@@ -5,7 +5,9 @@ SourceError                PostgreSQL, or what we need of it
 ├── RightsMissing            the role lacks a right; names the GRANT
 ├── SlotLost                 the slot, its publication or its history isn't the stored one
 ├── SlotInUse                another process streams from the slot
-└── ReplicationStreamBroken  bytes that are not the protocol's
+└── StreamFault              the reason lies in the WAL: see ingest/stream_faults.py
+    ├── DecodingFailed         PostgreSQL can't decode a transaction
+    └── ReplicationStreamBroken  bytes that are not the protocol's
 
 Those of tables and of the server's settings are in laredo_fanout/errors.py.
 """
@@ -36,5 +38,19 @@ class SlotInUse(SourceError):
     """Another process streams from the slot; retried with growing pauses."""
 
 
-class ReplicationStreamBroken(SourceError):
+class StreamFault(SourceError):
+    """The stream ended for a reason that lies in the WAL, or in its decoding: an attempt from the
+    same position meets it again."""
+
+
+class DecodingFailed(StreamFault):
+    """PostgreSQL ended the stream with an error of its decoding, or of its output plugin."""
+
+    def __init__(self, sqlstate: str, text: str) -> None:
+        super().__init__(f"PostgreSQL can't decode a transaction ({sqlstate}): {text}")
+        self.sqlstate = sqlstate
+        self.text = text
+
+
+class ReplicationStreamBroken(StreamFault):
     """The stream sent what the protocol doesn't allow."""

@@ -8,6 +8,7 @@ start, end, send time), which the offsets here count in.
 from __future__ import annotations
 
 from struct import Struct
+from struct import error as beyond_the_end
 from typing import NamedTuple
 
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
@@ -27,12 +28,17 @@ XID_BYTES = 4
 KEPT_BYTES = 1024
 """The bytes of a MESSAGE that are used: any role may write one of a gigabyte, ours are short."""
 
+CUT_SHORT = (beyond_the_end, IndexError)
+"""The errors of a message that has fewer bytes than its kind says; caught once around many."""
+
 _EPOCH_US = 946_684_800_000_000
 """2000-01-01, where PostgreSQL's clock starts, in microseconds since 1970."""
+_EARLIEST_US, _LATEST_US = -_EPOCH_US, 252_455_615_999_999_999
+"""1970 and the year 9999: what clients are sent knows no other times."""
 
-_commit = Struct(">BQQq").unpack_from
+_commit = Struct(">8xQ8xxxQQq").unpack_from
 _stream_start = Struct(">IB").unpack_from
-_stream_commit = Struct(">IBQQq").unpack_from
+_stream_commit = Struct(">8xQ8xxIxQQq").unpack_from
 _stream_abort = Struct(">II").unpack_from
 _keepalive = Struct(">QqB").unpack_from
 _message = Struct(">BQ").unpack_from
@@ -117,10 +123,25 @@ class Truncate(NamedTuple):
     oids: tuple[int, ...]
 
 
+def cut_short(error: Exception) -> ReplicationStreamBroken:
+    """The error in place of one of CUT_SHORT."""
+    return ReplicationStreamBroken(f"a message of the stream is cut short ({error})")
+
+
 def commit(message: bytes) -> Commit:
-    """The COMMIT in ``message``."""
-    _, commit_position, position, time = _commit(message, ENVELOPE + 1)
-    return Commit(commit_position, position, time + _EPOCH_US)
+    """The COMMIT in ``message``.
+
+    :raises ReplicationStreamBroken: if its position or time can't be a commit's.
+    """
+    sent_at, begin, end, time = _commit(message, 1)
+    # It will be confirmed, and PostgreSQL sends nothing again of what was before it.
+    if not begin < end <= sent_at or not _EARLIEST_US <= time <= _LATEST_US:
+        raise _misplaced(message)
+    return Commit(begin, end, time + _EPOCH_US)
+
+
+def _misplaced(message: bytes) -> ReplicationStreamBroken:
+    return ReplicationStreamBroken(f"a COMMIT's position or time can't be one: {message[:80]!r}")
 
 
 def stream_start(message: bytes) -> StreamStart:
@@ -130,9 +151,14 @@ def stream_start(message: bytes) -> StreamStart:
 
 
 def stream_commit(message: bytes) -> tuple[int, Commit]:
-    """The commit of a streamed transaction in ``message``, behind its xid."""
-    xid, _, commit_position, position, time = _stream_commit(message, ENVELOPE + 1)
-    return xid, Commit(commit_position, position, time + _EPOCH_US)
+    """The commit of a streamed transaction in ``message``, behind its xid.
+
+    :raises ReplicationStreamBroken: if its position or time can't be a commit's.
+    """
+    sent_at, xid, begin, end, time = _stream_commit(message, 1)
+    if not begin < end <= sent_at or not _EARLIEST_US <= time <= _LATEST_US:
+        raise _misplaced(message)
+    return xid, Commit(begin, end, time + _EPOCH_US)
 
 
 def stream_abort(message: bytes) -> StreamAbort:
@@ -204,7 +230,7 @@ def relation(message: bytes) -> Relation:
             type_oid, modifier = _column(message, at)
             at += 8
             columns.append(RelationColumn(column, type_oid, modifier, in_key))
-    except (ValueError, IndexError) as short:
+    except (ValueError, *CUT_SHORT) as short:
         raise ReplicationStreamBroken(
             f"a Relation message is cut short: {message[:120]!r}"
         ) from short

@@ -20,7 +20,7 @@ from psycopg.pq import ExecStatus
 
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import (
-    ReplicationStreamBroken,
+    DecodingFailed,
     SlotInUse,
     SlotLost,
     SourceUnavailable,
@@ -42,6 +42,8 @@ _FLUSH_S = 5.0
 
 _STATUS = Struct(">cQQQqB").pack
 _EPOCH_S = 946_684_800
+_NOT_OF_THE_WAL = ("08", "57")
+"""Classes of SQLSTATEs that end a stream whatever it holds: connections, and administrators."""
 _SWITCH = re.compile(rb"^(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
 
 
@@ -162,12 +164,13 @@ class ReplicationStream:
         except psycopg.OperationalError as cut:
             raise connections.refusal(cut, "stream") from cut
 
-    def end(self) -> SourceUnavailable | ReplicationStreamBroken:
+    def end(self) -> SourceUnavailable | DecodingFailed:
         """The error behind a stream that ended (get_copy_data gave -1)."""
         self.ended = True
-        self.pgconn.get_result()
+        result = self.pgconn.get_result()
+        state = result and result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
         text = " ".join(self.pgconn.get_error_message().split())
-        return SourceUnavailable(f"the server ended the stream: {text or 'it shuts down'}")
+        return end_of_stream((state or b"").decode(), text)
 
     def confirm(self, position: int, *, reply: bool = False) -> None:
         """Confirm to the slot that everything up to ``position`` is durable here.
@@ -226,3 +229,14 @@ class ReplicationStream:
             text = " ".join(self.pgconn.get_error_message().split())
             raise SourceUnavailable(f"{command.decode()} failed: {text}")
         return [result.get_value(0, column) or b"" for column in range(result.nfields)]
+
+
+def end_of_stream(sqlstate: str, text: str) -> SourceUnavailable | DecodingFailed:
+    """The error behind a stream that the server ended, with this SQLSTATE if with any.
+
+    PostgreSQL reports errors of decoding under many SQLSTATEs (XX000 for most, XX001, 22012 for a
+    row filter, 42704, 53200), so whatever doesn't come from elsewhere counts as one.
+    """
+    if sqlstate and not sqlstate.startswith(_NOT_OF_THE_WAL):
+        return DecodingFailed(sqlstate, text)
+    return SourceUnavailable(f"the server ended the stream: {text or 'it shuts down'}")

@@ -117,6 +117,13 @@ class Slot(NamedTuple):
     database_oid: int | None = None
 
     @property
+    def restart(self) -> int | None:
+        """restart_lsn: a new stream decodes everything from there on again."""
+        if self.wal_position is None or self.retained is None:
+            return None
+        return self.wal_position - self.retained
+
+    @property
     def is_of_this_database(self) -> bool:
         """Whether a server that follows this database may have made it."""
         return self.plugin == "pgoutput" and self.database == self.here

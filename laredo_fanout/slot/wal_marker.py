@@ -17,9 +17,11 @@ from laredo_fanout.postgres import wal_message
 from laredo_fanout.postgres.errors import SourceUnavailable
 from laredo_fanout.postgres.pgoutput import (
     COMMIT,
+    CUT_SHORT,
     ENVELOPE,
     KEEPALIVE,
     MESSAGE,
+    cut_short,
     emitted,
     is_emitted_with,
 )
@@ -133,7 +135,10 @@ class _Search:
                 return None
             if size < 0:
                 raise stream.end()
-            verdict = self._judge(message)
+            try:
+                verdict = self._judge(message)
+            except CUT_SHORT as error:
+                raise cut_short(error) from error
             if verdict is not None:
                 return verdict
 

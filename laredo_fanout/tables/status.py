@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from laredo_fanout.slot.health import SlotWarning, SlotWatch
 from laredo_fanout.slot.slot import Slot
+from laredo_model import position as position_
 from laredo_model.change import Action
 
 if TYPE_CHECKING:
@@ -75,6 +77,30 @@ class ReplicatedTableStatus:
     altered_by: tuple[int, ...] = ()
 
 
+class FaultStatus(NamedTuple):
+    """A place of the WAL that the stream doesn't get past."""
+
+    #: decoding or protocol.
+    kind: str
+    #: The error, with its place and what to do.
+    text: str
+    #: The store's position: the fault lies after it.
+    position: int
+    #: Sessions in a row that ended there.
+    attempts: int
+    #: Unix time of the first.
+    since: float
+
+    def shown(self) -> dict[str, object]:
+        """The JSON of /status."""
+        since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="seconds")
+        return {
+            **self._asdict(),
+            "position": position_.text(self.position),
+            "since": since.replace("+00:00", "Z"),
+        }
+
+
 @dataclass(frozen=True)
 class IngestStatus:
     """The source as a whole; sizes in bytes, times in seconds."""
@@ -112,6 +138,10 @@ class IngestStatus:
     strange_messages: int = 0
     #: Sessions that ended with an error.
     reconnects: int = 0
+    #: Those of them that will end there again, by kind (decoding, protocol).
+    stream_faults: Mapping[str, int] = field(default_factory=dict)
+    #: The fault that isn't passed yet.
+    stream_fault: FaultStatus | None = None
     #: Tables copied again.
     recopies: int = 0
     #: Changes of the stream, by action.
@@ -152,6 +182,10 @@ class Counters:
     recopies: int = 0
     #: Sessions that ended with an error.
     reconnects: int = 0
+    #: Sessions whose stream ended at a fault of the WAL, by kind.
+    stream_faults: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("decoding", "protocol"), 0)
+    )
     #: Slots that had to be created again.
     slot_losses: int = 0
     #: Walsenders that an earlier connection of ours had left.

@@ -13,6 +13,10 @@ LEAST_WORDS = 3
 OTHERS = {
     # PostgreSQL's own words.
     "all replication slots are in use",
+    "could not map filenumber",
+    "does not exist",
+    "invalid memory alloc request size",
+    "out of memory",
     # The operating system's.
     "Too many open files",
     # OpenSSL's.

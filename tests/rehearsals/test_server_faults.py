@@ -90,6 +90,25 @@ def test_the_slot_is_dropped_and_the_server_is_to_wait(tmp_path: Path, database:
         wait_until(lambda: not prometheus.ask("query", query=dropped)["result"], "it is over")
 
 
+def test_a_transaction_cannot_be_decoded(tmp_path: Path, database: Database) -> None:
+    slot = f"s_{database.name}"
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        owner.execute("CREATE PUBLICATION filtered FOR TABLE t WHERE (100 / id > 0)")
+    publication = "sources.pg.publication { name = filtered, create = false }"
+    with rehearsed(tmp_path, database.dsn, publication, slot) as (server, prometheus):
+        with database.connect() as owner:
+            owner.execute("INSERT INTO t VALUES (1), (0)")
+        assert "decoding" in prometheus.fires("LaredoStreamFault")
+        assert "neither in parts nor whole" in server.problems[0]
+        with database.connect() as owner:
+            owner.execute("DELETE FROM t WHERE id = 0")
+        _drop(database, slot)
+        prometheus.is_over("LaredoStreamFault")
+        server.program.wait_ready()
+        assert server.table("public.t")["rows"] == 1
+
+
 def test_a_table_without_a_key(tmp_path: Path, database: Database) -> None:
     with database.connect() as owner:
         owner.execute("CREATE TABLE t (id int PRIMARY KEY)")

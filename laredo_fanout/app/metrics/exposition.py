@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -94,58 +94,59 @@ def _counter(name: str, what: str, *labels: str) -> CounterMetricFamily:
     return CounterMetricFamily(name, what, labels=labels)
 
 
+def _of_source(
+    make: Callable[..., CounterMetricFamily | GaugeMetricFamily],
+    source: str,
+    *values: tuple[str, str, float | None],
+) -> Iterator[Metric]:
+    """One metric for each name, text and value that is known."""
+    for name, text, value in values:
+        if value is not None:
+            family = make(f"laredo_{name}", text, "source")
+            family.add_metric([source], value)
+            yield family
+
+
 def _source(figures: Figures) -> Iterator[Metric]:
-    source, name = figures.source, [figures.source_name]
-    connected = _gauge("laredo_source_connected", "Whether the slot's stream is read", "source")
-    connected.add_metric(name, float(source.connected))
-    yield connected
-    durable = _gauge(
-        "laredo_position_bytes", "WAL position up to which everything is durable here", "source"
+    source, name = figures.source, figures.source_name
+    late, ended = source.lag_seconds, source.senders_ended
+    yield from _of_source(
+        _gauge,
+        name,
+        ("source_connected", "Whether the slot's stream is read", float(source.connected)),
+        ("position_bytes", "WAL position up to which everything is durable here", source.position),
+        ("source_lag_bytes", "WAL written and not yet durable here", source.known_lag_bytes),
+        ("source_lag_seconds", "Age of what was last made durable, 0 when caught up", late),
+        ("slot_safe_wal_bytes", "WAL until the slot is in danger", source.safe_wal_bytes),
     )
-    durable.add_metric(name, source.position)
-    yield durable
-    if source.known_lag_bytes is not None:
-        lag = _gauge("laredo_source_lag_bytes", "WAL written and not yet durable here", "source")
-        lag.add_metric(name, source.known_lag_bytes)
-        yield lag
-    behind = _gauge(
-        "laredo_source_lag_seconds", "Age of what was last made durable, 0 when caught up", "source"
+    yield from _of_source(
+        _counter,
+        name,
+        ("source_recopies", "Tables copied again", source.recopies),
+        ("source_reconnects", "Times the stream was cut", source.reconnects),
+        ("source_restarts", "Times the ingest gave up", figures.ingest_restarts),
+        ("source_slot_losses", "Times the slot had to be made again", source.slot_losses),
+        ("source_stale_senders_ended", "Walsenders of lost connections ended", ended),
+        (
+            "source_strange_messages",
+            "Messages in the WAL with our prefix that weren't awaited: forged, or an earlier"
+            " connection's of ours",
+            source.strange_messages,
+        ),
     )
-    behind.add_metric(name, source.lag_seconds)
-    yield behind
-    recopies = _counter("laredo_source_recopies", "Tables copied again", "source")
-    recopies.add_metric(name, source.recopies)
-    yield recopies
-    reconnects = _counter("laredo_source_reconnects", "Times the stream was cut", "source")
-    reconnects.add_metric(name, source.reconnects)
-    yield reconnects
-    restarts = _counter("laredo_source_restarts", "Times the ingest gave up", "source")
-    restarts.add_metric(name, figures.ingest_restarts)
-    yield restarts
-    if source.safe_wal_bytes is not None:
-        safe = _gauge("laredo_slot_safe_wal_bytes", "WAL until the slot is in danger", "source")
-        safe.add_metric(name, source.safe_wal_bytes)
-        yield safe
-    losses = _counter("laredo_source_slot_losses", "Times the slot had to be made again", "source")
-    losses.add_metric(name, source.slot_losses)
-    yield losses
-    ended = _counter(
-        "laredo_source_stale_senders_ended", "Walsenders of lost connections ended", "source"
-    )
-    ended.add_metric(name, source.senders_ended)
-    yield ended
-    strange = _counter(
-        "laredo_source_strange_messages",
-        "Messages in the WAL with our prefix that weren't awaited: forged, or an earlier"
-        " connection's of ours",
-        "source",
-    )
-    strange.add_metric(name, source.strange_messages)
-    yield strange
-    yield from _slot(source, figures.source_name)
+    kinds = "source", "kind"
+    text = "Times the stream ended at a transaction that can't be decoded, or at a violation"
+    faults = _counter("laredo_source_stream_faults", text, *kinds)
+    fault = _gauge("laredo_source_stream_fault", "Whether it isn't past such a place", *kinds)
+    current = source.stream_fault
+    for kind, number in source.stream_faults.items():
+        faults.add_metric([name, kind], number)
+        fault.add_metric([name, kind], float(current is not None and current.kind == kind))
+    yield from (faults, fault)
+    yield from _slot(source, name)
     changes = _counter("laredo_changes", "Changes taken from the stream", "source", "action")
     for action, number in source.changes.items():
-        changes.add_metric([figures.source_name, action], number)
+        changes.add_metric([name, action], number)
     yield changes
 
 
@@ -155,28 +156,26 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
     if catchup is None:
         return
     released = catchup.release_position
-    for what, text, value in (
-        ("active", "Whether a backlog is split", float(released is not None)),
-        ("lag_bytes", "WAL written and not yet in the store", catchup.lag_bytes),
-        ("threshold_bytes", "catchup.threshold_bytes", catchup.threshold_bytes),
-        ("release_position", "WAL position of what is released and durable", released or 0),
-        ("spool_bytes", "Bytes decoded and not yet released", catchup.spool_bytes),
-    ):
-        gauge = _gauge(f"laredo_catchup_{what}", text, "source")
-        gauge.add_metric([name], value)
-        yield gauge
+    yield from _of_source(
+        _gauge,
+        name,
+        ("catchup_active", "Whether a backlog is split", float(released is not None)),
+        ("catchup_lag_bytes", "WAL written and not yet in the store", catchup.lag_bytes),
+        ("catchup_threshold_bytes", "catchup.threshold_bytes", catchup.threshold_bytes),
+        ("catchup_release_position", "WAL position of what is released and durable", released or 0),
+        ("catchup_spool_bytes", "Bytes decoded and not yet released", catchup.spool_bytes),
+    )
     segments = _gauge("laredo_catchup_segments", "Segments, by state", "source", "state")
     for state, number in Counter(segment.state for segment in catchup.segments).items():
         segments.add_metric([name, state], number)
     yield segments
-    for what, text, value in (
-        ("plans", "Backlogs that were split", catchup.plans),
-        ("given_up", "Backlogs that the one slot read after all", catchup.given_up),
-        ("segment_restarts", "Segments' processes that were restarted", catchup.restarts),
-    ):
-        counter = _counter(f"laredo_catchup_{what}", text, "source")
-        counter.add_metric([name], value)
-        yield counter
+    yield from _of_source(
+        _counter,
+        name,
+        ("catchup_plans", "Backlogs that were split", catchup.plans),
+        ("catchup_given_up", "Backlogs that the one slot read after all", catchup.given_up),
+        ("catchup_segment_restarts", "Segments' processes that were restarted", catchup.restarts),
+    )
 
 
 def _relay(figures: Figures) -> Iterator[Metric]:

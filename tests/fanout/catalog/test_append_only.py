@@ -176,7 +176,7 @@ def test_truncate_counts_only_if_the_snapshot_doesnt_show_it(tmp_path: Path, sho
         struct.pack(">cIBI", b"T", 1, 0, 5),
         struct.pack(">cBQQq", b"C", 0, 100, 120, 0),
     ]
-    waiting = [struct.pack(">cQQq", b"w", 0, 0, 0) + each for each in messages]
+    waiting = [struct.pack(">cQQq", b"w", 0, 120, 0) + each for each in messages]
     decoder.drain(lambda _: (len(waiting[0]), waiting.pop(0)) if waiting else (0, b""), 10)
     assert decoder.position == 120
     assert len(route.changes) == (0 if shown else 1)

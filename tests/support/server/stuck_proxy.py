@@ -67,7 +67,7 @@ class Proxy:
                 if wanted is not None and wanted in data:
                     self.stuck_after = None
                     self._silenced.add(number)
-                target.sendall(data)
+                target.sendall(self.passed(data))
             target.shutdown(socket.SHUT_WR)
         except OSError:
             # One end was reset, as a process that is killed does it: the other is to know.
@@ -75,6 +75,10 @@ class Proxy:
                 for each in (source, target):
                     with suppress(OSError):
                         each.shutdown(socket.SHUT_RDWR)
+
+    def passed(self, data: bytes) -> bytes:
+        """The bytes as they are passed on."""
+        return data
 
     def _is_stuck(self, number: int) -> bool:
         return self.stuck.is_set() or number <= self._dead or number in self._silenced
