@@ -11,13 +11,22 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from laredo_model.settings.errors import Problem, SettingsError
-
-Keys = tuple[str, ...]
+from laredo_model.settings.tree import (
+    Array,
+    Blank,
+    Concatenation,
+    Keys,
+    Node,
+    Object,
+    Scalar,
+    Substitution,
+    path_of,
+    plain_value,
+)
 
 _MOST_NESTED = 100
 _MOST_INCLUDES = 20
@@ -30,77 +39,11 @@ _ESCAPE = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|(\\.?)")
 _UNQUOTED = re.compile(r'[^$"{}\[\]=,+#`^?!@*&\\\s]+')
 _KEY = re.compile(r'(?:(?!//)[^$"{}\[\]:=,+#`^?!@*&\\\n.])+')
 _SUBSTITUTION = re.compile(r"\$\{(\??)([^}\n]*)\}")
-_STEP = re.compile(r'\s*(?:"([^"]*)"|([^"${}\[\]:=,+#`^?!@*&\\.\n]+?))\s*(\.|$)')
 _INCLUDE = re.compile(r"include(?=[ \t]*(?:\"|(?:required|file|url|package|classpath)[ \t]*\())")
 _INCLUDED = re.compile(
     r'include\s*(?P<required>required\s*\(\s*)?(?:(?P<kind>\w+)\s*\(\s*)?"(?P<name>[^"\n]*)"'
     r"(?(kind)\s*\))(?(required)\s*\))"
 )
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(\.[0-9]{1,15})?")
-
-
-@dataclass(eq=False)
-class Node:
-    """One value as it is written."""
-
-    #: ``file:line`` of its key, or of its own beginning in a list.
-    place: str
-
-
-@dataclass(eq=False)
-class Scalar(Node):
-    """Text, a number, a boolean or null."""
-
-    value: str | int | float | bool | None
-    #: As it was written, for a concatenation.
-    text: str
-
-
-@dataclass(eq=False)
-class Object(Node):
-    """A block: for each key the values that it was given, the last of which counts most."""
-
-    members: dict[str, list[Node]] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Array(Node):
-    """A list; an item is given by several values where blocks are put together."""
-
-    items: list[list[Node]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Substitution(Node):
-    """``${path}``, or ``${?path}`` if it is optional."""
-
-    keys: Keys
-    #: The path of the block that a file was included into: looked into first.
-    prefix: Keys
-    optional: bool
-    #: The path of the key whose value this is a part of.
-    field: Keys
-    #: That value, before which a substitution of its own path looks.
-    owner: Node | None = None
-    #: Part of a concatenation with a block, so that nothing but a block will do.
-    block: bool = False
-
-    def __str__(self) -> str:
-        return f"${{{'?' if self.optional else ''}{'.'.join(self.keys)}}}"
-
-
-@dataclass(eq=False)
-class Concatenation(Node):
-    """Lists, texts or substitutions side by side."""
-
-    parts: list[Node]
-
-
-@dataclass(eq=False)
-class Blank(Node):
-    """White space between two parts of a concatenation."""
-
-    text: str
 
 
 def read_file(file: FilePath) -> Object:
@@ -108,7 +51,7 @@ def read_file(file: FilePath) -> Object:
 
     :raises SettingsError: if one can't be read or isn't HOCON.
     """
-    return _Parser(_text(file, ""), str(file), file.parent).whole()
+    return _HoconParser(_text(file, ""), str(file), file.parent).whole()
 
 
 def read_value(text: str) -> Object:
@@ -116,7 +59,7 @@ def read_value(text: str) -> Object:
 
     :raises SettingsError: if it isn't HOCON.
     """
-    return _Parser(f"value = {text}", "value", None).whole()
+    return _HoconParser(f"value = {text}", "value", None).whole()
 
 
 def _text(file: FilePath, place: str) -> str:
@@ -133,7 +76,7 @@ def _text(file: FilePath, place: str) -> str:
         raise SettingsError(Problem(where, "", f"{name}can't be read: {reason}")) from None
 
 
-class _Parser:
+class _HoconParser:
     def __init__(
         self,
         text: str,
@@ -353,7 +296,7 @@ class _Parser:
         if not before and _INCLUDE.match(self._text, self._at):
             self._refuse("an include is a line of a block, not a value")
         self._at = match.end()
-        return Scalar(place, _plain(match[0]), match[0])
+        return Scalar(place, plain_value(match[0]), match[0])
 
     def _array(self, path: Keys, before: list[Node]) -> Array:
         if self._lists and any(isinstance(part, Array) for part in before):
@@ -393,7 +336,7 @@ class _Parser:
         match = _SUBSTITUTION.match(self._text, self._at)
         if match is None:
             self._refuse("a substitution is never closed; write ${path} or ${?path}")
-        keys = _path(match[2])
+        keys = path_of(match[2])
         if keys is None:
             self._refuse(f"{match[0]} names no path; write ${{path}} or ${{?path}}")
         found = Substitution(self._place(), keys, self._prefix, bool(match[1]), path)
@@ -430,7 +373,7 @@ class _Parser:
         for file in self._files(name, place):
             text = _text(file, place)
             prefix = () if self._lists else path
-            inner = _Parser(text, str(file), file.parent, prefix, self._included + 1)
+            inner = _HoconParser(text, str(file), file.parent, prefix, self._included + 1)
             inner._nested, inner._lists, inner._owned = self._nested, self._lists, self._owned
             for key, layers in inner.whole().members.items():
                 found.members.setdefault(key, []).extend(layers)
@@ -450,30 +393,3 @@ class _Parser:
         if not files:
             self._refuse(f"include {path}: there is no such file", place)
         return files
-
-
-def _path(text: str) -> Keys | None:
-    """The keys of a path; None if it is none."""
-    keys: list[str] = []
-    at = 0
-    while True:
-        match = _STEP.match(text, at)
-        if match is None:
-            return None
-        keys.append(match[1] if match[1] is not None else match[2])
-        at = match.end()
-        if not match[3]:
-            return tuple(keys)
-
-
-def _plain(text: str) -> str | int | float | bool | None:
-    """The value of one unquoted word; a number that Python writes otherwise stays text."""
-    known: dict[str, Any] = {"true": True, "false": False, "null": None}
-    if text.lower() in known:
-        found: bool | None = known[text.lower()]
-        return found
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return text
-    number = float(text) if match[1] else int(text)
-    return number if str(number) == text else text

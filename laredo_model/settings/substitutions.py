@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from laredo_model.settings import hocon
 from laredo_model.settings.errors import Path, Problem, SettingsError
-from laredo_model.settings.hocon import (
+from laredo_model.settings.tree import (
     Array,
     Blank,
     Concatenation,
@@ -106,7 +106,7 @@ class _Known(Node):
 
 
 @dataclass(eq=False)
-class _Member(Node):
+class _BlockMember(Node):
     """A layer: the value at ``keys`` of the block that ``whole`` stands for, if it is one."""
 
     whole: Node
@@ -154,7 +154,7 @@ class _Resolution:
                 break
             own = self._of_layer(layer)
             if own is None:
-                if isinstance(layer, _Member) and self._is_hiding(layer):
+                if isinstance(layer, _BlockMember) and self._is_hiding(layer):
                     break
                 continue
             if not isinstance(own.plain, dict):
@@ -189,9 +189,9 @@ class _Resolution:
                 elif _is_no_block(layer):
                     found.append(_HIDDEN)
                 elif isinstance(layer, Substitution | Concatenation):
-                    found.append(_Member(layer.place, layer, (key,)))
-                elif isinstance(layer, _Member):
-                    found.append(_Member(layer.place, layer.whole, (*layer.keys, key)))
+                    found.append(_BlockMember(layer.place, layer, (key,)))
+                elif isinstance(layer, _BlockMember):
+                    found.append(_BlockMember(layer.place, layer.whole, (*layer.keys, key)))
                 elif isinstance(layer, _Known) and isinstance(layer.value.plain, dict):
                     value = layer.value.plain.get(key)
                     found += [] if value is None else [_Known(value.place, value)]
@@ -207,7 +207,7 @@ class _Resolution:
             return layer.value
         if isinstance(layer, Substitution):
             return self._referred_to(layer, ())
-        if isinstance(layer, _Member):
+        if isinstance(layer, _BlockMember):
             if isinstance(layer.whole, Substitution):
                 return self._referred_to(layer.whole, layer.keys)
             whole = self._of_layer(layer.whole)
@@ -305,7 +305,7 @@ class _Resolution:
             found.append(self._inside(layers, rest))
         return found
 
-    def _is_hiding(self, layer: _Member) -> bool:
+    def _is_hiding(self, layer: _BlockMember) -> bool:
         """Whether a layer without the wanted member isn't a block, and so hides earlier ones."""
         above: list[Node] = [layer.whole]
         for depth in range(len(layer.keys)):

@@ -392,5 +392,5 @@ def test_a_document_means_what_the_specification_says(document: list[Any]) -> No
             assert re.search(r"\d+\.conf:\d+: ", str(refused))
             found = REFUSED
     if found is REFUSED and judge.is_circular:
-        return  # The judge looks into no value that a later one hides.
+        return  # The judge reads no value that a later one hides.
     assert found == (REFUSED if holds(expected, REFUSED, CIRCULAR, MIXED) else expected)
