@@ -89,7 +89,7 @@ class ArchiveConfig(Section):
                 object_keys.default_prefix(table) if self.key_prefix is None else self.key_prefix
             ),
             formats=self.formats,
-            path=None if store.path is None else store.path.expanduser().absolute(),
+            path=None if store.path is None else store.path.absolute(),
             bucket=store.bucket,
             prefix=store.prefix,
             region=store.region,

@@ -50,7 +50,7 @@ class LocalDestinationBlock(Section):
     @property
     def directory(self) -> Path:
         """Absolute."""
-        return self.path.expanduser().absolute()
+        return self.path.absolute()
 
     @property
     def uri(self) -> str:
@@ -64,7 +64,7 @@ class LocalDestinationBlock(Section):
 
     def below(self, key_prefix: str) -> tuple[str, str]:
         """The store, and where in it an archive is."""
-        return "the file system", f"{self.path.expanduser().resolve()}/{key_prefix}"
+        return "the file system", f"{self.path.resolve()}/{key_prefix}"
 
 
 class S3DestinationBlock(Section):

@@ -8,6 +8,8 @@ from laredo_archive.aws.clocks import Clocks, shown
 from laredo_archive.aws.kinds import KIND_OF_CODE, Cause
 from laredo_archive.aws.profile import AMBIENT
 
+#: Of credentials whose source is named, but can't be used: a part of the error's words.
+UNUSABLE = "a file or program"
 _POLICIES = "examples/aws"
 _ACTION = re.compile(r"not authorized to perform: ([a-z0-9-]+:\w+)")
 
@@ -17,14 +19,17 @@ _GONE = {
     "kinesis": "stream: compare stream with `aws kinesis list-streams`",
 }
 
+_UNKNOWN_TOKEN = (
+    "the session token isn't known there: it belongs to other keys, or the region is one that has"
+    " to be opted into and the token is of the global STS (give the profile a region)"
+)
 _BY_CODE = {
     "InvalidAccessKeyId": "the access key isn't known there: it was deleted, or is another store's",
-    "InvalidClientTokenId": "the access key isn't known there: it was deleted or deactivated",
+    "InvalidClientTokenId": "the access key isn't known there: it was deleted or deactivated; or,"
+    f" {_UNKNOWN_TOKEN}",
     "UnrecognizedClientException": "the access key isn't known there, or the region is off for"
-    " this account",
-    "InvalidToken": "the session token isn't known there: it belongs to other keys, or the region"
-    " is one that has to be opted into and the token is of the global STS (give the profile a"
-    " region)",
+    f" this account; or, {_UNKNOWN_TOKEN}",
+    "InvalidToken": _UNKNOWN_TOKEN,
     "SignatureDoesNotMatch": "the secret key doesn't fit the access key, or something on the way"
     " changes the request (a proxy that rewrites Host)",
     "InvalidObjectState": "the object is in an archive storage class: restore it first, and keep"
@@ -52,7 +57,6 @@ _BY_KIND = {
     " tried again",
     Cause.CHECKSUM: "the bytes were changed on the way: it is sent again; if this lasts, check"
     " proxies and at this machine's memory",
-    Cause.OTHER: "see the service's documentation for this error",
 }
 
 _OF_NOTICES = {
@@ -152,6 +156,12 @@ def _kms(situation: Situation) -> str:
 
 
 def _no_credentials(situation: Situation) -> str:
+    if any(words in situation.words for words in (UNUSABLE, "custom-process", "no role ARN")):
+        return (
+            "mount the token file (of the service account's role, or of Pod Identity), correct"
+            " credential_process or its program, or unset what names it:"
+            " AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_..., or the profile in ~/.aws"
+        )
     if situation.credentials == AMBIENT.name:
         return (
             "give this program credentials: a role of its container or instance, AWS_ACCESS_KEY_ID"
@@ -173,6 +183,13 @@ def _gone(situation: Situation) -> str:
     return f"create it or correct the name; in this region and account there is no such {what}"
 
 
+def _other(situation: Situation) -> str:
+    if situation.code == "400" and situation.service == "s3":
+        # The answer to a HEAD has no body, and so no reason.
+        return f"the answer has no reason; of a HEAD it is most often that {_UNKNOWN_TOKEN}"
+    return "see the service's documentation for this error"
+
+
 def _connect(situation: Situation) -> str:
     where = situation.endpoint or "it"
     return (
@@ -191,4 +208,5 @@ _MAKERS = {
     Cause.ROLE: _role,
     Cause.GONE: _gone,
     Cause.CONNECT: _connect,
+    Cause.OTHER: _other,
 }

@@ -4,6 +4,7 @@ Imported only when there is boto3, which itself checks once, as a client is made
 where the metadata service doesn't answer in that moment, that client never signs.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,11 +16,30 @@ from botocore.credentials import (
     Credentials,
     ReadOnlyCredentials,
 )
+from botocore.exceptions import CredentialRetrievalError
+
+from laredo_archive.aws.advice import UNUSABLE
+from laredo_archive.aws.explain import failures
 
 if TYPE_CHECKING:
     from botocore.session import Session
 
 log = structlog.get_logger(__name__)
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    """Take the traceback off what botocore logs of a renewal that failed: it is raised, too."""
+    record.exc_info = None
+    return True
+
+
+logging.getLogger("botocore.credentials").addFilter(_one_line)
+
+
+def _words(failure: Exception) -> str:
+    if isinstance(failure, OSError) and failure.filename:
+        return f"{failure.filename}: {failure.strerror}"
+    return f"{failure} ({type(failure).__name__})"
 
 
 class AmbientCredentials(Credentials):
@@ -45,11 +65,18 @@ class AmbientCredentials(Credentials):
 
         :raises botocore.exceptions.BotoCoreError: if what there is can't be used.
         """
-        found = self._found
-        if found is None:
-            with self._lock:
-                found = self._found = self._found or self._find()
-        return found.get_frozen_credentials() if found else None  # type: ignore[return-value]
+        try:
+            found = self._found
+            if found is None:
+                with self._lock:
+                    found = self._found = self._found or self._find()
+            return found.get_frozen_credentials() if found else None  # type: ignore[return-value]
+        except failures():
+            raise
+        except Exception as failure:  # botocore lets out whatever files and programs raise
+            raise CredentialRetrievalError(
+                provider=UNUSABLE, error_msg=_words(failure)
+            ) from failure
 
 
 class Given(CredentialProvider):

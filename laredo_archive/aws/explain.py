@@ -171,6 +171,11 @@ def _of_way(failure: Exception) -> _Facts:
         exceptions.TokenRetrievalError,
         exceptions.NoAuthTokenError,
         exceptions.SSOError,
+        exceptions.InvalidConfigError,
+        exceptions.UnknownCredentialError,
+        exceptions.InfiniteLoopConfigError,
+        exceptions.ProfileNotFound,
+        exceptions.ConfigNotFound,
     )
     if isinstance(failure, never_connected):
         return _Facts(Cause.CONNECT, words, sent=False, endpoint=endpoint)

@@ -3,7 +3,6 @@
 Imported only when there is boto3.
 """
 
-import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -24,14 +23,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-
-def _one_line(record: logging.LogRecord) -> bool:
-    """What botocore logs of a renewal that failed, without its traceback: it is raised, too."""
-    record.exc_info = None
-    return True
-
-
-logging.getLogger("botocore.credentials").addFilter(_one_line)
 
 ATTEMPTS = 3
 

@@ -2,16 +2,14 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from laredo_model.settings import hocon, overrides
+from laredo_model.settings import overrides, substitutions
 from laredo_model.settings import schema as schemas
 from laredo_model.settings.errors import Path, Problem, SettingsError, WrongAt, path_text
-from laredo_model.settings.lines import Lines
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -31,7 +29,8 @@ def load(
     Later sources win: the file; the files ``*.conf`` of the directory
     ``conf.d`` beside it, by name; the environment; ``sets``. Sections are
     merged, lists are replaced. Substitutions (``${a.b}``, ``${?HOME}``) are
-    resolved over the files and the environment's variables of that name.
+    resolved over the files and the environment's variables of that name. A block
+    at the top that only substitutions name isn't part of the configuration.
 
     :param path: the file; None for a configuration from the environment and ``sets`` alone.
     :param env_prefix: with which variables start, such as ``LAREDO_``;
@@ -42,7 +41,13 @@ def load(
     :raises SettingsError: with every problem found, each with its location and path.
     """
     files = _files(FilePath(path)) if path is not None else []
-    data, lines = hocon.parse_files(files)
+    read = substitutions.read_files(files)
+    known = schemas.keys(schema)
+    data = {
+        key: value
+        for key, value in read.values.items()
+        if key in known or key not in read.substituted
+    }
     root: Path = tuple(env_root.split(".")) if env_root else ()
     locations = overrides.from_environment(
         data,
@@ -56,7 +61,7 @@ def load(
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        source = _ErrorTranslator(data, schema, lines, locations, files)
+        source = _ErrorTranslator(data, schema, read.locations | locations, files)
         raise SettingsError(*source.problems(error)) from None
 
 
@@ -72,11 +77,10 @@ class _ErrorTranslator:
         self,
         data: dict[str, Any],
         schema: type[BaseModel],
-        lines: Lines,
         locations: dict[Path, str],
         files: Sequence[FilePath],
     ) -> None:
-        self._data, self._schema, self._lines = data, schema, lines
+        self._data, self._schema = data, schema
         self._locations, self._files = locations, files
 
     def problems(self, error: ValidationError) -> list[Problem]:
@@ -106,8 +110,6 @@ class _ErrorTranslator:
         for length in range(len(path), 0, -1):
             if path[:length] in self._locations:
                 return self._locations[path[:length]]
-            if path[:length] in self._lines.locations:
-                return self._lines.locations[path[:length]]
         return str(self._files[0]) if self._files else None
 
     def _message(self, path: Path, kind: str, pydantic_message: str) -> str:
@@ -116,8 +118,6 @@ class _ErrorTranslator:
         if kind == "missing":
             return "is required"
         value = overrides.at(self._data, path)
-        if isinstance(value, timedelta) and kind == "string_type":
-            return "text is wanted here, but this reads as a duration; put it in quotes"
         message = pydantic_message.removeprefix("Value error, ")
         kinds = schemas.walk(self._schema, path)
         secret = any(schemas.is_secret(inner) for inner in kinds)

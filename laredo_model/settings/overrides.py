@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from laredo_model.settings import schema as schemas
 from laredo_model.settings.errors import Path, Problem, SettingsError, path_text
-from laredo_model.settings.hocon import parse_value
+from laredo_model.settings.substitutions import read_value
 
 # Kubernetes sets these for every Service of the namespace, whatever its name.
 _KUBERNETES = re.compile(
@@ -180,7 +180,7 @@ def _put(
     if not all(schemas.is_scalar(kind) for kind in kinds):
         plain_list = all(schemas.is_list(kind) for kind in kinds) and text[:1] not in ("[", "{")
         source = f"[{text}]" if plain_list else text
-        value = parse_value(source, location, path_text(path))
+        value = read_value(source, location, path_text(path))
     target: Any = data
     for key, following in pairwise(path):
         target = _enter(target, key, following, path, location)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from laredo_model.settings.values import expanded
+
 
 def with_secret(data: Any, key: str) -> Any:
     """A section's values before they are checked, with ``key`` read from the file ``<key>_file``.
@@ -16,7 +18,7 @@ def with_secret(data: Any, key: str) -> Any:
         return data
     if data.get(key) is not None:
         raise ValueError(f"{key} and {name} are both given; give one of them")
-    path = Path(str(data[name]))
+    path = expanded(Path(str(data[name])))
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except OSError as error:

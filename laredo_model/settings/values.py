@@ -2,34 +2,33 @@
 
 import re
 from datetime import timedelta
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+)
 
 _NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµ]*)")
 
-_SECONDS = {
-    "ns": 1e-9,
-    "us": 1e-6,
-    "µs": 1e-6,
-    "ms": 1e-3,
-    "milliseconds": 1e-3,
-    "s": 1.0,
-    "second": 1.0,
-    "seconds": 1.0,
-    "m": 60.0,
-    "minute": 60.0,
-    "minutes": 60.0,
-    "h": 3600.0,
-    "hour": 3600.0,
-    "hours": 3600.0,
-    "d": 86400.0,
-    "day": 86400.0,
-    "days": 86400.0,
-    "w": 604800.0,
-    "week": 604800.0,
-    "weeks": 604800.0,
+_UNITS = {
+    1e-9: "ns nano nanos nanosecond nanoseconds",
+    1e-6: "us µs micro micros microsecond microseconds",
+    1e-3: "ms milli millis millisecond milliseconds",
+    1.0: "s second seconds",
+    60.0: "m minute minutes",
+    3600.0: "h hour hours",
+    86400.0: "d day days",
+    604800.0: "w week weeks",
 }
+_SECONDS = {unit: factor for factor, units in _UNITS.items() for unit in units.split()}
+_MOST_SECONDS = timedelta.max.total_seconds()
 
 # HOCON's rule: kB, MB, GB are powers of 1000; K, KiB and a lone letter powers of 1024.
 _BYTES = {"": 1, "b": 1, "byte": 1, "bytes": 1}
@@ -47,11 +46,14 @@ def seconds(value: object) -> float:
 
     :raises ValueError: if it isn't a duration, or a number without a unit.
     """
-    if isinstance(value, timedelta):
-        return value.total_seconds()
     match = _NUMBER_AND_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is not None and match[2] in _SECONDS:
-        return float(match[1]) * _SECONDS[match[2]]
+        found = float(match[1]) * _SECONDS[match[2]]
+        if found > _MOST_SECONDS:
+            raise ValueError(
+                f"the duration is too long; {_MOST_SECONDS // 86400:.0f}d is the longest"
+            )
+        return found
     if _is_zero(value):
         return 0.0
     if _is_number(value) or (match is not None and match[2] == ""):
@@ -75,8 +77,6 @@ def byte_count(value: object) -> int:
             if "." in match[1]
             else (int(match[1]) * _BYTES[match[2].lower()])
         )
-    if isinstance(value, timedelta):
-        raise ValueError("a duration, not a size; write 512 MB or 512 MiB")
     raise ValueError("not a size; write 1073741824, 64 GB or 1 GiB")
 
 
@@ -98,6 +98,17 @@ Secret = SecretStr
 """Text that no message and no repr ever shows."""
 
 
+def expanded(path: Path) -> Path:
+    """The path with a ``~`` at its beginning replaced by the home directory.
+
+    :raises ValueError: if there is no such home.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{path}: there is no such home directory; write the whole path") from None
+
+
 class Section(BaseModel):
     """A block of the configuration: immutable, and an unknown key is an error."""
 
@@ -109,6 +120,11 @@ class Section(BaseModel):
         populate_by_name=False,
         use_attribute_docstrings=True,
     )
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _in_a_home(cls, value: Any) -> Any:
+        return expanded(value) if isinstance(value, Path) else value
 
 
 def _without_dot(schema: str) -> str:

@@ -1,14 +1,16 @@
-"""Every path of any HOCON text has its line, and pyhocon sees the same paths."""
+"""Every path of any HOCON text has its value and its line."""
 
-from dataclasses import dataclass
+import contextlib
+import json
+import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pyhocon import ConfigFactory
 
-from laredo_model.settings import lines
+from laredo_model.settings import SettingsError, substitutions
 
 NAMES = st.sampled_from(["a", "b", "port", "max_size", "key-1", "x y"])
 SCALARS = st.sampled_from(
@@ -84,31 +86,41 @@ def texts(draw: st.DrawFn) -> tuple[Text, dict[str, Any]]:
     return text, tree
 
 
-def paths_of(value: Any, path: tuple[str | int, ...] = ()) -> set[tuple[str | int, ...]]:
-    found = {path} if path else set()
-    pairs: Any = value.items() if isinstance(value, dict) else ()
-    pairs = enumerate(value) if isinstance(value, list) else pairs
-    for key, inner in pairs:
-        plain = key.strip('"') if isinstance(key, str) else key
-        found |= paths_of(inner, (*path, plain))
-    return found
+def meaning(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: meaning(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [meaning(inner) for inner in value]
+    return {"1": 1, "true": True, "null": None}.get(
+        value, json.loads(value) if '"' in value else value
+    )
+
+
+def read(text: str) -> substitutions.Configuration:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "f"
+        file.write_text(text)
+        found = substitutions.read_files([file])
+    return replace(
+        found,
+        locations={path: place.rpartition("/")[2] for path, place in found.locations.items()},
+    )
 
 
 @given(texts())
 def test_every_path_has_its_line(made: tuple[Text, dict[str, Any]]) -> None:
-    text, _ = made
-    content = "\n".join(text.rows)
-    found = lines.read(Path("f"), content)
-    assert found.unclosed is None
+    text, tree = made
+    found = read("\n".join(text.rows))
+    assert found.values == meaning(tree)
     assert found.locations == {path: f"f:{line}" for path, line in text.locations.items()}
-    assert paths_of(ConfigFactory.parse_string(content)) <= set(found.locations)
 
 
 @given(texts(), st.data())
-def test_a_text_that_is_cut_off_never_breaks_it(
+def test_a_text_that_is_cut_off_is_read_or_refused(
     made: tuple[Text, dict[str, Any]], data: st.DataObject
 ) -> None:
     content = "\n".join(made[0].rows)
     cut = content[: data.draw(st.integers(0, len(content)))]
-    lines.read(Path("f"), cut)
-    lines.read(Path("f"), cut[::-1])
+    for text in (cut, cut[::-1]):
+        with contextlib.suppress(SettingsError):
+            read(text)

@@ -400,7 +400,7 @@ CASES = [
         Cause.WRONG_REGION,
         ('set region = "eu-west-1"',),
     ),
-    Case("HeadObject", Answer(400), Cause.OTHER, ("s3:GetObject on",)),
+    Case("HeadObject", Answer(400), Cause.OTHER, ("s3:GetObject on", "session token isn't known")),
     # A store that resembles S3, with codes of its own.
     Case("PutObject", Answer(429, s3("Busy", "later")), Cause.THROTTLED, ("Busy: later",)),
     Case("PutObject", Answer(507, s3("StorageFull", "no room")), Cause.SERVER, ("no room",)),

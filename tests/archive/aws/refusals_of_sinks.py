@@ -82,7 +82,7 @@ CASES = [
             query("InvalidClientTokenId", "The security token included in the request is invalid."),
         ),
         Cause.NO_CREDENTIALS,
-        ("deactivated",),
+        ("deactivated", "session token isn't known"),
     ),
     Case(
         "Publish",
@@ -254,7 +254,7 @@ CASES = [
             KINESIS,
         ),
         Cause.NO_CREDENTIALS,
-        ("region is off",),
+        ("region is off", "session token isn't known"),
     ),
     Case(
         "PutRecord",

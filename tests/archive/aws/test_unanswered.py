@@ -16,9 +16,11 @@ from laredo_archive.aws import clients as clients_module
 from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.aws.explain import explain, failures
 from laredo_archive.aws.kinds import Cause, Explained
+from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, answering
 from tests.support.processes import free_port
 
+ROLE = "arn:aws:iam::123456789012:role/writer"
 LISTING = """<?xml version="1.0" encoding="UTF-8"?>
 <ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated></ListBucketResult>"""
 
@@ -166,6 +168,57 @@ def test_half_a_key(clients: AwsClients, monkeypatch: pytest.MonkeyPatch) -> Non
         assert server.asked == []
     assert (explained.kind, explained.sent) == (Cause.NO_CREDENTIALS, False)
     assert "missing: AWS_SECRET_ACCESS_KEY" in explained.message
+
+
+@pytest.mark.parametrize(
+    ("variables", "config", "says"),
+    [
+        (
+            {"AWS_WEB_IDENTITY_TOKEN_FILE": "{gone}", "AWS_ROLE_ARN": ROLE},
+            "",
+            "{gone}: No such file or directory",
+        ),
+        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "{gone}"}, "", "role_arn"),
+        (
+            {
+                "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/v1/credentials",
+                "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "{gone}",
+            },
+            "",
+            "{gone}: No such file or directory",
+        ),
+        ({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://example.com/"}, "", "Unsupported host"),
+        ({}, "credential_process = {gone} --json", "{gone}: No such file or directory"),
+        ({}, "credential_process = {tmp}", "{tmp}: Permission denied"),
+        ({}, "credential_process = /bin/echo []", "AttributeError"),
+        ({}, "credential_process = /bin/echo not-json", "JSONDecodeError"),
+        ({}, "role_arn = {role}\nweb_identity_token_file = {gone}", "{gone}: No such file"),
+    ],
+)
+def test_credentials_of_a_file_or_program_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variables: dict[str, str],
+    config: str,
+    says: str,
+) -> None:
+    paths = {"gone": str(tmp_path / "gone"), "tmp": str(tmp_path), "role": ROLE}
+    (tmp_path / "config").write_text(f"[profile files]\n{config.format(**paths)}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(**paths))
+    profile = Profile("ambient", "ambient", aws_profile="files" if config else None)
+    clients = AwsClients({"ambient": profile})
+    explained = failed(clients, "http://127.0.0.1:1")
+    clients.close()
+    assert (explained.kind, explained.sent) == (Cause.NO_CREDENTIALS, False), explained.message
+    assert "\n" not in explained.message
+    assert says.format(**paths) in explained.message
+    assert "unset what names it" in explained.message
 
 
 def test_credentials_that_appear_later_are_found(

@@ -1,0 +1,101 @@
+"""The tree of a HOCON text: each value as it is written, with file and line."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+Keys = tuple[str, ...]
+
+_STEP = re.compile(r'\s*(?:"([^"]*)"|([^"${}\[\]:=,+#`^?!@*&\\.\n]+?))\s*(\.|$)')
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(\.[0-9]{1,15})?")
+
+
+@dataclass(eq=False)
+class Node:
+    """One value as it is written."""
+
+    #: ``file:line`` of its key, or of its own beginning in a list.
+    place: str
+
+
+@dataclass(eq=False)
+class Scalar(Node):
+    """Text, a number, a boolean or null."""
+
+    value: str | int | float | bool | None
+    #: As it was written, for a concatenation.
+    text: str
+
+
+@dataclass(eq=False)
+class Object(Node):
+    """A block: for each key the values that it was given, the last of which counts most."""
+
+    members: dict[str, list[Node]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Array(Node):
+    """A list; an item is given by several values where blocks are put together."""
+
+    items: list[list[Node]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Substitution(Node):
+    """``${path}``, or ``${?path}`` if it is optional."""
+
+    keys: Keys
+    #: The path of the block that a file was included into: the path is tried below it first.
+    prefix: Keys
+    optional: bool
+    #: The path of the key whose value this is a part of.
+    field: Keys
+    #: That value, whose earlier layers a substitution of the same path stands for.
+    owner: Node | None = None
+    #: Part of a concatenation with a block, so that nothing but a block will do.
+    block: bool = False
+
+    def __str__(self) -> str:
+        return f"${{{'?' if self.optional else ''}{'.'.join(self.keys)}}}"
+
+
+@dataclass(eq=False)
+class Concatenation(Node):
+    """Lists, texts or substitutions side by side."""
+
+    parts: list[Node]
+
+
+@dataclass(eq=False)
+class Blank(Node):
+    """White space between two parts of a concatenation."""
+
+    text: str
+
+
+def path_of(text: str) -> Keys | None:
+    """The keys of a path; None if it is none."""
+    keys: list[str] = []
+    at = 0
+    while True:
+        match = _STEP.match(text, at)
+        if match is None:
+            return None
+        keys.append(match[1] if match[1] is not None else match[2])
+        at = match.end()
+        if not match[3]:
+            return tuple(keys)
+
+
+def plain_value(text: str) -> str | int | float | bool | None:
+    """The value of one unquoted word; a number that Python writes otherwise stays text."""
+    known: dict[str, Any] = {"true": True, "false": False, "null": None}
+    if text.lower() in known:
+        found: bool | None = known[text.lower()]
+        return found
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return text
+    number = float(text) if match[1] else int(text)
+    return number if str(number) == text else text
