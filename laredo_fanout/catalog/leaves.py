@@ -3,7 +3,7 @@
 The publication names a partition's root in its place (publish_via_partition_root). But before a
 partition's first change in a session, and after each statement that invalidates what the server
 has cached of it, pgoutput sends the Relation message of the root and right behind it that of the
-partition (maybe_send_schema). So the stream shows which partitions bring rows.
+partition (maybe_send_schema), then the row. So the stream shows which partitions bring rows.
 
 A partition that was there when the table was last reconciled with the catalog needs no more: what
 happens to it later is seen by comparing (partitions.py). Any other one that brought rows is kept
@@ -12,14 +12,21 @@ for it: it is there, and all its rows are. If it is gone, or may have lost rows,
 repaired (partition_repair.py). So are partitions that only a chunk of a copy has read
 (chunk_leaves.py).
 
+A table that is followed itself may be a partition of another root for a while. Its changes come as
+that root's then, and the table lacks them. The stream shows that as well: it announces the table,
+or a partition of it, behind another root. The table's record keeps that as a leaf with its own oid.
+The table is repaired when a snapshot shows that it is no partition any more; while a snapshot shows
+it as one, it is refused. The stream doesn't show a TRUNCATE of it: the new file does.
+
 So a catalog snapshot verifies a partitioned table only when the stream has passed its message:
 then every partition that brought rows before it has been shown. Before that, one that came with
-rows and went with them may be about to be shown.
+rows and went with them may be about to be shown. The same holds for a table that is a partition of
+one that isn't published, or whose attributes were written: ATTACH and DETACH write them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from laredo_fanout.store.table import Leaf
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
     from laredo_fanout.catalog.partitions import Partition
 
 _XIDS = 1 << 32
+_GONE = "a partition that had brought rows was detached or dropped"
+_AS_A_PARTITION = "its changes came as those of a table that it was a partition of"
 _NOT_SHOWN = 0
 """In place of the transaction that the stream showed a partition with; none has this number."""
 
@@ -39,24 +48,18 @@ class AnnouncedLeaves:
         self._now: set[tuple[int, int]] = set()
         """Roots and partitions of the transaction that is being decoded."""
         self._shown: dict[int, dict[int, Leaf]] = {}
+        self._settled: dict[int, Sequence[Leaf]] = {}
 
     def announced(self, root: int, leaf: int) -> None:
         """Note a partition that was announced right behind its root."""
         self._now.add((root, leaf))
 
-    def truncated(self, oids: Iterable[int]) -> None:
-        """Note a TRUNCATE of several tables: each is announced for itself, none of them is a
-        partition of the one before it."""
-        gone = set(oids)
-        self._now = {pair for pair in self._now if pair[1] not in gone}
-
-    def ended(self, xid: int, position: int) -> dict[int, list[Leaf]]:
+    def ended(self, xid: int, position: int) -> dict[int, dict[int, Leaf]]:
         """End the transaction; returns the partitions that were announced in it, by their root."""
-        found: dict[int, list[Leaf]] = {}
+        found: dict[int, dict[int, Leaf]] = {}
         for root, oid in sorted(self._now):
             leaf = Leaf(oid, xid, position, position)
-            self._shown.setdefault(root, {})[oid] = leaf
-            found.setdefault(root, []).append(leaf)
+            self._shown.setdefault(root, {})[oid] = found.setdefault(root, {})[oid] = leaf
         self._now.clear()
         return found
 
@@ -64,9 +67,38 @@ class AnnouncedLeaves:
         """The partitions of this root that weren't forgotten."""
         return tuple(self._shown.get(root, {}).values())
 
-    def forget(self, root: int, kept: Iterable[Leaf]) -> None:
-        """Forget all but ``kept``: a partition that brings rows again is announced again."""
-        self._shown[root] = {leaf.oid: leaf for leaf in kept}
+    def elsewhere(self, table: int, oids: Collection[int]) -> tuple[Leaf, ...]:
+        """The leaf that ``table`` is of another root, if that root was announced with any of
+        ``oids``: the table itself and partitions of it."""
+        return as_other_roots(table, oids, self._shown)
+
+    def settled(self, root: int, kept: Sequence[Leaf]) -> None:
+        """Of this root only ``kept`` is needed when all tables are reconciled: a partition that
+        brings rows again is announced again."""
+        self._settled[root] = kept
+
+    def reconciled(self) -> None:
+        """Forget what no table needs any more."""
+        for root, kept in self._settled.items():
+            self._shown[root] = {leaf.oid: leaf for leaf in kept}
+        self._settled.clear()
+
+
+def as_other_roots(
+    table: int, oids: Collection[int], shown: Mapping[int, Mapping[int, Leaf]]
+) -> tuple[Leaf, ...]:
+    """``shown``, by root and partition, as the leaf that ``table`` is of other roots, if they
+    brought changes of it, or of its partitions."""
+    return merged(
+        (),
+        (
+            leaf._replace(oid=table)
+            for root, leaves in shown.items()
+            if root != table
+            for leaf in map(leaves.get, oids)
+            if leaf is not None
+        ),
+    )
 
 
 def merged(known: Iterable[Leaf], more: Iterable[Leaf]) -> tuple[Leaf, ...]:
@@ -98,9 +130,15 @@ class Account(NamedTuple):
 
 
 def account(
-    leaves: Iterable[Leaf], partitions: Sequence[Partition], reach: int, *, altered: bool
+    leaves: Iterable[Leaf],
+    partitions: Sequence[Partition],
+    reach: int,
+    *,
+    altered: bool,
+    table: int = 0,
 ) -> Account:
-    """Which of ``leaves`` still have their rows, by a catalog snapshot that shows ``partitions``.
+    """Which of ``table``'s ``leaves`` still have their rows, by a catalog snapshot that shows
+    ``partitions``.
 
     ``reach`` is the position up to which it shows everything, but for what a transaction that was
     changing the table (``altered``) had committed and not made visible.
@@ -116,7 +154,7 @@ def account(
         if leaf.position > reach or altered:
             undecided.append(leaf)
         if leaf.first <= reach and not altered:
-            lost = lost or "a partition that had brought rows was detached or dropped"
+            lost = lost or (_AS_A_PARTITION if leaf.oid == table else _GONE)
     return Account(lost, tuple(undecided))
 
 

@@ -15,8 +15,9 @@ there; or the lock was gone, and with it the statement is visible to (c), which 
 a table that (c) shows as it has been since its incarnation began, and on which (b) shows no such
 lock, is *verified up to R*. That holds also for a check whose message the stream hasn't
 reached yet: the transaction ids and files that it compares never come back. Only a partitioned
-table has to wait for the message: a partition may have come with rows and gone with them in
-between, and what the stream brings until there shows it (leaves.py).
+table has to wait for the message, and one that is or may have been a partition meanwhile: rows may
+have come and gone with a partition, or changes have come as another table's, and what the stream
+brings until there shows it (leaves.py).
 
 Where (b) has seen a lock, the table's verified position does not advance. More locks count than
 need to (any AccessExclusiveLock on the table, as VACUUM FULL takes one): what is verified too

@@ -80,6 +80,8 @@ class SourceTable:
     """All partitions below it, at any depth."""
     hidden_by: str | None = None
     """The root that the publication has in this partition's place."""
+    is_partition: bool = False
+    """Whether it is a partition of any table, published or not."""
     append_only: bool = False
     """Whether it is configured as such: it has no key, whatever its indexes are."""
     changes_published: bool = False
@@ -180,7 +182,7 @@ def base_modifier(column: SourceColumn) -> int:
 _TABLES = """
 SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
     c.relreplident::text, has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid),
-    c.relpages, c.reltuples, c.relfilenode::int8
+    c.relpages, c.reltuples, c.relispartition, c.relfilenode::int8
 FROM unnest(%s::text[], %s::text[]) AS wanted(schema, name)
 JOIN pg_namespace n ON n.nspname = wanted.schema
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
@@ -374,7 +376,8 @@ def _table(
     known: dict[str, Any],
 ) -> SourceTable:
     """``streams``: the values of attgenerated with which a column is published without a list."""
-    oid, schema, name, kind, persistence, identity, may_select, secured, pages, rows = row
+    oid, schema, name, kind, persistence, identity, may_select, secured, *rest = row
+    pages, rows, is_partition = rest
     published = known["published"]
     streamed = None if published is None else published.columns
     return SourceTable(
@@ -388,6 +391,7 @@ def _table(
         row_security=secured,
         pages=pages,
         rows_estimated=rows,
+        is_partition=is_partition,
         columns=tuple(
             SourceColumn(column, types[type_oid], modifier, not not_null)
             for column, type_oid, modifier, not_null, generated, _ in attributes

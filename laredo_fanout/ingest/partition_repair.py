@@ -1,5 +1,6 @@
-"""Repair of partitioned tables whose partitions took rows with them, or brought some,
-without a change in the stream (ATTACH, DETACH): what differs is journaled, while readers go on.
+"""Repair of partitioned tables whose partitions took rows with them, or brought some, without a
+change in the stream (ATTACH, DETACH), and of tables that were a partition for a while: what
+differs is journaled, while readers go on.
 
 A catalog snapshot whose message the stream passes is compared with what the table's record keeps.
 Where rows may have moved (partitions.py, leaves.py), a suspect range begins at the last verified
@@ -45,6 +46,7 @@ _log = structlog.get_logger()
 
 _RETRY = Backoff(initial=1.0, maximum=60.0)
 _CHECK_AGAIN_S = 0.1
+_NEW_FILE = "it was truncated, or rewritten, as a partition"
 
 
 class Judged(NamedTuple):
@@ -92,12 +94,15 @@ class PartitionRepair:
 
         ``tables`` are those that are followed, by oid.
         """
-        for root, leaves in self.shown.ended(xid, position).items():
-            tracked = tables.get(root)
-            if tracked is None or tracked.table_id is None or tracked.version is None:
+        shown = self.shown.ended(xid, position)
+        if not shown:
+            return
+        for oid, tracked in tables.items():
+            if tracked.table_id is None or tracked.version is None:
                 continue
             known = {each.oid for each in tracked.version.partitions}
-            new = [leaf for leaf in leaves if leaf.oid not in known]
+            new = [leaf for leaf in shown.get(oid, {}).values() if leaf.oid not in known]
+            new += leaves_.as_other_roots(oid, {oid, *known}, shown)
             if new:
                 record = transaction.tables[tracked.table_id]
                 transaction.set_leaves(record.id, leaves_.merged(record.leaves, new))
@@ -114,10 +119,14 @@ class PartitionRepair:
         the snapshot was taken would bring rows unnoticed.
         """
         source = snapshot.tables[record.qualified]
-        shown = self.shown.of(source.oid)
-        left = _account(shown, source, snapshot).undecided
+        own = self.shown.elsewhere(source.oid, source.oids)
+        left = _account((*self.shown.of(source.oid), *own), source, snapshot).undecided
         transaction.set_leaves(record.id, left)
-        self.shown.forget(source.oid, left)
+        self.shown.settled(source.oid, left)
+
+    def reconciled(self) -> None:
+        """Every table has been reconciled with the snapshot that was passed."""
+        self.shown.reconciled()
 
     def judge(
         self,
@@ -129,10 +138,15 @@ class PartitionRepair:
     ) -> Judged:
         """What this snapshot says of the table's partitions; begin a repair if one is needed."""
         assert tracked.table_id is not None and tracked.version is not None
+        known = {each.oid for each in tracked.version.partitions}
+        new = [each.known.oid for each in source.partitions if each.known.oid not in known]
+        if own := self.shown.elsewhere(source.oid, new):
+            record = transaction.tables[tracked.table_id]
+            transaction.set_leaves(record.id, leaves_.merged(record.leaves, own))
         record = transaction.tables[tracked.table_id]
-        if not source.partitioned:
-            return _SETTLED
         moved = partitions.moved(tracked.version.partitions, source.partitions)
+        if source.is_partition and source.version.file != tracked.version.file:
+            moved = moved or _NEW_FILE
         because = moved or _account(record.leaves, source, snapshot).lost
         live = record.status is Status.LIVE
         if tracked.transaction_filter is not None or not live:
@@ -162,7 +176,7 @@ class PartitionRepair:
             self._request_check(_CHECK_AGAIN_S)
         if left != record.leaves:
             transaction.set_leaves(record.id, left)
-        self.shown.forget(source.oid, left)
+        self.shown.settled(source.oid, left)
 
     def _repair(
         self,
@@ -230,4 +244,5 @@ class PartitionRepair:
 
 def _account(leaves: Iterable[Leaf], source: SourceTable, snapshot: CatalogSnapshot) -> Account:
     altered = bool(snapshot.ddl_locks.of(source))
-    return leaves_.account(leaves, source.partitions, snapshot.ddl_locks.reach, altered=altered)
+    reach = snapshot.ddl_locks.reach
+    return leaves_.account(leaves, source.partitions, reach, altered=altered, table=source.oid)

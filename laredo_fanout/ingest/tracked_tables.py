@@ -184,6 +184,7 @@ class TrackedTables:
                 tracked, source, now, transaction, None if self.must_restart else copies
             )
             self._repair.begun(begun, snapshot, transaction)
+        self._repair.reconciled()
 
     def verify(self, snapshot: CatalogSnapshot, *, passed: bool) -> None:
         """Up to where this snapshot shows that no value was rewritten silently; see silent_ddl.py.
@@ -198,9 +199,12 @@ class TrackedTables:
             ):
                 continue
             tracked.altered_by = snapshot.ddl_locks.of(source)
-            if source.partitioned and not (passed and tracked.partitions_judged):
-                continue
             assert tracked.table_id is not None
+            moves = bool(source.partitioned or self._batch.table(tracked.table_id).leaves)
+            if moves and not (passed and tracked.partitions_judged):
+                continue
+            if not passed and tracked.may_have_been_partition(source):
+                continue
             if not tracked.altered_by:
                 self._batch.verified(tracked.table_id, snapshot.ddl_locks.reach)
 

@@ -1,5 +1,7 @@
 """What happens to a partition between two catalog snapshots, by name."""
 
+from typing import NamedTuple
+
 _CREATE = "CREATE TABLE a1 PARTITION OF a FOR VALUES FROM (100) TO (200)"
 
 _FILL = "INSERT INTO a SELECT g, 'second' FROM generate_series(101, 130) g"
@@ -75,4 +77,79 @@ CASES = {
         "DROP TABLE a1",
         _AFTER,
     ),
+}
+
+
+class FollowedCase(NamedTuple):
+    """A table ``x`` that is followed itself, and a partition of the root ``a`` for a while."""
+
+    statements: tuple[str, ...]
+    table: tuple[str, ...] = (
+        "CREATE TABLE x (LIKE a INCLUDING ALL)",
+        "INSERT INTO x SELECT g, 'own' FROM generate_series(101, 120) g",
+    )
+    alone: bool = False
+    """A statement of it runs in no transaction of several."""
+
+
+_BOUNDS = "FOR VALUES FROM (100) TO (200)"
+_JOIN, _LEAVE = f"ALTER TABLE a ATTACH PARTITION x {_BOUNDS}", "ALTER TABLE a DETACH PARTITION x"
+_UPDATE = "UPDATE a SET v = 'updated'"
+_UPDATE_IT = "UPDATE x SET v = 'updated' WHERE id < 110"
+_INSERT = "INSERT INTO a VALUES (160, 'through')"
+_TABLE = FollowedCase(()).table
+_MIDDLE = "CREATE TABLE s (LIKE a INCLUDING ALL) PARTITION BY RANGE (id)"
+_IN_MIDDLE = f"ALTER TABLE s ATTACH PARTITION x {_BOUNDS}"
+_BELOW = (_MIDDLE, *_TABLE, _IN_MIDDLE)
+_JOIN_BELOW = f"ALTER TABLE a ATTACH PARTITION s {_BOUNDS}"
+_LEAVE_BELOW = "ALTER TABLE a DETACH PARTITION s"
+_TREE = (
+    f"{_TABLE[0]} PARTITION BY RANGE (id)",
+    "CREATE TABLE x1 PARTITION OF x FOR VALUES FROM (100) TO (150)",
+    _TABLE[1],
+)
+
+FOLLOWED = {
+    "update the root": FollowedCase((_JOIN, _UPDATE, _LEAVE)),
+    "update it": FollowedCase((_JOIN, _UPDATE_IT, _LEAVE)),
+    "insert into the root": FollowedCase((_JOIN, _INSERT, _LEAVE)),
+    "insert into it": FollowedCase((_JOIN, "INSERT INTO x VALUES (160, 'own')", _LEAVE)),
+    "delete from the root": FollowedCase((_JOIN, "DELETE FROM a WHERE id % 2 = 0", _LEAVE)),
+    "delete from it": FollowedCase((_JOIN, "DELETE FROM x WHERE id % 2 = 0", _LEAVE)),
+    "truncate the root": FollowedCase((_JOIN, "TRUNCATE a", _LEAVE)),
+    "truncate it": FollowedCase((_JOIN, "TRUNCATE x", _LEAVE)),
+    "truncate it afterwards": FollowedCase((_JOIN, _INSERT, _LEAVE, "TRUNCATE x")),
+    "rows move there": FollowedCase(
+        (_JOIN, "UPDATE a SET id = id + 130 WHERE id BETWEEN 1 AND 10", _LEAVE)
+    ),
+    "without rows": FollowedCase((_JOIN, _INSERT, _LEAVE), _TABLE[:1]),
+    "concurrently": FollowedCase((_JOIN, _UPDATE, f"{_LEAVE} CONCURRENTLY"), alone=True),
+    "twice": FollowedCase((_JOIN, _UPDATE, _LEAVE, _JOIN, _INSERT, _LEAVE)),
+    "below another": FollowedCase(
+        (
+            f"CREATE TABLE s PARTITION OF a {_BOUNDS} PARTITION BY RANGE (id)",
+            _IN_MIDDLE,
+            _UPDATE,
+            "ALTER TABLE s DETACH PARTITION x",
+        )
+    ),
+    "with another": FollowedCase((_JOIN_BELOW, _UPDATE, _LEAVE_BELOW), _BELOW),
+    "with another, truncate the root": FollowedCase(
+        (_JOIN_BELOW, "TRUNCATE a", _LEAVE_BELOW), _BELOW
+    ),
+    "with another, truncate it": FollowedCase((_JOIN_BELOW, "TRUNCATE x", _LEAVE_BELOW), _BELOW),
+    "below one that is published for a while": FollowedCase(
+        (
+            "ALTER PUBLICATION pub ADD TABLE s",
+            _UPDATE_IT,
+            "ALTER PUBLICATION pub DROP TABLE s",
+        ),
+        _BELOW,
+    ),
+    "a tree": FollowedCase((_JOIN, _UPDATE, _LEAVE), _TREE),
+    "a tree that grows": FollowedCase(
+        (_JOIN, "CREATE TABLE x2 PARTITION OF x FOR VALUES FROM (150) TO (200)", _INSERT, _LEAVE),
+        _TREE,
+    ),
+    "a tree of which a part is truncated": FollowedCase((_JOIN, "TRUNCATE x1", _LEAVE), _TREE),
 }

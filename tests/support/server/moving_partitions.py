@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import orjson
 
 from laredo_fanout.ingest.supervisor import CommitInfo
 from tests.support.ingest import RunningIngest
@@ -20,9 +23,25 @@ ROOT = (
 )
 
 
+def numbered(statements: Sequence[str], number: int) -> list[str]:
+    """The statements with a set of tables of their own: ``a``, ``a1``, ``x`` are ``a_7``,
+    ``a1_7``, ``x_7``."""
+    return [re.sub(r"\b([axs]\d*)\b", rf"\1_{number}", each) for each in statements]
+
+
+class Truth(NamedTuple):
+    """A table's rows after a statement, and WAL before and after that."""
+
+    table: str
+    before: int
+    after: int
+    rows: Rows
+
+
 class Seen(NamedTuple):
     """The store's rows at a commit."""
 
+    table: str
     table_id: int
     position: int
     rows: Rows
@@ -33,11 +52,13 @@ class History:
     """What the rows were after each statement, and what the store had at each commit."""
 
     ingest: RunningIngest
-    truths: list[tuple[int, int, Rows]] = field(default_factory=list)
-    """WAL before and after the statement, and the rows then."""
+    truths: list[Truth] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
+    _rows: dict[int, Rows] = field(default_factory=dict)
+    """Of each incarnation, as they were at the last commit."""
 
-    def run(self, database: Database, statements: Sequence[str]) -> None:
+    def run(self, database: Database, statements: Sequence[str], *tables: str) -> None:
+        """Run them; they change the rows of ``tables`` alone, by default those of ``a``."""
         with database.connect() as connection:
 
             def reached() -> int:
@@ -47,25 +68,31 @@ class History:
                 assert row is not None
                 return int(str(row[0]))
 
-            def rows() -> Rows:
-                found = connection.execute("SELECT id, v FROM a").fetchall()
-                return frozenset((int(str(key)), str(value)) for key, value in found)
+            def note(before: int) -> None:
+                after = reached()
+                for table in tables or ("a",):
+                    found = connection.execute(f"SELECT id, v FROM {table}".encode()).fetchall()
+                    rows = frozenset((int(str(key)), str(value)) for key, value in found)
+                    self.truths.append(Truth(f"public.{table}", before, after, rows))
 
-            self.truths.append((0, reached(), rows()))
+            note(0)
             for statement in statements:
                 before = reached()
                 connection.execute(statement.encode())
-                self.truths.append((before, reached(), rows()))
+                note(before)
 
-    def note(self, _: CommitInfo) -> None:
+    def note(self, commit: CommitInfo) -> None:
         """For ``on_commit``."""
         store = self.ingest.store
-        record = self.ingest.record("public.a")
-        if record is None or not record.shown:
-            return
-        with store.reader().snapshot(record.id) as snapshot:
-            rows = frozenset(_row(line) for _, lines in snapshot.batches() for line in lines)
-            self.seen.append(Seen(record.id, snapshot.position, rows))
+        for table in {truth.table for truth in list(self.truths)}:
+            record = self.ingest.record(table)
+            if record is None or not record.shown:
+                continue
+            if record.id in commit.tables or record.id not in self._rows:
+                with store.reader().snapshot(record.id) as snapshot:
+                    lines = [line for _, lines in snapshot.batches() for line in lines]
+                self._rows[record.id] = frozenset(map(_row, lines))
+            self.seen.append(Seen(table, record.id, commit.position, self._rows[record.id]))
 
     def assert_right_where_verified(self) -> int:
         """What was seen at positions that count as verified in the end is what PostgreSQL had;
@@ -77,34 +104,34 @@ class History:
             view = known.get(each.table_id)
             if view is None or view.boundary_at(each.position) < each.position:
                 continue
-            allowed = list(self._possible(each.position))
+            allowed = list(self._possible(each.table, each.position))
             if not allowed:
                 continue
             checked += 1
             assert each.rows in allowed, (
-                f"at {each.position:X} the store had {sorted(each.rows)}, PostgreSQL one of"
+                f"{each.table} at {each.position:X} had {sorted(each.rows)}, PostgreSQL one of"
                 f" {[sorted(rows) for rows in allowed]}"
             )
         return checked
 
-    def _possible(self, position: int) -> Iterator[Rows]:
+    def _possible(self, table: str, position: int) -> Iterator[Rows]:
         last: Rows | None = None
-        for before, after, rows in self.truths:
-            if after <= position:
-                last = rows
-            elif before < position:
+        for truth in self.truths:
+            if truth.table != table:
+                continue
+            if truth.after <= position:
+                last = truth.rows
+            elif truth.before < position:
                 # Within the statement: its commit is before or after.
                 if last is not None:
                     yield last
                     last = None
-                yield rows
+                yield truth.rows
         if last is not None:
             yield last
 
 
 def _row(line: bytes) -> tuple[int, str]:
-    import orjson
-
     row = orjson.loads(line)
     return row["id"], row["v"]
 
@@ -120,11 +147,11 @@ def watched(ingest: RunningIngest) -> Iterator[History]:
         ingest.on_commit = None
 
 
-def settle(ingest: RunningIngest, table: str = "public.a") -> None:
+def settle(ingest: RunningIngest, *tables: str) -> None:
     """Wait until nothing is in doubt, and a position from then on is verified."""
     ingest.catch_up()
 
-    def verified_beyond(position: int) -> bool:
+    def verified_beyond(table: str, position: int) -> bool:
         record = ingest.record(table)
         if record is None or not record.live or record.suspect_range is not None:
             return False
@@ -132,4 +159,8 @@ def settle(ingest: RunningIngest, table: str = "public.a") -> None:
 
     for _ in range(2):
         passed = ingest.store.position
-        ingest.wait_until(lambda at=passed: verified_beyond(at), "a later position is verified")
+        for table in tables or ("public.a",):
+            ingest.wait_until(
+                lambda at=passed, table=table: verified_beyond(table, at),
+                f"a later position of {table} is verified",
+            )
