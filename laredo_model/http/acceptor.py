@@ -46,18 +46,18 @@ class Acceptor:
         listener: socket.socket,
         limit: ConnectionLimit,
         protocol: Callable[[Opening], asyncio.Protocol],
-        name: str,
+        failure: str,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """
         :param protocol: makes the protocol of a connection, which replaces the
             :class:`Opening` in the limit.
-        :param name: of what is served, for the log.
+        :param failure: the log's line while none can be accepted.
         """
         self._listener = listener
         self._limit = limit
         self._protocol = protocol
-        self._name = name
+        self._failure = failure
         self._tls = tls
         self._accepting: asyncio.Task[None] | None = None
         self._openings: set[asyncio.Task[None]] = set()
@@ -120,7 +120,7 @@ class Acceptor:
         if time.monotonic() >= self._log_after:
             self._log_after = time.monotonic() + _LOG_EVERY_S
             log.error(
-                f"no {self._name} connection can be accepted; tried again until one can",
+                self._failure,
                 error=str(failure),
                 failures=self._limit.counts.accept_failures,
                 cure="raise the limit of open files (ulimit -n, LimitNOFILE)",

@@ -48,7 +48,12 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._listener = listener
         self._limit = ConnectionLimit(counts)
-        self._acceptor = Acceptor(listener, self._limit, self._connection, "HTTP")
+        self._acceptor = Acceptor(
+            listener,
+            self._limit,
+            self._connection,
+            "no HTTP connection can be accepted; tried again until one can",
+        )
         self._serving: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager

@@ -39,7 +39,7 @@ class ConnectEndpoint:
             self._socket,
             self.limit,
             lambda opening: CallConnection(self, opening),
-            "Connect",
+            "no Connect connection can be accepted; tried again until one can",
             context,
         )
         self._connections: set[CallConnection] = set()
