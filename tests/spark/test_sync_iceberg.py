@@ -4,10 +4,16 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
+from pyspark.sql.types import LongType, StructField, StructType
 
-from laredo_spark import sync_table
+from laredo_spark import options, sync_table
+from laredo_spark.read.table_read import TableRead
 from laredo_spark.sync.errors import IcebergMissing, IcebergUnfit, TargetRefused
+from laredo_spark.sync.lakehouse.iceberg import IcebergSync
 from laredo_spark.sync.lakehouse.iceberg_fit import parts_of, refuse_other_spark
+from laredo_spark.sync.lakehouse.iceberg_table import IcebergTable
+from laredo_spark.sync.lakehouse.merging import quoted, refuse_substituted
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names
 
@@ -57,3 +63,26 @@ def test_names_of_tables(target: str, parts: tuple[str, ...] | None) -> None:
     else:
         with pytest.raises(TargetRefused, match=r"CATALOG\.NAMESPACE\.TABLE"):
             parts_of(target)
+
+
+def test_a_name_that_spark_would_substitute(spark: SparkSession, tmp_path: Path) -> None:
+    name = "${env:HOME}"
+    read = spark.createDataFrame([(1,)], StructType([StructField(name, LongType())]))
+    with pytest.raises(Exception, match="UNRESOLVED_COLUMN"):
+        read.where(f"{quoted(name)} = 1")
+    assert read.where(F.col(quoted(name)) == 1).count() == 1
+    with pytest.raises(TargetRefused, match=r"the name '\$\{env:HOME\}' has .* = false for this"):
+        refuse_substituted(spark, "target", ("id", name))
+    archive = Builder(tmp_path / "archive").base(0x10, names({1: "a"})).write()
+    given, target = {"path": str(archive)}, f"lake.{quoted(name)}.t"
+    sync = IcebergSync(
+        spark, given, TableRead.of(options.parse(given)), IcebergTable(spark, target)
+    )
+    with pytest.raises(TargetRefused, match="for this session"):
+        sync.run(rebuild=False)
+    spark.conf.set("spark.sql.variable.substitute", "false")
+    try:
+        assert read.where(f"{quoted(name)} = 1").count() == 1
+        refuse_substituted(spark, target, (target, name))
+    finally:
+        spark.conf.unset("spark.sql.variable.substitute")

@@ -51,6 +51,7 @@ class DeltaSync:
 
     def run(self, *, rebuild: bool) -> SyncResult:
         """Plan the sync and do it."""
+        merging.refuse_substituted(self.spark, self.target, self.table.spark_schema().names)
         held = self.log.held()
         step = merging.step(
             self.target, held.state, held.by_others, self.table, self._is_counted, rebuild=rebuild

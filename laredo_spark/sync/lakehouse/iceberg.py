@@ -52,9 +52,11 @@ class IcebergSync:
 
     def run(self, *, rebuild: bool) -> SyncResult:
         """Plan the sync and do it."""
+        target = self.found.target
+        merging.refuse_substituted(self.spark, target, (target, *self._names()))
         held = self.found.held()
         step = merging.step(
-            self.found.target,
+            target,
             held.state,
             self._by_others(held),
             self.table,

@@ -1,6 +1,6 @@
 """What a sync into Delta and one into Iceberg share: plan, next state, and net changes to merge."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -10,6 +10,7 @@ from laredo_model import position as positions
 from laredo_spark.frames.changes import read_changes
 from laredo_spark.read.table_read import UNKNOWN_HISTORY, TableRead
 from laredo_spark.sync import plan
+from laredo_spark.sync.errors import TargetRefused
 from laredo_spark.sync.files import comparable
 from laredo_spark.sync.plan import Merge, Rebuild, SyncAction, UpToDate
 from laredo_spark.sync.state import SyncState
@@ -97,6 +98,24 @@ def net_changes(
     )
     ranked = rows.withColumn("__laredo_rank", F.row_number().over(newest_first))
     return ranked.where("__laredo_rank = 1").drop("__laredo_rank", "__laredo_lsn")
+
+
+def refuse_substituted(spark: SparkSession, target: str, names: Iterable[str]) -> None:
+    """Refuse names that Spark would read as its own variables in the text of a statement.
+
+    It substitutes ``${env:HOME}`` inside backticks too, and has no way to escape it.
+
+    :raises TargetRefused: naming the first one, while the session substitutes.
+    """
+    if spark.conf.get("spark.sql.variable.substitute", "true") == "false":
+        return
+    for name in names:
+        if "${" in name:
+            raise TargetRefused(
+                target,
+                f"the name {name!r} has ${{...}}, which Spark would substitute; set"
+                " spark.sql.variable.substitute = false for this session",
+            )
 
 
 def same_key(table: TableRead) -> str:
