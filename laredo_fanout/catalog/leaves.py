@@ -20,8 +20,10 @@ it as one, it is refused. The stream doesn't show a TRUNCATE of it: the new file
 
 So a catalog snapshot verifies a partitioned table only when the stream has passed its message:
 then every partition that brought rows before it has been shown. Before that, one that came with
-rows and went with them may be about to be shown. The same holds for a table that is a partition of
-one that isn't published, or whose attributes were written: ATTACH and DETACH write them all.
+rows and went with them may be about to be shown. Nor does a snapshot verify it if a partition isn't
+in it that brought rows after the snapshot's position: other rows may have come with that before. A
+table that is a partition of one that isn't published, or whose attributes were written, has to wait
+for the message, too: ATTACH and DETACH write all attributes.
 """
 
 from __future__ import annotations

@@ -157,8 +157,9 @@ class PartitionRepair:
                 return Judged(keeps=True, settled=because is None)
         elif because is not None or record.suspect_range is not None:
             return self._repair(tracked, source, snapshot, transaction, copies, because=because)
-        self._settle(tracked, source, snapshot, transaction)
-        return _SETTLED
+        left = self._settle(tracked, source, snapshot, transaction)
+        # One that is gone, and brought rows since, may have been there, with others, before.
+        return Judged(settled=not left)
 
     def _settle(
         self,
@@ -166,7 +167,7 @@ class PartitionRepair:
         source: SourceTable,
         snapshot: CatalogSnapshot,
         transaction: Transaction,
-    ) -> None:
+    ) -> tuple[Leaf, ...]:
         """All partitions are accounted for that brought rows, but for those that came since."""
         assert tracked.table_id is not None
         record = transaction.tables[tracked.table_id]
@@ -177,6 +178,7 @@ class PartitionRepair:
         if left != record.leaves:
             transaction.set_leaves(record.id, left)
         self.shown.settled(source.oid, left)
+        return left
 
     def _repair(
         self,

@@ -90,6 +90,8 @@ class FollowedCase(NamedTuple):
     )
     alone: bool = False
     """A statement of it runs in no transaction of several."""
+    through_root: bool = True
+    """Rows are changed in the root, too: else its rows are right before and after, alone."""
 
 
 _BOUNDS = "FOR VALUES FROM (100) TO (200)"
@@ -117,7 +119,7 @@ FOLLOWED = {
     "delete from the root": FollowedCase((_JOIN, "DELETE FROM a WHERE id % 2 = 0", _LEAVE)),
     "delete from it": FollowedCase((_JOIN, "DELETE FROM x WHERE id % 2 = 0", _LEAVE)),
     "truncate the root": FollowedCase((_JOIN, "TRUNCATE a", _LEAVE)),
-    "truncate it": FollowedCase((_JOIN, "TRUNCATE x", _LEAVE)),
+    "truncate it": FollowedCase((_JOIN, "TRUNCATE x", _LEAVE), through_root=False),
     "truncate it afterwards": FollowedCase((_JOIN, _INSERT, _LEAVE, "TRUNCATE x")),
     "rows move there": FollowedCase(
         (_JOIN, "UPDATE a SET id = id + 130 WHERE id BETWEEN 1 AND 10", _LEAVE)
@@ -137,12 +139,14 @@ FOLLOWED = {
     "with another, truncate the root": FollowedCase(
         (_JOIN_BELOW, "TRUNCATE a", _LEAVE_BELOW), _BELOW
     ),
-    "with another, truncate it": FollowedCase((_JOIN_BELOW, "TRUNCATE x", _LEAVE_BELOW), _BELOW),
+    "with another, truncate it": FollowedCase(
+        (_JOIN_BELOW, "TRUNCATE x", _LEAVE_BELOW), _BELOW, through_root=False
+    ),
     "below one that is published for a while": FollowedCase(
         (
-            "ALTER PUBLICATION pub ADD TABLE s",
+            "ALTER PUBLICATION {publication} ADD TABLE s",
             _UPDATE_IT,
-            "ALTER PUBLICATION pub DROP TABLE s",
+            "ALTER PUBLICATION {publication} DROP TABLE s",
         ),
         _BELOW,
     ),
@@ -151,5 +155,7 @@ FOLLOWED = {
         (_JOIN, "CREATE TABLE x2 PARTITION OF x FOR VALUES FROM (150) TO (200)", _INSERT, _LEAVE),
         _TREE,
     ),
-    "a tree of which a part is truncated": FollowedCase((_JOIN, "TRUNCATE x1", _LEAVE), _TREE),
+    "a tree of which a part is truncated": FollowedCase(
+        (_JOIN, "TRUNCATE x1", _LEAVE), _TREE, through_root=False
+    ),
 }

@@ -75,7 +75,7 @@ class History:
                     rows = frozenset((int(str(key)), str(value)) for key, value in found)
                     self.truths.append(Truth(f"public.{table}", before, after, rows))
 
-            note(0)
+            note(reached())
             for statement in statements:
                 before = reached()
                 connection.execute(statement.encode())
@@ -84,11 +84,13 @@ class History:
     def note(self, commit: CommitInfo) -> None:
         """For ``on_commit``."""
         store = self.ingest.store
+        for table_id in commit.tables:
+            self._rows.pop(table_id, None)
         for table in {truth.table for truth in list(self.truths)}:
             record = self.ingest.record(table)
             if record is None or not record.shown:
                 continue
-            if record.id in commit.tables or record.id not in self._rows:
+            if record.id not in self._rows:
                 with store.reader().snapshot(record.id) as snapshot:
                     lines = [line for _, lines in snapshot.batches() for line in lines]
                 self._rows[record.id] = frozenset(map(_row, lines))
