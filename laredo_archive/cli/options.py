@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import click
@@ -13,8 +13,9 @@ from laredo_archive.errors import ArchiveError
 from laredo_archive.reader import Archive
 from laredo_archive.storage import access as s3
 from laredo_archive.storage.access import S3Access
+from laredo_model import moment
 from laredo_model import position as positions
-from laredo_model.errors import BadPosition
+from laredo_model.errors import BadPosition, ModelError
 from laredo_model.position import Position
 from laredo_model.printable import printable
 
@@ -51,15 +52,14 @@ class AsOf(click.ParamType[Position | datetime]):
         except BadPosition:
             pass
         try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
+            return moment.parse(value)
+        except ModelError:
             self.fail(
                 f"{value!r} is neither a position such as 0/19F000 nor a time such as"
                 " 2026-06-03T21:40:11Z",
                 param,
                 ctx,
             )
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 archive_argument = click.argument("uri", metavar="ARCHIVE")

@@ -30,7 +30,8 @@ Python's parser and encoder bear depends on how deep the stack is when they are 
 _NEEDS_CARE = re.compile(rb"[0-9][0-9.]{15}|[0-9][eE][-+0-9]")
 _DIGITS_PYTHON_READS = 4000
 _EXACT = frozenset({str, int, bool, type(None)})
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# A string without an end is taken to the line's: else each quote in it would be tried again.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
