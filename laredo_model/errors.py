@@ -4,6 +4,7 @@ ModelError (ValueError)
 ├── BadPosition      not a WAL position
 ├── BadHistory       not a history
 ├── BadTime          not a time, or none that UTC has
+├── BadMessage       a message that breaks its contract
 ├── BadColumn        not a column definition
 └── BadLine          not a row, or not one of this table
 """
@@ -31,6 +32,10 @@ class BadHistory(ModelError):
 
 class BadTime(ModelError):
     """Not a time in ISO 8601, or one outside of the years 1 to 9999 in UTC."""
+
+
+class BadMessage(ModelError):
+    """A message of the wire with a part that its contract doesn't allow."""
 
 
 class BadColumn(ModelError):

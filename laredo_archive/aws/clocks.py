@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from laredo_model import moment
 from laredo_model.errors import ModelError
+from laredo_model.files import moment
 
 # "Signature expired: 20130301T000000Z is now earlier than 20130609T094515Z
 # (20130609T100015Z - 15 min.)": what was signed with, a limit, the service's time.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
-from laredo_model import moment
 from laredo_model.errors import ModelError
+from laredo_model.files import moment
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.destination import StoredObject
 from laredo_archive.write import uploads
 from laredo_archive.write.manifest_store import Environment
-from laredo_model import moment
+from laredo_model.files import moment
 from laredo_spark.options import ReadOptions
 from laredo_spark.sync.errors import TargetBusy, TargetMissing, TargetRefused
 from laredo_spark.sync.folder import BucketFolder, Folder, destination_at

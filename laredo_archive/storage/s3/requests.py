@@ -38,8 +38,8 @@ from laredo_archive.errors import (
 )
 from laredo_archive.storage.destination import ObjectVersion, is_plain
 from laredo_archive.storage.s3.bucket import S3Location
-from laredo_model import moment
 from laredo_model.errors import ModelError
+from laredo_model.files import moment
 from laredo_model.retry import Backoff
 
 log = structlog.get_logger(__name__)

@@ -97,7 +97,7 @@ def findings(
 def _functions_planned(
     connection: Connection, tables: Collection[SourceTable]
 ) -> Iterator[ServerFinding]:
-    """Name the tables whose copy may run a function of somebody who may not read all tables."""
+    """Name the tables whose copy may run a function of a role that may not read all tables."""
     followed = [table.oid for table in tables]
     for table in tables:
         rows = connection.execute(
