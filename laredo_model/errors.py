@@ -1,8 +1,10 @@
-"""Errors of positions, histories, columns and rows that can't be parsed.
+"""Errors of positions, histories, times, columns and rows that can't be parsed.
 
 ModelError (ValueError)
 ├── BadPosition      not a WAL position
 ├── BadHistory       not a history
+├── BadTime          not a time, or none that UTC has
+├── BadMessage       a message that breaks its contract
 ├── BadColumn        not a column definition
 └── BadLine          not a row, or not one of this table
 """
@@ -26,6 +28,14 @@ class BadHistory(ModelError):
         super().__init__(
             f"{text!r} is not a history; expected system_identifier:timeline:database_oid"
         )
+
+
+class BadTime(ModelError):
+    """Not a time in ISO 8601, or one outside of the years 1 to 9999 in UTC."""
+
+
+class BadMessage(ModelError):
+    """A message of the wire with a part that its contract doesn't allow."""
 
 
 class BadColumn(ModelError):

@@ -17,7 +17,7 @@ Encode = Callable[[bytes], bytes]
 
 _LINE_BREAKS_TO_BLANKS = bytes.maketrans(b"\n\r", b"  ")
 _BOUNDS = re.compile(rb"\[[-0-9:\[\]]+\]=")
-_QUOTED_ELEMENT = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL)
+_QUOTED_ELEMENT = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 
 

@@ -21,7 +21,7 @@ from laredo_model.errors import BadLine
 PARTIAL = b"\x01"
 MISSING = b"\x02"
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(rb"[^,}\]\[{\"]+")
 _BLANK = frozenset((b" ", b"\t", b"\n", b"\r"))
 _BLANKS = re.compile(rb"[ \t\n\r]*")

@@ -45,7 +45,7 @@ text where there are objects or arrays; string where values differ in kind.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from difflib import get_close_matches
 from enum import StrEnum
 
@@ -56,7 +56,8 @@ from laredo_archive.codec.arrow.types import Special, Typing
 from laredo_archive.read import location
 from laredo_archive.storage.access import Addressing, S3Access, profiles
 from laredo_model import position as positions
-from laredo_model.errors import BadPosition
+from laredo_model.errors import BadPosition, ModelError
+from laredo_model.files import moment
 from laredo_model.position import Position
 from laredo_spark.errors import OptionRefused
 
@@ -225,14 +226,13 @@ def _moment(name: str, text: str | None) -> Position | datetime | None:
     except BadPosition:
         pass
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        return moment.parse(text)
+    except ModelError:
         raise OptionRefused(
             name,
             text,
             "neither a position such as 0/19F000 nor a time such as 2026-06-03T21:40:11Z",
         ) from None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 def _flag(name: str, text: str) -> bool:

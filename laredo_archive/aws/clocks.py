@@ -4,8 +4,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
+
+from laredo_model.errors import ModelError
+from laredo_model.files import moment
 
 # "Signature expired: 20130301T000000Z is now earlier than 20130609T094515Z
 # (20130609T100015Z - 15 min.)": what was signed with, a limit, the service's time.
@@ -43,10 +45,10 @@ def _time(text: str | None) -> datetime | None:
         return None
     try:
         # Both of ISO 8601's forms are in use.
-        return datetime.fromisoformat(text)
-    except ValueError:
+        return moment.parse(text)
+    except ModelError:
         pass
     try:
-        return parsedate_to_datetime(text)
-    except ValueError:
+        return moment.parse_http(text)
+    except ModelError:
         return None

@@ -4,7 +4,7 @@ import csv
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import click
@@ -15,7 +15,8 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage import access as s3
 from laredo_archive.storage.access import S3Access
 from laredo_model import position as positions
-from laredo_model.errors import BadPosition
+from laredo_model.errors import BadPosition, ModelError
+from laredo_model.files import moment
 from laredo_model.position import Position
 from laredo_model.printable import printable
 
@@ -52,15 +53,14 @@ class AsOf(click.ParamType[Position | datetime]):
         except BadPosition:
             pass
         try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
+            return moment.parse(value)
+        except ModelError:
             self.fail(
                 f"{value!r} is neither a position such as 0/19F000 nor a time such as"
                 " 2026-06-03T21:40:11Z",
                 param,
                 ctx,
             )
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 def _key_columns(

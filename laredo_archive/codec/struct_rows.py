@@ -39,7 +39,7 @@ _NULL = b"\x08\x00"
 _TRUE = b"\x20\x01"
 _FALSE = b"\x20\x00"
 _SHORT_INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]{0,14})\Z")
-_ARRAY_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^",\[\]{}]+|[\[\],{}]', re.DOTALL)
+_ARRAY_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^",\[\]{}]++|[\[\],{}]', re.DOTALL)
 _HEADS_KEPT = 4096
 
 

@@ -4,6 +4,7 @@ jsonl, protobuf and parquet are the archive's own snapshot formats; csv is for
 ``COPY ... FROM ... WITH (FORMAT csv, HEADER)``, which gives back the same rows.
 """
 
+import io
 import os
 import re
 import secrets
@@ -39,8 +40,12 @@ EXTENSIONS = {
     ".pb.zst": codec.PROTOBUF_ZST,
 }
 
-_ARRAY_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^",\[\]]+|[\[\],]', re.DOTALL)
-_JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^",\[\]{}]+|[\[\]{},]', re.DOTALL)
+# Possessive: a position to go back to for each escape would take a hundred times the string.
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_ARRAY_TOKEN = re.compile(_STRING + r'|[^"]++|"', re.DOTALL)
+_JSON_TOKEN = re.compile(_STRING + r'|[^",\[\]{}]++|[\[\]{},]', re.DOTALL)
+_BRACES = str.maketrans("[]", "{}")
+_BOXES = str.maketrans("[],", "{};")
 _NEEDS_QUOTES = re.compile(r'[",\r\n]')
 
 
@@ -205,15 +210,22 @@ def array_text(fragment: str, type_name: str) -> str:
 
     https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
     """
+    # Written as it is read: a list of its elements would take many times the array.
+    text = io.StringIO()
     if type_name in ("_json", "_jsonb"):
-        elements = ("NULL" if text == "null" else _array_element(text) for text in _split(fragment))
-        return "{" + ",".join(elements) + "}"
-    comma = ";" if type_name == "_box" else ","
-    text = {"[": "{", "]": "}", ",": comma, "null": "NULL"}
-    return "".join(
-        text.get(token) or (_array_element(orjson.loads(token)) if token[0] == '"' else token)
-        for token in _ARRAY_TOKEN.findall(fragment)
-    )
+        text.write("{")
+        for number, element in enumerate(_split(fragment)):
+            text.write("," if number else "")
+            text.write("NULL" if element == "null" else _array_element(element))
+        text.write("}")
+        return text.getvalue()
+    outside = _BOXES if type_name == "_box" else _BRACES
+    for token in _ARRAY_TOKEN.finditer(fragment):
+        if token[0][0] == '"':
+            text.write(_array_element(orjson.loads(token[0])))
+        else:
+            text.write(token[0].translate(outside).replace("null", "NULL"))
+    return text.getvalue()
 
 
 def _split(fragment: str) -> Iterator[str]:

@@ -7,11 +7,11 @@ writer process has a group of tables in it; what other processes have written st
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from laredo_archive.manifest.errors import CatalogUnusable
-from laredo_archive.manifest.fields import Fields, WrongField, count, list_of, map_of, text
+from laredo_archive.manifest.fields import Fields, WrongField, count, list_of, map_of, text, time
 from laredo_archive.manifest.unnamed_objects import text_of_time, with_unknown
 from laredo_archive.storage.destination import is_plain
 from laredo_model import column as columns
@@ -202,7 +202,7 @@ def parse(data: bytes, where: str) -> DatabaseCatalog:
         if version != VERSION:
             raise WrongField(f"catalog_version is {version}, and this program knows {VERSION} only")
         return DatabaseCatalog(
-            updated_at=fields.take("updated_at", _time),
+            updated_at=fields.take("updated_at", time),
             archives=_prefixed(fields.take("archives", map_of(_entry))),
             groups=fields.take("groups", map_of(list_of(_boundary))),
             revision=fields.take_or("revision", count, 0),
@@ -241,10 +241,5 @@ def _boundary(value: object, path: str) -> GroupBoundary:
     return GroupBoundary(
         histories.parse(fields.take("history", text)),
         positions.parse(fields.take("position", text)),
-        fields.take("time", _time),
+        fields.take("time", time),
     )
-
-
-def _time(value: object, path: str) -> datetime:
-    moment = datetime.fromisoformat(text(value, path))
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

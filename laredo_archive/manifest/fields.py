@@ -1,7 +1,11 @@
 """Takes the fields of a JSON object, each checked; an error names its path in the file."""
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, TypeVar
+
+from laredo_model.errors import ModelError
+from laredo_model.files import moment
 
 T = TypeVar("T")
 
@@ -66,6 +70,14 @@ def text(value: object, path: str) -> str:
         except UnicodeEncodeError as wrong:
             raise WrongField(f"{path}: {value!r} isn't Unicode text ({wrong.reason})") from wrong
     return value
+
+
+def time(value: object, path: str) -> datetime:
+    """A time in ISO 8601, in UTC."""
+    try:
+        return moment.parse(text(value, path))
+    except ModelError as wrong:
+        raise WrongField(f"{path}: {wrong}") from wrong
 
 
 def count(value: object, path: str) -> int:

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from laredo_archive.errors import ManifestDamaged, ManifestNewer
@@ -19,6 +18,7 @@ from laredo_archive.manifest.fields import (
     map_of,
     name_of,
     text,
+    time,
 )
 from laredo_archive.manifest.model import (
     PARTS_VERSION,
@@ -86,14 +86,6 @@ def _history(value: object, path: str) -> History:
     try:
         return histories.parse(text(value, path))
     except ModelError as wrong:
-        raise WrongField(f"{path}: {wrong}") from wrong
-
-
-def _time(value: object, path: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text(value, path))
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError) as wrong:
         raise WrongField(f"{path}: {wrong}") from wrong
 
 
@@ -240,12 +232,12 @@ def artifact(value: object, path: str, key_prefix: str, depth: int = 0) -> Artif
         epoch=epoch,
         from_position=fields.take_if_any("from_position", read_position),
         to_position=fields.take("to_position", read_position),
-        created_at=fields.take("created_at", _time),
+        created_at=fields.take("created_at", time),
         formats=formats,
         row_count=_records(fields, "row_count", by_original) if is_snapshot else None,
         change_count=None if is_snapshot else _records(fields, "change_count", by_original),
         history=fields.take_if_any("history", _history),
-        to_time=fields.take_if_any("to_time", _time),
+        to_time=fields.take_if_any("to_time", time),
         rows=fields.take_if_any("rows", count),
         state_checksum=fields.take_if_any("state_checksum", _checksum),
         continues=fields.take_if_any("continues", flag) if is_snapshot else None,
@@ -330,7 +322,7 @@ def _retired(value: object, path: str) -> Retired:
     fields = Fields(value, path)
     return Retired(
         key=fields.take("key", _key),
-        at=fields.take_if_any("at", _time),
+        at=fields.take_if_any("at", time),
         deleting=fields.take_if_any("deleting", text),
         source=fields.unknown(),
     )
@@ -368,14 +360,14 @@ def _manifest(fields: Fields, key_prefix: str) -> Manifest:
     return Manifest(
         table=fields.take("table", text),
         epoch=fields.take("epoch", count),
-        updated_at=fields.take("updated_at", _time),
+        updated_at=fields.take("updated_at", time),
         head_position=fields.take_if_any("head_position", head),
         artifacts=artifacts,
         history=fields.take_if_any("history", _history),
         writer_id=fields.take_if_any("writer_id", text),
         writer_term=fields.take_or("writer_term", count, 0),
         seen_position=fields.take_if_any("seen_position", _position),
-        seen_at=fields.take_if_any("seen_at", _time),
+        seen_at=fields.take_if_any("seen_at", time),
         unchanged_until=fields.take_if_any("unchanged_until", _position),
         notified=fields.take_or("notified", map_of(_notified), no_sinks),
         retired=fields.take_or("retired", list_of(_retired), none_retired),

@@ -164,7 +164,10 @@ class RelayIngest:
         if isinstance(error, HistoryMoved) and session.moved_to is not None:
             history.adopt(self._store, session.moved_to)
             self._committed_nothing()
-            return 0
+            # Once is a failover; an upstream that names another history each time is no hurry.
+            self._counters.reconnects += 1
+            await asyncio.sleep(_RETRY.delay(failures) if failures else 0)
+            return failures + 1
         if isinstance(error, BatchAbandoned):
             _log.info("a stream ended within a transaction; all begin again where the store is")
             await asyncio.sleep(_RETRY.delay(failures + 1))

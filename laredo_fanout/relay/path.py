@@ -8,24 +8,25 @@ known ends at one's own id, else the path of a loop would grow for ever.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
-import grpc
-
-from laredo_fanout.client.errors import of_status
+from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.stream.stream import split_table
 from laredo_fanout.client.stream.translate import RELAY_CAPABILITY
+from laredo_fanout.client.stream.transport.grpc_transport import replication_status
 from laredo_fanout.relay.errors import RelayLoop, UpstreamTooOld, UpstreamUnavailable
 from laredo_fanout.relay.options import RelayOptions
 from laredo_fanout.relay.tls_cure import with_cure
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_fanout.wire import replication_pb2_grpc
 from laredo_model import position as position_
 from laredo_model.errors import ModelError
 
 _MOST_HOPS = 16
 _LONGEST = 256
 _ANSWER_S = 10.0
+_LONGEST_DELAY_US = 10**15
 
 
 class Hop(NamedTuple):
@@ -66,22 +67,14 @@ async def ask(options: RelayOptions, table: str, server_id: str) -> Path:
     :raises UpstreamTooOld: if it doesn't know relays.
     """
     schema, name = split_table(table)
-    endpoint = options.endpoint()
     request = wire.GetReplicationStatusRequest(
         schema=schema, table=name, capabilities=[RELAY_CAPABILITY]
     )
     begun = time.monotonic()
-    channel = endpoint.channel()
     try:
-        stub = replication_pb2_grpc.LaredoReplicationServiceStub(channel)  # type: ignore[no-untyped-call]
-        answer = await stub.GetReplicationStatus(
-            request, metadata=endpoint.metadata(), timeout=_ANSWER_S
-        )
-    except grpc.aio.AioRpcError as failed:
-        refused = of_status(options.server, failed.code(), failed.details())
-        raise UpstreamUnavailable(with_cure(str(refused), options)) from failed
-    finally:
-        await channel.close(None)
+        answer = await replication_status(options.endpoint(), request, _ANSWER_S)
+    except StreamError as refused:
+        raise UpstreamUnavailable(with_cure(str(refused), options)) from refused
     if not answer.path:
         raise UpstreamTooOld(options.server)
     return Path(_hops(answer.path, options.server, server_id), time.monotonic() - begun)
@@ -107,15 +100,15 @@ def check(path: Path, options: RelayOptions, server_id: str) -> None:
         )
 
 
-def _hops(sent: list[wire.ServerHop], server: str, server_id: str) -> tuple[Hop, ...]:
+def _hops(sent: Iterable[wire.ServerHop], server: str, server_id: str) -> tuple[Hop, ...]:
     hops = []
-    for number, each in enumerate(sent[:_MOST_HOPS]):
+    for number, each in enumerate(islice(sent, _MOST_HOPS)):
         address = each.address if number else server
         try:
             position = position_.parse(each.source_position)
         except ModelError as wrong:
             raise UpstreamUnavailable(f"{server} sent a path with {wrong}") from wrong
-        delay = each.delay_us / 1e6 if each.delay_us > 0 else None
+        delay = min(each.delay_us, _LONGEST_DELAY_US) / 1e6 if each.delay_us > 0 else None
         hops.append(Hop(each.server_id[:_LONGEST], address[:_LONGEST], position, delay))
         if each.server_id == server_id:
             break

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
+_FIRST_BYTE, _OBJECT = itemgetter(0), frozenset(b"{")
 _STANDS_FOR_MORE = "changes came as one transaction for all that were missed"
 
 
@@ -150,9 +152,12 @@ class ReceivedTable:
 
     def _handshake(self, event: Handshake) -> None:
         self._columns = event.columns
-        self._seen(event.position)
+        # Not the most of all streams: what a wrong one claimed ends with it.
+        self.upstream_position = event.position or 0
         if event.snapshot_follows:
             return
+        if self.position is None:
+            raise self._violation(f"{event.mode.name} to one who asked for a snapshot")
         record = self.record
         if record is None or not record.live or record.columns != event.columns:
             raise StartOver
@@ -162,6 +167,8 @@ class ReceivedTable:
         self._columns = event.new
 
     def _snapshot_begin(self, event: SnapshotBegin) -> None:
+        if self.is_open:
+            raise self._violation("a snapshot within a transaction")
         self.drop_copy()
         self._count_snapshot(self.options.qualified)
         record, transaction = self.record, self._batch.transaction
@@ -181,6 +188,7 @@ class ReceivedTable:
 
     def _snapshot_rows(self, event: SnapshotRows) -> None:
         copy = self._expected_copy("rows")
+        self._check_lines(event.lines)
         copy.received.add(event.lines)
         self._batch.transaction.fill(copy.table_id, event.keys, event.lines)
         counted = self._counters.copied_rows
@@ -209,6 +217,11 @@ class ReceivedTable:
             live_id = record.id
         else:
             live_id = self._batch.transaction.publish(copy.table_id, position, 0).id
+            if record is not None and record.position > position:
+                # The upstream is behind the positions that it sent before: go back with it.
+                transaction = self._batch.transaction
+                transaction.position = min(transaction.position, position)
+                self.upstream_position = position
         self._copy, self.is_open = None, False
         self._batch.transaction.set_table_position(live_id, position)
         self._batch.touch(live_id)
@@ -253,6 +266,9 @@ class ReceivedTable:
         changes = event if event.since is not None else event.beyond(record.position)
         if changes is None:
             return
+        self._check_lines(changes.lines)
+        if changes.since is not None and changes.positions[0] < record.position:
+            raise self._violation("changes of positions that it has sent before")
         transaction = self._batch.transaction
         if changes.since is not None and record.suspect_range is None:
             transaction.begin_suspect_range(record.id, _STANDS_FOR_MORE, unseen=True)
@@ -285,7 +301,13 @@ class ReceivedTable:
     def _verified(self, boundary: int | None) -> None:
         record = self.record
         if record is not None and boundary:
-            self._batch.verified(record.id, boundary)
+            # Nothing is verified that isn't there yet.
+            self._batch.verified(record.id, min(boundary, self.upstream_position))
+
+    def _check_lines(self, lines: list[bytes]) -> None:
+        """:raises ProtocolViolation: if one of them can't be a row's line, or a part of one is."""
+        if not set(map(_FIRST_BYTE, filter(None, lines))) <= _OBJECT:
+            raise self._violation("what is no row's line")
 
     def _seen(self, position: int | None) -> None:
         self.upstream_position = max(self.upstream_position, position or 0)

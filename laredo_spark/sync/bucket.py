@@ -25,6 +25,7 @@ from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.destination import StoredObject
 from laredo_archive.write import uploads
 from laredo_archive.write.manifest_store import Environment
+from laredo_model.files import moment
 from laredo_spark.options import ReadOptions
 from laredo_spark.sync.errors import TargetBusy, TargetMissing, TargetRefused
 from laredo_spark.sync.folder import BucketFolder, Folder, destination_at
@@ -63,8 +64,7 @@ class Pointer:
         try:
             described = json.loads(text)
             former = tuple(
-                (each["folder"], datetime.fromisoformat(each["until"]))
-                for each in described["former"]
+                (each["folder"], moment.parse(each["until"])) for each in described["former"]
             )
             folder, state = described["folder"], json.dumps(described["state"])
         except (ValueError, TypeError, KeyError) as wrong:

@@ -7,7 +7,7 @@ file, which the merged diff's entry names: so the manifest stays small however l
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from hashlib import sha256
 
@@ -28,6 +28,9 @@ REMEMBERED = 64
 LARGEST_BYTES = 16 << 20
 LARGEST_PLAIN_BYTES = 64 << 20
 """A file with more is refused: the writer's own have some kilobytes."""
+MOST_PLAIN_A_BYTE = 64
+"""A file that unpacks to more is refused. Each diff has checksums, which nothing packs as small;
+what unpacks a thousandfold would take gigabytes as objects."""
 
 
 def to_bytes(diffs: Sequence[Artifact]) -> bytes:
@@ -48,6 +51,8 @@ class PartsFiles:
         self._locate = locate
         self._key_prefix = key_prefix
         self._loaded: dict[str, tuple[Artifact, ...]] = {}
+        self._levels: dict[str, int] = {}
+        """How many files one has to read before each that a file named, by their keys."""
 
     def diffs_of(self, merged: Artifact) -> tuple[Artifact, ...]:
         """The diffs that ``merged`` takes the place of, as parts of its epoch.
@@ -69,9 +74,14 @@ class PartsFiles:
             manifest_key = object_keys.manifest_key(self._key_prefix)
             return self._destination.uri_of(manifest_key), parts.diffs
         key = self._locate(parts.file.key)
+        level = self._levels.get(parts.file.key, 0)
+        if level >= parser.DEEPEST_PARTS:
+            uri = self._destination.uri_of(key)
+            raise ArtifactDamaged(uri, f"lists within lists, more than {level} levels")
         diffs = self._loaded.pop(key, None)
         if diffs is None:
             diffs = read(self._destination, key, parts.file, self._key_prefix)
+            self._levels.update(dict.fromkeys(_files_named(diffs), level + 1))
         while len(self._loaded) >= REMEMBERED:
             del self._loaded[next(iter(self._loaded))]
         self._loaded[key] = diffs
@@ -96,7 +106,7 @@ def read(
     if len(data) != entry.size_bytes or entry.sha256 not in (None, sha256(data).hexdigest()):
         raise ArtifactDamaged(uri, "its bytes aren't those that its entry describes")
     try:
-        fields = Fields(json.loads(_plain(data)), "")
+        fields = Fields(json.loads(_plain(data, entry)), "")
         version = fields.take("parts_version", count)
         if version != VERSION:
             raise WrongField(f"parts_version is {version}, expected {VERSION}")
@@ -105,12 +115,20 @@ def read(
         raise ArtifactDamaged(uri, str(wrong)) from wrong
 
 
-def _plain(data: bytes) -> bytes:
+def _plain(data: bytes, entry: FormatEntry) -> bytes:
+    most = min(LARGEST_PLAIN_BYTES, MOST_PLAIN_A_BYTE * entry.size_bytes)
     unpacking = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    plain = unpacking.decompress(data, LARGEST_PLAIN_BYTES)
+    plain = unpacking.decompress(data, most)
     if unpacking.unconsumed_tail:
-        raise WrongField(f"it has more than {LARGEST_PLAIN_BYTES} bytes when unpacked")
+        raise WrongField(f"it has more than {most} bytes when unpacked")
     return plain
+
+
+def _files_named(diffs: Sequence[Artifact]) -> Iterator[str]:
+    for diff in diffs:
+        for part in diff.with_parts():
+            if part.parts is not None and part.parts.file is not None:
+                yield part.parts.file.key
 
 
 def _contradiction(merged: Artifact, diffs: Sequence[Artifact]) -> str | None:

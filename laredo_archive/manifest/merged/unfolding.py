@@ -69,7 +69,6 @@ def unfolded(manifest: Manifest, wanted: Wanted, load: Load) -> Manifest:
     if not any(artifact.parts for artifact in manifest.artifacts):
         return manifest
     artifacts: list[Artifact] = []
-    # A stack, and no recursion: nobody bounds how deep lists name lists.
     waiting = list(reversed(manifest.artifacts))
     while waiting:
         artifact = waiting.pop()

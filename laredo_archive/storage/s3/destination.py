@@ -1,7 +1,7 @@
 """S3 as a destination: PUTs that never replace, and a manifest swapped by its ETag."""
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, timedelta
+from datetime import timedelta
 from threading import Event
 from typing import BinaryIO
 
@@ -101,11 +101,9 @@ class S3Destination:
             if refused.kind is Cause.NO_SUCH_KEY:
                 return None
             raise refused.error() from refused
-        size, modified = (
-            self._bucket.required(answer, name, self.uri_of(key))
-            for name in ("ContentLength", "LastModified")
-        )
-        return ObjectInfo(key, size, modified.astimezone(UTC))
+        uri = self.uri_of(key)
+        size = self._bucket.required(answer, "ContentLength", uri)
+        return ObjectInfo(key, size, self._bucket.modified(answer, uri))
 
     def open(self, key: str, offset: int = 0) -> BinaryIO:
         """The object from ``offset`` on, all of one version."""
@@ -117,7 +115,8 @@ class S3Destination:
             for found in page.get("Contents", ()):
                 key = found["Key"].removeprefix(self._bucket.location.prefix)
                 if is_plain(key) and not key.rpartition("/")[2].startswith(HIDDEN):
-                    yield ObjectInfo(key, found["Size"], found["LastModified"].astimezone(UTC))
+                    modified = self._bucket.modified(found, self.uri_of(key))
+                    yield ObjectInfo(key, found["Size"], modified)
 
     def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
         """PUT with If-Match, or If-None-Match for the first one."""

@@ -10,8 +10,7 @@ import hashlib
 import io
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from functools import partial
 from threading import Event
 from typing import Any, TypeVar
@@ -39,6 +38,8 @@ from laredo_archive.errors import (
 )
 from laredo_archive.storage.destination import ObjectVersion, is_plain
 from laredo_archive.storage.s3.bucket import S3Location
+from laredo_model.errors import ModelError
+from laredo_model.files import moment
 from laredo_model.retry import Backoff
 
 log = structlog.get_logger(__name__)
@@ -246,9 +247,19 @@ class Bucket:
         """
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
         try:
-            return parsedate_to_datetime(headers.get("date", "")).astimezone(UTC)
-        except ValueError:
+            return moment.parse_http(headers.get("date", ""))
+        except ModelError:
             raise self._lacking("Date", self.location.uri) from None
+
+    def modified(self, answer: Answer, uri: str) -> datetime:
+        """When the object was last changed, by the store's clock.
+
+        :raises DestinationUnavailable: if the answer has no time that UTC has.
+        """
+        try:
+            return moment.in_utc(self.required(answer, "LastModified", uri))
+        except ModelError:
+            raise self._lacking("LastModified", uri) from None
 
     def required(self, answer: Answer, name: str, uri: str) -> Any:
         """A required field of ``answer``.

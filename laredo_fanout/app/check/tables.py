@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from laredo_fanout.app import options
@@ -22,6 +22,39 @@ _OWNERSHIP = """
 SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = %s
 """
 _MAY_CREATE = "SELECT has_database_privilege(current_database(), 'CREATE')"
+# What the planner may compute for a SELECT of the table, down to functions: by expressions and
+# predicates of indexes, extended statistics, partition keys; in these by operators and the checks
+# of domains. Functions of PostgreSQL itself have no entries in pg_depend. Whose owner may read
+# every followed table learns nothing; a superuser's function can do no more than its owner.
+_FUNCTIONS_PLANNED = """
+WITH RECURSIVE reached(class, object) AS (
+    SELECT d.refclassid, d.refobjid FROM pg_depend d
+    WHERE d.objsubid = 0 AND (
+        d.classid = 'pg_class'::regclass AND d.objid IN (
+            SELECT indexrelid FROM pg_index WHERE indrelid = ANY (%(oids)s::oid[])
+            UNION SELECT partrelid FROM pg_partitioned_table WHERE partrelid = ANY (%(oids)s::oid[])
+        ) OR d.classid = 'pg_statistic_ext'::regclass AND d.objid IN (
+            SELECT oid FROM pg_statistic_ext WHERE stxrelid = ANY (%(oids)s::oid[])
+        )
+    ) AND d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass)
+    UNION
+    SELECT next.class, next.object FROM reached r CROSS JOIN LATERAL (
+        SELECT d.refclassid, d.refobjid FROM pg_depend d
+        WHERE d.classid = r.class AND d.objid = r.object
+            AND d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass)
+        UNION ALL
+        SELECT 'pg_constraint'::regclass, c.oid FROM pg_constraint c
+        WHERE r.class = 'pg_type'::regclass AND c.contypid = r.object
+    ) next(class, object)
+)
+SELECT DISTINCT p.oid::regprocedure::text, o.rolname::text
+FROM reached r JOIN pg_proc p ON r.class = 'pg_proc'::regclass AND p.oid = r.object
+    JOIN pg_roles o ON o.oid = p.proowner
+WHERE NOT o.rolsuper AND o.rolname <> current_user AND EXISTS (
+    SELECT FROM unnest(%(followed)s::oid[]) f(oid)
+    WHERE NOT has_table_privilege(o.oid, f.oid, 'SELECT'))
+ORDER BY 1
+"""
 _OWNS_PUBLICATION = """
 SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s
 """
@@ -60,10 +93,34 @@ def findings(
     chosen = source.publication
     wanted = options.source_tables(config)
     known = table_definitions.read_tables(connection, wanted, chosen)
+    yield from _functions_planned(connection, known.values())
     appending = [table for table in wanted if table.append_only]
     yield from _publication(connection, chosen, known, [t for t in wanted if not t.append_only])
     if appending:
         yield from _publication(connection, chosen.appends, known, appending)
+
+
+def _functions_planned(
+    connection: Connection, tables: Collection[SourceTable]
+) -> Iterator[ServerFinding]:
+    """Name the tables whose copy may run a function of a role that may not read all tables."""
+    followed = [table.oid for table in tables]
+    for table in tables:
+        rows = connection.execute(
+            _FUNCTIONS_PLANNED.encode(), {"oids": table.oids, "followed": followed}
+        )
+        named = [f"{function} of role {owner}" for function, owner in rows]
+        if named:
+            yield ServerFinding(
+                f"functions of table {table.qualified}",
+                Verdict.WARNING,
+                "an index expression, extended statistics or a partition key depends on"
+                f" {', '.join(named)}, who may not read every followed table: when the table is"
+                " read, PostgreSQL's planner may call it, and it reads them with the rights of role"
+                f" {connection.info.user}",
+                "ALTER FUNCTION ... OWNER TO a role that may read them, or drop what depends on it;"
+                " or follow the table with a server and a role of its own",
+            )
 
 
 def _publication(

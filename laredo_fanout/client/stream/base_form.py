@@ -8,12 +8,14 @@ string they travel as.
 
 import re
 from collections.abc import Sequence
+from math import isfinite
 
 import orjson
 from google.protobuf import struct_pb2
 
 from laredo_model import key as key_
 from laredo_model.column import Column, key_columns
+from laredo_model.errors import BadLine
 
 _INTEGERS = frozenset({"int2", "int4", "int8", "oid", "smallint", "integer", "bigint"})
 _DIGITS = re.compile(r"-?\d+\Z")
@@ -54,6 +56,8 @@ def _fragment(value: struct_pb2.Value, *, integer: bool) -> bytes:
         text = value.string_value
         return text.encode() if integer and _DIGITS.match(text) else orjson.dumps(text)
     if kind == "number_value":
+        if not isfinite(value.number_value):
+            raise BadLine(f"the number {value.number_value} isn't JSON")
         return number_text(value.number_value)
     if kind == "bool_value":
         return b"true" if value.bool_value else b"false"

@@ -11,7 +11,7 @@ from typing import Self
 
 import structlog
 
-from laredo_fanout.client.errors import GaveUp, StreamBroken, StreamError
+from laredo_fanout.client.errors import GaveUp, ProtocolViolation, StreamBroken, StreamError
 from laredo_fanout.client.events import (
     Changes,
     Event,
@@ -82,6 +82,8 @@ class Subscription:
         self._reached = _StreamPosition(options.position, options.history, options.sequence)
         self._events: AsyncGenerator[Event, None] | None = None
         self._starts_over = False
+        self._rejected: ProtocolViolation | None = None
+        self._rejections, self._rejected_at = 0, 0.0
         self._restarts_until = 0.0
         self._log = log.bind(server=endpoint.server, table=options.table)
 
@@ -103,6 +105,14 @@ class Subscription:
     def start_over(self) -> None:
         """After the event just taken, leave the stream and ask for a snapshot in a new one."""
         self._starts_over = True
+
+    def reject(self, what: str) -> None:
+        """After the event just taken, leave the stream, which broke the contract by ``what``, and
+        ask for a snapshot in a new one."""
+        self._rejected = ProtocolViolation(self.endpoint.server, what)
+        # Each such stream begins well, so its events don't show that the server is right again.
+        lately = monotonic() < self._rejected_at + _RESTART_S
+        self._rejections, self._rejected_at = self._rejections * lately + 1, monotonic()
 
     async def __aenter__(self) -> Self:
         self._events = self._run()
@@ -137,6 +147,8 @@ class Subscription:
                 delay = self._delay(1)
             except StreamError as error:
                 failures += 1
+                if isinstance(error, ProtocolViolation):
+                    failures = max(failures, self._rejections)
                 delay = self._after(error, failures)
             await asyncio.sleep(delay)
 
@@ -189,6 +201,10 @@ class Subscription:
                     leaving, deadline = True, event.deadline
                     self._restarts_until = monotonic() + _RESTART_S
                 yield event
+                if (rejected := self._rejected) is not None:
+                    self._rejected = None
+                    self._reached = _StreamPosition(None, None, None)
+                    raise rejected
                 if self._starts_over:
                     self._starts_over = False
                     self._reached = _StreamPosition(None, None, None)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from google.protobuf import timestamp_pb2
-
 from laredo_fanout.client.errors import ProtocolViolation
 from laredo_fanout.client.events import (
     Changes,
@@ -18,22 +16,19 @@ from laredo_fanout.client.events import (
     GoAway,
     Handshake,
     Heartbeat,
-    HistoryOrigin,
     Mode,
     SchemaChange,
     SnapshotBegin,
     SnapshotEnd,
     SnapshotRows,
 )
+from laredo_fanout.client.stream import message_parts as parts
 from laredo_fanout.client.stream.base_form import BaseRows
 from laredo_fanout.client.stream.columns import values
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history as history_
 from laredo_model import position as position_
 from laredo_model.change import Action
-from laredo_model.column import Column
-from laredo_model.errors import ModelError
-from laredo_model.history import Ancestor, History
+from laredo_model.errors import BadTime, ModelError
 from laredo_model.position import Position
 
 BATCH_CAPABILITY = "batch/json.v1"
@@ -51,6 +46,10 @@ class Translator:
     def __init__(self, server: str, *, want_old: bool) -> None:
         self._server = server
         self._want_old = want_old
+        self._batches = False
+        self._awaits_snapshot = False
+        self._rows = 0
+        self._open_position: int | None = None
         self._handshaken = False
         self._base = BaseRows(())
         self._keys: list[bytes] = []
@@ -87,17 +86,21 @@ class Translator:
             raise ProtocolViolation(self._server, f"in {kind}: {wrong}") from wrong
 
     def _snapshot_batch(self, batch: wire.SnapshotBatch) -> Iterator[Event | None]:
+        self._within_snapshot("rows")
         if len(batch.keys) != len(batch.lines):
-            raise ProtocolViolation(
-                self._server,
-                f"a snapshot batch has {len(batch.keys)} keys and {len(batch.lines)} lines",
+            raise self._violation(
+                f"a snapshot batch has {len(batch.keys)} keys and {len(batch.lines)} lines"
             )
         keys = yield from values(batch.keys)
         lines = yield from values(batch.lines)
+        if not (all(keys) and all(lines)):
+            raise self._violation("a snapshot has a row without key or line")
+        self._rows += len(keys)
         yield SnapshotRows(keys, lines)
 
     def _change_batch(self, batch: wire.ChangeBatch) -> Iterator[Event | None]:
-        self._check_columns(batch)
+        self._between_snapshots()
+        parts.check_lengths(batch, want_old=self._want_old)
         keys = yield from values(batch.keys)
         lines = yield from values(batch.lines)
         old_lines = (yield from values(batch.old_lines)) if self._want_old else None
@@ -105,6 +108,9 @@ class Translator:
         positions = yield from values(batch.positions)
         times_us = yield from values(batch.times_us)
         sequences = yield from values(batch.sequences)
+        parts.check_rows(batch.actions, keys, lines)
+        self._check_transactions(batch, positions, times_us)
+        parts.check_sequences(batch.first_sequence, sequences)
         since = Position(batch.since_position) if batch.since_position else None
         yield Changes(
             batch.first_sequence,
@@ -120,61 +126,80 @@ class Translator:
             since,
         )
 
-    def _check_columns(self, batch: wire.ChangeBatch) -> None:
-        many = len(batch.actions)
-        if (
-            len(batch.keys) != many
-            or len(batch.lines) != many
-            or (self._want_old and len(batch.old_lines) != many)
-            or len(batch.sequences) not in {0, many}
-            or not len(batch.counts) == len(batch.positions) == len(batch.times_us)
-            or sum(batch.counts) != many
-        ):
-            raise ProtocolViolation(
-                self._server,
-                f"the columns of the change batch at sequence {batch.first_sequence} "
-                "differ in length",
-            )
+    def _within_snapshot(self, what: str) -> None:
+        if not self._in_snapshot:
+            raise self._violation(f"{what} of a snapshot that hasn't begun")
+
+    def _between_snapshots(self) -> None:
+        if self._in_snapshot or self._awaits_snapshot:
+            raise self._violation("changes before the end of the snapshot")
+
+    def _check_transactions(
+        self, batch: wire.ChangeBatch, positions: list[int], times_us: list[int]
+    ) -> None:
+        """:raises ProtocolViolation: if they can't follow one another, or what was sent before."""
+        first = batch.first_sequence
+        if batch.open and not positions:
+            raise self._violation(f"the change batch at {first} goes on with no transaction")
+        if positions and self._open_position not in (None, positions[0]):
+            raise self._violation(f"another transaction begins at {first} within one that is open")
+        if positions != sorted(positions):
+            raise self._violation(f"the positions of the change batch at {first} aren't in order")
+        if positions and batch.since_position >= max(1, positions[0]):
+            raise self._violation(f"the change batch at {first} stands for nothing before it")
+        if times_us and not 0 <= min(times_us) <= max(times_us) <= parts.LATEST_US:
+            raise self._violation(f"a commit time of the change batch at {first} is no time")
+        if positions:
+            self._open_position = positions[-1] if batch.open else None
+
+    def _violation(self, what: str) -> ProtocolViolation:
+        return ProtocolViolation(self._server, what)
 
     def _handshake(self, sent: wire.SyncHandshake) -> Iterable[Event]:
         if self._handshaken:
             raise ProtocolViolation(self._server, "sent a second handshake")
         if sent.mode not in _MODES:
             raise ProtocolViolation(self._server, f"offers sync mode {sent.mode}, unknown here")
+        mode = Mode(sent.mode)
         self._handshaken = True
-        columns = _columns(sent.columns)
+        self._batches = BATCH_CAPABILITY in sent.capabilities
+        self._awaits_snapshot = self._batches and mode is Mode.FULL_SNAPSHOT
+        columns = parts.columns(sent.columns, described=self._batches)
         self._base = BaseRows(columns)
         return (
             Handshake(
-                Mode(sent.mode),
-                _position(sent.source_position),
-                _history(sent.history),
+                mode,
+                parts.position(sent.source_position),
+                parts.history(sent.history),
                 columns,
-                sent.server_current_sequence,
-                sent.journal_oldest_sequence,
-                sent.resume_from_sequence,
+                parts.count(sent.server_current_sequence, "server_current_sequence"),
+                parts.count(sent.journal_oldest_sequence, "journal_oldest_sequence"),
+                parts.count(sent.resume_from_sequence, "resume_from_sequence"),
                 sent.snapshot_id,
-                BATCH_CAPABILITY in sent.capabilities,
-                _position(sent.boundary_position),
-                _origin(sent) if RELAY_CAPABILITY in sent.capabilities else None,
+                self._batches,
+                parts.position(sent.boundary_position),
+                parts.origin(sent) if RELAY_CAPABILITY in sent.capabilities else None,
             ),
         )
 
     def _snapshot_begin(self, begin: wire.SnapshotBegin) -> Iterable[Event]:
         self._unfinished = None
+        self._open_position = None
         self._in_snapshot = True
+        self._rows = 0
         self._keys, self._lines = [], []
         return (
             SnapshotBegin(
                 begin.snapshot_id,
-                _position(begin.source_position),
-                begin.sequence,
-                begin.row_count,
+                parts.position(begin.source_position),
+                parts.count(begin.sequence, "sequence"),
+                parts.count(begin.row_count, "row_count"),
                 begin.reason,
             ),
         )
 
     def _snapshot_row(self, row: wire.SnapshotRow) -> Iterable[Event]:
+        self._within_snapshot("a row")
         key, line = self._base.key_and_line(row.row)
         self._keys.append(key)
         self._lines.append(line)
@@ -189,19 +214,28 @@ class Translator:
 
     def _snapshot_end(self, end: wire.SnapshotEnd) -> Iterable[Event]:
         is_extended = bool(end.state_checksum)
-        if not self._in_snapshot and not is_extended:
+        sequence = parts.count(end.sequence, "sequence")
+        if not (self._in_snapshot or self._awaits_snapshot or is_extended):
             # The end of a catch-up in which nothing was missed.
-            return (Heartbeat(None, end.sequence, None, None),)
-        self._in_snapshot = False
+            return (Heartbeat(None, sequence, None, None),)
+        self._within_snapshot("the end")
+        if is_extended and not parts.CHECKSUM.match(end.state_checksum):
+            raise self._violation(f"a snapshot has the checksum {end.state_checksum[:80]!r}")
+        if self._batches and (not end.source_position or end.rows_sent != self._rows):
+            raise self._violation(
+                f"a snapshot of {end.rows_sent} rows at {end.source_position or 'no position'}, of"
+                f" which {self._rows} came"
+            )
+        self._in_snapshot = self._awaits_snapshot = False
         return [
             *self._gathered_rows(),
             SnapshotEnd(
-                _position(end.source_position),
-                end.sequence,
-                end.rows_sent,
-                end.rows if is_extended else None,
+                parts.position(end.source_position),
+                sequence,
+                parts.count(end.rows_sent, "rows_sent"),
+                parts.count(end.rows, "rows") if is_extended else None,
                 end.state_checksum if is_extended else None,
-                _position(end.boundary_position),
+                parts.position(end.boundary_position),
             ),
         ]
 
@@ -210,8 +244,9 @@ class Translator:
             raise ProtocolViolation(
                 self._server, f"entry {entry.sequence} has the action {entry.action!r}"
             )
+        self._between_snapshots()
         action = _ACTIONS[entry.action]
-        position = _position(entry.source_position) or position_.ZERO
+        position = parts.position(entry.source_position) or position_.ZERO
         ended: list[Event] = []
         if self._unfinished is not None and self._unfinished.positions[0] != position:
             ended = self._end_of_transaction()
@@ -230,14 +265,14 @@ class Translator:
         if action is Action.TRUNCATE:
             key = old = b""
         return Changes(
-            entry.sequence,
+            parts.count(entry.sequence, "sequence"),
             bytes((action,)),
             [key],
             [new],
             [old] if self._want_old else None,
             [1],
             [position],
-            [_microseconds(entry.timestamp)],
+            [parts.microseconds(entry.timestamp)],
             True,
         )
 
@@ -262,69 +297,40 @@ class Translator:
         ]
 
     def _schema_change(self, change: wire.SchemaChangeNotification) -> Iterable[Event]:
-        new = _columns(change.new_columns)
+        new = parts.columns(change.new_columns, described=self._batches)
         self._base = BaseRows(new)
+        self._awaits_snapshot = self._batches
         return [
             *self._end_of_transaction(),
-            SchemaChange(_columns(change.old_columns), new, change.sequence),
+            SchemaChange(
+                parts.columns(change.old_columns, described=self._batches),
+                new,
+                parts.count(change.sequence, "sequence"),
+            ),
         ]
 
     def _heartbeat(self, beat: wire.Heartbeat) -> Iterable[Event]:
         ended: list[Event] = []
-        position = _position(beat.source_position)
+        position = parts.position(beat.source_position)
         unfinished = self._unfinished
         # A base server may send its own sequence, which may be ahead of this stream.
         if unfinished is not None and beat.current_sequence <= unfinished.first_sequence:
             ended = self._end_of_transaction()
-        server_time = _time(beat.server_time) if beat.HasField("server_time") else None
-        boundary = _position(beat.boundary_position)
+        server_time = parts.time(beat.server_time) if beat.HasField("server_time") else None
+        boundary = parts.position(beat.boundary_position)
         return [
             *ended,
-            Heartbeat(position, beat.current_sequence, server_time, boundary),
+            Heartbeat(
+                position,
+                parts.count(beat.current_sequence, "current_sequence"),
+                server_time,
+                boundary,
+            ),
         ]
 
     def _go_away(self, notice: wire.GoAway) -> Iterable[Event]:
         milliseconds = notice.drain_deadline_unix_ms
+        if milliseconds > parts.LATEST_US // 1000:
+            raise BadTime(f"{milliseconds} ms after 1970 is no time")
         deadline = datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds > 0 else None
         return (GoAway(notice.reason, deadline),)
-
-
-def _columns(definitions: Iterable[wire.ColumnDefinition]) -> tuple[Column, ...]:
-    return tuple(
-        Column(
-            column.column_name,
-            column.data_type,
-            column.type_modifier,
-            not column.not_null,
-            column.ordinal_position,
-            column.primary_key_ordinal or 1 if column.is_primary_key else None,
-        )
-        for column in sorted(definitions, key=lambda column: column.ordinal_position)
-    )
-
-
-def _origin(sent: wire.SyncHandshake) -> HistoryOrigin:
-    return HistoryOrigin(
-        tuple(
-            Ancestor(history_.parse(each.history), position_.parse(each.until))
-            for each in sent.ancestors
-        ),
-        sent.history_reason,
-        _position(sent.history_since) or position_.ZERO,
-    )
-
-
-def _position(text: str) -> Position | None:
-    return position_.parse(text) if text else None
-
-
-def _history(text: str) -> History | None:
-    return history_.parse(text) if text else None
-
-
-def _time(stamp: timestamp_pb2.Timestamp) -> datetime:
-    return stamp.ToDatetime(UTC)
-
-
-def _microseconds(stamp: timestamp_pb2.Timestamp) -> int:
-    return stamp.seconds * 1_000_000 + stamp.nanos // 1000

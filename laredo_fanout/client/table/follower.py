@@ -17,7 +17,6 @@ from laredo_fanout.client.errors import (
     LocalSnapshotUnusable,
     NotReadyInTime,
     NotUnique,
-    ProtocolViolation,
     StreamError,
 )
 from laredo_fanout.client.events import (
@@ -204,16 +203,24 @@ class Follower(Observer):
                 async for event in events:
                     if isinstance(event, Handshake) and self._replica.needs_snapshot(event):
                         subscription.start_over()
-                    else:
+                        continue
+                    if isinstance(event, Handshake) and not (
+                        event.snapshot_follows or self._replica.whole
+                    ):
+                        subscription.reject(f"offered {event.mode.name} to one who has nothing")
+                        continue
+                    try:
                         await self._apply(event)
+                    except ModelError as wrong:
+                        # A part of it may be in the rows: a snapshot puts them right.
+                        self._replica.start_over()
+                        subscription.reject(f"sent what is no row: {wrong}")
         except NotUnique as error:
             # A transaction after this one may cure it: the next start takes the rows as they are.
             self._replica.start_over()
             self._end(error)
         except ClientError as fatal:
             self._end(fatal)
-        except ModelError as wrong:
-            self._end(ProtocolViolation(self._endpoint.server, f"sent what is no row: {wrong}"))
         except Exception as bug:
             log.exception("following failed", table=self._options.table)
             self._end(bug)

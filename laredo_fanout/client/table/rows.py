@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from laredo_model import line as line_
+from laredo_model.errors import BadLine
 
 Row = dict[str, Any]
 
@@ -30,7 +31,8 @@ Python's parser and encoder bear depends on how deep the stack is when they are 
 _NEEDS_CARE = re.compile(rb"[0-9][0-9.]{15}|[0-9][eE][-+0-9]")
 _DIGITS_PYTHON_READS = 4000
 _EXACT = frozenset({str, int, bool, type(None)})
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# A string without an end is taken to the line's: else each quote in it would be tried again.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -65,7 +67,7 @@ def columns_of(line: bytes, fields: AbstractSet[str]) -> Row:
         row: Row | None = orjson.loads(line)
     except orjson.JSONDecodeError:
         row = None
-    if row is not None and {type(row.get(field)) for field in fields} <= _EXACT:
+    if isinstance(row, dict) and {type(row.get(field)) for field in fields} <= _EXACT:
         return row
     row = _parse_plain(line)
     return _parse_columns(line, fields) if row is None else row
@@ -94,14 +96,15 @@ def _parse_plain(line: bytes) -> Row | None:
         row: Row = orjson.loads(line)
     except orjson.JSONDecodeError:  # a lone surrogate inside json, which PostgreSQL lets through
         return None
-    return row
+    return row if isinstance(row, dict) else None
 
 
 def _parse_with_care(line: bytes) -> Row:
     if not _is_deep(line, DEEPEST + 1):
         try:
-            row: Row = _exact(line)
-            return row
+            row = _exact(line)
+            if isinstance(row, dict):
+                return row
         except (ValueError, ArithmeticError):
             pass  # one column's; the others are parsed without it
     return _parse_columns(line, None)
@@ -110,7 +113,10 @@ def _parse_with_care(line: bytes) -> Row:
 def _parse_columns(line: bytes, wanted: AbstractSet[str] | None) -> Row:
     row: Row = {}
     for name, fragment in line_.items(line):
-        column = orjson.loads(name)
+        try:
+            column = orjson.loads(name)
+        except orjson.JSONDecodeError as wrong:
+            raise BadLine(f"a column's name isn't JSON ({wrong}): {line[:80]!r}") from wrong
         if wanted is None or column in wanted:
             row[column] = _value(fragment)
     return row

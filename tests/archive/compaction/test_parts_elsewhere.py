@@ -1,7 +1,11 @@
 """Merged diffs and their parts on another destination: one added later, one behind, a copy."""
 
+import gzip
+import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,11 +15,14 @@ from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import copy
 from laredo_archive.maintain.repair import repair
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.manifest.model import Manifest
+from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.merged import parts_file, unfolding
+from laredo_archive.manifest.model import Artifact, Manifest, Parts
+from laredo_archive.manifest.parser import DEEPEST_PARTS
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
+from laredo_model.position import Position
 from tests.support.archive.archiving import (
     PREFIX,
     TABLE,
@@ -132,6 +139,52 @@ def test_a_copy_of_an_archive_whose_list_is_damaged_stops(tmp_path: Path) -> Non
     with pytest.raises(CopyStopped, match="parts-"):
         copy(location.find(str(source)), location.parse(str(tmp_path / "copy")))
     assert not (tmp_path / "copy" / "manifest.json").exists()
+
+
+def repeated(value: str) -> bytes:
+    """A list that unpacks to a thousand times its size."""
+    listed = ",".join([value] * (60_000_000 // len(value)))
+    return gzip.compress(f'{{"parts_version":1,"diffs":[{listed}]}}'.encode(), 9)
+
+
+def test_a_list_is_no_bomb(tmp_path: Path) -> None:
+    """Some kilobytes that unpack to what gigabytes of objects are made of."""
+    data = repeated("{}")
+    (tmp_path / "parts").write_bytes(data)
+    entry = FormatEntry("parts", len(data), "parts", sha256=sha256(data).hexdigest())
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArtifactDamaged, match="when unpacked"):
+            parts_file.read(LocalDestination(tmp_path), "parts", entry, PREFIX)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 64 * len(data) + (8 << 20)
+
+
+def test_lists_within_lists_have_a_bound(tmp_path: Path) -> None:
+    """Each file names the next one, whose diffs begin a position later."""
+    local_archive(tmp_path)
+    destination = LocalDestination(tmp_path)
+    manifest = Archive.at(str(tmp_path / PREFIX)).manifest
+    base, plain = manifest.artifacts[0], replace(manifest.artifacts[1], parts=None)
+    start, levels = base.to_position, 2000
+
+    def diff(begin: int, end: int, parts: Parts | None = None) -> Artifact:
+        ends = Position(start + begin), Position(start + end)
+        return replace(plain, from_position=ends[0], to_position=ends[1], parts=parts)
+
+    last = diff(levels, levels + 1)
+    for level in reversed(range(levels)):
+        data = parts_file.to_bytes([diff(level, level + 1), last])
+        (tmp_path / f"{level}").write_bytes(data)
+        digest = sha256(data).hexdigest()
+        listed = FormatEntry(f"{level}", len(data), f"{level}", sha256=digest)
+        last = diff(level, levels + 1, Parts(levels - level + 1, file=listed))
+    hostile = replace(manifest, artifacts=(base, last))
+    files = parts_file.PartsFiles(destination, str, PREFIX)
+    with pytest.raises(ArtifactDamaged, match=f"/{DEEPEST_PARTS}: .*{DEEPEST_PARTS} levels"):
+        unfolding.unfolded(hostile, unfolding.everywhere, files.diffs_of)
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "other", "bomb"])

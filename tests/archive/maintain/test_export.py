@@ -1,5 +1,6 @@
 """What is exported as csv gives PostgreSQL back the same rows."""
 
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from laredo_archive import codec
 from laredo_archive.errors import ExportRefused
-from laredo_archive.maintain.export import export
+from laredo_archive.maintain.export import csv_value, export
 from laredo_archive.read.fold import Rows
 from laredo_archive.reader import Archive
 from laredo_model.column import Column
@@ -107,3 +108,20 @@ def test_typed_formats_need_columns(tmp_path: Path, format_id: str) -> None:
     archive = Archive.at(str(several_epochs(tmp_path, plain=True).write()))
     with pytest.raises(ExportRefused, match=f"names no columns, which {format_id} needs"):
         export(archive, archive.boundary(), tmp_path / "rows", format_id)
+
+
+@pytest.mark.parametrize(
+    ("element", "type_name"),
+    [("10", "_int4"), ('""', "_text"), ('"x"', "_json"), ("[1]", "_json"), ('{"a":1}', "_jsonb")],
+)
+def test_a_long_array_takes_memory_in_proportion(element: str, type_name: str) -> None:
+    array = "[" + ",".join([element] * (1_000_000 // len(element))) + "]"
+    strings = '["' + r"\"" * 500_000 + '"]'
+    for value, kind in ((array, type_name), (strings, "_text"), (strings, "_jsonb")):
+        tracemalloc.start()
+        try:
+            csv_value(value, kind)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most < 16 * len(value)

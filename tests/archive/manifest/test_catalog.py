@@ -149,6 +149,15 @@ def test_every_field_is_documented() -> None:
         (BOTH.to_bytes().replace(b'"catalog_version":1', b'"catalog_version":2'), "knows 1 only"),
         (BOTH.to_bytes().replace(b'"users/"', b'"../users/"'), "doesn't lie inside"),
         (BOTH.to_bytes().replace(b'"0/A"', b'"A"'), "is no WAL position|position"),
+        (BOTH.to_bytes().replace(b"2026-06-03T12:00:00Z", b"yesterday"), "updated_at: "),
+        (
+            BOTH.to_bytes().replace(b"2026-06-03T12:00:00Z", b"0001-01-01T00:00:00+14:00"),
+            "updated_at: .*before the year 1",
+        ),
+        (
+            BOTH.to_bytes().replace(b"2026-06-03T12:00:00Z", b"9999-12-31T23:59:59-01:00"),
+            "updated_at: .*after the year 9999",
+        ),
     ],
 )
 def test_what_isnt_a_catalog_is_refused_and_stays(tmp_path: Path, data: bytes, reason: str) -> None:

@@ -126,6 +126,60 @@ def test_a_table_outside_a_foreign_publication(
         assert check(tmp_path, dsn, "{ table = a }, { table = b }")[0] == 0
 
 
+def test_functions_that_a_copy_may_run_are_named(
+    tmp_path: Path, database: Database, reader: tuple[str, str]
+) -> None:
+    """Where their owner may not read every followed table, however the function is reached."""
+    reading, dsn = reader
+    owner = f"owner_of_{database.name}"
+    depending = {
+        "constant": "CREATE INDEX ON constant (abs(n + lie(1)))",
+        "predicate": "CREATE INDEX ON predicate (n) WHERE n > lie(1)",
+        "statistic": "CREATE STATISTICS s ON (n + lie(1)), id FROM statistic",
+        "operators": "CREATE INDEX ON operators ((n + (n ~~~ 2)))",
+        "domains": "CREATE INDEX ON domains ((n + (5::lies)::int))",
+        "root": "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (9);"
+        " CREATE INDEX ON leaf ((lie(n)))",
+    }
+    plain = {
+        "built_in": "CREATE INDEX ON built_in (abs(n))",
+        "trusted": "CREATE INDEX ON trusted (truth(n))",
+        "others": "ALTER TABLE others ADD CHECK (lie(n) = n), ALTER n SET DEFAULT lie(1)",
+    }
+    with database.connect() as admin:
+        admin.execute(f"ALTER ROLE {reading} REPLICATION; CREATE ROLE {owner}".encode())
+        admin.execute(f"GRANT CREATE ON SCHEMA public TO {owner}".encode())
+        admin.execute("CREATE TABLE secret (id int PRIMARY KEY)")
+        body = "(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1'"
+        admin.execute(f"CREATE FUNCTION truth{body}".encode())
+        admin.execute(f"SET ROLE {owner}".encode())
+        admin.execute(f"CREATE FUNCTION lie{body}; CREATE FUNCTION lied{body}".encode())
+        admin.execute(
+            "CREATE FUNCTION lie(int, int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1'"
+        )
+        admin.execute("CREATE OPERATOR ~~~ (FUNCTION = lie, LEFTARG = int, RIGHTARG = int)")
+        admin.execute("CREATE DOMAIN lies AS int CHECK (lied(VALUE) = VALUE)")
+        for name, statement in {**depending, **plain}.items():
+            ranges = " PARTITION BY RANGE (id)" if name == "root" else ""
+            admin.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, n int){ranges}".encode())
+            admin.execute(statement.encode())
+        admin.execute("RESET ROLE")
+        admin.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {reading}".encode())
+        admin.commit()
+        tables = ", ".join(f"{{ table = {name} }}" for name in (*depending, *plain, "secret"))
+        _, found = check(tmp_path, dsn, tables)
+        named = {what for what in found if what.startswith("functions of table ")}
+        assert named == {f"functions of table public.{name}" for name in depending}
+        detail = found["functions of table public.domains"]["detail"]
+        assert f"lied(integer) of role {owner}, who may not read every" in detail
+        assert reading in detail
+        # Who may read all of them learns nothing.
+        admin.execute(f"GRANT SELECT ON secret TO {owner}".encode())
+        admin.commit()
+        _, found = check(tmp_path, dsn, tables)
+        assert not [what for what in found if what.startswith("functions of table ")]
+
+
 def test_a_server_that_is_away_and_files_that_cannot_be_used(tmp_path: Path) -> None:
     extra = (
         f'fanout.grpc {{ tokens_file = "{tmp_path}/none", tls {{ cert = "{tmp_path}/fanout.conf",'

@@ -314,19 +314,19 @@ class Sent(Transport):
 async def test_a_large_message_is_taken_apart_in_slices() -> None:
     """500 keys, or rows, are taken out of it between two turns of the loop."""
     changes = [(Action.UPDATE, key, row) for key, row in ROWS.items()]
-    rows, large, small = snapshot(ROWS, "0/10", 5)[1], batch(6, (0x20, changes)), heartbeat(5005)
-    sent = Sent(handshake(), rows, large, small)
+    large, small = batch(6, (0x20, changes)), heartbeat(5005)
+    sent = Sent(handshake(), *snapshot(ROWS, "0/10", 5), large, small)
     endpoint, options = Endpoint("127.0.0.1:1"), SyncOptions("public.users", "c")
     async with counted() as turns, open_stream(endpoint, options, transport=sent) as events:
         seen = [(event, turns.count) async for event in events]
-    (_, greeted), (first, staged_at), (second, changed_at), (_, ended) = seen
+    _, (_, begun), (first, staged_at), (_, shown_at), (second, changed_at), (_, ended) = seen
     assert isinstance(first, SnapshotRows) and isinstance(second, Changes)
     assert (first.keys, second.lines) == (list(ROWS), list(ROWS.values()))
     parts = 2 * len(ROWS) // 500
     # A small message has two pauses.
     pause = (ended - changed_at) / 2
-    assert staged_at - greeted >= parts * pause > 0
-    assert changed_at - staged_at >= parts * pause
+    assert staged_at - begun >= parts * pause > 0
+    assert changed_at - shown_at >= parts * pause
 
 
 class Handed(list[bytes]):

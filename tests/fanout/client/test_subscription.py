@@ -163,13 +163,9 @@ async def test_the_end_of_a_catch_up_without_rows_is_no_snapshot() -> None:
 
 
 async def test_snapshot_end_tells_rows_and_checksum_when_the_server_does() -> None:
-    found = await events_of(
-        handshake(),
-        wire.SyncResponse(
-            snapshot_end=wire.SnapshotEnd(sequence=1, rows=3, state_checksum="ab" * 16)
-        ),
-    )
-    end = found[1]
+    begin, rows, told = snapshot({b"1": line(1, "a")}, "0/10", 1)
+    told.snapshot_end.rows, told.snapshot_end.state_checksum = 3, "ab" * 16
+    end = (await events_of(handshake(), begin, rows, told))[-1]
     assert isinstance(end, SnapshotEnd)
     assert (end.rows, end.state_checksum) == (3, "ab" * 16)
 

@@ -147,6 +147,20 @@ def test_keys_run_no_checks_of_others(owned: Database, ingesting: Start, key: st
     assert table is not None and table.rows == rows
 
 
+def test_a_partitions_check_is_not_computed(owned: Database, ingesting: Start) -> None:
+    with owned.connect() as admin:
+        admin.execute(f"SET ROLE owner_{owned.name}".encode())
+        admin.execute(_liar("check_it", "int", "boolean").encode())
+        admin.execute("CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+        admin.execute("CREATE TABLE leaf PARTITION OF t FOR VALUES FROM (0) TO (1000)")
+        admin.execute("ALTER TABLE leaf ADD CHECK (check_it(1))")
+        admin.execute("INSERT INTO t SELECT generate_series(1, 300)")
+        admin.execute("ANALYZE t")
+    ingest = ingesting("public.t", range_bytes=8 << 10)
+    ingest.wait_live()
+    assert len(ingest.state("public.t")) == 300
+
+
 @on_versions(15)
 def test_only_operators_of_the_types_operator_class_are_called(database: Database) -> None:
     """hstore has none of the usual names; whoever may make them in its schema does."""

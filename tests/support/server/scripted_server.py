@@ -55,7 +55,8 @@ class When:
     condition: Callable[[], bool]
 
 
-Step = wire.SyncResponse | Hold | End | When
+Step = wire.SyncResponse | bytes | Hold | End | When
+"""Bytes are sent as they are, in a message's place."""
 Script = Sequence[Step]
 
 
@@ -67,6 +68,8 @@ class Scripted(replication_pb2_grpc.LaredoReplicationServiceServicer):
     requests: list[wire.SyncRequest] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    status: wire.GetReplicationStatusResponse | bytes | None = None
+    """The answer to each GetReplicationStatus."""
 
     async def Sync(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802
         try:
@@ -74,6 +77,11 @@ class Scripted(replication_pb2_grpc.LaredoReplicationServiceServicer):
                 yield message
         except Aborted as aborted:
             await context.abort(aborted.code, str(aborted))
+
+    async def GetReplicationStatus(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802
+        if self.status is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not scripted")
+        return self.status
 
     async def play(
         self, request: wire.SyncRequest, metadata: dict[str, str]
@@ -108,7 +116,7 @@ async def playing(
             yield Endpoint(f"127.0.0.1:{port}", transport="connect"), scripted
         return
     server = grpc.aio.server()
-    replication_pb2_grpc.add_LaredoReplicationServiceServicer_to_server(scripted, server)  # type: ignore[no-untyped-call]
+    server.add_generic_rpc_handlers((_handlers(scripted),))
     if credentials is None:
         port = server.add_insecure_port("127.0.0.1:0")
     else:
@@ -118,6 +126,27 @@ async def playing(
         yield Endpoint(f"127.0.0.1:{port}"), scripted
     finally:
         await server.stop(0)
+
+
+def _handlers(scripted: Scripted) -> grpc.GenericRpcHandler:
+    """As the generated code registers them, but for messages that are bytes already."""
+
+    def as_bytes(message: wire.SyncResponse | bytes) -> bytes:
+        return message if isinstance(message, bytes) else message.SerializeToString()
+
+    return grpc.method_handlers_generic_handler(
+        wire.DESCRIPTOR.services_by_name["LaredoReplicationService"].full_name,
+        {
+            "Sync": grpc.unary_stream_rpc_method_handler(
+                scripted.Sync, wire.SyncRequest.FromString, as_bytes
+            ),
+            "GetReplicationStatus": grpc.unary_unary_rpc_method_handler(
+                scripted.GetReplicationStatus,
+                wire.GetReplicationStatusRequest.FromString,
+                as_bytes,
+            ),
+        },
+    )
 
 
 def handshake(

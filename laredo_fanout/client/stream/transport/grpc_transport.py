@@ -5,15 +5,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from laredo_fanout.client.errors import ServerUnavailable, StreamBroken, of_status
+from laredo_fanout.client.errors import (
+    ProtocolViolation,
+    ServerUnavailable,
+    StreamBroken,
+    of_status,
+)
 from laredo_fanout.client.loop_share import LoopShare
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_fanout.wire import replication_pb2_grpc
 
 _SERVICE = wire.DESCRIPTOR.services_by_name["LaredoReplicationService"]
 _SYNC = f"/{_SERVICE.full_name}/{_SERVICE.methods_by_name['Sync'].name}"
+_STATUS = f"/{_SERVICE.full_name}/{_SERVICE.methods_by_name['GetReplicationStatus'].name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +28,13 @@ class _Parser:
 
     share: LoopShare
 
-    def parsed(self, data: bytes) -> wire.SyncResponse:
+    def parsed(self, data: bytes) -> wire.SyncResponse | None:
+        """The message; None if it is none: what is raised here gRPC logs, and gives None."""
         self.share.note_work()
-        return wire.SyncResponse.FromString(data)
+        try:
+            return wire.SyncResponse.FromString(data)
+        except DecodeError:
+            return None
 
 
 @dataclass(slots=True, eq=False)
@@ -79,26 +89,17 @@ class GrpcTransport:
         self, request: wire.GetReplicationStatusRequest, timeout: float
     ) -> wire.GetReplicationStatusResponse:
         """Request the status of a table on a connection of its own."""
-        endpoint = self._endpoint
-        channel = endpoint.channel()
-        try:
-            stub = replication_pb2_grpc.LaredoReplicationServiceStub(channel)  # type: ignore[no-untyped-call]
-            answer: wire.GetReplicationStatusResponse = await stub.GetReplicationStatus(
-                request, metadata=endpoint.metadata(), timeout=timeout
-            )
-        except grpc.aio.AioRpcError as refused:
-            raise of_status(endpoint.server, refused.code(), refused.details()) from refused
-        finally:
-            await channel.close(None)
-        return answer
+        return await replication_status(self._endpoint, request, timeout)
 
     async def _messages(
         self,
-        call: "grpc.aio.UnaryStreamCall[wire.SyncRequest, wire.SyncResponse]",
+        call: "grpc.aio.UnaryStreamCall[wire.SyncRequest, wire.SyncResponse | None]",
         connection: _Connection,
     ) -> AsyncGenerator[wire.SyncResponse, None]:
         try:
             async for message in call:
+                if message is None:
+                    raise ProtocolViolation(self._endpoint.server, "what came is no SyncResponse")
                 if message.HasField("go_away"):
                     self._retire(connection)
                 yield message
@@ -111,3 +112,28 @@ class GrpcTransport:
     def _retire(self, connection: _Connection) -> None:
         if self._current is connection:
             self._current = None
+
+
+async def replication_status(
+    endpoint: Endpoint, request: wire.GetReplicationStatusRequest, timeout: float
+) -> wire.GetReplicationStatusResponse:
+    """The status of a table, or the tables, on a connection of its own.
+
+    :raises StreamError: if the server doesn't answer, refuses, or sends something else.
+    """
+    channel = endpoint.channel()
+    try:
+        call = channel.unary_unary(
+            _STATUS,
+            request_serializer=wire.GetReplicationStatusRequest.SerializeToString,
+            # It is parsed here: what a deserializer raises gRPC logs with its traceback.
+            response_deserializer=bytes,
+        )
+        answer = await call(request, metadata=endpoint.metadata(), timeout=timeout)
+        return wire.GetReplicationStatusResponse.FromString(answer)
+    except DecodeError as wrong:
+        raise ProtocolViolation(endpoint.server, "what came is no status") from wrong
+    except grpc.aio.AioRpcError as refused:
+        raise of_status(endpoint.server, refused.code(), refused.details()) from refused
+    finally:
+        await channel.close(None)
