@@ -54,6 +54,11 @@ class Shape(NamedTuple):
         flagged = {column.name for column in relation.columns if column.in_key}
         return flagged == set(self.key)
 
+    def identifies(self, partition: Relation) -> bool:
+        """Whether the stream has the key of each row that is updated or deleted in a partition."""
+        flagged = {column.name for column in partition.columns if column.in_key}
+        return partition.replica_identity == "f" or flagged.issuperset(self.key)
+
     def difference(self, other: Shape) -> str:
         """The difference as a sentence, for the log."""
         if self.oid != other.oid:

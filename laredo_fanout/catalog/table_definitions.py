@@ -6,7 +6,7 @@ https://www.postgresql.org/docs/current/catalogs.html
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laredo_fanout.catalog import partitions as partitions_
@@ -41,6 +41,8 @@ class UniqueIndex(NamedTuple):
     immediate: bool
     whole: bool
     """Valid, without a predicate and without expressions."""
+    mark: str
+    """Another one if it was dropped and made again; REINDEX CONCURRENTLY keeps a constraint's."""
 
 
 class Published(NamedTuple):
@@ -50,6 +52,8 @@ class Published(NamedTuple):
     row_filter: str | None
     membership: int
     """Changes when the table is taken out and put in again: what came between is lost."""
+    by_schema: str
+    """Changes when its schema is taken out, or it is moved to another one, and back."""
 
 
 @dataclass(frozen=True)
@@ -95,25 +99,24 @@ class SourceTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The names of the columns that identify a row, in their index's order; empty: none do.
+        """The names of the columns that identify a row, in their index's order; empty: none do."""
+        index = self.key_index
+        return index.columns if index is not None else ()
 
-        It is the replica identity's index; with REPLICA IDENTITY FULL the primary
-        key, or else the smallest unique index over columns that are never null.
-        """
+    @property
+    def key_index(self) -> UniqueIndex | None:
+        """The replica identity's index; with REPLICA IDENTITY FULL the primary key, or else the
+        smallest unique index over columns that are never null."""
         if self.append_only:
-            return ()
+            return None
         usable = [index for index in self.indexes if index.whole and index.immediate]
         if self.replica_identity == "i":
-            return next((index.columns for index in usable if index.identity), ())
-        primary = next((index.columns for index in usable if index.primary), ())
-        if primary or self.replica_identity != "f":
-            return primary if self.replica_identity in "df" else ()
+            return next((index for index in usable if index.identity), None)
+        primary = next((index for index in usable if index.primary), None)
+        if primary is not None or self.replica_identity != "f":
+            return primary if self.replica_identity in "df" else None
         never_null = [index for index in usable if self.not_null.issuperset(index.columns)]
-        return min(
-            (index.columns for index in never_null),
-            key=lambda names: (len(names), names),
-            default=(),
-        )
+        return min(never_null, key=lambda index: (len(index.columns), index.columns), default=None)
 
     @property
     def described(self) -> tuple[Column, ...]:
@@ -186,7 +189,7 @@ JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
 
 _ATTRIBUTES = """
 SELECT attrelid::int8, attname::text, atttypid::int8, atttypmod, attnotnull,
-    attgenerated <> '', xmin::text
+    attgenerated <> '', attnum::int4, xmin::text
 FROM pg_attribute WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attrelid, attnum
 """
@@ -198,7 +201,11 @@ SELECT i.indrelid::int8, c.relname::text,
      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
      WHERE k.n <= i.indnkeyatts),
     i.indisprimary, i.indisreplident, i.indimmediate,
-    i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+    i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL,
+    coalesce(
+        (SELECT format('constraint %%s: %%s', o.oid, i.indkey) FROM pg_constraint o
+         WHERE o.conrelid = i.indrelid AND o.conindid = i.indexrelid AND o.contype IN ('p', 'u')),
+        format('index %%s: %%s', i.indexrelid, i.indkey))
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = ANY(%s) AND i.indisunique AND i.indexprs IS NULL ORDER BY i.indexrelid
 """
@@ -206,7 +213,7 @@ WHERE i.indrelid = ANY(%s) AND i.indisunique AND i.indexprs IS NULL ORDER BY i.i
 # The view pg_publication_tables locks every table of the publication, so that one that is being
 # altered would hold up the check of all the others.
 _PUBLISHED = """
-SELECT c.oid::int8, {columns}, {row_filter}, coalesce(r.oid, 0)::int8
+SELECT c.oid::int8, {columns}, {row_filter}, coalesce(r.oid, 0)::int8, {by_schema}
 FROM pg_publication b
 JOIN pg_class c ON c.oid = ANY(%s)
 LEFT JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = c.oid
@@ -222,7 +229,15 @@ WHERE b.pubname = %s AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND 
         AND (b.puballtables OR s.in_schema OR r.oid IS NOT NULL) END)
 """
 
-_ALTERED = "SELECT xmin::text FROM pg_publication WHERE pubname = %s"
+# OWNER TO writes the publication's row and the owner's in pg_shdepend (none for a built-in role)
+# in one command.
+_ALTERED = """
+SELECT p.xmin::text, p.pubowner::int8, p.cmin::text = '0' AND coalesce(
+    (SELECT d.xmin = p.xmin AND d.cmin = p.cmin FROM pg_shdepend d
+     WHERE d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+         AND d.classid = 'pg_publication'::regclass AND d.objid = p.oid AND d.deptype = 'o'), true)
+FROM pg_publication p WHERE pubname = %s
+"""
 
 _HIDDEN = """
 SELECT c.oid::int8, max(format('%%s.%%s', n.nspname, a.relname))
@@ -235,6 +250,13 @@ JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = a.oid
 WHERE b.pubname = %s AND b.pubviaroot
 GROUP BY c.oid
 """
+
+# SET SCHEMA writes the table's dependency on its schema, and nothing else does.
+_BY_SCHEMA = """coalesce((
+    SELECT format('%%s:%%s', m.oid, d.xmin) FROM pg_publication_namespace m
+    JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+        AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = m.pnnspid
+    WHERE m.pnpubid = b.oid AND m.pnnspid = c.relnamespace), '')"""
 
 _SCHEMA_PUBLISHED = (
     "EXISTS (SELECT FROM pg_publication_namespace"
@@ -294,7 +316,7 @@ def _read(
                 row[-1],
                 made_of[oid],
                 tuple(each.known for each in below.get(oid, ())),
-                inside.altered,
+                *inside.altered,
             ),
             "partitions": below.get(oid, ()),
             "hidden_by": inside.hidden.get(oid),
@@ -317,7 +339,8 @@ class _InPublication(NamedTuple):
 
     tables: dict[int, Published]
     hidden: dict[int, str]
-    altered: str | None
+    altered: tuple[str | None, int | None, bool]
+    """As the version has it: the last transaction, the owner, whether that was OWNER TO."""
 
 
 def _in_publication(connection: Connection, name: str, oids: Sequence[int]) -> _InPublication:
@@ -325,7 +348,7 @@ def _in_publication(connection: Connection, name: str, oids: Sequence[int]) -> _
     return _InPublication(
         _read_published(connection, name, oids),
         dict(connection.execute(_HIDDEN, (oids, name)).fetchall()),
-        None if altered is None else altered[0],
+        (None, None, False) if altered is None else altered,
     )
 
 
@@ -335,8 +358,8 @@ def _read_published(
     statement = _published_sql(connection.info.server_version)
     rows = connection.execute(statement.encode(), (oids, publication)).fetchall()
     return {
-        oid: Published(None if columns is None else tuple(columns), row_filter, member)
-        for oid, columns, row_filter, member in rows
+        oid: Published(None if columns is None else tuple(columns), *rest)
+        for oid, columns, *rest in rows
     }
 
 
@@ -345,13 +368,18 @@ def _published_sql(version: int) -> str:
     schemas came with version 15, generated columns with 18."""
     if version < 150000:
         return _PUBLISHED.format(
-            columns="NULL", row_filter="NULL", in_schema="false", ancestor_in_schema="false"
+            columns="NULL",
+            row_filter="NULL",
+            in_schema="false",
+            ancestor_in_schema="false",
+            by_schema="''",
         )
     generated = "OR (a.attgenerated = 's' AND b.pubgencols = 's')" if version >= 180000 else ""
     filtered = "CASE WHEN NOT (b.puballtables OR s.in_schema) THEN pg_get_expr(prqual, prrelid) END"
     return _PUBLISHED.format(
         columns=_COLUMNS_PUBLISHED.format(or_generated=generated),
         row_filter=filtered,
+        by_schema=_BY_SCHEMA,
         in_schema=_SCHEMA_PUBLISHED.format("c"),
         ancestor_in_schema=_SCHEMA_PUBLISHED.format("a"),
     )
@@ -366,7 +394,12 @@ def _table(
     oid, schema, name, kind, persistence, identity, may_select, secured, pages, rows = row
     published = known["published"]
     streamed = None if published is None else published.columns
-    return SourceTable(
+    carried = [
+        attribute
+        for attribute in attributes
+        if (not attribute[4] if streamed is None else attribute[0] in streamed)
+    ]
+    table = SourceTable(
         oid=oid,
         schema=schema,
         name=name,
@@ -379,12 +412,19 @@ def _table(
         rows_estimated=rows,
         columns=tuple(
             SourceColumn(column, types[type_oid], modifier, not not_null)
-            for column, type_oid, modifier, not_null, generated, _ in attributes
-            if (not generated if streamed is None else column in streamed)
+            for column, type_oid, modifier, not_null, *_ in carried
         ),
         not_null=frozenset(attribute[0] for attribute in attributes if attribute[3]),
         **known,
     )
+    index = table.key_index
+    version = table.version._replace(
+        columns=tuple(attribute[5] for attribute in carried),
+        key=index.mark if index is not None else "",
+        schema=published.by_schema if published is not None else "",
+        by_name=published is None or bool(published.membership),
+    )
+    return replace(table, version=version)
 
 
 def _grouped(rows: Iterable[Sequence[Any]]) -> dict[int, list[Sequence[Any]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from laredo_fanout.store.rows.changes import TableChanges
@@ -111,10 +111,8 @@ class Tables(Protocol):
         """A relation was announced as it was before: something of it may have been altered."""
 
     def announced_behind(self, root: int, leaf: int) -> None:
-        """Relation ``leaf`` was announced right behind ``root``, perhaps as its partition."""
-
-    def truncated(self, oids: Sequence[int]) -> None:
-        """TRUNCATE of these relations came."""
+        """Relation ``leaf`` was announced right behind ``root``, in whose place its rows follow:
+        it is a partition of that."""
 
     def broken(self, route: Route, error: Exception) -> None:
         """A row of ``route`` can't be decoded; its changes from here on are ignored."""

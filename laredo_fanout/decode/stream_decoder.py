@@ -79,8 +79,8 @@ class StreamDecoder:
         self._pending = PendingChanges(relations.touched)
         self._is_awaited = is_awaited
         self._spools = TransactionSpools(spool_directory / "streamed")
-        self._announced = 0
-        """The relation that was announced last, if nothing else has come since."""
+        self._announced: list[int] = []
+        """The relations that were announced last, if nothing else has come since."""
         self._part: TransactionSpool | None = None
         """Where the messages go that come now: a part of a transaction."""
         self._streamed: tuple[int, Commit] | None = None
@@ -152,8 +152,8 @@ class StreamDecoder:
             left -= taken
             received += size_in_all
             self.wal_end = max(self.wal_end, wal_end)
-            if taken > (message is not None):
-                self._announced = 0
+            if self._announced and taken > (message is not None):
+                self._rows_follow()
             if message is None:
                 if size <= 0:
                     result = Drained.EMPTY if size == 0 else Drained.ENDED
@@ -187,7 +187,8 @@ class StreamDecoder:
 
     def _row(self, kind: int, message: bytes) -> None:
         """A row that isn't plain."""
-        self._announced = 0
+        if self._announced:
+            self._rows_follow()
         relation = message[26:30]
         route = self._routes.get(relation, IGNORED)
         if route is not IGNORED:
@@ -201,7 +202,14 @@ class StreamDecoder:
             self._tables.broken(route, error)
             self._routes[relation] = IGNORED
 
+    def _rows_follow(self) -> None:
+        """A row follows what was announced last: two relations are a root and its partition."""
+        if len(self._announced) > 1:
+            self._tables.announced_behind(*self._announced[-2:])
+        self._announced.clear()
+
     def _commit(self, commit: Commit) -> None:
+        self._announced.clear()
         self._pending.commit(commit.position, commit.time_us)
         self.position_before, self.position = self.position, commit.position
         self.time_us = commit.time_us
@@ -211,19 +219,16 @@ class StreamDecoder:
         match kind:
             case message_.RELATION:
                 relation = message_.relation(message)
-                before, self._announced = self._announced, relation.oid
-                if before:
-                    self._tables.announced_behind(before, relation.oid)
+                self._announced.append(relation.oid)
                 if self._relations.announced.get(relation.oid) != relation:
                     self._relations.announced[relation.oid] = relation
                     self._routes[message[26:30]] = self._tables.route(relation)
                 else:
                     self._tables.announced_again(relation)
             case message_.TRUNCATE:
-                oids = message_.truncate(message).oids
-                self._announced = 0
-                self._tables.truncated(oids)
-                for oid in oids:
+                # Each table of it is announced for itself.
+                self._announced.clear()
+                for oid in message_.truncate(message).oids:
                     self._truncate(self._relations.route_of(oid))
             case message_.ORIGIN | message_.TYPE:
                 pass

@@ -4,7 +4,7 @@ or are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from laredo_fanout.decode.change_buffer import IGNORED, Route
@@ -61,14 +61,19 @@ class RelationRoutes:
         self._answered = number
 
     def announced_behind(self, root: int, leaf: int) -> None:
-        """A relation was announced right behind another one: it may be a partition of that."""
+        """Changes of ``leaf`` come as those of ``root``, whose partition it is."""
         if self._by_oid(leaf) is None:
             self._shown.announced(root, leaf)
             self._relations.stop()
-
-    def truncated(self, oids: Sequence[int]) -> None:
-        """Those of one TRUNCATE are announced one behind the other."""
-        self._shown.truncated(oids)
+        tracked = self._by_oid(root)
+        if tracked is None or tracked.table_id is None or tracked.closing is not None:
+            return
+        if tracked.shape is not None and not tracked.shape.identifies(
+            self._relations.announced[leaf]
+        ):
+            # The old row of an update lacks the root's key, and nothing else would tell.
+            self._must_close(tracked, "a partition of it had a replica identity without its key")
+            self.disconnect(tracked)
 
     def broken(self, route: Route, error: Exception) -> None:
         """A row of ``route`` can't be decoded: its table is closed and copied again."""

@@ -3,7 +3,7 @@ and the application's own statements never fail because of us."""
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -148,9 +148,6 @@ class _NoTables:
         return IGNORED
 
     def announced_behind(self, root: int, leaf: int) -> None:
-        pass
-
-    def truncated(self, oids: Sequence[int]) -> None:
         pass
 
     def announced_again(self, relation: Relation) -> None:
