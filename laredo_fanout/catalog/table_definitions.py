@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laredo_fanout.catalog import partitions as partitions_
+from laredo_fanout.catalog import publication as publication_
 from laredo_fanout.catalog import table_version as version_
 from laredo_fanout.catalog.partitions import Partition
 from laredo_fanout.catalog.table_version import Version
@@ -45,17 +46,6 @@ class UniqueIndex(NamedTuple):
     """Another one if it was dropped and made again; REINDEX CONCURRENTLY keeps a constraint's."""
 
 
-class Published(NamedTuple):
-    """A table's entry in the publication; ``columns`` is None before PostgreSQL 15."""
-
-    columns: tuple[str, ...] | None
-    row_filter: str | None
-    membership: int
-    """Changes when the table is taken out and put in again: what came between is lost."""
-    by_schema: str
-    """Changes when its schema is taken out, or it is moved to another one, and back."""
-
-
 @dataclass(frozen=True)
 class SourceTable:
     """One table of a catalog snapshot."""
@@ -75,7 +65,7 @@ class SourceTable:
     rows_estimated: float
     columns: tuple[SourceColumn, ...]
     indexes: tuple[UniqueIndex, ...]
-    published: Published | None
+    published: publication_.Published | None
     version: Version
     not_null: frozenset[str] = field(default=frozenset())
     partitions: tuple[Partition, ...] = ()
@@ -210,65 +200,6 @@ FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = ANY(%s) AND i.indisunique AND i.indexprs IS NULL ORDER BY i.indexrelid
 """
 
-# The view pg_publication_tables locks every table of the publication, so that one that is being
-# altered would hold up the check of all the others.
-_PUBLISHED = """
-SELECT c.oid::int8, {columns}, {row_filter}, coalesce(r.oid, 0)::int8, {by_schema}
-FROM pg_publication b
-JOIN pg_class c ON c.oid = ANY(%s)
-LEFT JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = c.oid
-CROSS JOIN LATERAL (SELECT {in_schema} AS in_schema) AS s
-WHERE b.pubname = %s AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND (
-    CASE WHEN c.relispartition AND EXISTS (
-        SELECT FROM pg_partition_ancestors(c.oid) AS p(relid)
-        JOIN pg_class a ON a.oid = p.relid
-        WHERE a.oid <> c.oid AND (b.puballtables OR {ancestor_in_schema}
-            OR EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = b.oid AND prrelid = a.oid)))
-    THEN NOT b.pubviaroot
-    ELSE (c.relkind = 'r' OR b.pubviaroot)
-        AND (b.puballtables OR s.in_schema OR r.oid IS NOT NULL) END)
-"""
-
-# OWNER TO writes the publication's row and the owner's in pg_shdepend (none for a built-in role)
-# in one command.
-_ALTERED = """
-SELECT p.xmin::text, p.pubowner::int8, p.cmin::text = '0' AND coalesce(
-    (SELECT d.xmin = p.xmin AND d.cmin = p.cmin FROM pg_shdepend d
-     WHERE d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
-         AND d.classid = 'pg_publication'::regclass AND d.objid = p.oid AND d.deptype = 'o'), true)
-FROM pg_publication p WHERE pubname = %s
-"""
-
-_HIDDEN = """
-SELECT c.oid::int8, max(format('%%s.%%s', n.nspname, a.relname))
-FROM pg_publication b
-JOIN pg_class c ON c.oid = ANY(%s) AND c.relispartition
-CROSS JOIN LATERAL pg_partition_ancestors(c.oid) AS p(relid)
-JOIN pg_class a ON a.oid = p.relid AND a.oid <> c.oid
-JOIN pg_namespace n ON n.oid = a.relnamespace
-JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = a.oid
-WHERE b.pubname = %s AND b.pubviaroot
-GROUP BY c.oid
-"""
-
-# SET SCHEMA writes the table's dependency on its schema, and nothing else does.
-_BY_SCHEMA = """coalesce((
-    SELECT format('%%s:%%s', m.oid, d.xmin) FROM pg_publication_namespace m
-    JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
-        AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = m.pnnspid
-    WHERE m.pnpubid = b.oid AND m.pnnspid = c.relnamespace), '')"""
-
-_SCHEMA_PUBLISHED = (
-    "EXISTS (SELECT FROM pg_publication_namespace"
-    " WHERE pnpubid = b.oid AND pnnspid = {}.relnamespace)"
-)
-
-_COLUMNS_PUBLISHED = """(
-    SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
-    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-        AND CASE WHEN r.prattrs IS NULL OR b.puballtables OR s.in_schema
-            THEN a.attgenerated = '' {or_generated} ELSE a.attnum = ANY(r.prattrs::int2[]) END)"""
-
 
 def read_tables(
     connection: Connection, tables: Iterable[SourceTableOptions], publication: PublicationOptions
@@ -295,8 +226,10 @@ def _read(
     oids = [row[0] for row in found]
     attributes = _grouped(connection.execute(_ATTRIBUTES, (oids,)).fetchall())
     indexes = _grouped(connection.execute(_INDEXES, (oids,)).fetchall())
-    main = _in_publication(connection, publication.name, oids)
-    appends = _in_publication(connection, publication.appends.name, oids) if appending else main
+    main = publication_.membership(connection, publication.name, oids)
+    appends = (
+        publication_.membership(connection, publication.appends.name, oids) if appending else main
+    )
     types = read_types(connection, {row[1] for rows in attributes.values() for row in rows})
     made_of = version_.read_types(connection, oids)
     below = partitions_.read(connection, oids)
@@ -332,57 +265,6 @@ def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, rule.Ty
     """The types with these oids, and all that they are made of."""
     rows = connection.execute(rule.TYPES_SQL, (list(oids),)).fetchall()
     return rule.type_infos(rule.TypeRow(*row) for row in rows)
-
-
-class _InPublication(NamedTuple):
-    """The entries of some tables in a publication, by oid."""
-
-    tables: dict[int, Published]
-    hidden: dict[int, str]
-    altered: tuple[str | None, int | None, bool]
-    """As the version has it: the last transaction, the owner, whether that was OWNER TO."""
-
-
-def _in_publication(connection: Connection, name: str, oids: Sequence[int]) -> _InPublication:
-    altered = connection.execute(_ALTERED, (name,)).fetchone()
-    return _InPublication(
-        _read_published(connection, name, oids),
-        dict(connection.execute(_HIDDEN, (oids, name)).fetchall()),
-        (None, None, False) if altered is None else altered,
-    )
-
-
-def _read_published(
-    connection: Connection, publication: str, oids: Sequence[int]
-) -> dict[int, Published]:
-    statement = _published_sql(connection.info.server_version)
-    rows = connection.execute(statement.encode(), (oids, publication)).fetchall()
-    return {
-        oid: Published(None if columns is None else tuple(columns), *rest)
-        for oid, columns, *rest in rows
-    }
-
-
-def _published_sql(version: int) -> str:
-    """The query for what pg_publication_tables shows of some tables: row filters, column lists and
-    schemas came with version 15, generated columns with 18."""
-    if version < 150000:
-        return _PUBLISHED.format(
-            columns="NULL",
-            row_filter="NULL",
-            in_schema="false",
-            ancestor_in_schema="false",
-            by_schema="''",
-        )
-    generated = "OR (a.attgenerated = 's' AND b.pubgencols = 's')" if version >= 180000 else ""
-    filtered = "CASE WHEN NOT (b.puballtables OR s.in_schema) THEN pg_get_expr(prqual, prrelid) END"
-    return _PUBLISHED.format(
-        columns=_COLUMNS_PUBLISHED.format(or_generated=generated),
-        row_filter=filtered,
-        by_schema=_BY_SCHEMA,
-        in_schema=_SCHEMA_PUBLISHED.format("c"),
-        ancestor_in_schema=_SCHEMA_PUBLISHED.format("a"),
-    )
 
 
 def _table(

@@ -72,7 +72,7 @@ def _narrowed(before: Version, now: Version) -> bool:
     """Whether the publication may not have published everything in between.
 
     OWNER TO writes the same row as SET (publish = ...). Where one OWNER TO is what wrote it last,
-    nothing in the catalog tells whether there was a version between the two; it is believed not.
+    the catalog has no trace of a version between the two, and it is believed that there was none.
     """
     if now.publication == before.publication:
         return False

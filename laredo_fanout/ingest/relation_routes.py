@@ -71,7 +71,7 @@ class RelationRoutes:
         if tracked.shape is not None and not tracked.shape.identifies(
             self._relations.announced[leaf]
         ):
-            # The old row of an update lacks the root's key, and nothing else would tell.
+            # The old row of an update lacks the root's key, and nothing else shows that.
             self._must_close(tracked, "a partition of it had a replica identity without its key")
             self.disconnect(tracked)
 
