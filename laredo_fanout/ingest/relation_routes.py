@@ -68,9 +68,10 @@ class RelationRoutes:
         tracked = self._by_oid(root)
         if tracked is None or tracked.table_id is None or tracked.closing is not None:
             return
-        if tracked.shape is not None and not tracked.shape.identifies(
-            self._relations.announced[leaf]
-        ):
+        known = tracked.source.partitions if tracked.source is not None else ()
+        usual = next((each.replica_identity for each in known if each.known.oid == leaf), None)
+        partition = self._relations.announced[leaf]
+        if tracked.shape is not None and not tracked.shape.identifies(partition, usual):
             # The old row of an update lacks the root's key, and nothing else shows that.
             self._must_close(tracked, "a partition of it had a replica identity without its key")
             self.disconnect(tracked)

@@ -239,6 +239,40 @@ def test_a_publication_that_went_and_came_back(
         ingest.assert_equal()
 
 
+def test_a_partition_without_the_key_beside_a_column_list(
+    database: Database, ingesting: Start
+) -> None:
+    """Its announcement has the columns of the root's numbers, which aren't those of its key."""
+    options = PublicationOptions(f"pub_{database.name}")
+    with database.connect() as connection:
+        for statement in (
+            "CREATE TABLE r (id int PRIMARY KEY, b text NOT NULL, a text) PARTITION BY RANGE (id)",
+            "CREATE TABLE r_1 (gone int, a text, b text NOT NULL UNIQUE, id int NOT NULL)",
+            "ALTER TABLE r_1 DROP COLUMN gone",
+            "ALTER TABLE r ATTACH PARTITION r_1 DEFAULT",
+            "INSERT INTO r SELECT g, 'b' || g, 'a' FROM generate_series(1, 20) g",
+            f"CREATE PUBLICATION {options.name} FOR TABLE r (id, b)"
+            f" WITH {publication.parameters(options)}",
+        ):
+            connection.execute(statement.encode())
+        ingest = ingesting("public.r", heartbeat_interval=0.2)
+        ingest.wait_live()
+        before = ingest.record("public.r").id
+        connection.execute("UPDATE r SET id = id + 100 WHERE id < 3")
+        ingest.assert_equal()
+        assert ingest.record("public.r").id == before
+        connection.execute(
+            "BEGIN; ALTER TABLE r_1 REPLICA IDENTITY USING INDEX r_1_b_key;"
+            " UPDATE r SET id = id + 100 WHERE id < 9;"
+            " ALTER TABLE r_1 REPLICA IDENTITY DEFAULT; COMMIT"
+        )
+    ingest.wait_until(
+        lambda: ingest.is_live("public.r") and ingest.record("public.r").id != before,
+        "it is copied again",
+    )
+    ingest.assert_equal()
+
+
 def test_another_owner_of_the_publication_costs_no_copy(
     database: Database, ingesting: Start
 ) -> None:
