@@ -56,12 +56,13 @@ def value_sql(column: Selected) -> str:
     base = base_of(column.type_info)
     if base.element is not None:
         return _array_sql(name, base, base.element)
-    return _scalar_sql(name, base)
+    return _scalar_sql(name, column.type_info)
 
 
-def _scalar_sql(value: str, base: TypeInfo) -> str:
+def _scalar_sql(value: str, declared: TypeInfo) -> str:
+    base = base_of(declared)
     if not base.is_built_in:
-        return text_sql.of_value(value, base)
+        return text_sql.of_value(value, declared)
     rule = rule_of(base)
     if rule in (Rule.DECIMAL, Rule.NESTING):
         return f"{value}::text"
@@ -92,7 +93,7 @@ def _element_sql(value: str, declared: TypeInfo) -> str:
     base = base_of(declared)
     if base.element is not None:
         return _array_sql(value, base, base.element)
-    return _scalar_sql(value, base)
+    return _scalar_sql(value, declared)
 
 
 def _without_line_breaks(text: str) -> str:

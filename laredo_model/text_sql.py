@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from laredo_model.rule import TypeInfo
+from laredo_model.rule import TypeInfo, base_of
 
 _OUTPUT = {"e": "enum_out", "c": "record_out", "r": "range_out", "m": "multirange_out"}
 """By typtype: the output functions of types that are made in SQL are PostgreSQL's own."""
@@ -18,10 +18,12 @@ _MOST_DIMENSIONS = 6
 """MAXDIM."""
 
 
-def of_value(value: str, base: TypeInfo) -> str:
-    """The text of ``value``, an expression of this type or of a domain over it."""
+def of_value(value: str, declared: TypeInfo) -> str:
+    """The text of ``value``, an expression of this type."""
+    base = base_of(declared)
     output = "array_out" if base.element is not None else _OUTPUT.get(base.typtype)
-    if output is not None:
+    # anyenum is the one of these pseudo-types that takes no domain.
+    if output is not None and (base is declared or output != "enum_out"):
         return f"textin({output}({value}))"
     # An extension's function need not be one that this role may call; format may, as COPY does.
     return f"CASE num_nonnulls({value}) WHEN 1 THEN format('%s', {value}) END"

@@ -7,8 +7,8 @@ DELETE fail. https://www.postgresql.org/docs/current/logical-replication-publica
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import psycopg
 import structlog
@@ -19,7 +19,6 @@ from laredo_fanout.postgres.errors import RightsMissing
 from laredo_model.select import identifier
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import PublicationOptions
 
@@ -39,6 +38,79 @@ SELECT oid::int8, puballtables, pubinsert AND pubtruncate, pubupdate AND pubdele
     pubupdate OR pubdelete, pubviaroot
 FROM pg_publication WHERE pubname = %s
 """
+
+
+# The view pg_publication_tables locks every table of the publication, so that one that is being
+# altered would hold up the check of all the others.
+_PUBLISHED = """
+SELECT c.oid::int8, {columns}, {row_filter}, coalesce(r.oid, 0)::int8, {by_schema}
+FROM pg_publication b
+JOIN pg_class c ON c.oid = ANY(%s)
+LEFT JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = c.oid
+CROSS JOIN LATERAL (SELECT {in_schema} AS in_schema) AS s
+WHERE b.pubname = %s AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND (
+    CASE WHEN c.relispartition AND EXISTS (
+        SELECT FROM pg_partition_ancestors(c.oid) AS p(relid)
+        JOIN pg_class a ON a.oid = p.relid
+        WHERE a.oid <> c.oid AND (b.puballtables OR {ancestor_in_schema}
+            OR EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = b.oid AND prrelid = a.oid)))
+    THEN NOT b.pubviaroot
+    ELSE (c.relkind = 'r' OR b.pubviaroot)
+        AND (b.puballtables OR s.in_schema OR r.oid IS NOT NULL) END)
+"""
+
+# OWNER TO writes the publication's row and the owner's in pg_shdepend (none for a built-in role)
+# in one command.
+_ALTERED = """
+SELECT p.xmin::text, p.pubowner::int8, p.cmin::text = '0' AND coalesce(
+    (SELECT d.xmin = p.xmin AND d.cmin = p.cmin FROM pg_shdepend d
+     WHERE d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+         AND d.classid = 'pg_publication'::regclass AND d.objid = p.oid AND d.deptype = 'o'), true),
+    {generated}
+FROM pg_publication p WHERE pubname = %s
+"""
+
+_HIDDEN = """
+SELECT c.oid::int8, max(format('%%s.%%s', n.nspname, a.relname))
+FROM pg_publication b
+JOIN pg_class c ON c.oid = ANY(%s) AND c.relispartition
+CROSS JOIN LATERAL pg_partition_ancestors(c.oid) AS p(relid)
+JOIN pg_class a ON a.oid = p.relid AND a.oid <> c.oid
+JOIN pg_namespace n ON n.oid = a.relnamespace
+JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = a.oid
+WHERE b.pubname = %s AND b.pubviaroot
+GROUP BY c.oid
+"""
+
+# SET SCHEMA writes the table's dependency on its schema, and nothing else does.
+_BY_SCHEMA = """coalesce((
+    SELECT format('%%s:%%s', m.oid, d.xmin) FROM pg_publication_namespace m
+    JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+        AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = m.pnnspid
+    WHERE m.pnpubid = b.oid AND m.pnnspid = c.relnamespace), '')"""
+
+_SCHEMA_PUBLISHED = (
+    "EXISTS (SELECT FROM pg_publication_namespace"
+    " WHERE pnpubid = b.oid AND pnnspid = {}.relnamespace)"
+)
+
+_COLUMNS_PUBLISHED = """(
+    SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        AND CASE WHEN r.prattrs IS NULL OR b.puballtables OR s.in_schema
+            THEN a.attgenerated = '' {or_generated} ELSE a.attnum = ANY(r.prattrs::int2[]) END)"""
+
+
+class NamedTable(Protocol):
+    """A table, by its name."""
+
+    @property
+    def qualified(self) -> str:
+        """``schema.name``."""
+
+    @property
+    def sql_name(self) -> str:
+        """The quoted name."""
 
 
 class Publication(NamedTuple):
@@ -63,6 +135,75 @@ class Publication(NamedTuple):
     def fits(self, options: PublicationOptions) -> bool:
         """Whether it publishes what it is for: every kind of change, or additions alone."""
         return self.additions and (not self.any_changes if options.append_only else self.changes)
+
+
+class Published(NamedTuple):
+    """A table's entry in the publication; ``columns`` is None before PostgreSQL 15."""
+
+    columns: tuple[str, ...] | None
+    row_filter: str | None
+    membership: int
+    """Changes when the table is taken out and put in again: what came between is lost."""
+    by_schema: str
+    """Changes when its schema is taken out, or it is moved to another one, and back."""
+
+
+class Membership(NamedTuple):
+    """The entries of some tables in a publication, by oid."""
+
+    tables: dict[int, Published]
+    hidden: dict[int, str]
+    altered: tuple[str | None, int | None, bool]
+    """As the version has it: the last transaction, the owner, whether that was OWNER TO."""
+    generated: bool
+    """Whether tables without a column list are published with their stored generated columns."""
+
+
+def membership(connection: Connection, name: str, oids: Sequence[int]) -> Membership:
+    """Read what a publication has of these tables."""
+    has_generated = connection.info.server_version >= 180000
+    statement = _ALTERED.format(generated="pubgencols = 's'" if has_generated else "false")
+    altered = connection.execute(statement.encode(), (name,)).fetchone()
+    writer, owner, owner_alone, generated = altered or (None, None, False, False)
+    return Membership(
+        _read_published(connection, name, oids),
+        dict(connection.execute(_HIDDEN, (oids, name)).fetchall()),
+        (writer, owner, owner_alone),
+        generated,
+    )
+
+
+def _read_published(
+    connection: Connection, publication: str, oids: Sequence[int]
+) -> dict[int, Published]:
+    statement = _published_sql(connection.info.server_version)
+    rows = connection.execute(statement.encode(), (oids, publication)).fetchall()
+    return {
+        oid: Published(None if columns is None else tuple(columns), *rest)
+        for oid, columns, *rest in rows
+    }
+
+
+def _published_sql(version: int) -> str:
+    """The query for what pg_publication_tables shows of some tables: row filters, column lists and
+    schemas came with version 15, generated columns with 18."""
+    if version < 150000:
+        return _PUBLISHED.format(
+            columns="NULL",
+            row_filter="NULL",
+            in_schema="false",
+            ancestor_in_schema="false",
+            by_schema="''",
+        )
+    generated = "OR (a.attgenerated = 's' AND b.pubgencols = 's')" if version >= 180000 else ""
+    filtered = "CASE WHEN NOT (b.puballtables OR s.in_schema) THEN pg_get_expr(prqual, prrelid) END"
+    return _PUBLISHED.format(
+        columns=_COLUMNS_PUBLISHED.format(or_generated=generated),
+        row_filter=filtered,
+        by_schema=_BY_SCHEMA,
+        in_schema=_SCHEMA_PUBLISHED.format("c"),
+        ancestor_in_schema=_SCHEMA_PUBLISHED.format("a"),
+    )
 
 
 def parameters(options: PublicationOptions) -> str:
@@ -113,7 +254,7 @@ def problem(found: Publication, options: PublicationOptions) -> tuple[str, str] 
     )
 
 
-def add(connection: Connection, options: PublicationOptions, table: SourceTable) -> None:
+def add(connection: Connection, options: PublicationOptions, table: NamedTable) -> None:
     """Put ``table`` into the publication; it is there already if it ``published``.
 
     :raises TableNotPublished: if ``create`` is off, the role may not, or another one's lock on
@@ -154,7 +295,7 @@ def by_root_statement(options: PublicationOptions) -> str:
     return f"ALTER PUBLICATION {identifier(options.name)} SET (publish_via_partition_root = true);"
 
 
-def follow_roots(connection: Connection, options: PublicationOptions, table: SourceTable) -> None:
+def follow_roots(connection: Connection, options: PublicationOptions, table: NamedTable) -> None:
     """Publish partitions' changes as those of their root.
 
     :raises TableNotPublished: if ``create`` is off, or the role may not.
@@ -175,7 +316,7 @@ def follow_roots(connection: Connection, options: PublicationOptions, table: Sou
     _log.warning("publication follows partitioned tables by their root", publication=options.name)
 
 
-def remove(connection: Connection, options: PublicationOptions, table: SourceTable) -> bool:
+def remove(connection: Connection, options: PublicationOptions, table: NamedTable) -> bool:
     """Take ``table`` out again, if the publication is ours; returns whether it is out.
 
     For a table whose replica identity went: as long as it stays, the
@@ -207,7 +348,7 @@ def remove(connection: Connection, options: PublicationOptions, table: SourceTab
     return True
 
 
-def create_statement(options: PublicationOptions, tables: Iterable[SourceTable]) -> str:
+def create_statement(options: PublicationOptions, tables: Iterable[NamedTable]) -> str:
     """The statement by which an owner makes the publication with these tables."""
     names = ", ".join(f"ONLY {table.sql_name}" for table in tables)
     chosen = f" FOR TABLE {names}" if names else ""

@@ -54,6 +54,20 @@ class Shape(NamedTuple):
         flagged = {column.name for column in relation.columns if column.in_key}
         return flagged == set(self.key)
 
+    def identifies(self, partition: Relation, usual: str | None) -> bool:
+        """Whether the stream has the key of each row that is updated or deleted in a partition.
+
+        ``usual``: the replica identity (pg_class.relreplident) that the catalog shows of it. It is
+        all there is to compare where a column list hides columns of a partition: PostgreSQL
+        applies the root's column numbers to it.
+        """
+        if partition.replica_identity == "f":
+            return True
+        if not {column.name for column in partition.columns}.issuperset(self.key):
+            return usual in (None, partition.replica_identity)
+        flagged = {column.name for column in partition.columns if column.in_key}
+        return flagged.issuperset(self.key)
+
     def difference(self, other: Shape) -> str:
         """The difference as a sentence, for the log."""
         if self.oid != other.oid:

@@ -61,10 +61,15 @@ SELECT 'publication', 0, coalesce(l.pid, 0), true FROM pg_locks l
 JOIN (
     SELECT xmax FROM pg_publication WHERE pubname = ANY(%s)
     UNION ALL SELECT r.xmax FROM pg_publication_rel r
-    JOIN pg_publication p ON p.oid = r.prpubid AND p.pubname = ANY(%s)) AS written(xmax)
+    JOIN pg_publication p ON p.oid = r.prpubid AND p.pubname = ANY(%s){schemas}) AS written(xmax)
     ON written.xmax = l.transactionid
 WHERE l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock'
 """
+
+_SCHEMAS = """
+    UNION ALL SELECT n.xmax FROM pg_publication_namespace n
+    JOIN pg_publication p ON p.oid = n.pnpubid AND p.pubname = ANY(%s)"""
+"""Since version 15."""
 
 PREPARED = 0
 """Stands for the process of a prepared transaction."""
@@ -102,7 +107,10 @@ def read(connection: Connection, publications: PublicationOptions) -> DdlLocks:
     relations: dict[int, set[int]] = {}
     exclusive = set()
     others: dict[str, set[int]] = {"type": set(), "publication": set()}
-    for kind, oid, pid, against_all in connection.execute(_LOCKS, (names, names)).fetchall():
+    schemas = connection.info.server_version >= 150000
+    statement = _LOCKS.format(schemas=_SCHEMAS if schemas else "").encode()
+    named = [names] * statement.count(b"%s")
+    for kind, oid, pid, against_all in connection.execute(statement, named).fetchall():
         if kind == "relation":
             relations.setdefault(oid, set()).add(pid)
             if against_all:

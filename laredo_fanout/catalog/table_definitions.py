@@ -6,10 +6,11 @@ https://www.postgresql.org/docs/current/catalogs.html
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laredo_fanout.catalog import partitions as partitions_
+from laredo_fanout.catalog import publication as publication_
 from laredo_fanout.catalog import table_version as version_
 from laredo_fanout.catalog.partitions import Partition
 from laredo_fanout.catalog.table_version import Version
@@ -41,15 +42,8 @@ class UniqueIndex(NamedTuple):
     immediate: bool
     whole: bool
     """Valid, without a predicate and without expressions."""
-
-
-class Published(NamedTuple):
-    """A table's entry in the publication; ``columns`` is None before PostgreSQL 15."""
-
-    columns: tuple[str, ...] | None
-    row_filter: str | None
-    membership: int
-    """Changes when the table is taken out and put in again: what came between is lost."""
+    mark: str
+    """Another one if it was dropped and made again; REINDEX CONCURRENTLY keeps a constraint's."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class SourceTable:
     rows_estimated: float
     columns: tuple[SourceColumn, ...]
     indexes: tuple[UniqueIndex, ...]
-    published: Published | None
+    published: publication_.Published | None
     version: Version
     not_null: frozenset[str] = field(default=frozenset())
     generated: frozenset[str] = field(default=frozenset())
@@ -99,25 +93,24 @@ class SourceTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The names of the columns that identify a row, in their index's order; empty: none do.
+        """The names of the columns that identify a row, in their index's order; empty: none do."""
+        index = self.key_index
+        return index.columns if index is not None else ()
 
-        It is the replica identity's index; with REPLICA IDENTITY FULL the primary
-        key, or else the smallest unique index over columns that are never null.
-        """
+    @property
+    def key_index(self) -> UniqueIndex | None:
+        """The replica identity's index; with REPLICA IDENTITY FULL the primary key, or else the
+        smallest unique index over columns that are never null."""
         if self.append_only:
-            return ()
+            return None
         usable = [index for index in self.indexes if index.whole and index.immediate]
         if self.replica_identity == "i":
-            return next((index.columns for index in usable if index.identity), ())
-        primary = next((index.columns for index in usable if index.primary), ())
-        if primary or self.replica_identity != "f":
-            return primary if self.replica_identity in "df" else ()
+            return next((index for index in usable if index.identity), None)
+        primary = next((index for index in usable if index.primary), None)
+        if primary is not None or self.replica_identity != "f":
+            return primary if self.replica_identity in "df" else None
         never_null = [index for index in usable if self.not_null.issuperset(index.columns)]
-        return min(
-            (index.columns for index in never_null),
-            key=lambda names: (len(names), names),
-            default=(),
-        )
+        return min(never_null, key=lambda index: (len(index.columns), index.columns), default=None)
 
     @property
     def described(self) -> tuple[Column, ...]:
@@ -190,7 +183,7 @@ JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
 
 _ATTRIBUTES = """
 SELECT attrelid::int8, attname::text, atttypid::int8, atttypmod, attnotnull,
-    attgenerated::text, xmin::text
+    attgenerated::text, attnum::int4, xmin::text
 FROM pg_attribute WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attrelid, attnum
 """
@@ -202,54 +195,14 @@ SELECT i.indrelid::int8, c.relname::text,
      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
      WHERE k.n <= i.indnkeyatts),
     i.indisprimary, i.indisreplident, i.indimmediate,
-    i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+    i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL,
+    coalesce(
+        (SELECT format('constraint %%s: %%s', o.oid, i.indkey) FROM pg_constraint o
+         WHERE o.conrelid = i.indrelid AND o.conindid = i.indexrelid AND o.contype IN ('p', 'u')),
+        format('index %%s: %%s', i.indexrelid, i.indkey))
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = ANY(%s) AND i.indisunique AND i.indexprs IS NULL ORDER BY i.indexrelid
 """
-
-# The view pg_publication_tables locks every table of the publication, so that one that is being
-# altered would hold up the check of all the others.
-_PUBLISHED = """
-SELECT c.oid::int8, {columns}, {row_filter}, coalesce(r.oid, 0)::int8
-FROM pg_publication b
-JOIN pg_class c ON c.oid = ANY(%s)
-LEFT JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = c.oid
-CROSS JOIN LATERAL (SELECT {in_schema} AS in_schema) AS s
-WHERE b.pubname = %s AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND (
-    CASE WHEN c.relispartition AND EXISTS (
-        SELECT FROM pg_partition_ancestors(c.oid) AS p(relid)
-        JOIN pg_class a ON a.oid = p.relid
-        WHERE a.oid <> c.oid AND (b.puballtables OR {ancestor_in_schema}
-            OR EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = b.oid AND prrelid = a.oid)))
-    THEN NOT b.pubviaroot
-    ELSE (c.relkind = 'r' OR b.pubviaroot)
-        AND (b.puballtables OR s.in_schema OR r.oid IS NOT NULL) END)
-"""
-
-_ALTERED = "SELECT xmin::text, {} FROM pg_publication WHERE pubname = %s"
-
-_HIDDEN = """
-SELECT c.oid::int8, max(format('%%s.%%s', n.nspname, a.relname))
-FROM pg_publication b
-JOIN pg_class c ON c.oid = ANY(%s) AND c.relispartition
-CROSS JOIN LATERAL pg_partition_ancestors(c.oid) AS p(relid)
-JOIN pg_class a ON a.oid = p.relid AND a.oid <> c.oid
-JOIN pg_namespace n ON n.oid = a.relnamespace
-JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = a.oid
-WHERE b.pubname = %s AND b.pubviaroot
-GROUP BY c.oid
-"""
-
-_SCHEMA_PUBLISHED = (
-    "EXISTS (SELECT FROM pg_publication_namespace"
-    " WHERE pnpubid = b.oid AND pnnspid = {}.relnamespace)"
-)
-
-_COLUMNS_PUBLISHED = """(
-    SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
-    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-        AND CASE WHEN r.prattrs IS NULL OR b.puballtables OR s.in_schema
-            THEN a.attgenerated = '' {or_generated} ELSE a.attnum = ANY(r.prattrs::int2[]) END)"""
 
 
 def read_tables(
@@ -277,8 +230,10 @@ def _read(
     oids = [row[0] for row in found]
     attributes = _grouped(connection.execute(_ATTRIBUTES, (oids,)).fetchall())
     indexes = _grouped(connection.execute(_INDEXES, (oids,)).fetchall())
-    main = _in_publication(connection, publication.name, oids)
-    appends = _in_publication(connection, publication.appends.name, oids) if appending else main
+    main = publication_.membership(connection, publication.name, oids)
+    appends = (
+        publication_.membership(connection, publication.appends.name, oids) if appending else main
+    )
     types = read_types(connection, {row[1] for rows in attributes.values() for row in rows})
     made_of = version_.read_types(connection, oids)
     below = partitions_.read(connection, oids)
@@ -298,7 +253,7 @@ def _read(
                 row[-1],
                 made_of[oid],
                 tuple(each.known for each in below.get(oid, ())),
-                inside.altered,
+                *inside.altered,
             ),
             "partitions": below.get(oid, ()),
             "hidden_by": inside.hidden.get(oid),
@@ -317,57 +272,6 @@ def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, rule.Ty
     return rule.type_infos(rule.TypeRow(*row) for row in rows)
 
 
-class _InPublication(NamedTuple):
-    """The entries of some tables in a publication, by oid."""
-
-    tables: dict[int, Published]
-    hidden: dict[int, str]
-    altered: str | None
-    generated: bool
-    """Whether tables without a column list are published with their stored generated columns."""
-
-
-def _in_publication(connection: Connection, name: str, oids: Sequence[int]) -> _InPublication:
-    statement = _ALTERED.format(
-        "pubgencols = 's'" if connection.info.server_version >= 180000 else "false"
-    )
-    altered, generated = connection.execute(statement.encode(), (name,)).fetchone() or (None, False)
-    return _InPublication(
-        _read_published(connection, name, oids),
-        dict(connection.execute(_HIDDEN, (oids, name)).fetchall()),
-        altered,
-        generated,
-    )
-
-
-def _read_published(
-    connection: Connection, publication: str, oids: Sequence[int]
-) -> dict[int, Published]:
-    statement = _published_sql(connection.info.server_version)
-    rows = connection.execute(statement.encode(), (oids, publication)).fetchall()
-    return {
-        oid: Published(None if columns is None else tuple(columns), row_filter, member)
-        for oid, columns, row_filter, member in rows
-    }
-
-
-def _published_sql(version: int) -> str:
-    """The query for what pg_publication_tables shows of some tables: row filters, column lists and
-    schemas came with version 15, generated columns with 18."""
-    if version < 150000:
-        return _PUBLISHED.format(
-            columns="NULL", row_filter="NULL", in_schema="false", ancestor_in_schema="false"
-        )
-    generated = "OR (a.attgenerated = 's' AND b.pubgencols = 's')" if version >= 180000 else ""
-    filtered = "CASE WHEN NOT (b.puballtables OR s.in_schema) THEN pg_get_expr(prqual, prrelid) END"
-    return _PUBLISHED.format(
-        columns=_COLUMNS_PUBLISHED.format(or_generated=generated),
-        row_filter=filtered,
-        in_schema=_SCHEMA_PUBLISHED.format("c"),
-        ancestor_in_schema=_SCHEMA_PUBLISHED.format("a"),
-    )
-
-
 def _table(
     row: tuple[Any, ...],
     attributes: Sequence[Sequence[Any]],
@@ -380,7 +284,12 @@ def _table(
     pages, rows, is_partition = rest
     published = known["published"]
     streamed = None if published is None else published.columns
-    return SourceTable(
+    carried = [
+        attribute
+        for attribute in attributes
+        if (attribute[4] in streams if streamed is None else attribute[0] in streamed)
+    ]
+    table = SourceTable(
         oid=oid,
         schema=schema,
         name=name,
@@ -394,13 +303,20 @@ def _table(
         is_partition=is_partition,
         columns=tuple(
             SourceColumn(column, types[type_oid], modifier, not not_null)
-            for column, type_oid, modifier, not_null, generated, _ in attributes
-            if (generated in streams if streamed is None else column in streamed)
+            for column, type_oid, modifier, not_null, *_ in carried
         ),
-        generated=frozenset(name for name, *_, generated, _ in attributes if generated),
+        generated=frozenset(attribute[0] for attribute in attributes if attribute[4]),
         not_null=frozenset(attribute[0] for attribute in attributes if attribute[3]),
         **known,
     )
+    index = table.key_index
+    version = table.version._replace(
+        columns=tuple(attribute[5] for attribute in carried),
+        key=index.mark if index is not None else "",
+        schema=published.by_schema if published is not None else "",
+        by_name=published is None or bool(published.membership),
+    )
+    return replace(table, version=version)
 
 
 def _grouped(rows: Iterable[Sequence[Any]]) -> dict[int, list[Sequence[Any]]]:

@@ -3,12 +3,17 @@
 Silent DDL is a statement that changes values or moves rows without a message in the stream:
 ALTER TYPE ... USING, an enum's label renamed, an attribute added to a composite type; a partition
 attached, detached or truncated; the publication narrowed and made whole again.
+
+What went and came back between two checks has its name again, so a name identifies nothing. Each
+mark is a number that PostgreSQL never gives twice: a column's attnum, the oid of the key's
+constraint or index, the transaction that wrote a row of the catalog. A cheap statement must leave
+it alone: GRANT, OWNER TO and SET STATISTICS write most rows that belong to a table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laredo_fanout.catalog import partitions as partitions_
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Version(NamedTuple):
-    """The marks of one catalog check; a store of an earlier release has only the first two."""
+    """The marks of one catalog check. None: a store of an earlier release doesn't have it."""
 
     attributes: str
     """The transactions that wrote the table's pg_attribute rows."""
@@ -30,6 +35,17 @@ class Version(NamedTuple):
     partitions: tuple[StoredPartition, ...] = ()
     publication: str | None = None
     """The transaction that last wrote the publication's own row."""
+    publication_owner: int | None = None
+    owner_alone: bool = False
+    """Whether OWNER TO wrote the publication's row, as the first command of its transaction."""
+    columns: tuple[int, ...] | None = None
+    """The numbers (attnum) of the columns that the stream carries."""
+    key: str | None = None
+    """The oid of the key's constraint, or else of its index, and its columns' numbers."""
+    schema: str | None = None
+    """How the table belongs to the publication by its schema; empty: it doesn't."""
+    by_name: bool = True
+    """Whether the publication names the table, so that PostgreSQL refuses SET UNLOGGED."""
 
 
 def changed(
@@ -37,21 +53,68 @@ def changed(
 ) -> str | None:
     """Why silent DDL may have changed rows or values; None if it can't have.
 
-    ALTER TYPE ... USING writes pg_attribute rows and a new file; each alone is
-    harmless (SET STATISTICS; VACUUM FULL, TRUNCATE). An enum may get labels; what
-    was there must stay.
+    A mark that ``before`` lacks is unknown, and ``now`` is believed.
     """
-    if now.attributes != before.attributes and now.file != before.file:
-        return "its rows were rewritten"
-    if before.types is not None and not set(before.types) <= set(now.types or ()):
-        return "a type that its columns are made of was changed"
-    if before.publication is not None and now.publication != before.publication:
+    if before.publication is not None and _narrowed(before, now):
         return "the publication was altered"
-    if partitioned:
-        return partitions_.moved(before.partitions, partitions)
+    if before.schema is not None and now.schema != before.schema:
+        return "it left a schema of the publication and came back"
+    if before.key is not None and now.key != before.key:
+        return "its key was dropped and made again"
+    return (
+        _rewritten(before, now)
+        or _type_changed(before.types, now.types)
+        or (partitions_.moved(before.partitions, partitions) if partitioned else None)
+    )
+
+
+def _narrowed(before: Version, now: Version) -> bool:
+    """Whether the publication may not have published everything in between.
+
+    OWNER TO writes the same row as SET (publish = ...). Where one OWNER TO is what wrote it last,
+    the catalog has no trace of a version between the two, and it is believed that there was none.
+    """
+    if now.publication == before.publication:
+        return False
+    owners = before.publication_owner, now.publication_owner
+    return not (now.owner_alone and owners[0] is not None and owners[0] != owners[1])
+
+
+def _rewritten(before: Version, now: Version) -> str | None:
+    """Whether values of the table's own columns may be others.
+
+    ALTER TYPE ... USING writes pg_attribute rows and a new file. The rows alone are harmless (SET
+    STATISTICS), and so is the file (VACUUM FULL, TRUNCATE), but where it may be the second one of
+    SET UNLOGGED and SET LOGGED: what was written in between isn't in the WAL.
+    """
+    altered = now.attributes != before.attributes
+    if before.columns is None and altered:
+        return "its columns were altered while the server was updated"
+    if before.columns is not None and now.columns != before.columns:
+        return "a column was dropped, and another one has its name"
+    if now.file != before.file and altered:
+        return "its rows were rewritten"
+    if now.file != before.file and not now.by_name:
+        return "its rows are in another file, and may have been changed while it was unlogged"
     return None
 
 
+def _type_changed(before: Sequence[str] | None, now: Sequence[str] | None) -> str | None:
+    """Whether a type prints what is stored in another way, or did.
+
+    An enum may get labels; what was there must stay, and be of the same row in the catalog.
+    """
+    known = set(now or ())
+    if before is None or known.issuperset(before):
+        return None
+    # A store of an earlier release has a label's text and no transaction.
+    known |= {_MARK.sub("", each, count=1) for each in known}
+    if known.issuperset(before):
+        return None
+    return "a type that its columns are made of was changed"
+
+
+# A renamed label has another row, of another transaction. relnatts also counts what was dropped.
 _TYPES = """
 WITH RECURSIVE used(relation, type) AS (
     SELECT attrelid, atttypid FROM pg_attribute
@@ -67,13 +130,14 @@ WITH RECURSIVE used(relation, type) AS (
     ) AS part(type)
     WHERE part.type >= 16384
 )
-SELECT relation::int8, format('%%s=%%s', e.oid, e.enumlabel)
+SELECT relation::int8, format('%%s@%%s=%%s', e.oid, e.xmin, e.enumlabel)
 FROM used JOIN pg_enum e ON e.enumtypid = used.type
 UNION ALL
-SELECT relation::int8, format('%%s(%%s)', t.typrelid, (
+SELECT relation::int8, format('%%s@%%s(%%s)', c.oid, c.relnatts, (
     SELECT string_agg(format('%%s:%%s', attnum, atttypid), ',' ORDER BY attnum) FROM pg_attribute
-    WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped))
+    WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped))
 FROM used JOIN pg_type t ON t.oid = used.type AND t.typtype = 'c'
+JOIN pg_class c ON c.oid = t.typrelid
 """
 
 
@@ -85,7 +149,8 @@ def read_types(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[s
     return {oid: tuple(sorted(parts)) for oid, parts in found.items()}
 
 
-_COMPOSITE = re.compile(r"(\d+)\(")
+_MARK = re.compile(r"(?<=\d)@\d+")
+_COMPOSITE = re.compile(r"(\d+)(?:@\d+)?\(")
 
 
 def relations_within(version: Version) -> list[int]:
@@ -96,18 +161,14 @@ def relations_within(version: Version) -> list[int]:
 
 def to_json(version: Version) -> dict[str, Any]:
     """The JSON that the table's record keeps."""
-    kept = [list(each) for each in version.partitions]
-    types = None if version.types is None else list(version.types)
-    return {**version._asdict(), "types": types, "partitions": kept}
+    return {**version._asdict(), "partitions": [list(each) for each in version.partitions]}
 
 
 def from_json(stored: Mapping[str, Any]) -> Version:
-    """Read what :func:`to_json` made."""
-    types: Iterable[str] | None = stored.get("types")
-    return Version(
-        stored["attributes"],
-        stored["file"],
-        None if types is None else tuple(types),
-        tuple(StoredPartition(*each) for each in stored.get("partitions", ())),
-        stored.get("publication"),
-    )
+    """Read what :func:`to_json` made, in this release or an earlier one."""
+    kept = {name: stored[name] for name in Version._fields if name in stored}
+    for name in ("types", "columns"):
+        if kept.get(name) is not None:
+            kept[name] = tuple(kept[name])
+    kept["partitions"] = tuple(StoredPartition(*each) for each in kept.get("partitions", ()))
+    return Version(**kept)

@@ -64,6 +64,16 @@ class RelationRoutes:
         """Changes of ``leaf`` come as those of ``root``, whose partition it is."""
         self._shown.announced(root, leaf)
         self._relations.stop()
+        tracked = self._by_oid(root)
+        if tracked is None or tracked.table_id is None or tracked.closing is not None:
+            return
+        known = tracked.source.partitions if tracked.source is not None else ()
+        usual = next((each.replica_identity for each in known if each.known.oid == leaf), None)
+        partition = self._relations.announced[leaf]
+        if tracked.shape is not None and not tracked.shape.identifies(partition, usual):
+            # The old row of an update lacks the root's key, and nothing else shows that.
+            self._must_close(tracked, "a partition of it had a replica identity without its key")
+            self.disconnect(tracked)
 
     def broken(self, route: Route, error: Exception) -> None:
         """A row of ``route`` can't be decoded: its table is closed and copied again."""

@@ -174,30 +174,42 @@ class RunningIngest:
         """The copy's own SQL: the table's keys (if it has any) and lines."""
         options = next(each for each in self.tables if each.qualified == table)
         with self.database.connect() as connection:
-            connection.execute("SET search_path = pg_catalog")
-            source = table_definitions.read_tables(connection, [options], self.options.publication)[
-                table
-            ]
-        return select.lines_sql(
-            options.schema,
-            options.name,
-            source.selected,
-            (source.published and source.published.row_filter) or "",
-            key=source.selected_key,
-            only=not source.partitioned,
-        )
+            return self._rows_sql(connection, [options])[table]
+
+    def _rows_sql(self, connection: Any, wanted: Iterable[SourceTableOptions]) -> dict[str, str]:
+        connection.execute("SET search_path = pg_catalog")
+        known = table_definitions.read_tables(connection, wanted, self.options.publication)
+        return {
+            name: select.lines_sql(
+                source.schema,
+                source.name,
+                source.selected,
+                (source.published and source.published.row_filter) or "",
+                key=source.selected_key,
+                only=not source.partitioned,
+            )
+            for name, source in known.items()
+        }
 
     def truth(self, table: str) -> dict[bytes, bytes]:
         """PostgreSQL's rows."""
-        rows = self.rows_sql(table)
+        return self.truths(table)[table]
+
+    def truths(self, *tables: str) -> dict[str, dict[bytes, bytes]]:
+        """PostgreSQL's rows of these tables, or of all."""
+        wanted = [each for each in self.tables if not tables or each.qualified in tables]
+        found = {}
         with self.database.connect() as connection:
             for setting, value in select.SESSION.items():
                 connection.execute(f"SET {setting} = '{value}'")
-            if table in self.append_only:
-                lines = connection.execute(f"SELECT line::text FROM ({rows}) q").fetchall()
-                return numbered_rows(str(line).encode() for (line,) in lines)
-            found = connection.execute(f"SELECT key, line::text FROM ({rows}) q").fetchall()
-        return {str(key).encode(): str(line).encode() for key, line in found}
+            for table, rows in self._rows_sql(connection, wanted).items():
+                if table in self.append_only:
+                    lines = connection.execute(f"SELECT line::text FROM ({rows}) q").fetchall()
+                    found[table] = numbered_rows(str(line).encode() for (line,) in lines)
+                    continue
+                pairs = connection.execute(f"SELECT key, line::text FROM ({rows}) q").fetchall()
+                found[table] = {str(key).encode(): str(line).encode() for key, line in pairs}
+        return found
 
     def assert_equal(self, *tables: str) -> None:
         """Store and database hold the same rows, byte for byte."""

@@ -60,6 +60,30 @@ SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pu
 """
 
 
+_FOREIGN_TEXT = """
+WITH RECURSIVE used(relation, attribute, type) AS (
+    SELECT attrelid, attname, atttypid FROM pg_attribute
+    WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped
+    UNION
+    SELECT used.relation, used.attribute, part.type FROM used
+    JOIN pg_type t ON t.oid = used.type
+    CROSS JOIN LATERAL (
+        SELECT unnest(ARRAY[t.typelem, t.typbasetype])
+        UNION ALL SELECT rngsubtype FROM pg_range WHERE t.oid IN (rngtypid, rngmultitypid)
+        UNION ALL SELECT atttypid FROM pg_attribute
+        WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
+    ) AS part(type)
+    WHERE part.type <> 0
+)
+SELECT DISTINCT relation::int8, attribute::text, t.typname::text
+FROM used JOIN pg_type t ON t.oid = used.type
+WHERE t.typnamespace = 'pg_catalog'::regnamespace AND t.oid < 16384 AND t.typtype = 'b'
+    AND (t.typname IN ('aclitem', 'money') OR t.typname LIKE 'reg%%')
+ORDER BY 1, 2, 3
+"""
+"""Columns whose text names other objects, which may be renamed, or depends on a setting."""
+
+
 def expanded(connection: Connection, config: Config) -> Config:
     """The configuration with the tables that its patterns stand for now."""
     return expand(config, discovery.read(connection, patterns(config)).tables)
@@ -144,6 +168,7 @@ def _publication(
             sound.append(there)
             key = "append-only" if there.append_only else f"key {', '.join(there.key)}"
             yield ServerFinding(f"table {table.qualified}", Verdict.RIGHT, key)
+    yield from _of_foreign_text(connection, sound)
     found = publication.read(connection, chosen.name)
     if found is None:
         yield from _no_publication(connection, chosen, publishable)
@@ -164,6 +189,27 @@ def _publication(
         yield ServerFinding(
             "publication", Verdict.RIGHT, f"{chosen.name} exists, with {inside} of them"
         )
+
+
+def _of_foreign_text(
+    connection: Connection, tables: Sequence[SourceTable]
+) -> Iterator[ServerFinding]:
+    """Warn of columns whose text may change without a change of the row."""
+    rows = connection.execute(_FOREIGN_TEXT, ([table.oid for table in tables],)).fetchall()
+    for table in tables:
+        streamed = {column.name for column in table.columns}
+        for _, column, type_name in (row for row in rows if row[0] == table.oid):
+            if column not in streamed:
+                continue
+            depends, when = "names another object of the database", "such an object is renamed"
+            if type_name == "money":
+                depends, when = "depends on lc_monetary", "lc_monetary is changed"
+            yield ServerFinding(
+                f"column {table.qualified}.{column}",
+                Verdict.WARNING,
+                f"the text of {type_name} {depends}, which isn't followed",
+                f"after {when}: laredo-fanout recopy {table.qualified} --config FILE",
+            )
 
 
 def _not_by_root(

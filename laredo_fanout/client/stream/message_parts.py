@@ -18,7 +18,6 @@ from laredo_model.position import Position
 
 _EVERY_ACTION = bytes(Action)
 _WITH_LINE = bytes((Action.INSERT, Action.UPDATE))
-_HAS_KEY = bytes(action != Action.TRUNCATE for action in range(256))
 _HAS_LINE = bytes(action not in (Action.DELETE, Action.TRUNCATE) for action in range(256))
 CHECKSUM = re.compile(r"[0-9a-f]{32}\Z")
 _MOST = 1 << 62
@@ -44,14 +43,16 @@ def check_lengths(batch: wire.ChangeBatch, *, want_old: bool) -> None:
 
 
 def check_rows(actions: bytes, keys: list[bytes], lines: list[bytes]) -> None:
-    """:raises BadMessage: if an action is unknown, or lacks a key or line, or has one
-    that it hasn't."""
+    """An empty key is a row's too: that of an empty text.
+
+    :raises BadMessage: if an action is unknown, lacks its line, or has a key or line too many.
+    """
     if actions.translate(None, _EVERY_ACTION):
         raise BadMessage("a change has an unknown action")
-    if not actions.strip(_WITH_LINE) and all(keys) and all(lines):
+    if not actions.strip(_WITH_LINE) and all(lines):
         return
-    if bytes(map(bool, keys)) != actions.translate(_HAS_KEY):
-        raise BadMessage("a change has no key, or a TRUNCATE has one")
+    if any(key for action, key in zip(actions, keys, strict=True) if action == Action.TRUNCATE):
+        raise BadMessage("a TRUNCATE has a key")
     if bytes(map(bool, lines)) != actions.translate(_HAS_LINE):
         raise BadMessage("a change has no line, or a DELETE or TRUNCATE has one")
 

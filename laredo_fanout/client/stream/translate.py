@@ -93,8 +93,8 @@ class Translator:
             )
         keys = yield from values(batch.keys)
         lines = yield from values(batch.lines)
-        if not (all(keys) and all(lines)):
-            raise self._violation("a snapshot has a row without key or line")
+        if not all(lines):
+            raise self._violation("a snapshot has a row without line")
         self._rows += len(keys)
         yield SnapshotRows(keys, lines)
 

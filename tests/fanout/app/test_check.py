@@ -75,6 +75,25 @@ def test_tables_that_cannot_be_replicated_each_get_their_cure(
         assert (code, missing(found)) == (0, set())
 
 
+def test_columns_whose_text_depends_on_something_else_are_named(
+    tmp_path: Path, database: Database
+) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TYPE pair AS (name text, price money)")
+        owner.execute("CREATE DOMAIN roles AS regrole[]")
+        owner.execute(
+            "CREATE TABLE a (id int PRIMARY KEY, kind regclass, roles roles, pairs pair[], n oid)"
+        )
+    code, found = check(tmp_path, database.dsn, "{ table = a }")
+    named = {what: each for what, each in found.items() if what.startswith("column")}
+    assert code == 0
+    assert named.keys() == {f"column public.a.{name}" for name in ("kind", "roles", "pairs")}
+    assert {each["verdict"] for each in named.values()} == {"warning"}
+    assert "regrole names another object" in named["column public.a.roles"]["detail"]
+    assert "lc_monetary" in named["column public.a.pairs"]["detail"]
+    assert "recopy public.a" in named["column public.a.kind"]["cure"]
+
+
 @pytest.fixture
 def reader(database: Database) -> Any:
     """A role that may log in and nothing else."""

@@ -164,6 +164,8 @@ TYPES: dict[str, st.SearchStrategy[str]] = {
     "price": st.decimals(0, 9999, places=2).map(str),
     "tags": _array(_WORD),
     "label": _TEXT,
+    "feeling": st.sampled_from(["so so", "ÄÖ\\"]),
+    "feeling[]": _array(st.sampled_from(["so so", "ÄÖ\\"])),
     "bool[]": _array(st.sampled_from(["t", "f"])),
     "int8[]": _array(_ints(64)),
     "float8[]": _array(_DOUBLES),
@@ -190,6 +192,7 @@ CREATE TYPE pair AS (number int, word text);
 CREATE DOMAIN price AS numeric(10,2) CHECK (VALUE >= 0);
 CREATE DOMAIN tags AS text[];
 CREATE DOMAIN label AS text;
+CREATE DOMAIN feeling AS mood;
 """
 
 
