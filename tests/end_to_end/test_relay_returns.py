@@ -14,6 +14,7 @@ import pytest
 
 from laredo_fanout.client import Mode
 from tests.end_to_end.road import SNAPSHOTTER, Road
+from tests.support import drawn
 from tests.support.oracle import Connection
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, Program, free_port, until
@@ -120,12 +121,15 @@ def epochs(directory: Path) -> int:
 
 @pytest.mark.parametrize(
     ("way", "away"),
-    [
-        ("archive", "parted"),
-        ("archive", "killed"),
-        ("archive, if it says all", "killed"),
-        ("snapshot", "parted"),
-    ],
+    drawn.first(
+        1,
+        [
+            ("archive", "killed"),
+            ("archive", "parted"),
+            ("archive, if it says all", "killed"),
+            ("snapshot", "parted"),
+        ],
+    ),
 )
 async def test_a_relay_that_was_away_too_long_sends_what_differs(
     tmp_path: Path, database: Database, way: str, away: str

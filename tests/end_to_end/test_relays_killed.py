@@ -125,7 +125,7 @@ def _end(program: Program) -> None:
         program.kill()
 
 
-@drawn.seeds(1, 1)
+@drawn.seeds(0, 1)
 async def test_every_boundary_is_postgresql_s_behind_two_relays_that_are_killed(
     seed: int, clusters: Clusters, tmp_path: Path
 ) -> None:
