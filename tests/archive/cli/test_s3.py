@@ -337,7 +337,7 @@ def test_a_copy_that_was_killed_goes_on(point: str, s3_server: AwsServer, tmp_pa
     source = built.diff(300, large).write()
     target = f"s3://{s3_server.new_bucket()}/users"
     environment = {**os.environ, "AWS_ENDPOINT_URL": s3_server.endpoint}
-    killed = run("copy", source, target, env=environment | {failpoint.VARIABLE: point})
+    killed = run("copy", source, target, env=environment | {failpoint.VARIABLE: point}, alone=True)
     assert killed.returncode == -signal.SIGKILL
     done = run("copy", source, target, env=environment)
     assert done.returncode == 0, done.stderr

@@ -1,21 +1,43 @@
-"""laredo-archive's console script, as a test runs it."""
+"""laredo-archive's command line, as a test runs it: in this process, if nothing is against it.
+
+A process of its own costs a second of imports; tests/install starts the console script.
+"""
 
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from laredo_archive.cli import main
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S
 
 PROGRAM = Path(sys.executable).with_name("laredo-archive")
 
 
-def run(*arguments: object, **more) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [PROGRAM, *map(str, arguments)],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False, **more,
-    )  # fmt: skip
+def run(
+    *arguments: object, env: Mapping[str, str] | None = None, alone: bool = False, **more
+) -> "subprocess.CompletedProcess[str]":
+    command = [str(PROGRAM), *map(str, arguments)]
+    if alone or more:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            env=env,
+            **more,
+        )
+    # click takes None for a variable that is to be missing.
+    variables = {} if env is None else {**dict.fromkeys(os.environ), **env}
+    done = CliRunner().invoke(main, command[1:], prog_name=PROGRAM.name, env=variables)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
 
 
 def rows(done: "subprocess.CompletedProcess[str]") -> list[str]:
