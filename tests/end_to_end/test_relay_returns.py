@@ -204,6 +204,7 @@ async def _recopied(server: Fanout, differing: int) -> None:
     assert server.table(TABLE)["recopy"]["last"]["differing"] == differing
 
 
+@pytest.mark.thorough
 async def test_the_upstream_s_recopy_reaches_clients_of_its_relay(
     tmp_path: Path, database: Database
 ) -> None:
@@ -241,6 +242,7 @@ async def test_the_upstream_s_recopy_reaches_clients_of_its_relay(
             assert epochs(road.directory / "archive") == 1
 
 
+@pytest.mark.thorough
 async def test_a_client_goes_on_at_another_relay_or_at_the_upstream(
     tmp_path: Path, database: Database
 ) -> None:

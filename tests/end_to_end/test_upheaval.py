@@ -14,7 +14,7 @@ ONLY = os.environ.get("LAREDO_TEST_MISFORTUNES", "").split()
 
 
 @pytest.mark.timeout(900 + 120 * SCENES)
-@drawn.seeds(1, 1)
+@drawn.seeds(0, 1)
 def test_what_anybody_held_is_what_postgresql_held(
     seed: int, clusters: Clusters, tmp_path: Path
 ) -> None:

@@ -183,7 +183,7 @@ def assert_references(rows: Mapping[str, Rows], position: int) -> None:
         assert not lost, f"{table} at {position:#x}: {lost[:3]} lead nowhere"
 
 
-@drawn.seeds(1, 2)
+@drawn.seeds(0, 2)
 def test_foreign_keys_hold_at_every_common_position(
     seed: int, spark: SparkSession, tmp_path: Path, database: Database
 ) -> None:

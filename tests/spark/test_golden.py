@@ -101,7 +101,7 @@ def test_every_archive_is_in_the_table() -> None:
     }
 
 
-@pytest.mark.parametrize(("name", "format_id"), drawn.first(5, CASES))
+@pytest.mark.parametrize(("name", "format_id"), drawn.first(3, CASES))
 def test_lines_at_every_boundary(spark: SparkSession, name: str, format_id: str) -> None:
     frames = {}
     for boundary in of(name).boundaries:
@@ -173,7 +173,7 @@ def test_values_of_every_type(spark: SparkSession) -> None:
 UNTYPED = [(name, format_id) for name in ("original", "bare") for format_id in LINES]
 
 
-@pytest.mark.parametrize(("name", "format_id"), drawn.first(2, UNTYPED))
+@pytest.mark.parametrize(("name", "format_id"), drawn.first(1, UNTYPED))
 def test_values_without_types_at_every_boundary(
     spark: SparkSession, name: str, format_id: str
 ) -> None:

@@ -40,7 +40,7 @@ def ids(spark: SparkSession, archive: Path, as_of: str | None = None, **given: o
     return sorted(row.id for row in found.collect())
 
 
-@pytest.mark.parametrize("format_id", ["jsonl", "protobuf", "parquet"])
+@pytest.mark.parametrize("format_id", drawn.first(1, ["protobuf", "jsonl", "parquet"]))
 def test_at_every_boundary(spark: SparkSession, tmp_path: Path, format_id: str) -> None:
     made = builder(
         tmp_path, formats=("jsonl", "protobuf"), base_formats=("jsonl", "protobuf", "parquet")
@@ -61,7 +61,7 @@ def test_at_every_boundary(spark: SparkSession, tmp_path: Path, format_id: str) 
         read_table(spark, str(archive), key="1")
 
 
-@drawn.seeds(3, 10)
+@drawn.seeds(1, 10)
 def test_rows_that_go_and_come_again(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     """No append_only table's writer makes such a diff; what it says holds all the same."""
     chance, made = Random(seed), builder(tmp_path)

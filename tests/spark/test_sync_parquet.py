@@ -325,7 +325,7 @@ def killed_at(point: str, archive: Path, target: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "point", drawn.first(2, ["linked", "committed", "planned", "staged", "written"])
+    "point", drawn.first(1, ["linked", "committed", "planned", "staged", "written"])
 )
 def test_killed(tmp_path: Path, archive: Builder, point: str) -> None:
     """Also the first sync; what readers see is always one boundary, and nothing is left over."""

@@ -31,6 +31,7 @@ def ran(*arguments: object) -> bytes:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_every_command_gives_the_rows_back(archive: Path, tmp_path: Path) -> None:
     assert sorted(ran("cat", archive).splitlines()) == sorted(rows("new").values())
     assert ran("diff", archive, "--from", "0/64", "--to", "0/C8").count(b"\n") == len(DOCS)

@@ -10,6 +10,7 @@ from laredo_archive.manifest.merged import parts_file, unfolding
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_model.position import Position
+from tests.support import drawn
 from tests.support.archive.archiving import (
     MANIFEST,
     PREFIX,
@@ -32,7 +33,7 @@ def depth_of(artifact: Artifact) -> int:
     return 1 + max((depth_of(part) for part in artifact.parts.diffs), default=0)
 
 
-@pytest.mark.parametrize("truncating", [0.0, 0.1])
+@pytest.mark.parametrize("truncating", drawn.first(1, [0.1, 0.0]))
 def test_every_boundary_is_still_there(new_stores: NewStores, truncating: float) -> None:
     destinations = new_stores(2)
     long = LongArchive(opened(destinations))

@@ -12,6 +12,7 @@ from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
+from tests.support import drawn
 from tests.support.archive.archiving import PREFIX, opened
 from tests.support.archive.long_archive import LongArchive
 
@@ -116,7 +117,7 @@ def test_a_damaged_one_stays_since_no_list_is_changed(two: Two) -> None:
     assert two.files() == before
 
 
-@pytest.mark.parametrize("which", [0, -1])
+@pytest.mark.parametrize("which", drawn.first(1, [0, -1]))
 def test_a_list_that_is_gone_is_named_and_the_rest_is_repaired(two: Two, which: int) -> None:
     gone, other = two.lists()[which], two.archive().manifest.artifacts[-1].keys[0]
     (two.first / gone).unlink()

@@ -13,6 +13,7 @@ from laredo_archive.read.fold import Rows
 from laredo_archive.reader import Archive
 from laredo_model.column import Column
 from laredo_model.key import of_line
+from tests.support import drawn
 from tests.support.archive.building import Builder
 from tests.support.archive.several_epochs import several_epochs
 from tests.support.postgres import Database
@@ -112,7 +113,16 @@ def test_typed_formats_need_columns(tmp_path: Path, format_id: str) -> None:
 
 @pytest.mark.parametrize(
     ("element", "type_name"),
-    [("10", "_int4"), ('""', "_text"), ('"x"', "_json"), ("[1]", "_json"), ('{"a":1}', "_jsonb")],
+    drawn.first(
+        1,
+        [
+            ("[1]", "_json"),
+            ("10", "_int4"),
+            ('""', "_text"),
+            ('"x"', "_json"),
+            ('{"a":1}', "_jsonb"),
+        ],
+    ),
 )
 def test_a_long_array_takes_memory_in_proportion(element: str, type_name: str) -> None:
     array = "[" + ",".join([element] * (1_000_000 // len(element))) + "]"

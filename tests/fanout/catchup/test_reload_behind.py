@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, until, wait_until
@@ -33,6 +34,7 @@ def _fall_behind(server: Fanout, database: Database) -> None:
     wait_until(lambda: _is_split(server), "the backlog is split")
 
 
+@pytest.mark.thorough
 async def test_other_tables_wait_for_the_end_of_a_split_backlog(
     tmp_path: Path, database: Database
 ) -> None:

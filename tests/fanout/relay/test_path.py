@@ -86,6 +86,7 @@ async def test_the_token_s_file_is_read_for_each_connection(tmp_path: Path) -> N
             await relay_.until(world.writer.position)
 
 
+@pytest.mark.thorough
 async def test_clients_notice_nothing_of_a_rolling_restart_but_a_new_stream(
     tmp_path: Path, database: Database
 ) -> None:
