@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import psycopg
 import structlog
 
-from laredo_fanout.catalog import requirements
-from laredo_fanout.errors import SourceUnfit, TableNotPublished
+from laredo_fanout.errors import SourceUnfit, TableMissing, TableNotPublished, TableRefused
 from laredo_fanout.postgres.errors import RightsMissing
 from laredo_model.select import identifier
 
@@ -254,6 +253,13 @@ def problem(found: Publication, options: PublicationOptions) -> tuple[str, str] 
     )
 
 
+def vanished(name: str) -> TableRefused:
+    """The error for a table that was dropped, or left the publication, during the check."""
+    return TableMissing(
+        name, "it vanished while it was added to the publication", "it is tried again"
+    )
+
+
 def add(connection: Connection, options: PublicationOptions, table: NamedTable) -> None:
     """Put ``table`` into the publication; it is there already if it ``published``.
 
@@ -273,7 +279,7 @@ def add(connection: Connection, options: PublicationOptions, table: NamedTable) 
         return
     except _DROPPED as dropped:
         # After the catalog was read: the other tables go on.
-        raise requirements.vanished(table.qualified) from dropped
+        raise vanished(table.qualified) from dropped
     except psycopg.errors.InsufficientPrivilege as denied:
         raise TableNotPublished(
             table.qualified,

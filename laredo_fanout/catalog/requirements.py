@@ -119,13 +119,6 @@ def _leave_out(wanted: SourceTableOptions) -> str:
     return f"take {wanted.qualified} out of tables"
 
 
-def vanished(name: str) -> TableRefused:
-    """The error for a table that was dropped, or left the publication, during the check."""
-    return TableMissing(
-        name, "it vanished while it was added to the publication", "it is tried again"
-    )
-
-
 def _unfit(table: SourceTable, wanted: SourceTableOptions) -> TableRefused | None:  # noqa: PLR0911
     name = wanted.qualified
     if table.hidden_by is not None:

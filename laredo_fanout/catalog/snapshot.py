@@ -150,5 +150,5 @@ def _still_absent(
     for wanted in tables:
         table = found.get(wanted.qualified)
         if wanted.qualified not in known and (table is None or table.published is None):
-            absent[wanted.qualified] = requirements.vanished(wanted.qualified)
+            absent[wanted.qualified] = publication.vanished(wanted.qualified)
     return absent

@@ -6,7 +6,7 @@ from typing import Any
 
 Keys = tuple[str, ...]
 
-_STEP = re.compile(r'\s*(?:"([^"]*)"|([^"${}\[\]:=,+#`^?!@*&\\.\n]+?))\s*(\.|$)')
+_STEP = re.compile(r'\s*+(?:"([^"]*)"\s*+|([^"${}\[\]:=,+#`^?!@*&\\.\n]++))(\.|$)')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(\.[0-9]{1,15})?")
 
 
@@ -82,7 +82,7 @@ def path_of(text: str) -> Keys | None:
         match = _STEP.match(text, at)
         if match is None:
             return None
-        keys.append(match[1] if match[1] is not None else match[2])
+        keys.append(match[1] if match[1] is not None else match[2].rstrip())
         at = match.end()
         if not match[3]:
             return tuple(keys)
