@@ -20,9 +20,9 @@ WRITTEN = "laredo_model/program/commit.txt"
 def tree(tmp_path: Path) -> Path:
     """The sources without what is compiled: what is asked here is quick to build."""
     tree = source(tmp_path / "tree")
-    text = (tree / "pyproject.toml").read_text()
-    without, _, rest = text.partition("# Without a C compiler")
-    (tree / "pyproject.toml").write_text(without + rest[rest.index("[tool.ruff]") :])
+    text = (tree / "setup.py").read_text()
+    before, _, rest = text.partition("COMPILED = (")
+    (tree / "setup.py").write_text(f"{before}COMPILED = (){rest[rest.index(')') + 1 :]}")
     return tree
 
 
