@@ -82,7 +82,7 @@ tools: $(STAMP)
 	@tests/prometheus.sh
 	@tests/browser.sh
 
-test-lakehouses: export LAKEHOUSE := -k 'at_each_boundary and not rest'
+test-lakehouses: export LAKEHOUSE := -k 'at_each_boundary and not rest and not bucket'
 test-lakehouses: $(DELTA_STAMP) $(ICEBERG_STAMP)  ## one archive kept as a Delta table, and one as an Iceberg table
 	@tests/java.sh
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-delta test-iceberg
