@@ -164,7 +164,7 @@ class RelayIngest:
         if isinstance(error, HistoryMoved) and session.moved_to is not None:
             history.adopt(self._store, session.moved_to)
             self._committed_nothing()
-            # Once is a failover; an upstream that names another history each time is no hurry.
+            # One change of history is a failover; whoever changes it each time has to wait.
             self._counters.reconnects += 1
             await asyncio.sleep(_RETRY.delay(failures) if failures else 0)
             return failures + 1
