@@ -162,6 +162,11 @@ async def test_the_end_of_a_catch_up_without_rows_is_no_snapshot() -> None:
     assert found[1:] == [Heartbeat(None, 7, None)]
 
 
+async def test_an_empty_text_is_a_key() -> None:
+    found = await events_of(handshake(), *snapshot({b"": b'{"title":""}'}, "0/10", 1))
+    assert SnapshotRows([b""], [b'{"title":""}']) in found
+
+
 async def test_snapshot_end_tells_rows_and_checksum_when_the_server_does() -> None:
     begin, rows, told = snapshot({b"1": line(1, "a")}, "0/10", 1)
     told.snapshot_end.rows, told.snapshot_end.state_checksum = 3, "ab" * 16
