@@ -6,16 +6,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
-from fastapi import FastAPI, Header, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from laredo_fanout.app.page import content as page
 from laredo_fanout.app.page.lag import LagHistory
 from laredo_fanout.app.reload.reload import ReloadRefused
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.errors import SourceUnavailable
+from laredo_model.http.endpoints import Endpoints
 from laredo_model.http.exposition import Exposition
 
 _RECOPY_PATIENCE = 10.0
@@ -31,7 +33,7 @@ def application(
     recopy: Callable[[str], Future[None]],
     reload: Callable[[], Awaitable[dict[str, Any]]],
     lag: LagHistory,
-) -> FastAPI:
+) -> Endpoints:
     """Make the HTTP application.
 
     :param problems: why the server isn't ready; empty if it is.
@@ -43,42 +45,34 @@ def application(
     :param recopy: what POST /tables/NAME/recopy does; KeyError: no such table.
     :param lag: what the page draws.
     """
-    # No page lists the endpoints to strangers, and no redirect repeats a Host.
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app = Endpoints()
     page.add(app, status, lag)
 
-    @app.get("/health/live")
-    async def live() -> Response:
+    async def live(_: Request) -> Response:
         return _json({"live": True})
 
-    @app.get("/health/ready")
-    async def ready() -> Response:
+    async def ready(_: Request) -> Response:
         found = problems()
         return _json({"ready": not found, "problems": found}, 503 if found else 200)
 
-    @app.get("/health/serving")
-    async def serving() -> Response:
+    async def serving(_: Request) -> Response:
         found = unserved()
         return _json({"serving": not found, "problems": found}, 503 if found else 200)
 
-    @app.get("/status")
-    async def show_status() -> Response:
+    async def show_status(_: Request) -> Response:
         return _json(status())
 
-    @app.get("/metrics")
-    async def show_metrics(accept: Annotated[str, Header()] = "") -> Response:
-        answer = await metrics(accept)
+    async def show_metrics(request: Request) -> Response:
+        answer = await metrics(request.headers.get("accept", ""))
         return Response(answer.body, media_type=answer.content_type)
 
-    @app.post("/catchup")
-    async def split_backlog() -> Response:
+    async def split_backlog(_: Request) -> Response:
         if catch_up is None:
             return _json({"error": "catchup.mode is off; set it to auto or manual"}, 409)
         catch_up()
         return _json({"asked": True}, 202)
 
-    @app.post("/reload")
-    async def take_up_configuration() -> Response:
+    async def take_up_configuration(_: Request) -> Response:
         try:
             return _json(await reload())
         except ReloadRefused as refused:
@@ -87,8 +81,8 @@ def application(
     def shown(name: str) -> Any:
         return status()["tables"][name]["recopy"]
 
-    @app.post("/tables/{name:path}/recopy")
-    async def copy_again(name: str) -> Response:
+    async def copy_again(request: Request) -> Response:
+        name: str = request.path_params["name"]
         try:
             await asyncio.wait_for(asyncio.wrap_future(recopy(name)), _RECOPY_PATIENCE)
         except KeyError:
@@ -104,6 +98,14 @@ def application(
             return _json({"error": problem}, 503)
         return _json({"asked": True, "table": name, "recopy": shown(name)}, 202)
 
+    app.get("/health/live", live)
+    app.get("/health/ready", ready)
+    app.get("/health/serving", serving)
+    app.get("/status", show_status)
+    app.get("/metrics", show_metrics)
+    app.post("/catchup", split_backlog)
+    app.post("/reload", take_up_configuration)
+    app.post("/tables/{name:path}/recopy", copy_again)
     return app
 
 

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
-from fastapi import FastAPI, Header, Response
-from fastapi.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from laredo_archive.manifest.model import Manifest
+from laredo_model.http.endpoints import Endpoints, flag
 from laredo_model.program import build
 from laredo_snapshotter.app.page import content as page
 from laredo_snapshotter.errors import ReloadImpossible, SnapshotNotReady
@@ -41,47 +42,42 @@ class Writers(Protocol):
         """
 
 
-def app(writers: Writers, metrics: Metrics, *, asks_token: bool = False) -> FastAPI:
+def app(writers: Writers, metrics: Metrics, *, asks_token: bool = False) -> Endpoints:
     """The application. ``asks_token``: whether requests need one, so that the page asks for it."""
-    # Nothing describes the endpoints to strangers, and no redirect repeats a Host.
-    api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    api = Endpoints()
     page.add(api, writers.statuses, writers.manifest, build.version(), asks_token=asks_token)
 
-    @api.get("/health/live")
-    async def live() -> dict[str, str]:
-        return {"status": "live"}
+    async def live(_: Request) -> JSONResponse:
+        return JSONResponse({"status": "live"})
 
-    @api.get("/health/ready")
-    async def ready() -> JSONResponse:
+    async def ready(_: Request) -> JSONResponse:
         statuses = writers.statuses()
         missing = {s.table: s.problem or s.state.value for s in statuses if not s.ready}
         missing.update(writers.waiting_patterns)
         body = {"ready": not missing, "not_ready": missing}
         return JSONResponse(body, 503 if missing else 200)
 
-    @api.get("/health/serving")
-    async def serving() -> JSONResponse:
+    async def serving(_: Request) -> JSONResponse:
         ended = {s.table: s.problem or s.state.value for s in writers.statuses() if s.state.ended}
         body = {"serving": not ended, "ended": ended}
         return JSONResponse(body, 503 if ended else 200)
 
-    @api.get("/status")
-    async def status() -> dict[str, Any]:
+    async def status(_: Request) -> JSONResponse:
         statuses = writers.statuses()
-        return {
+        body = {
             "version": build.version(),
             "commit": build.commit(),
             "ready": all(table.ready for table in statuses),
             "tables": {table.table: table.to_json() for table in statuses},
         }
+        return JSONResponse(body)
 
-    @api.get("/metrics")
-    async def scrape(accept: Annotated[str, Header()] = "") -> Response:
-        answer = await metrics.answer(accept)
+    async def scrape(request: Request) -> Response:
+        answer = await metrics.answer(request.headers.get("accept", ""))
         return Response(answer.body, media_type=answer.content_type)
 
-    @api.post("/snapshot")
-    async def snapshot(table: str | None = None, wait: bool = False) -> JSONResponse:
+    async def snapshot(request: Request) -> JSONResponse:
+        table, wait = request.query_params.get("table"), flag(request, "wait")
         known = [status.table for status in writers.statuses()]
         if table is not None and table not in known:
             return JSONResponse({"error": f"no table {table} here; there are {known}"}, 404)
@@ -89,13 +85,19 @@ def app(writers: Writers, metrics: Metrics, *, asks_token: bool = False) -> Fast
             return await _snapshot_all(writers, known, wait=wait)
         return await _snapshot_one(writers, table, wait=wait)
 
-    @api.post("/reload")
-    async def reload() -> JSONResponse:
+    async def reload(_: Request) -> JSONResponse:
         try:
             return JSONResponse(await writers.reload())
         except ReloadImpossible as wrong:
             return JSONResponse({"error": str(wrong)}, 422)
 
+    api.get("/health/live", live)
+    api.get("/health/ready", ready)
+    api.get("/health/serving", serving)
+    api.get("/status", status)
+    api.get("/metrics", scrape)
+    api.post("/snapshot", snapshot)
+    api.post("/reload", reload)
     return api
 
 

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import FastAPI
-
 from laredo_fanout.app.page.lag import LagHistory
 from laredo_model import position
+from laredo_model.http.endpoints import Endpoints
 from laredo_model.http.page import figures, routes
 
 
-def add(app: FastAPI, status: Callable[[], dict[str, Any]], lag: LagHistory) -> None:
+def add(app: Endpoints, status: Callable[[], dict[str, Any]], lag: LagHistory) -> None:
     """Give ``app`` the status page.
 
     :param status: what /status shows.

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Response
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import Response
 
+from laredo_model.http.endpoints import Endpoints
 from laredo_model.http.page import figures, line_chart
 
 _SECURITY = {
@@ -26,7 +28,7 @@ _SECURITY = {
 _FILES = Path(__file__).parent
 
 
-def add(app: FastAPI, package: str, context: Callable[[], Mapping[str, Any]]) -> None:
+def add(app: Endpoints, package: str, context: Callable[[], Mapping[str, Any]]) -> None:
     """Give ``app`` the status page.
 
     :param package: the one whose ``templates`` have ``page.html`` and ``content.html``.
@@ -40,21 +42,22 @@ def add(app: FastAPI, package: str, context: Callable[[], Mapping[str, Any]]) ->
         text = templates.get_template(name).render(context())
         return Response(text, media_type="text/html", headers=_SECURITY)
 
-    @app.get("/")
-    async def show_page() -> Response:
+    async def show_page(_: Request) -> Response:
         return rendered("page.html")
 
-    @app.get("/page/content")
-    async def show_content() -> Response:
+    async def show_content(_: Request) -> Response:
         return rendered("content.html")
 
-    @app.get("/page/page.css")
-    async def show_style() -> Response:
+    async def show_style(_: Request) -> Response:
         return Response(style, media_type="text/css", headers=_SECURITY)
 
-    @app.get("/page/page.js")
-    async def show_script() -> Response:
+    async def show_script(_: Request) -> Response:
         return Response(script, media_type="text/javascript", headers=_SECURITY)
+
+    app.get("/", show_page)
+    app.get("/page/content", show_content)
+    app.get("/page/page.css", show_style)
+    app.get("/page/page.js", show_script)
 
 
 def _environment(package: str) -> Environment:

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import FastAPI
-
 from laredo_archive.manifest.model import Manifest
+from laredo_model.http.endpoints import Endpoints
 from laredo_model.http.page import routes
 from laredo_snapshotter.app.page.chain import ArtifactChain, ArtifactChains
 from laredo_snapshotter.status import TableWriterStatus, WriterState
@@ -17,7 +16,7 @@ _BAD = frozenset({WriterState.FENCED, WriterState.FAILED, WriterState.HOLDING})
 
 
 def add(
-    app: FastAPI,
+    app: Endpoints,
     statuses: Callable[[], Sequence[TableWriterStatus]],
     manifest: Callable[[str], Manifest | None],
     version: str,

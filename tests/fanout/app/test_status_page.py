@@ -7,12 +7,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from laredo_fanout.app.page import content
 from laredo_fanout.app.page.lag import LagHistory
 from laredo_fanout.catchup.status import CatchupStatus, SegmentStatus
 from laredo_fanout.tables.status import IngestStatus
+from laredo_model.http.endpoints import Endpoints
 from tests.support.clusters import Clusters
 from tests.support.page import Element, page_of
 from tests.support.postgres import Database
@@ -216,7 +216,7 @@ async def test_the_segments_of_a_split_backlog_have_bars(
         "auto", 1, 1, 1, 1, 0, 0, "a trouble of before", 0x1000, 6 << 20, segments
     )
     status["sources"]["pg"]["catchup"] = split.to_json()
-    app = FastAPI()
+    app = Endpoints()
     content.add(app, lambda: status, LagHistory(IngestStatus))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
