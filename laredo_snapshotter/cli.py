@@ -19,7 +19,6 @@ from laredo_snapshotter import table_patterns
 from laredo_snapshotter.app import logs, malloc
 from laredo_snapshotter.app.ask_reload import NoReload, ask_reload
 from laredo_snapshotter.app.service import Service
-from laredo_snapshotter.check.patterns import check_block
 from laredo_snapshotter.errors import ConfigRefused, PortTaken
 
 log = structlog.get_logger(__name__)
@@ -111,6 +110,9 @@ def check(
 
     In a bucket small objects are written and removed again; nothing else is changed or sent.
     """
+    # Nothing but this command imports what checks.
+    from laredo_snapshotter.check.patterns import check_block
+
     block = _loaded(path or around[0], (*around[1], *sets))
     _finish(asyncio.run(check_block(block)))
 

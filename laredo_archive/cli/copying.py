@@ -7,14 +7,13 @@ from laredo_archive.cli.options import (
     access_of,
     reading_options,
     s3_options,
-    size_text,
     storing_options,
 )
 from laredo_archive.cli.progress import shown
 from laredo_archive.maintain.copy import Copied, copy
 from laredo_archive.read import location
 from laredo_model import position as positions
-from laredo_model.printable import printable
+from laredo_model.printable import printable, size_text
 
 
 @click.command("copy")

@@ -181,16 +181,6 @@ def access_of(values: Values) -> S3Access:
     )
 
 
-def size_text(size_bytes: int) -> str:
-    """A size for people."""
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def opened(uri: str, access: S3Access, key_fields: tuple[str, ...] = ()) -> Archive:
     """The archive that the command line names; raises like Archive.at."""
     return Archive.at(uri, key_fields or None, access)

@@ -22,7 +22,6 @@ from laredo_archive.cli.options import (
     key_option,
     opened,
     s3_options,
-    size_text,
 )
 from laredo_archive.cli.output import data_output
 from laredo_archive.cli.progress import shown
@@ -39,7 +38,7 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_model import position as positions
 from laredo_model.position import Position
-from laredo_model.printable import printable
+from laredo_model.printable import printable, size_text
 
 Moment = Position | datetime
 

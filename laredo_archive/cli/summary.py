@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from laredo_archive.cli.options import size_text
+from laredo_model.printable import size_text
 from laredo_archive.manifest.timeline import Epoch
 from laredo_archive.manifest.unnamed_objects import text_of_time
 from laredo_archive.reader import Archive
