@@ -17,10 +17,16 @@ from typing import Any
 
 import httpx
 
+from tests.support.forked import Forked
+
 BIN = Path(sys.executable).parent
 PATIENCE_S = 240.0
 """For what is to come: enough for a machine that does much else. What comes late is no failure."""
 
+
+# A client of httpx is 35 ms of work to make: far more than a question. No connection is kept, as
+# the program that has accepted it may be killed meanwhile.
+_CLIENT = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
 
 _WORKERS = 8
 
@@ -87,7 +93,7 @@ class Program:
         self.environment: Mapping[str, str] = {}
         self.wrapper: tuple[str, ...] = ()
         """A command that is to exec the script: its own arguments, before the script's."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     @property
     def pid(self) -> int:
@@ -95,9 +101,13 @@ class Program:
         return self._process.pid
 
     def start(self, *options: str) -> None:
+        arguments = ["--config", str(self.config), *options]
+        if not self.wrapper and not self.environment:
+            self._process = Forked(self.script, arguments, self.log)
+            return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self.wrapper, str(BIN / self.script), "--config", str(self.config), *options],
+                [*self.wrapper, str(BIN / self.script), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -107,7 +117,7 @@ class Program:
     def get(self, path: str) -> httpx.Response | None:
         """The answer, or None while nobody answers."""
         try:
-            return httpx.get(self.http + path, timeout=60)
+            return _CLIENT.get(self.http + path)
         except httpx.TransportError:
             return None
 

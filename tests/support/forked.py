@@ -1,0 +1,74 @@
+"""The programs as forks of a process that has imported them: started without the imports' second.
+
+A fork is a process as any other: it has its own pid, is killed and stopped by signals, and runs
+the console script's function with the script's arguments. tests/install runs the scripts.
+"""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+PRELOADED = [
+    "laredo_fanout.cli",
+    "laredo_fanout.app.server",
+    "laredo_snapshotter.cli",
+    "boto3",
+]
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+def _run(script: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), sys.__stdout__.fileno())  # type: ignore[union-attr]
+        os.dup2(file.fileno(), sys.__stderr__.fileno())  # type: ignore[union-attr]
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [script, *arguments]
+    (found,) = entry_points(group="console_scripts", name=script)
+    getattr(import_module(found.module), found.attr)()
+
+
+class Forked:
+    """A program as a fork, with the part of Popen's interface that tests use."""
+
+    def __init__(self, script: str, arguments: Sequence[str], log: Path) -> None:
+        self._process: ForkServerProcess = _context().Process(
+            target=_run, args=(script, arguments, log, dict(os.environ))
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs; -N if signal N has ended it."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it ends; its exit code.
+
+        :raises subprocess.TimeoutExpired: if it runs for longer than ``timeout`` seconds.
+        """
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(str(self._process.name), timeout or 0.0)
+        return code
+
+    def send_signal(self, how: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, how)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
