@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from laredo_model.printable import size_text
 from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_model.printable import size_text
 from laredo_snapshotter.triggers import SinceSnapshot, Triggers
 
 

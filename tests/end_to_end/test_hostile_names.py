@@ -9,8 +9,9 @@ import pytest
 from psycopg import sql
 
 from tests.support import drawn
+from tests.support.archive import command_line
 from tests.support.postgres import Database
-from tests.support.processes import BIN, PATIENCE_S, wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.writer.archiving_programs import Named, configured
 
 NAMES = [
@@ -104,9 +105,7 @@ def _has_four(programs, table: Named) -> bool:  # type: ignore[no-untyped-def]
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [BIN / "laredo-archive", *arguments], capture_output=True, text=True, check=False
-    )
+    return command_line.run(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 PostgreSQL, after rows changed their keys too."""
 
 import json
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,9 @@ import pytest
 from laredo_archive.reader import Archive
 from laredo_fanout.client import FanoutClient
 from laredo_model import select
+from tests.support.archive import command_line
 from tests.support.postgres import Database, on_versions
-from tests.support.processes import BIN, PATIENCE_S, Program, free_port, wait_until
+from tests.support.processes import PATIENCE_S, Program, free_port, wait_until
 
 
 class Kind(NamedTuple):
@@ -205,17 +205,8 @@ def test_archive_and_client_equal_postgresql(pipeline: Pipeline, database: Datab
         )
         _assert_client_equals(pipeline, name, truth)
     for name in ("keyless", "partitioned", "four_columns"):
-        verified = subprocess.run(
-            [
-                BIN / "laredo-archive",
-                "verify",
-                str(pipeline.directory / "archive" / name),
-                "--against",
-                database.dsn,
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
+        verified = command_line.run(
+            "verify", str(pipeline.directory / "archive" / name), "--against", database.dsn
         )
         assert verified.returncode == 0, f"{name}: {verified.stdout}{verified.stderr}"
 

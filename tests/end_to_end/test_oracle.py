@@ -7,7 +7,6 @@ position, known without our code (see ``oracle.py``).
 import json
 import os
 import random
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 from tests.end_to_end.fanout import SNAPSHOTTER, SNAPSHOTTER_TABLE, fanout
 from tests.end_to_end.workload import TABLES, Table, Writer
 from tests.support import drawn
+from tests.support.archive import command_line
 from tests.support.oracle import Oracle, assert_same, boundaries
 from tests.support.postgres import Database
-from tests.support.processes import BIN, Program, free_port, wait_until
+from tests.support.processes import Program, free_port, wait_until
 
 SECONDS = float(os.environ.get("LAREDO_TEST_SECONDS", "20"))
 
@@ -135,10 +135,5 @@ def _compare(pipeline: Pipeline, oracle: Oracle, table: Table) -> None:
     assert positions == sorted(positions)
     for position, lines in found:
         assert_same(oracle, table.name, position, lines)
-    verified = subprocess.run(
-        [BIN / "laredo-archive", "verify", str(pipeline.archive / table.name)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    verified = command_line.run("verify", str(pipeline.archive / table.name))
     assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -1,7 +1,6 @@
 """A server that has rows wrong, an archive that was begun from them, and a re-copy: then the
 archive equals PostgreSQL."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +8,9 @@ import httpx
 import pytest
 
 from laredo_archive.reader import Archive
+from tests.support.archive import command_line
 from tests.support.postgres import Database
-from tests.support.processes import BIN, PATIENCE_S, Program, free_port, wait_until
+from tests.support.processes import PATIENCE_S, Program, free_port, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 ROWS = 300
@@ -65,17 +65,8 @@ def test_an_archive_of_wrong_rows_is_put_right(
         rows = _archived(tmp_path)
         assert len(rows) == ROWS
         assert b'{"id":8' in rows
-        verified = subprocess.run(
-            [
-                BIN / "laredo-archive",
-                "verify",
-                str(tmp_path / "archive" / "t"),
-                "--against",
-                database.dsn,
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
+        verified = command_line.run(
+            "verify", str(tmp_path / "archive" / "t"), "--against", database.dsn
         )
         assert verified.returncode == 0, f"{verified.stdout}{verified.stderr}"
         assert server.table("public.t")["recopy"]["last"]["differing"] == 3

@@ -9,7 +9,6 @@ archive, each state that a client came by, the server's own.
 
 import json
 import random
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -25,9 +24,10 @@ from tests.end_to_end.changing_database import ChangingDatabase
 from tests.end_to_end.live_copies import LiveCopies
 from tests.end_to_end.misfortunes import Misfortunes
 from tests.end_to_end.upheaval_programs import Programs
+from tests.support.archive import command_line
 from tests.support.clusters import Clusters
 from tests.support.oracle import Oracle, assert_same, ends
-from tests.support.processes import BIN, wait_until
+from tests.support.processes import wait_until
 
 PUBLICATIONS = ("laredo", "laredo_append")
 POSTGRES = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": "10"}
@@ -271,12 +271,7 @@ class Upheaval:
         self._compare(f"store's {table}", table, position, lines)
 
     def _verify(self, archive: Path) -> None:
-        verified = subprocess.run(
-            [BIN / "laredo-archive", "verify", str(archive)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        verified = command_line.run("verify", archive)
         assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

@@ -1,9 +1,9 @@
 """The writer's certificates in check, in the log and in the metrics."""
 
-import subprocess
 from pathlib import Path
 
-from tests.support.processes import BIN, PATIENCE_S, free_port, wait_until
+from tests.support import processes
+from tests.support.processes import free_port, wait_until
 from tests.support.server.certificates import Authority
 from tests.support.writer.served import Served, rows
 from tests.support.writer.writing import Writer
@@ -28,13 +28,7 @@ def test_they_are_checked_logged_and_measured(tmp_path: Path) -> None:
             assert found == {f'{name}{{certificate="{label}.{key}"}}' for key in ("ca", "cert")}
     file = tmp_path / "snapshotter.conf"
     file.write_text(file.read_text().replace(str(client.cert), str(expired.cert)))
-    checked = subprocess.run(
-        [BIN / "laredo-snapshotter", "check", "--config", file],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    checked = processes.run("laredo-snapshotter", "check", "--config", file)
     lines = checked.stdout.splitlines()
     assert [line for line in lines if "certificates: wrong" in line and "expired on" in line]
     assert [line for line in lines if "certificates: ok" in line and ".ca: " in line]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import processes
 from tests.support.aws import AwsServer
-from tests.support.processes import BIN, PATIENCE_S, free_port
+from tests.support.processes import free_port
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer
 
@@ -26,14 +27,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def run(
     *arguments: str | Path, env: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [BIN / "laredo-snapshotter", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env=env,
-    )
+    return processes.run("laredo-snapshotter", *arguments, environment=env)
 
 
 def test_without_a_configuration_it_says_how_to_give_one() -> None:

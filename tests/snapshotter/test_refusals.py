@@ -4,7 +4,6 @@ Every table has a bucket that is refused for another reason; one has a good one.
 The test servers don't refuse anybody: the fault proxy does, in AWS's words.
 """
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,12 @@ from random import Random
 
 import pytest
 
+from tests.support import processes
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import Fault, Rule, answer
 from tests.support.faults.operation import Operation
 from tests.support.faults.proxy import FaultProxy
-from tests.support.processes import BIN, PATIENCE_S, wait_until
+from tests.support.processes import wait_until
 from tests.support.writer.buckets import new_bucket
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer
@@ -110,13 +110,7 @@ def world(tmp_path: Path, s3_server: AwsServer, moto: AwsServer) -> Iterator[Wor
 
 
 def test_check_finds_each_before_the_first_write(world: World) -> None:
-    ended = subprocess.run(
-        [BIN / "laredo-snapshotter", "check", "--config", world.writer.program.config],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    ended = processes.run("laredo-snapshotter", "check", "--config", world.writer.program.config)
     assert ended.returncode == 1, ended.stderr
     told = ended.stdout.splitlines()
     wrong = [line for line in told if ": wrong: " in line]

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support import processes
 from tests.support.postgres import Database
-from tests.support.processes import BIN, PATIENCE_S, wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.writer.archiving_programs import Named, Programs, configured
 
 A, B, C = (Named("public", name, None) for name in "abc")
@@ -48,13 +49,7 @@ def reload(programs: Programs) -> dict[str, Any]:
 
 def commanded(programs: Programs) -> subprocess.CompletedProcess[str]:
     """``laredo-snapshotter reload``."""
-    return subprocess.run(
-        [str(BIN / "laredo-snapshotter"), "--config", str(programs.writer.config), "reload"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return processes.run("laredo-snapshotter", "--config", programs.writer.config, "reload")
 
 
 def tables(programs: Programs) -> dict[str, Any]:

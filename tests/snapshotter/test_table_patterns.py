@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from laredo_snapshotter import config, table_patterns
 from laredo_snapshotter.app.served_patterns import ServedPatterns
 from laredo_snapshotter.errors import ConfigRefused
 from laredo_snapshotter.table_patterns import ServedPattern
+from tests.support import processes
 from tests.support.postgres import Database
-from tests.support.processes import BIN, PATIENCE_S, Program, free_port, until, wait_until
+from tests.support.processes import Program, free_port, until, wait_until
 from tests.support.server.fanout_program import Fanout, fanout
 from tests.support.server.serving_world import running
 from tests.support.writer.archiving_programs import SNAPSHOTTER, Named, Programs
@@ -76,13 +76,7 @@ def test_tables_are_written_once_they_are_served_and_until_they_are_not(
     programs: Programs, server: Fanout, database: Database
 ) -> None:
     listed = {"public.customers", "public.orders_a", "public.orders_b"}
-    checked = subprocess.run(
-        [BIN / "laredo-snapshotter", "--config", programs.writer.config, "check"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    checked = processes.run("laredo-snapshotter", "--config", programs.writer.config, "check")
     assert "ok: snapshotter.tables[1]: public.orders_*: stands for 2 tables" in checked.stdout
     assert "public.orders_b: ok" in checked.stdout
     with programs.writer:

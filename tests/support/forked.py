@@ -19,6 +19,7 @@ PRELOADED = [
     "laredo_fanout.cli",
     "laredo_fanout.app.server",
     "laredo_snapshotter.cli",
+    "laredo_archive.cli",
     "boto3",
 ]
 
@@ -29,10 +30,15 @@ def _context() -> ForkServerContext:
     return context
 
 
-def _run(script: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), sys.__stdout__.fileno())  # type: ignore[union-attr]
-        os.dup2(file.fileno(), sys.__stderr__.fileno())  # type: ignore[union-attr]
+def _run(
+    script: str,
+    arguments: Sequence[str],
+    output: tuple[Path, Path],
+    environment: Mapping[str, str],
+) -> None:
+    for descriptor, path in enumerate(output, 1):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), descriptor)
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,9 +50,17 @@ def _run(script: str, arguments: Sequence[str], log: Path, environment: Mapping[
 class Forked:
     """A program as a fork, with the part of Popen's interface that tests use."""
 
-    def __init__(self, script: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        script: str,
+        arguments: Sequence[str],
+        stdout: Path,
+        stderr: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        variables = dict(os.environ if environment is None else environment)
         self._process: ForkServerProcess = _context().Process(
-            target=_run, args=(script, arguments, log, dict(os.environ))
+            target=_run, args=(script, arguments, (stdout, stderr or stdout), variables)
         )
         self._process.start()
         assert self._process.pid is not None

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -80,6 +81,21 @@ async def until(condition: Callable[[], object], timeout: float = PATIENCE_S) ->
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.01)  # poll
+
+
+def run(
+    script: str, *arguments: object, environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run a console script to its end, as subprocess.run does."""
+    command = [script, *map(str, arguments)]
+    with TemporaryDirectory() as directory:
+        output, errors = Path(directory, "stdout"), Path(directory, "stderr")
+        process = Forked(script, command[1:], output, errors, environment)
+        try:
+            code = process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())
 
 
 class Program:

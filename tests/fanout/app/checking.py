@@ -1,11 +1,10 @@
 """`laredo-fanout check`, run on one source and its tables."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import BIN, PATIENCE_S
+from tests.support import processes
 
 
 def check(
@@ -17,13 +16,7 @@ def check(
         f'state.path = "{tmp_path}/state"\n'
         f'sources {{ pg {{ connection = "{dsn}" }} }}\ntables = [ {tables} ]\n{extra}'
     )
-    done = subprocess.run(
-        [str(BIN / "laredo-fanout"), "check", "--config", str(file), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = processes.run("laredo-fanout", "check", "--config", file, "--json")
     assert done.stdout, done.stderr
     return done.returncode, {finding["what"]: finding for finding in json.loads(done.stdout)}
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from tests.fanout.app.checking import check, missing
+from tests.support import processes
 from tests.support.postgres import Database
-from tests.support.processes import BIN, PATIENCE_S
 
 
 def test_a_sound_set_up_lacks_nothing(tmp_path: Path, database: Database) -> None:
@@ -223,13 +222,12 @@ def test_on_a_terminal_it_is_a_table_with_the_statements_whole(
     with database.connect() as owner:
         owner.execute(f"CREATE TABLE {name} (identifier_of_the_row int NOT NULL UNIQUE)".encode())
     check(tmp_path, database.dsn, f"{{ table = {name} }}")
-    done = subprocess.run(
-        [str(BIN / "laredo-fanout"), "--config", str(tmp_path / "fanout.conf"), "check"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env={**os.environ, "COLUMNS": "60"},
+    done = processes.run(
+        "laredo-fanout",
+        "--config",
+        tmp_path / "fanout.conf",
+        "check",
+        environment={**os.environ, "COLUMNS": "60"},
     )
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("ALTER TABLE")]
@@ -244,13 +242,7 @@ def test_a_wrong_configuration_ends_every_command_with_its_message(
 ) -> None:
     file = tmp_path / "fanout.conf"
     file.write_text('sources {\n pg { connection = "host=x", slotname = a } }\ntables = [ {} ]\n')
-    done = subprocess.run(
-        [str(BIN / "laredo-fanout"), "--config", str(file), *command],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = processes.run("laredo-fanout", "--config", file, *command)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
@@ -261,13 +253,9 @@ def test_a_wrong_configuration_ends_every_command_with_its_message(
 
 
 def test_without_a_configuration_it_says_how_to_give_one() -> None:
-    done = subprocess.run(
-        [str(BIN / "laredo-fanout")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env={key: value for key, value in os.environ.items() if key != "LAREDO_CONFIG"},
+    done = processes.run(
+        "laredo-fanout",
+        environment={key: value for key, value in os.environ.items() if key != "LAREDO_CONFIG"},
     )
     assert done.returncode == 2
     assert "--config FILE" in done.stderr
@@ -279,13 +267,12 @@ def test_the_configuration_may_be_named_by_the_environment(
     with database.connect() as owner:
         owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
     check(tmp_path, database.dsn, "{ table = nosuch }")
-    done = subprocess.run(
-        [str(BIN / "laredo-fanout"), "check", "--set", "tables.0.table=a"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env={**os.environ, "LAREDO_CONFIG": str(tmp_path / "fanout.conf")},
+    done = processes.run(
+        "laredo-fanout",
+        "check",
+        "--set",
+        "tables.0.table=a",
+        environment={**os.environ, "LAREDO_CONFIG": str(tmp_path / "fanout.conf")},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "public.a" in done.stdout

@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support import processes
 from tests.support.postgres import Database
-from tests.support.processes import BIN, PATIENCE_S
+from tests.support.processes import PATIENCE_S
 from tests.support.server.fanout_program import Fanout, fanout, started
 
 TOKEN = "s3cret-of-the-server"
@@ -30,13 +31,8 @@ def by_url(server: Fanout, *arguments: str, token: str | None) -> subprocess.Com
     environment = {name: value for name, value in os.environ.items() if name != "LAREDO_CONFIG"}
     if token is not None:
         environment["LAREDO_HTTP_TOKEN"] = token
-    return subprocess.run(
-        [str(BIN / "laredo-fanout"), *arguments, "--url", server.program.http],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env=environment,
-        check=False,
+    return processes.run(
+        "laredo-fanout", *arguments, "--url", server.program.http, environment=environment
     )
 
 

@@ -30,7 +30,8 @@ from laredo_fanout.client import (
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.change import Action
-from tests.support.processes import BIN, PATIENCE_S, Program, free_port
+from tests.support import processes
+from tests.support.processes import PATIENCE_S, Program, free_port
 
 CONFIG = """
 state.path = "{directory}/state"
@@ -91,13 +92,7 @@ class Fanout:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A subcommand, with this server's configuration."""
-        return subprocess.run(
-            [str(BIN / "laredo-fanout"), "--config", str(self.program.config), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        return processes.run("laredo-fanout", "--config", self.program.config, *arguments)
 
     def spoil(self) -> None:
         """Of the stopped server's only table, whose rows are ``id`` and ``v``: 7 is made wrong, 8
