@@ -7,14 +7,16 @@ a failure.
 """
 
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
+
+T = TypeVar("T")
 
 FIRST = int(os.environ.get("LAREDO_TEST_SEED", "1"))
 _PUSH, _THOROUGH = 25, 100
@@ -59,3 +61,10 @@ def thorough(value: object) -> "ParameterSet":
 def examples(thorough: int) -> int:
     """How many examples the profile gives a test that has so many in `make test-all`."""
     return max(5, thorough * settings.default.max_examples // _THOROUGH)
+
+
+def in_turn(values: Sequence[T], turn: int) -> Sequence[T]:
+    """All of the values in `make test-all`; in `make test` the one whose turn it is."""
+    if settings.default.max_examples >= _THOROUGH:
+        return values
+    return values[turn % len(values) :][:1]
