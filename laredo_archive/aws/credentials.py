@@ -1,6 +1,6 @@
 """The credentials that requests are signed with: ambient ones, and the sessions of roles.
 
-Imported only when there is boto3. boto3 itself looks for ambient credentials once, as a client
+Imported only when there is boto3. boto3 itself searches ambient credentials once, as a client
 is made: if the metadata service doesn't answer in that moment, that client never signs. Ours
 are found at the first call, and again when their session ends. A role's session is renewed
 before it ends.

@@ -48,17 +48,8 @@ class Root(settings.Section):
     tables: tuple[Table, ...] = ()
 
 
-def load(
-    file: Path | None, environ: dict[str, str] | None = None, sets: tuple[str, ...] = ()
-) -> Root:
-    return settings.load(
-        file,
-        env_prefix="LAREDO_",
-        env_ignore=("LAREDO_SNAPSHOTTER_",),
-        sets=sets,
-        schema=Root,
-        environ=environ or {},
-    )
+def load(file: Path | None, sets: tuple[str, ...] = ()) -> Root:
+    return settings.load(file, env_prefix="LAREDO_", sets=sets, schema=Root)
 
 
 @pytest.fixture
@@ -84,13 +75,9 @@ def test_later_sources_win(write) -> None:  # type: ignore[no-untyped-def]
     write("grpc { port = 2, max_clients = 2, host = b }", "conf.d/10-b.conf")
     write("grpc { host = c }", "conf.d/20-c.conf")
     write("grpc { host = not-read }", "conf.d/30-d.conf.off")
-    config = load(file, {"LAREDO_GRPC_PORT": "3", "LAREDO_MAX_SIZE": "3"}, ("max_size=4",))
+    config = load(file, ("max_size=4",))
     assert (config.grpc.host, config.grpc.max_clients) == ("c", 2)
-    assert (config.grpc.port, config.max_size) == (3, 4)
-
-
-def test_without_a_file_the_environment_is_enough() -> None:
-    assert load(None, {"LAREDO_GRPC_MAX_CLIENTS": "7"}).grpc.max_clients == 7
+    assert (config.grpc.port, config.max_size) == (2, 4)
 
 
 def test_substitutions_and_includes(write, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
@@ -247,54 +234,112 @@ def test_a_file_that_is_missing_or_not_utf8(tmp_path: Path) -> None:
 SOURCES = "sources { my-pg { connection = x } }\ntables = [ { table = a } ]\n"
 
 
-def test_variables_reach_own_keys_list_entries_and_lists(write) -> None:  # type: ignore[no-untyped-def]
-    config = load(
-        write(SOURCES),
-        {
-            "LAREDO_SOURCES_MY_PG_SLOT_NAME": "007",
-            "LAREDO_TABLES_0_SCHEMA": "s",
-            "LAREDO_TABLES_0_FORMATS": "jsonl,protobuf",
-            "LAREDO_TABLES_0_DESTINATIONS": "[{type = local, path = /x}]",
-            "LAREDO_TABLES_1_TABLE": "b",
-        },
-    )
-    assert config.sources["my-pg"].slot_name == "007"
-    assert config.tables[0].namespace == "s"
-    assert config.tables[0].formats == ("jsonl", "protobuf")
-    assert config.tables[0].destinations == (Local(type="local", path="/x"),)
-    assert config.tables[1].table == "b"
+@pytest.mark.parametrize(
+    ("name", "path", "cure"),
+    [
+        ("GRPC_PORT", "grpc.port", "write grpc.port = {line} at the end of {file}, or unset"),
+        ("SOURCES_MY_PG_SLOT_NAME", "sources.my-pg.slot_name", "sources.my-pg.slot_name = {line}"),
+        ("SOURCES_NEW_SLOT_NAME", "sources.new.slot_name", "sources.new.slot_name = {line}"),
+        ("TABLES_0_SCHEMA", "tables[0].schema", "write schema = {line} at the end of tables[0] in"),
+        ("TABLES_1_FORMATS_0", "tables[1].formats[0]", "write {line} at the end of"),
+        ("TABLES_0_FORMATS", "tables[0].formats", "write the list or block itself into {file}"),
+        ("SOURCES", "sources", "write the list or block itself into {file}"),
+    ],
+)
+def test_a_variable_that_set_a_key_is_refused_with_the_line_that_replaces_it(
+    write,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    path: str,
+    cure: str,
+) -> None:
+    variable = f"LAREDO_{name}"
+    monkeypatch.setenv(variable, "hunter2")
+    file = write(SOURCES)
+    problem = problem_of(file)
+    assert (problem.location, problem.path) == (f"environment variable {variable}", path)
+    assert cure.format(line=f"${{?{variable}}}", file=file) in problem.message
+    assert "hunter2" not in str(problem)
 
 
-def test_a_mistyped_variable_is_an_error_with_the_nearest_name(write) -> None:  # type: ignore[no-untyped-def]
-    problem = problem_of(write(SOURCES), environ={"LAREDO_GRPC_PROT": "1"})
-    assert problem.location == "environment variable LAREDO_GRPC_PROT"
-    assert problem.message.endswith("the nearest is LAREDO_GRPC_PORT")
+def test_all_refused_variables_are_one_error(write, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    for name in ("LAREDO_GRPC_PORT", "LAREDO_MAX_SIZE"):
+        monkeypatch.setenv(name, "1")
+    for file in (write(SOURCES), None):
+        with pytest.raises(settings.SettingsError) as caught:
+            load(file)
+        assert [problem.path for problem in caught.value.problems] == ["grpc.port", "max_size"]
 
 
-def test_a_wrong_value_of_a_variable_names_the_variable() -> None:
-    problem = problem_of(None, environ={"LAREDO_GRPC_PORT": "many"})
-    assert problem.location == "environment variable LAREDO_GRPC_PORT"
-    assert problem.path == "grpc.port"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "grpc { port = 1, port = ${?LAREDO_GRPC_PORT} }",
+        "grpc.port = ${LAREDO_GRPC_PORT}",
+        'include "part.conf"',
+        "port = ${?LAREDO_GRPC_PORT}\ngrpc.port = ${port}",
+    ],
+)
+def test_the_line_to_write_reads_the_variable(
+    write,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+) -> None:
+    monkeypatch.setenv("LAREDO_GRPC_PORT", "3")
+    write("grpc.port = ${?LAREDO_GRPC_PORT}", "part.conf")
+    assert load(write(text)).grpc.port == 3
 
 
-def test_variables_of_others_are_left_alone() -> None:
-    load(
-        None,
-        {
-            "LAREDO_CONFIG": "x.conf",
-            "LAREDO_SNAPSHOTTER_HTTP_PORT": "1",
-            "LAREDO_FANOUT_SERVICE_HOST": "10.0.0.1",
-            "LAREDO_FANOUT_SERVICE_PORT_GRPC": "4002",
-            "LAREDO_FANOUT_PORT": "tcp://10.0.0.1:4002",
-            "LAREDO_FANOUT_PORT_4002_TCP_ADDR": "10.0.0.1",
-        },
-    )
+@pytest.mark.parametrize(
+    "text", ["grpc { port = ${?LAREDO_GRPC_PORT}, port = 5 }", "grpc.host = x${?LAREDO_GRPC_PORT}"]
+)
+def test_a_variable_that_the_configuration_names_is_legal_wherever_it_names_it(
+    write,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+) -> None:
+    monkeypatch.setenv("LAREDO_GRPC_PORT", "3")
+    assert load(write(text)).grpc.port in (5, 4002)
+    assert load(write("max_size = 1"), ("tables=[{table=${LAREDO_GRPC_PORT}}]",)).tables
+
+
+def test_a_wrong_value_of_a_variable_names_file_and_line(
+    write,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LAREDO_GRPC_PORT", "many")
+    file = write("max_size = 1\ngrpc.port = ${?LAREDO_GRPC_PORT}\n")
+    problem = problem_of(file)
+    assert (problem.location, problem.path) == (f"{file}:2", "grpc.port")
+
+
+def test_variables_that_set_no_key_are_left_alone(
+    write,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {
+        "LAREDO_CONFIG": "x.conf",
+        "LAREDO_TOKEN": "t",
+        "LAREDO_GRPC_0_PORT": "1",
+        "LAREDO_TABLES_SCHEMA": "s",
+        "LAREDO_SNAPSHOTTER_HTTP_PORT": "1",
+        "LAREDO_GRPC_SERVICE_HOST": "10.0.0.1",
+        "LAREDO_GRPC_PORT": "tcp://10.0.0.1:4002",
+        "LAREDO_GRPC_PORT_4002_TCP_ADDR": "10.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    load(write("max_size = 1"))
+
+
+def test_without_file_and_settings_there_is_no_configuration() -> None:
+    assert str(problem_of(None)) == "no configuration: give --config FILE or set LAREDO_CONFIG"
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("grpc.prot=1", 'unknown key; the nearest known key is "port"'),
+        ("grpc.prot.x=1", 'unknown key; the nearest known key is "port"'),
         ("grpc.port", "expected --set path=value"),
         ("tables[4].table=x", "the list has 0 entries, so 4 can't be set"),
     ],
@@ -364,7 +409,7 @@ def test_a_path_in_the_home_directory(
             return with_secret(data, "token")
 
     def read(text: str) -> Home:
-        return settings.load(write(text), env_prefix="LAREDO_", schema=Home, environ={})
+        return settings.load(write(text), env_prefix="LAREDO_", schema=Home)
 
     monkeypatch.setenv("HOME", str(tmp_path))
     write("hunter2", "token")
