@@ -48,7 +48,6 @@ def load(
     root: Path = tuple(env_root.split(".")) if env_root else ()
     named = {name for name in os.environ if any(name in text for text in sets)}
     overrides.refuse_variables(
-        os.environ,
         read.variables | named,
         data,
         schema,

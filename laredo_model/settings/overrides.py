@@ -4,8 +4,9 @@ A value of ``--set`` is plain text where the schema wants a plain value, and HOC
 a list or a section; a list of plain values may also be ``a,b``.
 """
 
+import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,6 @@ _KUBERNETES = re.compile(
 
 
 def refuse_variables(
-    environ: Mapping[str, str],
     named: Collection[str],
     data: dict[str, Any],
     schema: type[BaseModel],
@@ -42,14 +42,20 @@ def refuse_variables(
     :raises SettingsError: with the line to write for each.
     """
     problems = []
-    for name in sorted(name for name in environ if name.startswith(prefix)):
-        link = name.endswith("_PORT") and environ[name].startswith(("tcp://", "udp://", "sctp://"))
-        if name in named or link or _KUBERNETES.search(name):
+    for name, value in sorted(os.environ.items()):
+        link = name.endswith("_PORT") and "://" in value
+        if name in named or not name.startswith(prefix) or link or _KUBERNETES.search(name):
             continue
         path = _former_path(name.removeprefix(prefix), data, schema, root)
-        if path is not None:
-            cure = _cure(name, path, schema, file)
-            problems.append(Problem(f"environment variable {name}", path_text(path), cure))
+        if path is None:
+            continue
+        line, where = f"{path_text(path)} = ${{?{name}}}", f"at the end of {file}"
+        if any(isinstance(key, int) for key in path):
+            line, where = f"{path[-1]} = ${{?{name}}}", f"into {path_text(path[:-1])} in {file}"
+        if not all(schemas.is_scalar(kind) for kind in schemas.walk(schema, path)):
+            line, where = "that list or block itself", f"into {file}"
+        cure = f"is no longer set by it; write {line} {where}, or unset the variable"
+        problems.append(Problem(f"environment variable {name}", path_text(path), cure))
     if problems:
         raise SettingsError(*problems)
 
@@ -60,45 +66,26 @@ def _former_path(
     """The path that a variable's name meant, read along the schema; of several, the longest."""
     found: list[Path] = []
     for keys in schemas.paths(schema):
-        inner = keys[len(root) :]
-        if keys[: len(root)] != root or not inner:
-            continue
-        shape = "_".join(
-            r"(.+)()" if key == "*" else rf"({_shape(str(key))})(?:_(\d+))?" for key in inner
-        )
-        match = re.fullmatch(shape, words)
-        if match is None:
+        inner = keys[len(root) :] if keys[: len(root)] == root else ()
+        steps = ["(.+)()" if key == "*" else rf"({_shape(key)})(?:_(\d+))?" for key in inner]
+        match = re.fullmatch("_".join(steps), words)
+        if match is None or not inner:
             continue
         path: Path = root
         for key, word, index in zip(inner, match.groups()[::2], match.groups()[1::2], strict=True):
-            path += (_users_key(word, at(data, path)) if key == "*" else key,)
+            # A key that the user chose is spelled as the files have it.
+            section = at(data, path) if key == "*" else None
+            users = section if isinstance(section, dict) else {}
+            own = [own for own in users if _shape(own) == word]
+            path += (own[0] if own else word.lower() if key == "*" else key,)
             path += (int(index),) if index else ()
         if schemas.walk(schema, path):
             found.append(path)
     return max(found, key=len, default=None)
 
 
-def _shape(key: str) -> str:
-    return re.sub(r"[^A-Z0-9]", "_", key.upper())
-
-
-def _users_key(word: str, section: Any) -> str:
-    own = [key for key in section if _shape(key) == word] if isinstance(section, dict) else []
-    return own[0] if own else word.lower()
-
-
-def _cure(name: str, path: Path, schema: type[BaseModel], file: str) -> str:
-    if not all(schemas.is_scalar(kind) for kind in schemas.walk(schema, path)):
-        return (
-            f"is no longer set by it; write the list or block itself into {file} (${{?NAME}} can"
-            " give its plain values), or unset the variable"
-        )
-    start = max((at + 1 for at, key in enumerate(path) if isinstance(key, int)), default=0)
-    keys = [str(key) for key in path[start:]]
-    key = ".".join(key if re.fullmatch(r"[\w-]+", key) else f'"{key}"' for key in keys)
-    line = f"{key} = ${{?{name}}}" if key else f"${{?{name}}}"
-    where = f"at the end of {path_text(path[:start])} in" if start else "at the end of"
-    return f"is no longer set by it; write {line} {where} {file}, or unset the variable"
+def _shape(key: str | int) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", str(key).upper())
 
 
 def from_sets(
