@@ -77,8 +77,9 @@ _TABLE = (
     ),
     _Row(
         Cause.DENIED,
-        "AccessDenied AuthorizationError NotAuthorized UnauthorizedOperation OptInRequired"
-        " UnauthorizedAccess InvalidAccessPoint",
+        "AccessDenied AuthorizationError AccountProblem NotAuthorized UnauthorizedOperation"
+        " Unauthorized UnauthorizedAccess InvalidSecurity InvalidPayer NotSignedUp OptInRequired"
+        " CrossLocationLoggingProhibited InvalidAccessPoint",
         "allow {action} on it, in this profile's policy and, across accounts, in the {owner}'s",
     ),
     _Row(
@@ -413,12 +414,14 @@ def _by_code(code: str, status: int, region: str | None) -> _Row:
     if name == "AuthorizationHeaderMalformed" and region is None:
         # It names the region if that is wrong; otherwise the access key is.
         return _BY_CAUSE[Cause.NO_CREDENTIALS]
-    if code == "400" and region is not None:
-        return _BY_CAUSE[Cause.WRONG_REGION]
-    if name in _BY_NAME:
+    if name in _BY_NAME and code != "400":
         return _BY_NAME[name]
     if name.upper().startswith("KMS"):
         return _BY_CAUSE[Cause.KMS]
+    if status == 400 and region is not None:
+        return _BY_CAUSE[Cause.WRONG_REGION]
+    if code == "400":
+        return _BY_NAME[code]
     return _BY_CAUSE[_BY_STATUS.get(status, Cause.SERVER if status >= 500 else Cause.OTHER)]
 
 
