@@ -41,6 +41,10 @@ ENV PATH=/opt/laredo/bin:$PATH \
 # where no port mapping and no probe reaches them. A host in the configuration wins over it. Whoever
 # reaches the container's ports is asked for a token only if one is configured.
 ENV LAREDO_DEFAULT_HOST=0.0.0.0
+# Without a configuration of one's own the image's is read, which takes its values from variables.
+COPY examples/container /etc/laredo
+ENV LAREDO_CONFIG=/etc/laredo/fanout.conf \
+    LAREDO_SNAPSHOTTER_CONFIG=/etc/laredo/snapshotter.conf
 # As a number: Kubernetes' runAsNonRoot accepts no name.
 USER 10001
 WORKDIR /var/lib/laredo

@@ -22,6 +22,7 @@ from laredo_model.settings import SettingsError
 if TYPE_CHECKING:
     from laredo_fanout.app.terminal import printing
 
+CONFIG_ENV = "LAREDO_CONFIG"
 TOKEN_ENV = "LAREDO_HTTP_TOKEN"
 BAD_CONFIGURATION = 2
 FAILED = 1
@@ -37,8 +38,6 @@ class _Given:
         return _Given(path or self.path, (*self.sets, *sets))
 
     def load(self) -> Config:
-        if self.path is None and not self.sets and not _settings_in_environment():
-            _fail(BAD_CONFIGURATION, "no configuration: give --config FILE or set LAREDO_CONFIG")
         try:
             return self.read()
         except SettingsError as error:
@@ -47,11 +46,6 @@ class _Given:
     def read(self) -> Config:
         """:raises settings.SettingsError: with every problem."""
         return configuration.load(self.path, self.sets)
-
-
-def _settings_in_environment() -> bool:
-    prefix, others = configuration.ENV_PREFIX, (*configuration.ENV_IGNORE, TOKEN_ENV)
-    return any(name.startswith(prefix) and not name.startswith(others) for name in os.environ)
 
 
 def _fail(code: int, message: str) -> NoReturn:
@@ -65,7 +59,7 @@ _config_option = partial(
     "--config",
     "path",
     type=click.Path(path_type=Path),
-    help="The configuration file (HOCON); also LAREDO_CONFIG.",
+    help=f"The configuration file (HOCON); also {CONFIG_ENV}.",
 )
 _set_option = click.option(
     "--set",
@@ -82,7 +76,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@_config_option(envvar="LAREDO_CONFIG")
+@_config_option(envvar=CONFIG_ENV)
 @_set_option
 @click.option(
     "--log-format",
@@ -270,13 +264,21 @@ def reload(
 def _server(given: _Given, url: str | None) -> printing.RunningServer:
     """The running server's HTTP address, and the token for it.
 
-    With a URL no configuration is needed: the token is then that of the environment.
+    With a URL no configuration is needed: the token is then that of the environment. If both
+    are given, the environment's is used, since the server may still have a former token.
     """
     from laredo_fanout.app.terminal import printing
 
-    if url is not None and given.path is None:
-        return printing.RunningServer(url, os.environ.get(TOKEN_ENV))
-    http = given.load().http
+    token = os.environ.get(TOKEN_ENV)
+    if url is not None and (given.path is None or token is not None):
+        return printing.RunningServer(url, token)
+    try:
+        http = given.read().http
+    except SettingsError as error:
+        # The image's own configuration lacks its values if only a URL is given.
+        if url is not None and str(given.path) == os.environ.get(CONFIG_ENV):
+            return printing.RunningServer(url, None)
+        _fail(BAD_CONFIGURATION, str(error))
     token = None if http.token is None else http.token.get_secret_value()
     here = exposure.local_url(http.listening_host, http.port)
     return printing.RunningServer(url or here, token)

@@ -1,4 +1,4 @@
-"""The server's configuration (docs/server/configuration.md): HOCON, environment ``LAREDO_``."""
+"""The server's configuration (docs/server/configuration.md): HOCON."""
 
 from __future__ import annotations
 
@@ -18,13 +18,6 @@ from laredo_model.settings import Duration, SchemaName, Section, Size
 from laredo_model.settings.table_pattern import STAR, TableName, TablePattern
 
 ENV_PREFIX = "LAREDO_"
-# The snapshotter's variables and the test suite's start with ours.
-ENV_IGNORE = (
-    "LAREDO_SNAPSHOTTER_",
-    "LAREDO_TEST_",
-    "LAREDO_FUZZ_",
-    exposure.DEFAULT_HOST_VARIABLE,
-)
 
 
 class StateConfig(Section):
@@ -404,10 +397,8 @@ class Config(Section):
 
 
 def load(path: Path | str | None, sets: Sequence[str] = ()) -> Config:
-    """The configuration of the file, ``conf.d``, the environment and ``sets``.
+    """The configuration of the file, ``conf.d`` and ``sets``.
 
     :raises settings.SettingsError: with every problem, its file and line, and its path.
     """
-    return settings.load(
-        path, env_prefix=ENV_PREFIX, env_ignore=ENV_IGNORE, sets=sets, schema=Config
-    )
+    return settings.load(path, env_prefix=ENV_PREFIX, sets=sets, schema=Config)

@@ -158,9 +158,6 @@ async def _run(
 
 
 def _loaded(path: Path | None, sets: tuple[str, ...]) -> config_.SnapshotterBlock:
-    if path is None and not sets and not _settings_in_environment():
-        click.echo(f"no configuration: give --config FILE or set {CONFIG_ENV}", err=True)
-        sys.exit(USAGE)
     try:
         block = config_.load(path, sets)
         table_patterns.patterns(block)
@@ -169,10 +166,6 @@ def _loaded(path: Path | None, sets: tuple[str, ...]) -> config_.SnapshotterBloc
     except (SettingsError, ConfigRefused) as wrong:
         click.echo(printable_lines(str(wrong)), err=True)
         sys.exit(USAGE)
-
-
-def _settings_in_environment() -> bool:
-    return any(name.startswith(config_.ENV_PREFIX) and name != CONFIG_ENV for name in os.environ)
 
 
 def _finish(code: int) -> None:

@@ -213,9 +213,9 @@ class TableConfig:
 
 
 def load(path: Path | None, sets: Sequence[str] = ()) -> SnapshotterBlock:
-    """The configuration from file, conf.d, environment and ``--set``, in rising precedence.
+    """The configuration from file, conf.d and ``--set``, in rising precedence.
 
-    :raises SettingsError: naming file and line, variable or path of everything that is wrong.
+    :raises SettingsError: naming file and line, or path, of everything that is wrong.
     """
     root = settings.load(
         path, env_prefix=ENV_PREFIX, env_root="snapshotter", sets=sets, schema=Root

@@ -195,7 +195,7 @@ class AwsClients:
             if profile.type == "assume_role":
                 self._give_role(session, profile)
             else:
-                from laredo_archive.aws.ambient import give_ambient
+                from laredo_archive.aws.credentials import give_ambient
 
                 self._renewing[profile.name] = give_ambient(session).end
             self._sessions[profile.name] = session
@@ -216,8 +216,7 @@ class AwsClients:
         return session
 
     def _give_role(self, session: "Session", profile: Profile) -> None:
-        from laredo_archive.aws.ambient import give
-        from laredo_archive.aws.role import RoleSession
+        from laredo_archive.aws.credentials import RoleSession, give
 
         chain = chain_of(profile.name, self._profiles)
         role = RoleSession(
@@ -282,10 +281,8 @@ class AwsClients:
         return client
 
     def _listen(self, client: Any, credentials: str) -> None:
-        from laredo_archive.aws.complete_answers import CompleteAnswers
-
         begun = threading.local()
-        complete = CompleteAnswers(client)
+        complete = _CompleteAnswers(client)
 
         def sent(**_: Any) -> None:
             begun.at = time.perf_counter()
@@ -307,6 +304,44 @@ class AwsClients:
         events.register_last("before-send", sent)
         events.register_last("response-received", answered)
         events.register_last("before-parameter-build.s3", _no_redirection)
+
+
+class _CompleteAnswers:
+    """Checks that answers are complete: botocore accepts a body that was cut off, or is empty.
+
+    A listing that breaks off before its first byte would report that nothing is there.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._model = client.meta.service_model
+        self._with_body: dict[str, bool] = {}
+
+    def check(self, operation: str, answer: Mapping[str, Any]) -> None:
+        """Check an answer, as botocore's events pass it on.
+
+        Streamed bodies are checked as they are read.
+
+        :raises IncompleteReadError: if it was cut off, or is empty and shouldn't be.
+        """
+        from botocore.exceptions import IncompleteReadError
+
+        body = answer["body"]
+        if not isinstance(body, bytes) or operation.startswith("Head"):
+            return
+        length = answer["headers"].get("Content-Length")
+        if length is not None and length != str(len(body)):
+            raise IncompleteReadError(actual_bytes=len(body), expected_bytes=int(length))
+        if not body and answer["status_code"] < 300 and self._has_body(operation):
+            raise IncompleteReadError(actual_bytes=0, expected_bytes=1)
+
+    def _has_body(self, operation: str) -> bool:
+        if operation not in self._with_body:
+            shape = self._model.operation_model(operation).output_shape
+            members = shape.members.values() if shape is not None else ()
+            self._with_body[operation] = any(
+                "location" not in member.serialization for member in members
+            )
+        return self._with_body[operation]
 
 
 @cache

@@ -1,47 +1,318 @@
-"""Explains a failed call to AWS: its kind, and one line that says what to do.
+"""Explains a failed call to AWS: its cause, and one line that names the cure.
 
-Every exception that a client of clients.py raises goes through explain(): what the
-service answered (ClientError), and what kept it from answering (BotoCoreError).
+``_TABLE`` has a row for each group of error codes (Amazon S3 API reference, "Error responses";
+the "Errors" of SNS Publish, SQS SendMessage, Kinesis PutRecord and STS AssumeRole; "Common
+errors") and of botocore's exceptions. A store that only resembles S3 has codes of its own: then
+the HTTP status decides. More advice about each cause is in docs/operations/aws-errors.md.
 """
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
 
-from laredo_archive.aws.advice import Situation, advice_for
-from laredo_archive.aws.clocks import UNKNOWN, Clocks
-from laredo_archive.aws.iam import iam_action
-from laredo_archive.aws.kinds import PASSING, Cause, Explained, kind_of
+PAGE = "docs/operations/aws-errors.md"
 
+
+class Cause(StrEnum):
+    """The cause of a failed call."""
+
+    THROTTLED = "throttled"
+    DENIED = "denied"
+    EXPIRED = "expired"
+    CLOCK_SKEW = "clock_skew"
+    NO_SUCH_BUCKET = "no_such_bucket"
+    NO_SUCH_KEY = "no_such_key"
+    NO_SUCH_UPLOAD = "no_such_upload"
+    WRONG_REGION = "wrong_region"
+    KMS = "kms"
+    NO_CREDENTIALS = "no_credentials"
+    """None were found, or none that the service knows."""
+    ROLE = "role"
+    """The profile's role was refused, so nothing else was sent."""
+    PRECONDITION = "precondition"
+    """412: the object isn't what If-Match or If-None-Match requires."""
+    CONFLICT = "conflict"
+    """409: another conditional request was under way, and nothing was done."""
+    NOT_IMPLEMENTED = "not_implemented"
+    GONE = "gone"
+    """No such topic, queue or stream."""
+    TOO_LARGE = "too_large"
+    SERVER = "server"
+    """The service failed: it may have carried out the request, or not."""
+    CONNECT = "connect"
+    """The request never reached the service."""
+    LOST = "lost"
+    """The request, or a part of it, was sent, and no readable answer came."""
+    CHECKSUM = "checksum"
+    """The bytes that arrived aren't those that were sent."""
+    OTHER = "other"
+
+
+PASSING = frozenset({Cause.THROTTLED, Cause.SERVER, Cause.CONNECT, Cause.LOST})
+"""Causes that usually end by themselves."""
+
+_NEVER_SENT = frozenset({Cause.CONNECT, Cause.NO_CREDENTIALS, Cause.OTHER})
+"""Of exceptions that aren't answers: the request didn't leave this machine."""
+
+
+class _Row(NamedTuple):
+    cause: Cause
+    names: str
+    """Error codes, without "Exception" at the end, and botocore's exceptions."""
+    advice: str
+    words: tuple[str, ...] = ()
+    """Parts of a service's message that decide before its code."""
+
+
+# The first row of a cause also serves HTTP statuses and other answers without a known code.
+_TABLE = (
+    _Row(
+        Cause.KMS,
+        "",  # codes that begin with KMS
+        "let the key exist in that region and be enabled, and let this profile use"
+        " kms:GenerateDataKey and kms:Decrypt, in the key's policy too; see kms_key_id",
+        ("not authorized to perform: kms:",),
+    ),
+    _Row(
+        Cause.DENIED,
+        "AccessDenied AuthorizationError AccountProblem NotAuthorized UnauthorizedOperation"
+        " Unauthorized UnauthorizedAccess InvalidSecurity InvalidPayer NotSignedUp OptInRequired"
+        " CrossLocationLoggingProhibited InvalidAccessPoint",
+        "allow {action} on it, in this profile's policy and, across accounts, in the {owner}'s",
+    ),
+    _Row(
+        Cause.DENIED,
+        "AllAccessDisabled",
+        "change the policy that denies {action} expressly; no permission helps against that",
+        ("explicit deny",),
+    ),
+    _Row(
+        Cause.DENIED,
+        "InvalidObjectState",
+        "restore the object from its archive storage class; let no lifecycle rule move it there",
+    ),
+    _Row(
+        Cause.CLOCK_SKEW,
+        "RequestTimeTooSkewed RequestExpired RequestInTheFuture",
+        "set this machine's clock right (NTP): it shows {ours}, and the service's {theirs}",
+        ("Signature expired", "Signature not yet current"),
+    ),
+    _Row(
+        Cause.WRONG_REGION,
+        "PermanentRedirect TemporaryRedirect Redirect AuthorizationHeaderMalformed"
+        " IllegalLocationConstraint InvalidRegion",
+        "set region{region}: it is in another region",
+        ("Credential should be scoped to a valid",),
+    ),
+    _Row(
+        Cause.TOO_LARGE,
+        "EntityTooLarge MaxMessageLengthExceeded BatchRequestTooLong RequestEntityTooLarge"
+        " MessageTooLong RequestHeaderSectionTooLarge MetadataTooLarge",
+        "raise the limit of that bucket, topic, queue or stream",
+        ("Message too long", "Message must be shorter than", "must have length less than or"),
+    ),
+    _Row(
+        Cause.THROTTLED,
+        "SlowDown Throttling Throttled RequestThrottled RequestLimitExceeded TooManyRequests"
+        " BandwidthLimitExceeded ProvisionedThroughputExceeded LimitExceeded OverLimit"
+        " PriorRequestNotComplete ReducePriority KMSThrottling KMS.Throttling KmsThrottled",
+        "wait; it is tried again, more slowly; if this lasts, lengthen diff.interval or raise"
+        " the quota",
+    ),
+    _Row(
+        Cause.EXPIRED,
+        "ExpiredToken TokenRefreshRequired ExpiredSession",
+        "wait; the session is over, and the next try takes a new one; if this lasts, replace the"
+        " keys of profile {who} or of its base",
+    ),
+    _Row(Cause.NO_SUCH_BUCKET, "NoSuchBucket", "create the bucket or correct its name"),
+    _Row(Cause.NO_SUCH_KEY, "NoSuchKey NoSuchVersion", "find out what deleted the object"),
+    _Row(
+        Cause.NO_SUCH_UPLOAD,
+        "NoSuchUpload",
+        "wait; the writer checks whether the object exists, and uploads it again if not",
+    ),
+    _Row(
+        Cause.NO_CREDENTIALS,
+        "InvalidAccessKeyId InvalidClientTokenId UnrecognizedClient InvalidToken InvalidSignature"
+        " SignatureDoesNotMatch MissingAuthenticationToken IncompleteSignature"
+        " MissingSecurityHeader AuthFailure",
+        "give profile {who}, or its base, an access key, secret and token that are known in that"
+        " region",
+    ),
+    _Row(
+        Cause.NO_CREDENTIALS,
+        "CredentialRetrievalError InvalidConfigError",
+        "mount the token file, correct credential_process, or unset what names it"
+        " (AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_..., the profile in ~/.aws)",
+    ),
+    _Row(
+        Cause.NO_CREDENTIALS,
+        "NoCredentialsError PartialCredentialsError MetadataRetrievalError TokenRetrievalError"
+        " NoAuthTokenError SSOError UnknownCredentialError InfiniteLoopConfigError ProfileNotFound"
+        " ConfigNotFound",
+        "give this program credentials: a role of its container or instance, AWS_ACCESS_KEY_ID and"
+        " AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    ),
+    _Row(
+        Cause.ROLE,
+        "",
+        "let the role trust that caller (ARN and external_id in its trust policy), and allow the"
+        " caller sts:AssumeRole on it",
+    ),
+    _Row(
+        Cause.PRECONDITION,
+        "PreconditionFailed",
+        "wait; another writer changed or made the object, and it is read again",
+    ),
+    _Row(
+        Cause.CONFLICT,
+        "ConditionalRequestConflict OperationAborted ConcurrentModification",
+        "wait; another request for this object was under way, and this one is tried again",
+    ),
+    _Row(
+        Cause.NOT_IMPLEMENTED,
+        "NotImplemented UnsupportedOperation Unsupported",
+        "use a service that has this, or leave the setting out that asks for it",
+    ),
+    _Row(
+        Cause.GONE,
+        "NotFound ResourceNotFound QueueDoesNotExist NonExistentQueue QueueDeletedRecently"
+        " EndpointDisabled",
+        "create it or correct {named_by}: that region and account have none of this name",
+    ),
+    _Row(
+        Cause.SERVER,
+        "InternalError InternalFailure InternalServerError InternalServer ServiceUnavailable"
+        " ServiceFailure RequestTimeout IncompleteBody RequestAborted",
+        "wait; the request may have been carried out, which is checked, and it is tried again; a"
+        " notice may come twice",
+    ),
+    _Row(
+        Cause.CHECKSUM,
+        "BadDigest InvalidDigest XAmzContentChecksumMismatch XAmzContentSHA256Mismatch"
+        " FlexibleChecksumError",
+        "wait; the bytes are sent again; if this lasts, check proxies and this machine's memory",
+    ),
+    _Row(
+        Cause.CONNECT,
+        "EndpointConnectionError ConnectTimeoutError ProxyConnectionError",
+        "check region and endpoint, DNS, the way out of this network, and the certificates;"
+        " nothing was sent, and it is tried again",
+    ),
+    _Row(
+        Cause.LOST,
+        "",
+        "wait; no answer came; the request may have been carried out, which is checked, and is"
+        " tried again; a notice may come twice",
+    ),
+    _Row(
+        Cause.OTHER,
+        "ValidationError ParamValidationError",
+        "read about this error in the service's documentation",
+    ),
+    _Row(Cause.OTHER, "InvalidStorageClass", "set storage_class to one that this store has"),
+    _Row(
+        Cause.OTHER,
+        "400",  # the answer to a HEAD has no body, and so no code
+        "give the profile a region: a HEAD without a reason is mostly that the session token isn't"
+        " known there",
+    ),
+)
+_BY_NAME = {name: row for row in _TABLE for name in row.names.split()}
+_BY_CAUSE = {row.cause: row for row in reversed(_TABLE)}
+_BY_STATUS = {
+    301: Cause.WRONG_REGION,
+    307: Cause.WRONG_REGION,
+    401: Cause.DENIED,
+    403: Cause.DENIED,
+    404: Cause.GONE,
+    409: Cause.CONFLICT,
+    412: Cause.PRECONDITION,
+    413: Cause.TOO_LARGE,
+    429: Cause.THROTTLED,
+    501: Cause.NOT_IMPLEMENTED,
+}
+
+# Service Authorization Reference, "Actions, resources, and condition keys for Amazon S3".
+_S3_ACTIONS = {
+    "CompleteMultipartUpload": "PutObject",
+    "CopyObject": "PutObject",
+    "CreateMultipartUpload": "PutObject",
+    "DeleteObjects": "DeleteObject",
+    "HeadBucket": "ListBucket",
+    "HeadObject": "GetObject",
+    "ListMultipartUploads": "ListBucketMultipartUploads",
+    "ListObjects": "ListBucket",
+    "ListObjectsV2": "ListBucket",
+    "ListParts": "ListMultipartUploadParts",
+    "UploadPart": "PutObject",
+    "UploadPartCopy": "PutObject",
+}
+_TLS_NEVER_SENT = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "HANDSHAKE_FAILURE",
+    "UNKNOWN_CA",
+    "WRONG_VERSION_NUMBER",
+    "hostname",
+)
+_ABOUT_A_BUCKET = {"HeadBucket", "ListObjectsV2", "ListMultipartUploads", "GetBucketLocation"}
+_NAMED_BY = {"sns": "topic_arn", "sqs": "queue_url", "kinesis": "stream"}
+_ACTION = re.compile(r"not authorized to perform: ([a-z0-9-]+:\w+)")
 _EXPECTED_REGION = re.compile(r"expecting '([a-z0-9-]+)'")
 
 
 @dataclass(frozen=True)
-class _Facts:
+class Explained:
+    """A failed call, classified and explained."""
+
     kind: Cause
+    message: str
+    """One line, with the cure."""
+    status: int | None
+    """The HTTP status; None without an answer."""
+    code: str | None
+    """The service's error code, if it gave one."""
+    sent: bool
+    """Whether the request, or a part of it, may have reached the service."""
+
+
+@dataclass(frozen=True)
+class _Facts:
+    row: _Row
     words: str
     """The service's own, or those of what failed on the way to it."""
     sent: bool
-    code: str | None = None
     status: int | None = None
+    code: str | None = None
     request_id: str | None = None
     region: str | None = None
-    clocks: Clocks = UNKNOWN
-    endpoint: str | None = None
-    advised: bool = False
-    """The words say already what to do."""
+    theirs: str = "another time"
+    """The time by the service's clock."""
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What a client's call can raise: ``except failures() as failure``. Imports botocore.
+    """The exceptions of a client's call: ``except failures() as failure``. Imports botocore.
 
-    Of an answer that breaks off some versions of botocore let out what urllib3 says.
+    If an answer breaks off, some versions of botocore let urllib3's exception through.
     """
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
     from urllib3.exceptions import HTTPError
 
     return (ClientError, BotoCoreError, ResponseParserError, HTTPError)
+
+
+def iam_action(service: str, operation: str) -> str:
+    """The action that a policy has to allow: ``s3:ListBucket`` for S3's ListObjectsV2."""
+    return f"{service}:{_S3_ACTIONS.get(operation, operation) if service == 's3' else operation}"
+
+
+def shown(time: datetime) -> str:
+    """A time as AWS writes it."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def explain(
@@ -52,25 +323,32 @@ def explain(
     ``operation`` is the API's (PutObject), ``credentials`` the profile's name, ``resource``
     what it was about: an s3:// URI, an ARN, a queue's URL.
     """
+    action, who = iam_action(service, operation), credentials or "ambient"
+    begin = f"{action} on {resource} as profile {who}: "
+    role = getattr(failure, "explained", None)
+    if isinstance(role, Explained):  # a RoleRefused, which has its own advice
+        kind = Cause.CONNECT if role.kind in PASSING else Cause.ROLE
+        message = f"{begin}its role wasn't assumed: {role.message}"
+        return Explained(kind, message, None, None, sent=False)
     facts = _facts(failure, service, operation)
-    action = iam_action(service, operation)
-    who = credentials or "ambient"
-    message = f"{action} on {resource} as profile {who}: {_cause(facts)}"
-    if not facts.advised:
-        message += ". What to do: " + advice_for(
-            facts.kind,
-            Situation(
-                service,
-                action,
-                who,
-                facts.code,
-                facts.words,
-                facts.region,
-                facts.clocks,
-                facts.endpoint,
-            ),
-        )
-    return Explained(facts.kind, message, facts.status, facts.code, facts.sent)
+    kind = facts.row.cause
+    advice = _BY_CAUSE[Cause.ROLE].advice if _is_role(facts, action) else facts.row.advice
+    named = _ACTION.search(facts.words)
+    cure = advice.format(
+        action=named.group(1) if named else action,
+        owner="bucket" if service == "s3" else f"{service} resource",
+        named_by=_NAMED_BY.get(service, "its name"),
+        who=who,
+        theirs=facts.theirs,
+        ours=shown(datetime.now(UTC)),
+        region=f' = "{facts.region}"' if facts.region else " to that of the bucket or resource",
+    )
+    message = f"{begin}{_cause(facts)}. What to do: {cure} ({PAGE}#{kind})"
+    return Explained(kind, message, facts.status, facts.code, facts.sent)
+
+
+def _is_role(facts: _Facts, action: str) -> bool:
+    return action == "sts:AssumeRole" and facts.row is _BY_CAUSE[Cause.DENIED]
 
 
 def _cause(facts: _Facts) -> str:
@@ -86,15 +364,16 @@ def _cause(facts: _Facts) -> str:
 def _facts(failure: Exception, service: str, operation: str) -> _Facts:
     from botocore.exceptions import ClientError
 
-    from laredo_archive.aws.role_refused import RoleRefused
-
-    if isinstance(failure, RoleRefused):
-        return _of_role(failure)
     if not isinstance(failure, ClientError):
         return _of_way(failure)
-    if failure.operation_name.startswith("AssumeRole") and operation != failure.operation_name:
-        return _of_role_answer(failure)
-    return _of_answer(failure, service, operation)
+    asked = failure.operation_name
+    if not asked.startswith("AssumeRole") or asked == operation:
+        return _of_answer(failure, service, operation)
+    # botocore itself takes a role on: of a web identity, or of a file's role_arn.
+    answer = _of_answer(failure, "sts", asked)
+    kind = Cause.CONNECT if answer.row.cause in PASSING else Cause.ROLE
+    words = f"sts:{asked} was refused: {answer.words}"
+    return replace(answer, row=_BY_CAUSE[kind], words=words, sent=False)
 
 
 def _of_answer(failure: Any, service: str, operation: str) -> _Facts:
@@ -111,80 +390,46 @@ def _of_answer(failure: Any, service: str, operation: str) -> _Facts:
         or headers.get("x-amz-bucket-region")
         or (expected.group(1) if expected else None)
     )
+    rows = (row for row in _TABLE if any(part in words for part in row.words))
+    row = next(rows, None) or _by_code(code, status, region)
+    if service == "s3" and row.cause is Cause.GONE:
+        about_bucket = operation in _ABOUT_A_BUCKET
+        row = _BY_CAUSE[Cause.NO_SUCH_BUCKET if about_bucket else Cause.NO_SUCH_KEY]
+    # botocore leaves the request's id out if a body isn't of the expected form.
+    request_id = metadata.get("RequestId") or headers.get("x-amz-request-id")
     return _Facts(
-        kind_of(service, operation, code=code, status=status, words=words, region=region),
+        row,
         words,
         True,
-        code,
         status,
-        _request_id(metadata.get("RequestId"), headers),
+        code,
+        request_id or headers.get("x-amzn-requestid"),
         region,
-        Clocks.read(error, headers.get("date"), words),
+        error.get("ServerTime") or headers.get("date") or "another time",
     )
 
 
-def _request_id(parsed: str | None, headers: dict[str, str]) -> str | None:
-    # botocore leaves it out where a body isn't of the expected form.
-    return parsed or headers.get("x-amz-request-id") or headers.get("x-amzn-requestid")
-
-
-def _of_role(failure: Any) -> _Facts:
-    """The profile's role wasn't taken on, so nothing else was sent."""
-    explained: Explained = failure.explained
-    kind = Cause.CONNECT if explained.kind in PASSING else Cause.ROLE
-    return _Facts(kind, f"its role wasn't assumed: {explained.message}", sent=False, advised=True)
-
-
-def _of_role_answer(failure: Any) -> _Facts:
-    """The same, of a role that botocore itself takes on (a web identity, a file's role_arn)."""
-    answer = _of_answer(failure, "sts", failure.operation_name)
-    words = f"sts:{failure.operation_name} was refused: {answer.words}"
-    kind = Cause.CONNECT if answer.kind in PASSING else Cause.ROLE
-    return replace(answer, kind=kind, words=words, sent=False)
-
-
-_TLS_NEVER_SENT = (
-    "CERTIFICATE_VERIFY_FAILED",
-    "HANDSHAKE_FAILURE",
-    "UNKNOWN_CA",
-    "WRONG_VERSION_NUMBER",
-    "hostname",
-)
+def _by_code(code: str, status: int, region: str | None) -> _Row:
+    name = code.removeprefix("AWS.SimpleQueueService.").removesuffix("Exception")
+    if name == "AuthorizationHeaderMalformed" and region is None:
+        # It names the region if that is wrong; otherwise the access key is.
+        return _BY_CAUSE[Cause.NO_CREDENTIALS]
+    if name in _BY_NAME and code != "400":
+        return _BY_NAME[name]
+    if name.upper().startswith("KMS"):
+        return _BY_CAUSE[Cause.KMS]
+    if status == 400 and region is not None:
+        return _BY_CAUSE[Cause.WRONG_REGION]
+    if code == "400":
+        return _BY_NAME[code]
+    return _BY_CAUSE[_BY_STATUS.get(status, Cause.SERVER if status >= 500 else Cause.OTHER)]
 
 
 def _of_way(failure: Exception) -> _Facts:
     """No answer: what happened on the way."""
-    from botocore import exceptions
-
-    endpoint = getattr(failure, "kwargs", {}).get("endpoint_url")
     words = str(failure)
-    never_connected = (
-        exceptions.EndpointConnectionError,
-        exceptions.ConnectTimeoutError,
-        exceptions.ProxyConnectionError,
-    )
-    no_credentials = (
-        exceptions.NoCredentialsError,
-        exceptions.PartialCredentialsError,
-        exceptions.CredentialRetrievalError,
-        exceptions.MetadataRetrievalError,
-        exceptions.TokenRetrievalError,
-        exceptions.NoAuthTokenError,
-        exceptions.SSOError,
-        exceptions.InvalidConfigError,
-        exceptions.UnknownCredentialError,
-        exceptions.InfiniteLoopConfigError,
-        exceptions.ProfileNotFound,
-        exceptions.ConfigNotFound,
-    )
-    if isinstance(failure, never_connected):
-        return _Facts(Cause.CONNECT, words, sent=False, endpoint=endpoint)
-    if isinstance(failure, exceptions.SSLError) and any(word in words for word in _TLS_NEVER_SENT):
-        return _Facts(Cause.CONNECT, words, sent=False, endpoint=endpoint)
-    if isinstance(failure, no_credentials):
-        return _Facts(Cause.NO_CREDENTIALS, words, sent=False)
-    if isinstance(failure, exceptions.FlexibleChecksumError):
-        return _Facts(Cause.CHECKSUM, words, sent=True)
-    if isinstance(failure, exceptions.ValidationError | exceptions.ParamValidationError):
-        return _Facts(Cause.OTHER, words, sent=False)
-    return _Facts(Cause.LOST, words, sent=True, endpoint=endpoint)
+    names = [kind.__name__ for kind in type(failure).__mro__]
+    row = next((_BY_NAME[name] for name in names if name in _BY_NAME), _BY_CAUSE[Cause.LOST])
+    if "SSLError" in names and any(part in words for part in _TLS_NEVER_SENT):
+        row = _BY_CAUSE[Cause.CONNECT]
+    return _Facts(row, words, sent=row.cause not in _NEVER_SENT)

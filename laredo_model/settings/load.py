@@ -1,7 +1,7 @@
-"""Load a program's configuration from files, environment and ``--set``, checked by its schema."""
+"""Load a program's configuration from files and ``--set``, checked by its schema."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
@@ -21,23 +21,20 @@ def load(
     schema: type[Schema],
     sets: Sequence[str] = (),
     env_root: str = "",
-    env_ignore: Sequence[str] = (),
-    environ: Mapping[str, str] | None = None,
 ) -> Schema:
     """Load the configuration of a program.
 
     Later sources win: the file; the files ``*.conf`` of the directory
-    ``conf.d`` beside it, by name; the environment; ``sets``. Sections are
+    ``conf.d`` beside it, by name; ``sets``. Sections are
     merged, lists are replaced. Substitutions (``${a.b}``, ``${?HOME}``) are
     resolved over the files and the environment's variables of that name. A block
     at the top that only substitutions name isn't part of the configuration.
 
-    :param path: the file; None for a configuration from the environment and ``sets`` alone.
-    :param env_prefix: with which variables start, such as ``LAREDO_``;
-        ``<env_prefix>CONFIG`` is the file's name and no setting.
+    :param path: the file; None for a configuration from ``sets`` alone.
+    :param env_prefix: the beginning of this program's variables, such as ``LAREDO_``;
+        ``<env_prefix>CONFIG`` names the file. Variables that used to set keys are refused.
     :param sets: ``path=value`` texts from the command line.
-    :param env_root: the path that variables' names start from, such as ``snapshotter``.
-    :param env_ignore: prefixes of variables that belong to another program.
+    :param env_root: the path that such variables' names started from, such as ``snapshotter``.
     :raises SettingsError: with every problem found, each with its location and path.
     """
     files = _files(FilePath(path)) if path is not None else []
@@ -49,15 +46,19 @@ def load(
         if key in known or key not in read.substituted
     }
     root: Path = tuple(env_root.split(".")) if env_root else ()
-    locations = overrides.from_environment(
+    named = {name for name in os.environ if any(name in text for text in sets)}
+    overrides.refuse_variables(
+        read.variables | named,
         data,
         schema,
-        os.environ if environ is None else environ,
         prefix=env_prefix,
         root=root,
-        ignore=env_ignore,
+        file=str(files[0]) if files else "a configuration file",
     )
-    locations |= overrides.from_sets(data, schema, sets)
+    if path is None and not sets:
+        cure = f"give --config FILE or set {env_prefix}CONFIG"
+        raise SettingsError(Problem("no configuration", "", cure))
+    locations = overrides.from_sets(data, schema, sets)
     try:
         return schema.model_validate(data)
     except ValidationError as error:

@@ -1,16 +1,12 @@
-"""Environment variables and ``--set`` options, which override the values of the files.
+"""``--set`` options, and the refusal of environment variables that used to override values.
 
-``PREFIX_A_B_C`` is the path ``a.b.c``. Keys themselves hold underscores, so the
-name is read along the schema: ``LAREDO_FANOUT_GRPC_MAX_CLIENTS`` is
-``fanout.grpc.max_clients``. A user's own key (``sources { pg ... }``) is one
-that the files have, in capitals, ``-`` and ``.`` as ``_``; an entry of a list
-is its number (``LAREDO_TABLES_0_SCHEMA``). A value is plain text where the
-schema wants a plain value, and HOCON where it wants a list or a section; a
-list of plain values may also be ``a,b``.
+A value of ``--set`` is plain text where the schema wants a plain value, and HOCON where it wants
+a list or a section; a list of plain values may also be ``a,b``.
 """
 
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,45 +16,76 @@ from laredo_model.settings import schema as schemas
 from laredo_model.settings.errors import Path, Problem, SettingsError, path_text
 from laredo_model.settings.substitutions import read_value
 
+_SET_STEP = re.compile(r'"([^"]+)"|\[(\d+)\]|([^.\[\]"]+)')
 # Kubernetes sets these for every Service of the namespace, whatever its name.
 _KUBERNETES = re.compile(
     r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$"
 )
-_SET_STEP = re.compile(r'"([^"]+)"|\[(\d+)\]|([^.\[\]"]+)')
 
 
-def from_environment(
+def refuse_variables(
+    named: Collection[str],
     data: dict[str, Any],
     schema: type[BaseModel],
-    environ: Mapping[str, str],
     *,
     prefix: str,
-    root: Path = (),
-    ignore: Sequence[str] = (),
-) -> dict[Path, str]:
-    """Override values of ``data`` with the variables whose names begin with ``prefix``.
+    root: Path,
+    file: str,
+) -> None:
+    """Refuse each variable that used to set a key, and that the configuration doesn't name.
 
-    :param root: the path that the names after the prefix start from.
-    :param ignore: prefixes of variables that belong to another program.
-    :returns: the variable that each overridden path came from.
-    :raises SettingsError: for a variable that is no path of the schema.
+    ``LAREDO_HTTP_PORT`` was ``http.port``. A program that ignored it would run with another value.
+
+    :param named: the variables that substitutions name.
+    :param data: the files' values, for the spelling of keys that users choose.
+    :param root: the path that the names after the prefix started from.
+    :raises SettingsError: with the line to write for each.
     """
-    locations: dict[Path, str] = {}
-    problems: list[Problem] = []
-    for name in sorted(name for name in environ if name.startswith(prefix)):
-        words = name.removeprefix(prefix)
-        if words == "CONFIG" or name.startswith(tuple(ignore)) or _is_kubernetes(name, environ):
+    problems = []
+    for name, value in sorted(os.environ.items()):
+        link = name.endswith("_PORT") and "://" in value
+        if name in named or not name.startswith(prefix) or link or _KUBERNETES.search(name):
             continue
-        location = f"environment variable {name}"
-        path = next(_paths(words, schemas.walk(schema, root), at(data, root)), None)
+        path = _former_path(name.removeprefix(prefix), data, schema, root)
         if path is None:
-            problems.append(Problem(location, "", _unknown_variable(prefix, words, schema, root)))
             continue
-        _put(data, schema, (*root, *path), environ[name], location)
-        locations[*root, *path] = location
+        line, where = f"{path_text(path)} = ${{?{name}}}", f"at the end of {file}"
+        if any(isinstance(key, int) for key in path):
+            line, where = f"{path[-1]} = ${{?{name}}}", f"into {path_text(path[:-1])} in {file}"
+        if not all(schemas.is_scalar(kind) for kind in schemas.walk(schema, path)):
+            line, where = "that list or block itself", f"into {file}"
+        cure = f"is no longer set by it; write {line} {where}, or unset the variable"
+        problems.append(Problem(f"environment variable {name}", path_text(path), cure))
     if problems:
         raise SettingsError(*problems)
-    return locations
+
+
+def _former_path(
+    words: str, data: dict[str, Any], schema: type[BaseModel], root: Path
+) -> Path | None:
+    """The path that a variable's name meant, read along the schema; of several, the longest."""
+    found: list[Path] = []
+    for keys in schemas.paths(schema):
+        inner = keys[len(root) :] if keys[: len(root)] == root else ()
+        steps = ["(.+)()" if key == "*" else rf"({_shape(key)})(?:_(\d+))?" for key in inner]
+        match = re.fullmatch("_".join(steps), words)
+        if match is None or not inner:
+            continue
+        path: Path = root
+        for key, word, index in zip(inner, match.groups()[::2], match.groups()[1::2], strict=True):
+            # A key that the user chose is spelled as the files have it.
+            section = at(data, path) if key == "*" else None
+            users = section if isinstance(section, dict) else {}
+            own = [own for own in users if _shape(own) == word]
+            path += (own[0] if own else word.lower() if key == "*" else key,)
+            path += (int(index),) if index else ()
+        if schemas.walk(schema, path):
+            found.append(path)
+    return max(found, key=len, default=None)
+
+
+def _shape(key: str | int) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", str(key).upper())
 
 
 def from_sets(
@@ -67,24 +94,17 @@ def from_sets(
     """Override values of ``data`` with ``path=value`` settings.
 
     :returns: the setting that each overridden path came from.
-    :raises SettingsError: for one that isn't ``path=value`` or no path of the schema.
+    :raises SettingsError: for one that isn't ``path=value``, or doesn't fit the files.
     """
     locations: dict[Path, str] = {}
     for setting in sets:
         name, equals, value = setting.partition("=")
-        location = f"--set {name.strip()}"
         path = _set_path(name.strip())
         if not equals or not path:
             raise SettingsError(Problem(f"--set {name}", "", "expected --set path=value"))
-        _check(schema, path, location)
-        _put(data, schema, path, value.strip(), location)
-        locations[path] = location
+        location = f"--set {name.strip()}"
+        _put(data, path, _value(schema, path, value.strip(), location), location, locations)
     return locations
-
-
-def _is_kubernetes(name: str, environ: Mapping[str, str]) -> bool:
-    link = name.endswith("_PORT") and environ[name].startswith(("tcp://", "udp://", "sctp://"))
-    return link or _KUBERNETES.search(name) is not None
 
 
 def _set_path(name: str) -> Path:
@@ -97,63 +117,6 @@ def _set_path(name: str) -> Path:
         else:
             path.append(plain)
     return tuple(path)
-
-
-def _check(schema: type[BaseModel], path: Path, location: str) -> None:
-    kinds: list[Any] = [schema]
-    for depth, key in enumerate(path):
-        inner = [found for kind in kinds for found in schemas.step(kind, key)]
-        if not inner:
-            known = [name for kind in kinds for name in schemas.keys(kind)]
-            near = schemas.nearest(str(key), known)
-            hint = f'; the nearest known key is "{near}"' if near else ""
-            raise SettingsError(
-                Problem(location, path_text(path[: depth + 1]), f"unknown key{hint}")
-            )
-        kinds = inner
-
-
-def _paths(words: str, kinds: list[Any], data: Any) -> Iterator[Path]:
-    """Every path that the rest of a variable's name can mean, longest keys first."""
-    for key, matched in _candidates(words, kinds, data):
-        inner = [found for kind in kinds for found in schemas.step(kind, key)]
-        rest = words[matched:].removeprefix("_")
-        if not inner:
-            continue
-        if not rest:
-            yield (key,)
-            continue
-        for path in _paths(rest, inner, at(data, (key,))):
-            yield (key, *path)
-
-
-def _candidates(words: str, kinds: list[Any], data: Any) -> list[tuple[str | int, int]]:
-    found: list[tuple[str | int, int]] = []
-    names = {name for kind in kinds for name in schemas.keys(kind)}
-    if any(schemas.is_free(kind) for kind in kinds) and isinstance(data, dict):
-        names |= set(data)
-    for name in names:
-        shape = re.sub(r"[^A-Z0-9]", "_", name.upper())
-        if words == shape or words.startswith(f"{shape}_"):
-            found.append((name, len(shape)))
-    if not found and any(schemas.is_free(kind) for kind in kinds):
-        # A name of the user's own that no file has, such as `pg` of `sources.pg`.
-        word = words.partition("_")[0]
-        found.append((word.lower(), len(word)))
-    number = re.match(r"(\d+)(?=_|$)", words)
-    if number and any(schemas.is_list(kind) for kind in kinds):
-        found.append((int(number[1]), len(number[1])))
-    return sorted(found, key=lambda candidate: -candidate[1])
-
-
-def _unknown_variable(prefix: str, words: str, schema: type[BaseModel], root: Path) -> str:
-    names = {
-        "_".join(str(key) for key in path[len(root) :]).upper()
-        for path in schemas.paths(schema)
-        if path[: len(root)] == root and len(path) > len(root)
-    }
-    near = schemas.nearest(words, sorted(names))
-    return f"names no configuration key; the nearest is {prefix}{near}"
 
 
 def at(data: Any, path: Path) -> Any:
@@ -172,28 +135,27 @@ def has(data: Any, key: str | int) -> bool:
     return isinstance(data, dict) and key in data
 
 
-def _put(
-    data: dict[str, Any], schema: type[BaseModel], path: Path, text: str, location: str
-) -> None:
+def _value(schema: type[BaseModel], path: Path, text: str, location: str) -> Any:
     kinds = schemas.walk(schema, path)
-    value: Any = text
-    if not all(schemas.is_scalar(kind) for kind in kinds):
-        plain_list = all(schemas.is_list(kind) for kind in kinds) and text[:1] not in ("[", "{")
-        source = f"[{text}]" if plain_list else text
-        value = read_value(source, location, path_text(path))
+    if all(schemas.is_scalar(kind) for kind in kinds):
+        return text
+    plain_list = all(schemas.is_list(kind) for kind in kinds) and text[:1] not in ("[", "{")
+    return read_value(f"[{text}]" if plain_list else text, location, path_text(path))
+
+
+def _put(
+    data: dict[str, Any], path: Path, value: Any, location: str, locations: dict[Path, str]
+) -> None:
     target: Any = data
-    for key, following in pairwise(path):
-        target = _enter(target, key, following, path, location)
+    for depth, (key, following) in enumerate(pairwise(path), 1):
+        inner = at(target, (key,))
+        if not isinstance(inner, dict | list):
+            inner = [] if isinstance(following, int) else {}
+            _assign(target, key, inner, path, location)
+            locations[path[:depth]] = location
+        target = inner
     _assign(target, path[-1], value, path, location)
-
-
-def _enter(target: Any, key: str | int, following: str | int, path: Path, location: str) -> Any:
-    inner = at(target, (key,))
-    if isinstance(inner, dict | list):
-        return inner
-    fresh: Any = [] if isinstance(following, int) else {}
-    _assign(target, key, fresh, path, location)
-    return fresh
+    locations[path] = location
 
 
 def _assign(target: Any, key: str | int, value: Any, path: Path, location: str) -> None:

@@ -96,6 +96,7 @@ def paths(annotation: Any, prefix: Path = (), depth: int = 0) -> Iterator[Path]:
                 yield (*prefix, name)
                 yield from paths(inner, (*prefix, name), depth + 1)
         elif origin is dict:
+            yield (*prefix, "*")
             yield from paths(args[1], (*prefix, "*"), depth + 1)
         elif origin in (list, tuple, Sequence):
             yield from paths(args[0], prefix, depth + 1)

@@ -23,6 +23,7 @@ from laredo_model.settings.tree import (
     Object,
     Scalar,
     Substitution,
+    substitutions,
 )
 
 _MOST_VALUES = 1_000_000
@@ -37,6 +38,8 @@ class Configuration:
     locations: dict[Path, str]
     #: First keys of the substitutions: blocks of these names may be there for them alone.
     substituted: frozenset[str]
+    #: The variables that substitutions can read.
+    variables: frozenset[str]
 
 
 def read_files(files: Sequence[FilePath]) -> Configuration:
@@ -53,7 +56,8 @@ def read_files(files: Sequence[FilePath]) -> Configuration:
     whole = resolution.whole()
     locations: dict[Path, str] = {}
     values = _plain(whole, (), locations)
-    return Configuration(values, locations, frozenset(resolution.substituted))
+    variables = frozenset(".".join(each.keys) for each in substitutions(root))
+    return Configuration(values, locations, frozenset(resolution.substituted), variables)
 
 
 def read_value(text: str, location: str, path: str) -> Any:

@@ -1,6 +1,7 @@
 """The tree of a HOCON text: each value as it is written, with file and line."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +73,20 @@ class Blank(Node):
     """White space between two parts of a concatenation."""
 
     text: str
+
+
+def substitutions(root: Node) -> Iterator[Substitution]:
+    """Every substitution below ``root``, also those whose value a later one replaces."""
+    rest = [root]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, Substitution):
+            yield node
+        elif isinstance(node, Concatenation):
+            rest += node.parts
+        elif isinstance(node, Object | Array):
+            inner = node.members.values() if isinstance(node, Object) else node.items
+            rest += [layer for layers in inner for layer in layers]
 
 
 def path_of(text: str) -> Keys | None:

@@ -46,8 +46,8 @@ def ask_reload(http: HttpSettings) -> list[str]:
         ) from error
     if answer.status == 401:
         raise NoReload(
-            "the running writer has another http.token: set LAREDO_SNAPSHOTTER_HTTP_TOKEN to it,"
-            " or send SIGHUP"
+            "the running writer has another http.token: send SIGHUP, or give"
+            " --set snapshotter.http.token=TOKEN with that one"
         )
     if answer.status != 200:
         raise NoReload(str(done.get("error", done)))

@@ -5,9 +5,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.errors import AwsError
-from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.iam import iam_action
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.explain import Cause, explain, failures, iam_action
 from laredo_archive.aws.profile import AMBIENT
 from laredo_snapshotter.config_outputs import SinkConfig
 from laredo_snapshotter.errors import SinkError, SinkRefused

@@ -11,7 +11,7 @@
       catalogs = [ { catalog = "s3://bucket/", target = "/data" } ]    # each of its tables below it
     }
 
-Each key can be set from the environment (LAREDO_SYNC_PARALLEL=4) or by --set sync.parallel=4.
+Each key can be set by --set sync.parallel=4; parallel = ${?NAME} takes it from the environment.
 """
 
 from collections.abc import Iterator, Mapping
@@ -147,9 +147,9 @@ def _check(options: Options, where: settings.Path) -> None:
 
 
 def load(path: Path, sets: tuple[str, ...] = ()) -> SyncBlock:
-    """The configuration from file, conf.d, environment and ``--set``, in rising precedence.
+    """The configuration from file, conf.d and ``--set``, in rising precedence.
 
-    :raises SettingsError: naming file and line, variable or path of everything that is wrong.
+    :raises SettingsError: naming file and line, or path, of everything that is wrong.
     """
     root = settings.load(path, env_prefix=ENV_PREFIX, env_root="sync", sets=sets, schema=SyncRoot)
     return root.sync

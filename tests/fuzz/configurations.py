@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from laredo_fanout import config as fanout
-from laredo_model import settings
 from laredo_model.settings import SettingsError
 from laredo_snapshotter import config as snapshotter
 from laredo_snapshotter.errors import ConfigRefused
@@ -143,7 +143,8 @@ def check(draw: random.Random, directory: Path) -> bool:
     environ, sets = _environment(draw), _sets(draw)
     path = file if draw.randrange(20) else None
     reads = (_fanout, _snapshotter)
-    return sum(_is_read(lambda read=read: read(path, environ, sets)) for read in reads) > 0
+    with patch.dict(os.environ, environ):
+        return sum(_is_read(lambda read=read: read(path, sets)) for read in reads) > 0
 
 
 def _is_read(read: Callable[[], Any]) -> bool:
@@ -161,27 +162,12 @@ def _is_read(read: Callable[[], Any]) -> bool:
     return True
 
 
-def _fanout(path: Path | None, environ: dict[str, str], sets: list[str]) -> None:
-    settings.load(
-        path,
-        env_prefix=fanout.ENV_PREFIX,
-        env_ignore=fanout.ENV_IGNORE,
-        sets=sets,
-        schema=fanout.Config,
-        environ=environ,
-    )
+def _fanout(path: Path | None, sets: list[str]) -> None:
+    fanout.load(path, sets)
 
 
-def _snapshotter(path: Path | None, environ: dict[str, str], sets: list[str]) -> None:
-    root = settings.load(
-        path,
-        env_prefix=snapshotter.ENV_PREFIX,
-        env_root="snapshotter",
-        sets=sets,
-        schema=snapshotter.Root,
-        environ=environ,
-    )
-    snapshotter.tables(root.snapshotter)
+def _snapshotter(path: Path | None, sets: list[str]) -> None:
+    snapshotter.tables(snapshotter.load(path, sets))
 
 
 def main(arguments: list[str]) -> None:

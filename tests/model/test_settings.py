@@ -1,6 +1,7 @@
 """The configuration loader: precedence, substitutions, value types, messages that name lines."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,17 +49,8 @@ class Root(settings.Section):
     tables: tuple[Table, ...] = ()
 
 
-def load(
-    file: Path | None, environ: dict[str, str] | None = None, sets: tuple[str, ...] = ()
-) -> Root:
-    return settings.load(
-        file,
-        env_prefix="LAREDO_",
-        env_ignore=("LAREDO_SNAPSHOTTER_",),
-        sets=sets,
-        schema=Root,
-        environ=environ or {},
-    )
+def load(file: Path | None, sets: tuple[str, ...] = ()) -> Root:
+    return settings.load(file, env_prefix="LAREDO_", sets=sets, schema=Root)
 
 
 @pytest.fixture
@@ -84,13 +76,9 @@ def test_later_sources_win(write) -> None:  # type: ignore[no-untyped-def]
     write("grpc { port = 2, max_clients = 2, host = b }", "conf.d/10-b.conf")
     write("grpc { host = c }", "conf.d/20-c.conf")
     write("grpc { host = not-read }", "conf.d/30-d.conf.off")
-    config = load(file, {"LAREDO_GRPC_PORT": "3", "LAREDO_MAX_SIZE": "3"}, ("max_size=4",))
+    config = load(file, ("max_size=4",))
     assert (config.grpc.host, config.grpc.max_clients) == ("c", 2)
-    assert (config.grpc.port, config.max_size) == (3, 4)
-
-
-def test_without_a_file_the_environment_is_enough() -> None:
-    assert load(None, {"LAREDO_GRPC_MAX_CLIENTS": "7"}).grpc.max_clients == 7
+    assert (config.grpc.port, config.max_size) == (2, 4)
 
 
 def test_substitutions_and_includes(write, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
@@ -247,54 +235,83 @@ def test_a_file_that_is_missing_or_not_utf8(tmp_path: Path) -> None:
 SOURCES = "sources { my-pg { connection = x } }\ntables = [ { table = a } ]\n"
 
 
-def test_variables_reach_own_keys_list_entries_and_lists(write) -> None:  # type: ignore[no-untyped-def]
-    config = load(
-        write(SOURCES),
-        {
-            "LAREDO_SOURCES_MY_PG_SLOT_NAME": "007",
-            "LAREDO_TABLES_0_SCHEMA": "s",
-            "LAREDO_TABLES_0_FORMATS": "jsonl,protobuf",
-            "LAREDO_TABLES_0_DESTINATIONS": "[{type = local, path = /x}]",
-            "LAREDO_TABLES_1_TABLE": "b",
-        },
-    )
-    assert config.sources["my-pg"].slot_name == "007"
-    assert config.tables[0].namespace == "s"
-    assert config.tables[0].formats == ("jsonl", "protobuf")
-    assert config.tables[0].destinations == (Local(type="local", path="/x"),)
-    assert config.tables[1].table == "b"
+@pytest.mark.parametrize(
+    ("name", "path", "cure"),
+    [
+        ("GRPC_PORT", "grpc.port", "write grpc.port = {line} at the end of {file}, or unset"),
+        ("SOURCES_MY_PG_SLOT_NAME", "sources.my-pg.slot_name", "sources.my-pg.slot_name = {line}"),
+        ("SOURCES_NEW_SLOT_NAME", "sources.new.slot_name", "sources.new.slot_name = {line}"),
+        ("TABLES_0_SCHEMA", "tables[0].schema", "write schema = {line} into tables[0] in {file}"),
+        ("TABLES_0_FORMATS", "tables[0].formats", "write that list or block itself into {file}"),
+        ("SOURCES", "sources", "write that list or block itself into {file}"),
+    ],
+)
+def test_a_variable_that_set_a_key_is_refused_with_the_line_that_replaces_it(
+    write,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    path: str,
+    cure: str,
+) -> None:
+    variable = f"LAREDO_{name}"
+    monkeypatch.setenv(variable, "hunter2")
+    file = write(SOURCES)
+    problem = problem_of(file)
+    assert (problem.location, problem.path) == (f"environment variable {variable}", path)
+    assert cure.format(line=f"${{?{variable}}}", file=file) in problem.message
+    assert "hunter2" not in str(problem)
+    for other in (write("grpc = 5, sources = 5"), None):
+        assert problem_of(other).path == path.replace("my-pg", "my_pg")
 
 
-def test_a_mistyped_variable_is_an_error_with_the_nearest_name(write) -> None:  # type: ignore[no-untyped-def]
-    problem = problem_of(write(SOURCES), environ={"LAREDO_GRPC_PROT": "1"})
-    assert problem.location == "environment variable LAREDO_GRPC_PROT"
-    assert problem.message.endswith("the nearest is LAREDO_GRPC_PORT")
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [
+        ("grpc { port = 1, port = ${?LAREDO_GRPC_PORT} }", 3),
+        ('include "part.conf"', 3),
+        ("port = ${LAREDO_GRPC_PORT}\ngrpc.port = ${port}", 3),
+        # Named, though another value counts.
+        ("grpc { port = ${?LAREDO_GRPC_PORT}, port = 5 }", 5),
+        ("grpc.host = x${?LAREDO_GRPC_PORT}", 4002),
+    ],
+)
+def test_a_variable_that_the_configuration_names_is_legal(
+    write,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    port: int,
+) -> None:
+    monkeypatch.setenv("LAREDO_GRPC_PORT", "3")
+    write("grpc.port = ${?LAREDO_GRPC_PORT}", "part.conf")
+    file = write(text)
+    assert load(file).grpc.port == port
+    if port == 3:
+        monkeypatch.setenv("LAREDO_GRPC_PORT", "many")
+        problem = problem_of(file)
+        assert problem.location is not None and problem.path == "grpc.port"
+        assert re.search(r"(a|part)\.conf:\d$", problem.location)
 
 
-def test_a_wrong_value_of_a_variable_names_the_variable() -> None:
-    problem = problem_of(None, environ={"LAREDO_GRPC_PORT": "many"})
-    assert problem.location == "environment variable LAREDO_GRPC_PORT"
-    assert problem.path == "grpc.port"
+def test_variables_that_set_no_key_are_left_alone(
+    write,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = "CONFIG TOKEN GRPC_0_PORT TABLES_SCHEMA SNAPSHOTTER_HTTP_PORT GRPC_SERVICE_HOST"
+    for name in (*names.split(), "SOURCES_PORT_4002_TCP_ADDR"):
+        monkeypatch.setenv(f"LAREDO_{name}", "10.0.0.1")
+    monkeypatch.setenv("LAREDO_GRPC_PORT", "tcp://10.0.0.1:4002")
+    load(write("max_size = 1"))
 
 
-def test_variables_of_others_are_left_alone() -> None:
-    load(
-        None,
-        {
-            "LAREDO_CONFIG": "x.conf",
-            "LAREDO_SNAPSHOTTER_HTTP_PORT": "1",
-            "LAREDO_FANOUT_SERVICE_HOST": "10.0.0.1",
-            "LAREDO_FANOUT_SERVICE_PORT_GRPC": "4002",
-            "LAREDO_FANOUT_PORT": "tcp://10.0.0.1:4002",
-            "LAREDO_FANOUT_PORT_4002_TCP_ADDR": "10.0.0.1",
-        },
-    )
+def test_without_file_and_settings_there_is_no_configuration() -> None:
+    assert str(problem_of(None)) == "no configuration: give --config FILE or set LAREDO_CONFIG"
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("grpc.prot=1", 'unknown key; the nearest known key is "port"'),
+        ("grpc.prot.x=1", 'unknown key; the nearest known key is "port"'),
         ("grpc.port", "expected --set path=value"),
         ("tables[4].table=x", "the list has 0 entries, so 4 can't be set"),
     ],
@@ -364,7 +381,7 @@ def test_a_path_in_the_home_directory(
             return with_secret(data, "token")
 
     def read(text: str) -> Home:
-        return settings.load(write(text), env_prefix="LAREDO_", schema=Home, environ={})
+        return settings.load(write(text), env_prefix="LAREDO_", schema=Home)
 
     monkeypatch.setenv("HOME", str(tmp_path))
     write("hunter2", "token")

@@ -28,7 +28,7 @@ class Document(BaseModel):
 
 def load(file: Path) -> dict[str, Any]:
     with mock.patch.dict("os.environ", VARIABLES):
-        loaded = settings.load(file, env_prefix="LAREDO_", schema=Document, environ={})
+        loaded = settings.load(file, env_prefix="LAREDO_", schema=Document)
     return loaded.model_dump(exclude_unset=True)
 
 
@@ -118,7 +118,7 @@ def test_what_is_refused_names_its_line(  # type: ignore[no-untyped-def]
 
     (tmp_path / "main.conf").write_text(text)
     with pytest.raises(settings.SettingsError) as refused:
-        settings.load(tmp_path / "main.conf", env_prefix="LAREDO_", schema=Closed, environ={})
+        settings.load(tmp_path / "main.conf", env_prefix="LAREDO_", schema=Closed)
     (problem,) = refused.value.problems
     assert problem.location == f"{tmp_path / 'main.conf'}:{line}"
     assert message in problem.message

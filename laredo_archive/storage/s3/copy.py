@@ -8,7 +8,7 @@ Amazon S3 User Guide).
 
 from functools import partial
 
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.explain import Cause
 from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
 from laredo_archive.storage.s3.requests import RETRY_IDEMPOTENT, Bucket, FailedRequest

@@ -6,7 +6,7 @@ from threading import Event
 from typing import BinaryIO
 
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.explain import Cause
 from laredo_archive.errors import CommitConflict, CommitStateUnknown, DestinationUnavailable
 from laredo_archive.failpoint import reach
 from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, StoredObject, is_plain

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.explain import Cause
 from laredo_archive.errors import ConditionalWritesMissing, DestinationUnavailable
 from laredo_archive.storage.s3.requests import (
     RETRY_CONDITIONAL,

@@ -10,8 +10,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from laredo_archive.aws.explain import failures
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.explain import Cause, failures
 from laredo_archive.errors import ArtifactMissing, DestinationUnavailable, TooLarge
 from laredo_archive.storage.destination import LARGEST_WHOLE, StoredObject
 from laredo_archive.storage.s3.requests import (

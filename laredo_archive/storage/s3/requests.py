@@ -27,8 +27,7 @@ from tenacity import (
 )
 
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.kinds import Cause, Explained
+from laredo_archive.aws.explain import PASSING, Cause, Explained, explain, failures
 from laredo_archive.errors import (
     BadKey,
     CommitStateUnknown,
@@ -54,8 +53,6 @@ _CONNECTIONS = 64
 """Kept open at most: all tables that write to a bucket share them, and a new one costs a
 handshake with each commit."""
 
-PASSING = frozenset({Cause.THROTTLED, Cause.SERVER, Cause.LOST, Cause.CONNECT})
-"""What is over soon, as a rule."""
 RETRY_IDEMPOTENT = PASSING | {Cause.CHECKSUM}
 """When to repeat a request without visible effect: a part, the beginning of an upload."""
 RETRY_CONDITIONAL = frozenset({Cause.CONFLICT, Cause.CHECKSUM})

@@ -17,7 +17,7 @@ from functools import partial
 
 import structlog
 
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.explain import Cause
 from laredo_archive.errors import DestinationError, DestinationUnavailable, NameTaken
 from laredo_archive.failpoint import reach
 from laredo_archive.storage.s3.requests import (

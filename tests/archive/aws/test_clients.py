@@ -9,8 +9,7 @@ import pytest
 
 from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.aws.errors import AwsError, ProfileError, RegionUnknown
-from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.kinds import Cause
+from laredo_archive.aws.explain import Cause, explain, failures
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, answering
 from tests.support.aws import AwsServer
@@ -197,7 +196,7 @@ def _python(code: str) -> str:
 def test_boto3_is_imported_only_when_a_client_is_made() -> None:
     code = """
 import sys
-from laredo_archive.aws import advice, clients, explain, iam, profile
+from laredo_archive.aws import clients, explain, profile
 clients.AwsClients({"p": profile.Profile("p", "ambient")})
 print([name for name in sys.modules if name.split(".")[0] in ("boto3", "botocore", "s3transfer")])
 """

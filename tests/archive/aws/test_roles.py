@@ -9,10 +9,9 @@ from urllib.parse import parse_qs
 import pytest
 from structlog.testing import capture_logs
 
-from laredo_archive.aws import role
 from laredo_archive.aws.clients import AwsClients, Called
-from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.kinds import Cause, Explained
+from laredo_archive.aws.credentials import ATTEMPTS
+from laredo_archive.aws.explain import Cause, Explained, explain, failures
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, Answering, Asked, answering
 from tests.support.aws import AwsServer
@@ -204,13 +203,13 @@ def test_while_sts_is_away_the_old_session_serves_as_long_as_it_can(
     sts.tell(refusal(503, "ServiceUnavailable", "later"))
     clock.now = START + timedelta(minutes=46)
     ask(clients, store)
-    assert len(sts.asked) == 1 + role.ATTEMPTS
+    assert len(sts.asked) == 1 + ATTEMPTS
     clock.now = START + timedelta(minutes=51)
     caplog.clear()
     with capture_logs() as logged:
         explained = refused(clients, store)
     assert [entry["event"] for entry in logged] == [
-        *["role is asked for again"] * (role.ATTEMPTS - 1),
+        *["role is asked for again"] * (ATTEMPTS - 1),
         "role not assumed",
     ]
     assert logged[-1]["profile"] == "writer"
@@ -251,7 +250,7 @@ def test_a_refused_role_is_told_once_with_all_names(
     assert message.startswith("s3:ListBucket on s3://b/ as profile writer: its role wasn't assumed")
     assert f"sts:AssumeRole on {ARN}writer (credentials.writer) as profile ambient: " in message
     assert "user/laredo is not authorized" in message
-    assert "trust-policy.json" in message
+    assert "let the role trust that caller" in message
     assert message.count("What to do") == 1
 
 
@@ -274,7 +273,7 @@ def test_a_role_above_one_that_waits_for_sts_does_not_ask_for_it_again(
     outer = {"outer": Profile("outer", "assume_role", role_arn=ARN + "outer", base="writer")}
     explained = refused(AwsClients({**writer(sts), **outer}, now=clock), store, "outer")
     assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
-    assert len(sts.asked) == role.ATTEMPTS
+    assert len(sts.asked) == ATTEMPTS
 
 
 def test_a_session_that_a_service_calls_expired_is_renewed_with_the_next_call(

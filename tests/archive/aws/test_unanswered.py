@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from laredo_archive.aws import clients as clients_module
 from laredo_archive.aws.clients import AwsClients, Called
-from laredo_archive.aws.explain import explain, failures
-from laredo_archive.aws.kinds import Cause, Explained
+from laredo_archive.aws.explain import Cause, Explained, explain, failures
 from laredo_archive.aws.profile import Profile
 from tests.archive.aws.answering import Answer, answering
 from tests.support.processes import free_port
@@ -67,7 +66,7 @@ def test_nobody_listens(clients: AwsClients, calls: list[Called]) -> None:
 def test_no_such_host(clients: AwsClients) -> None:
     explained = failed(clients, "http://s3.eu-wst-1.invalid")
     assert (explained.kind, explained.sent) == (Cause.CONNECT, False)
-    assert "a typing error?" in explained.message
+    assert "check region and endpoint" in explained.message
 
 
 def test_a_host_that_takes_no_connection(clients: AwsClients) -> None:
@@ -148,7 +147,7 @@ def test_a_request_without_an_answer_may_have_been_done(
         server.closing.set()
         assert len(server.asked) == 1
     assert (explained.kind, explained.sent) == (Cause.LOST, True), explained
-    assert "may have been done" in explained.message
+    assert "may have been carried out" in explained.message
 
 
 def test_nobody_to_sign_as(clients: AwsClients, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_a_place_without_an_archive_says_so_also_to_who_may_not_list(
             (answer(403, "AccessDenied"), "allow s3:GetObject on it"),
             (answer(404, "NoSuchBucket"), "create the bucket or correct its name"),
             (answer(400, "ExpiredToken"), "session is over"),
-            (answer(403, "RequestTimeTooSkewed"), "set this one right"),
+            (answer(403, "RequestTimeTooSkewed"), "clock right"),
             (answer(301, "PermanentRedirect"), "it is in another region"),
         ],
     ),

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from laredo_archive.aws.clients import AwsClients, Called
-from laredo_archive.aws.iam import iam_action
+from laredo_archive.aws.explain import iam_action
 from laredo_archive.aws.profile import Profile
 from tests.end_to_end.aws_rights.policy import Right
 

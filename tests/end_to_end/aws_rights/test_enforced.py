@@ -112,7 +112,7 @@ def test_check_names_the_right_that_is_lacking(guarded: Guarded, action: str) ->
     [
         pytest.param(
             lambda guarded, _: guarded.clients(external_id="guessed"),
-            ("its role wasn't assumed", "user/program is not authorized", "same external_id"),
+            ("its role wasn't assumed", "user/program is not authorized", "external_id"),
             id="external-id",
         ),
         pytest.param(
@@ -122,12 +122,12 @@ def test_check_names_the_right_that_is_lacking(guarded: Guarded, action: str) ->
         ),
         pytest.param(
             lambda guarded, set_: [set_("AWS_SECRET_ACCESS_KEY", "wrong"), guarded.clients()][1],
-            ("SignatureDoesNotMatch", "the secret key doesn't fit the access key"),
+            ("SignatureDoesNotMatch", "an access key, secret and token"),
             id="secret",
         ),
         pytest.param(
             lambda guarded, set_: [set_("AWS_ACCESS_KEY_ID", "AKIANOBODY"), guarded.clients()][1],
-            ("InvalidClientTokenId", "it was deleted or deactivated"),
+            ("InvalidClientTokenId", "known in that region"),
             id="key",
         ),
     ],

@@ -115,14 +115,6 @@ def test_decode_workers_is_refused_with_any_value(tmp_path: Path, value: str) ->
     )
 
 
-def test_decode_workers_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAREDO_SOURCES_PG_DECODE_WORKERS", "2")
-    assert complaint(tmp_path, MINIMAL) == (
-        "environment variable LAREDO_SOURCES_PG_DECODE_WORKERS: sources.pg.decode_workers:"
-        " decoding is compiled now; remove the key"
-    )
-
-
 def test_copies_are_bounded_as_configured(tmp_path: Path) -> None:
     unbounded = options.source_options(load(tmp_path, MINIMAL)).copy
     assert (unbounded.connections, unbounded.max_rows_per_second) == (2, None)
@@ -261,15 +253,6 @@ def test_what_does_not_fit_names_its_place(tmp_path: Path, text: str, expected: 
     assert said.startswith(expected)
     assert "hunter2" not in said
     assert "\n" not in said
-
-
-def test_variables_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAREDO_SOURCES_PG_CONNECTION", "postgresql://other/db")
-    monkeypatch.setenv("LAREDO_FANOUT_GRPC_MAX_CLIENTS", "9")
-    monkeypatch.setenv("LAREDO_SNAPSHOTTER_HTTP_PORT", "1")
-    said = load(tmp_path, MINIMAL)
-    assert said.source.connection.get_secret_value() == "postgresql://other/db"
-    assert said.max_clients == 9
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ REFUSALS: dict[str, tuple[Fault, type[SinkError], str]] = {
     "denied": (answer(403, "AccessDeniedException"), SinkError, "allow {action} on it"),
     "denied sns": (answer(403, "AuthorizationError"), SinkError, "allow {action} on it"),
     "expired": (answer(403, "ExpiredTokenException"), SinkError, "session is over"),
-    "skewed": (answer(403, "RequestExpired"), SinkError, "set this one right"),
+    "skewed": (answer(403, "RequestExpired"), SinkError, "clock right"),
     "bad key": (answer(403, "InvalidClientTokenId"), SinkError, "access key"),
     "kms": (answer(400, "KMSAccessDeniedException"), SinkError, "key"),
     "invalid": (answer(400, "InvalidParameterException"), SinkRefused, "documentation"),
