@@ -45,7 +45,7 @@ class MergedCopy:
     def _with(self, changes: DataFrame, keys: Sequence[str]) -> DataFrame:
         left = self.rows().join(changes, list(keys), "left_anti")
         made = changes.where(F.col("__laredo_action") != "DELETE").drop("__laredo_action")
-        return left.unionByName(made)
+        return made.unionByName(left)  # a join puts the keys first
 
     @property
     def _path(self) -> Path:
