@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from laredo_archive.errors import TemporarySpaceLacking
+from laredo_archive.errors import TemporaryFileUnreadable, TemporarySpaceLacking
 from laredo_model.files.record_file import Record, RecordFile
 
 MEMORY_BYTES = 24 * 1024 * 1024
@@ -50,10 +50,10 @@ class Sorter:
     def sorted(self) -> Iterator[Record]:
         """The records in order, once.
 
-        :raises RecordFileDamaged: if a temporary file isn't as it was written.
+        :raises TemporaryFileUnreadable: if a temporary file isn't as it was written.
         """
         self._held.sort(key=_order)
-        runs = [file.read() for _, file in self._runs]
+        runs = [_read(file) for _, file in self._runs]
         try:
             yield from heapq.merge(*runs, iter(self._held), key=_order)
         finally:
@@ -69,7 +69,7 @@ class Sorter:
             same = [file for run_level, file in self._runs if run_level == level]
             if len(same) < MERGED_AT_ONCE:
                 return
-            merged = _write(heapq.merge(*(file.read() for file in same), key=_order))
+            merged = _write(heapq.merge(*map(_read, same), key=_order))
             self._runs = [run for run in self._runs if run[0] != level]
             self._runs.append((level + 1, merged))
             for file in same:
@@ -83,7 +83,18 @@ def _order(record: Record) -> tuple[Any, Any]:
 def _write(records: Iterator[Record]) -> RecordFile:
     try:
         file = RecordFile()
-        file.write(records)
+        try:
+            file.write(records)
+        except BaseException:
+            file.close()
+            raise
     except OSError as failure:
         raise TemporarySpaceLacking(tempfile.gettempdir(), failure) from failure
     return file
+
+
+def _read(file: RecordFile) -> Iterator[Record]:
+    try:
+        yield from file.read()
+    except OSError as failure:
+        raise TemporaryFileUnreadable(tempfile.gettempdir(), failure) from failure

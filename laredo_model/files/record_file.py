@@ -18,7 +18,7 @@ BLOCK_BYTES = 64 << 10
 """A block ends with the record that makes it larger than this."""
 _MOST_RECORDS = 2048
 _HEAD = Struct("<QI")
-_MARSHAL_VERSION = 2  # later ones look for values that occur twice
+_MARSHAL_VERSION = 2  # later ones compare values
 
 Record = tuple[Any, ...]
 
