@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent
 FILE = Path("laredo_model", "program", "commit.txt")
 COMPILED = (
     "laredo_fanout.decode._row_scan",
-    "laredo_fanout.catchup._frames",
+    "laredo_fanout.decode._frames",
     "laredo_fanout.wire._repeated",
     "laredo_fanout.serving._struct_rows",
     "laredo_archive.codec.structs._struct_scan",

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks import spark_archive
 from benchmarks.figures import Figure
 from benchmarks.scenario import Scenario, told
-from benchmarks.spark_reads import CORES, SYNCED_CHANGES
+from benchmarks.spark_reads import CORES
 
 SUBJECT = "spark"
 DIFFS = 200
@@ -30,7 +30,7 @@ def run(scenario: Scenario) -> list[Figure]:
     figures = _jsonl(scenario, archive, rows)
     for format_ in ("protobuf", "parquet"):
         figures += _other(scenario, archive, rows, format_)
-    return [*figures, _sync(scenario, archive)]
+    return figures
 
 
 def _jsonl(scenario: Scenario, archive: Path, rows: int) -> list[Figure]:
@@ -142,21 +142,6 @@ def _memory(format_: str, facts: list[Facts]) -> Figure:
         "MB",
         note=f"{CORES} tasks at a time; the largest worker {most('worker'):,.0f} MB,"
         f" the driver's JVM {most('jvm'):,.0f} MB",
-    )
-
-
-def _sync(scenario: Scenario, archive: Path) -> Figure:
-    scenario.say("sync")
-    facts = _read(scenario, archive, "sync", "--rows", scenario.rows)
-    return Figure(
-        SUBJECT,
-        f"sync_table, {SYNCED_CHANGES:,} changes into {scenario.rows:,} rows of Parquet",
-        facts["again"],
-        "s",
-        facts["built"],
-        "the first copy",
-        less_is_better=True,
-        note=f"the first merge {facts['seconds']:.1f} s; the changed keys are in all files",
     )
 
 

@@ -9,7 +9,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -18,12 +17,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 from benchmarks import spark_archive
 from benchmarks.counting_client import tell
 from benchmarks.spark_memory import SparkMemory
-from laredo_spark import read_table, sync_table
+from laredo_spark import read_table
 from laredo_spark.session import session
-from laredo_spark.sync.sync import SyncOutcome
 
 CORES = 2
-SYNCED_CHANGES = 1000
 LOOKUPS = 11
 TWO = ("id", "price")
 ROUNDS = 9
@@ -119,24 +116,6 @@ def plain_parquet(spark: SparkSession, arguments: Namespace) -> dict[str, object
     return {"seconds": _consumed(frame), "again": _consumed(frame)}
 
 
-def sync(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
-    """The first copy, and the merge of some changes afterwards, of an archive of its own."""
-    with TemporaryDirectory(prefix="laredo-bench-sync-") as directory:
-        archive, target = Path(directory, "archive"), Path(directory, "target")
-        made = spark_archive.write(archive, arguments.rows, 0, 0, ["jsonl"])
-        path = str(archive / spark_archive.PREFIX)
-        built = sync_table(spark, path, target=target)
-        seconds = []
-        for _ in range(2):
-            with spark_archive.opened(archive) as opened:
-                spark_archive.commit(opened, made, SYNCED_CHANGES)
-            merged = sync_table(spark, path, target=target)
-            if merged.outcome is not SyncOutcome.MERGED:
-                raise RuntimeError(str(merged))
-            seconds.append(merged.seconds)
-    return {"seconds": seconds[0], "again": seconds[1], "built": built.seconds}
-
-
 def _files(arguments: Namespace, pattern: str) -> list[str]:
     return [str(path) for path in sorted(Path(arguments.archive).rglob(pattern))]
 
@@ -147,7 +126,6 @@ _WAYS: dict[str, Callable[[SparkSession, Namespace], dict[str, object]]] = {
     "lookup": lookup,
     "plain_json": plain_json,
     "plain_parquet": plain_parquet,
-    "sync": sync,
 }
 
 

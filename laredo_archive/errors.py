@@ -15,6 +15,7 @@ ArchiveError
 ├── ZstandardNeeded           (codec.zstd.errors) compressed, and zstandard is missing
 ├── NoRoomToFetch             no room for an object that is fetched before it is read
 ├── TemporarySpaceLacking     no room for the temporary file that a reader sorts with
+├── TemporaryFileUnreadable   that file can't be read again, or was changed
 ├── DatabaseUnusable          the database to compare with can't be asked
 ├── ExportRefused             the file that was to be written isn't
 ├── CopyRefused               an archive isn't copied there
@@ -198,6 +199,13 @@ class TemporarySpaceLacking(ArchiveError):
             f"{directory}: no room to sort in ({reason}); free some, or set TMPDIR to a directory"
             " with as much space as the archive's unsorted files have"
         )
+
+
+class TemporaryFileUnreadable(ArchiveError):
+    """A temporary file that a reader sorts with can't be read again, or was changed."""
+
+    def __init__(self, directory: str, reason: object) -> None:
+        super().__init__(f"{directory}: the file to sort in can't be read again: {reason}")
 
 
 class DatabaseUnusable(ArchiveError):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from laredo_spark.frames.tables import TablesAtOnce, read_tables
     from laredo_spark.source import LaredoDataSource
     from laredo_spark.sync.catalog import sync_catalog
-    from laredo_spark.sync.sync import sync_table, sync_tables, synced_table
+    from laredo_spark.sync.sync import sync_table, sync_tables
 
 __all__ = [
     "LaredoDataSource",
@@ -26,7 +26,6 @@ __all__ = [
     "sync_catalog",
     "sync_table",
     "sync_tables",
-    "synced_table",
 ]
 
 _HOMES = {
@@ -41,7 +40,6 @@ _HOMES = {
     "sync_catalog": "sync.catalog",
     "sync_table": "sync.sync",
     "sync_tables": "sync.sync",
-    "synced_table": "sync.sync",
 }
 
 

@@ -1,20 +1,17 @@
 """Sorts more than fits into memory: sorted runs in temporary files, merged at the end."""
 
 import heapq
-import marshal
 import tempfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
-from laredo_archive.errors import TemporarySpaceLacking
-
-Record = tuple[Any, ...]
+from laredo_archive.errors import TemporaryFileUnreadable, TemporarySpaceLacking
+from laredo_model.files.record_file import Record, RecordFile
 
 MEMORY_BYTES = 24 * 1024 * 1024
 """How many bytes of records are held before they go to a file."""
 
 MERGED_AT_ONCE = 32
-_BLOCK_BYTES = 64 * 1024
 _RECORD_OVERHEAD = 250
 """Bytes that a record takes beside those of its values: a tuple and small integers."""
 
@@ -30,7 +27,7 @@ class Sorter:
         self._limit = memory_bytes
         self._held: list[Record] = []
         self._size = 0
-        self._runs: list[tuple[int, IO[bytes]]] = []
+        self._runs: list[tuple[int, RecordFile]] = []
 
     def add(self, record: Record, size: int) -> None:
         """A record; ``size``: the bytes of its values.
@@ -53,7 +50,7 @@ class Sorter:
     def sorted(self) -> Iterator[Record]:
         """The records in order, once.
 
-        :raises TemporarySpaceLacking: if the temporary file can't be read again.
+        :raises TemporaryFileUnreadable: if a temporary file isn't as it was written.
         """
         self._held.sort(key=_order)
         runs = [_read(file) for _, file in self._runs]
@@ -83,31 +80,21 @@ def _order(record: Record) -> tuple[Any, Any]:
     return record[0], record[1]
 
 
-def _write(records: Iterator[Record]) -> IO[bytes]:
+def _write(records: Iterator[Record]) -> RecordFile:
     try:
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # it outlives this function
-        block: list[Record] = []
-        size = 0
-        for record in records:
-            block.append(record)
-            size += sum(len(part) for part in record if isinstance(part, bytes)) + 16
-            if size >= _BLOCK_BYTES:
-                marshal.dump(block, file)
-                block.clear()
-                size = 0
-        if block:
-            marshal.dump(block, file)
-        file.flush()
+        file = RecordFile()
+        try:
+            file.write(records)
+        except BaseException:
+            file.close()
+            raise
     except OSError as failure:
         raise TemporarySpaceLacking(tempfile.gettempdir(), failure) from failure
     return file
 
 
-def _read(file: IO[bytes]) -> Iterator[Record]:
-    file.seek(0)
-    while True:
-        try:
-            block: list[Record] = marshal.load(file)
-        except EOFError:
-            return
-        yield from block
+def _read(file: RecordFile) -> Iterator[Record]:
+    try:
+        yield from file.read()
+    except OSError as failure:
+        raise TemporaryFileUnreadable(tempfile.gettempdir(), failure) from failure

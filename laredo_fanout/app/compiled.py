@@ -10,7 +10,7 @@ from importlib import import_module
 
 MODULES = (
     "laredo_fanout.decode._row_scan",
-    "laredo_fanout.catchup._frames",
+    "laredo_fanout.decode._frames",
     "laredo_fanout.wire._repeated",
     "laredo_fanout.serving._struct_rows",
     "laredo_archive.codec.structs._struct_scan",

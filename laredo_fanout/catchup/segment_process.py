@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 
 from laredo_fanout.catchup import orders, spool
-from laredo_fanout.catchup.frames import gather
 from laredo_fanout.catchup.orders import Failure, Order, Report
 from laredo_fanout.catchup.segment_stream import SegmentStream
 from laredo_fanout.catchup.spool import Announced, PieceWriter
+from laredo_fanout.decode.frames import gather
 from laredo_fanout.errors import SourceUnfit
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres import wal_message

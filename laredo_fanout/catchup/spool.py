@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from struct import Struct
 
-from laredo_fanout.catchup.frames import framed, new_frames
 from laredo_fanout.catchup.plan import Segment, SpoolPiece
+from laredo_fanout.decode.frames import framed, new_frames
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_model.files.durable import sync_directory
 

@@ -15,7 +15,7 @@ from laredo_model.errors import ModelError
 
 if TYPE_CHECKING:
     from laredo_fanout.decode.change_buffer import Route
-    from laredo_fanout.decode.transaction_spool import Get
+    from laredo_fanout.decode.frames import Get
 
 _UPDATE, _INSERT = message_.UPDATE, message_.INSERT
 _KIND, _RELATION, _TUPLE = 25, slice(26, 30), 30

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from laredo_fanout.decode.transaction_spool import Get, TransactionSpool
+from laredo_fanout.decode.frames import Get
+from laredo_fanout.decode.transaction_spool import TransactionSpool
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres import wal_message
 

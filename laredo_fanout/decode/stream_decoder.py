@@ -11,6 +11,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from laredo_fanout.decode.change_buffer import IGNORED, Route, Tables
+from laredo_fanout.decode.frames import Get
 from laredo_fanout.decode.pending_changes import PendingChanges
 from laredo_fanout.decode.row_scan import scan
 from laredo_fanout.decode.spooling import (
@@ -21,7 +22,7 @@ from laredo_fanout.decode.spooling import (
     spool_transaction,
 )
 from laredo_fanout.decode.stream_relations import StreamRelations
-from laredo_fanout.decode.transaction_spool import Get, TransactionSpool, TransactionSpools
+from laredo_fanout.decode.transaction_spool import TransactionSpool, TransactionSpools
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.postgres.pgoutput import Commit, Emitted

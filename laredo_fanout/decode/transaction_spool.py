@@ -11,18 +11,14 @@ import os
 import shutil
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from struct import Struct
 
+from laredo_fanout.decode.frames import SIZE, Get, new_frames
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
 
-Get = Callable[[int], "tuple[int, bytes | memoryview]"]
-"""psycopg's PGconn.get_copy_data: 1 asks without waiting; 0 is nothing yet, -1 the end."""
-
-_SIZE = Struct(">I")
-_SIZE_BYTES = _SIZE.size
+_SIZE_BYTES = SIZE.size
 _WRITE_FROM_BYTES = 1 << 20
 _PIECE_BYTES = 4 << 20
 
@@ -59,7 +55,7 @@ class TransactionSpool:
         :raises OSError: if it can't be written.
         """
         size = sum(map(len, parts))
-        self._unwritten.append(b"".join((_SIZE.pack(size), *parts)))
+        self._unwritten.append(b"".join((SIZE.pack(size), *parts)))
         self._unwritten_bytes += _SIZE_BYTES + size
         if self._unwritten_bytes >= _WRITE_FROM_BYTES:
             self._write()
@@ -105,15 +101,14 @@ class TransactionSpool:
         self.to_read = self._written
         if not self._written:
             return
-        left = b""
+        frames = new_frames()
         with self._path.open("rb", buffering=0) as file:
             # A message may be of more bytes than a piece: then the next piece takes twice as many.
-            while block := file.read(max(_PIECE_BYTES, len(left))):
-                piece = _SpoolChunk(left + block)
-                yield piece.get
+            while block := file.read(max(_PIECE_BYTES, frames.left)):
+                frames.add(block)
+                yield frames.get
                 self.to_read -= len(block)
-                left = piece.left
-        if left:
+        if frames.left:
             raise ReplicationStreamBroken(
                 f"{self._path} ends within a message; the stream is restarted"
             )
@@ -157,33 +152,6 @@ class TransactionSpool:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-class _SpoolChunk:
-    """Some of a spool's bytes; the last message may be cut."""
-
-    __slots__ = ("_at", "_block", "_end")
-
-    def __init__(self, block: bytes) -> None:
-        self._block = block
-        self._at, self._end = 0, len(block)
-
-    def get(self, _: int) -> tuple[int, bytes]:
-        """The next message, or 0."""
-        start = self._at + _SIZE_BYTES
-        if start > self._end:
-            return 0, b""
-        size: int = _SIZE.unpack_from(self._block, self._at)[0]
-        stop = start + size
-        if stop > self._end:
-            return 0, b""
-        self._at = stop
-        return size, self._block[start:stop]
-
-    @property
-    def left(self) -> bytes:
-        """What wasn't taken."""
-        return self._block[self._at :]
 
 
 class TransactionSpools:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from laredo_fanout.decode.transaction_spool import Get
+    from laredo_fanout.decode.frames import Get
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.postgres.errors import SourceError
     from laredo_fanout.tables.write_batch import WriteBatch

@@ -5,20 +5,16 @@ writes it from where it stands; one that stands before that writes only what lie
 others write nothing. Each reads at its own offset.
 """
 
-import os
 import tempfile
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from struct import Struct
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 from laredo_fanout.store.errors import SpoolFailed
-
-_LENGTHS = Struct("<II")
-_READ_BYTES = 256 << 10
+from laredo_model.files import record_file
+from laredo_model.files.record_file import RecordFile
 
 Pair = tuple[bytes, bytes]
 SnapshotId: TypeAlias = tuple[int, int, int]
@@ -59,13 +55,13 @@ class SharedSpools:
             spool = self._open.get(snapshot)
             return spool is not None and spool.holds(after)
 
-    def new_file(self) -> IO[bytes]:
+    def new_file(self) -> RecordFile:
         """A file that has no name, and goes with its last descriptor.
 
         :raises SpoolFailed: if it can't be made.
         """
         try:
-            return tempfile.TemporaryFile(dir=self._directory)
+            return RecordFile(self._directory)
         except OSError as failed:
             raise self.failed(failed) from failed
 
@@ -97,27 +93,25 @@ class SharedSpools:
 class _Piece:
     """A file with the rows after one key, up to where the next piece begins."""
 
-    def __init__(self, after: bytes, file: IO[bytes]) -> None:
+    def __init__(self, after: bytes, file: RecordFile) -> None:
         self.after = after
         self.file = file
-        self.size = self.taken = 0
+        self.taken = 0
         self._keys: list[bytes] = []
         self._offsets: list[int] = []
 
-    def write(self, pairs: list[Pair]) -> None:
-        self._keys.append(pairs[0][0])
-        self._offsets.append(self.size)
-        data = b"".join(_LENGTHS.pack(len(key), len(line)) + key + line for key, line in pairs)
-        self.file.write(data)
-        self.size += len(data)
+    def write(self, first: bytes, block: bytes) -> None:
+        self._keys.append(first)
+        self._offsets.append(self.file.size)
+        self.file.append(block)
 
     def read(self, after: bytes) -> Iterator[Pair]:
         """The rows beyond this key, at an offset of the reader's own."""
-        block = bisect_right(self._keys, after)
-        offset = self._offsets[max(block - 1, 0)] if self._offsets else 0
-        for pair in _pairs(self.file.fileno(), offset, self.size):
-            if pair[0] > after:
-                yield pair
+        number = bisect_right(self._keys, after)
+        offset = self._offsets[max(number - 1, 0)] if self._offsets else 0
+        for key, line in self.file.read(offset):
+            if key > after:
+                yield key, line
 
 
 class SharedSpool:
@@ -147,11 +141,9 @@ class SharedSpool:
             piece = _Piece(after, self._spools.new_file())
             try:
                 self._write(piece, batches)
-                piece.file.flush()
             except BaseException as failed:
                 self._spools.untake(piece.taken)
-                with suppress(OSError):  # the same again: it tries to write what it holds
-                    piece.file.close()
+                piece.file.close()
                 if isinstance(failed, OSError):
                     raise self._spools.failed(failed) from failed
                 raise
@@ -168,41 +160,15 @@ class SharedSpool:
         """Let the files go; how many bytes they had."""
         for piece in self._pieces:
             piece.file.close()
-        return sum(piece.size for piece in self._pieces)
+        return sum(piece.taken for piece in self._pieces)
 
     def _write(self, piece: _Piece, batches: Iterable[list[Pair]]) -> None:
         begun = self._pieces[0].after if self._pieces else None
         for pairs in batches:
             missing = pairs if begun is None else [pair for pair in pairs if pair[0] <= begun]
-            if missing:
-                size = sum(_LENGTHS.size + len(key) + len(line) for key, line in missing)
-                self._spools.take(size)
-                piece.taken += size
-                piece.write(missing)
+            for (first, _), block in record_file.blocks(missing):
+                self._spools.take(len(block))
+                piece.taken += len(block)
+                piece.write(first, block)
             if len(missing) < len(pairs):
                 return
-
-
-def _pairs(descriptor: int, offset: int, end: int) -> Iterator[Pair]:
-    held, at = b"", 0
-    while offset + at < end:
-        while len(held) - at < _LENGTHS.size:
-            held, at, offset = _more(descriptor, held, at, offset)
-        key_size, line_size = _LENGTHS.unpack_from(held, at)
-        whole = _LENGTHS.size + key_size + line_size
-        while len(held) - at < whole:
-            held, at, offset = _more(descriptor, held, at, offset, whole)
-        start = at + _LENGTHS.size
-        yield held[start : start + key_size], held[start + key_size : at + whole]
-        at += whole
-
-
-def _more(
-    descriptor: int, held: bytes, at: int, offset: int, wanted: int = 0
-) -> tuple[bytes, int, int]:
-    """More of the file behind what is held; ``offset`` is where ``held`` begins."""
-    offset, held = offset + at, held[at:]
-    read = os.pread(descriptor, max(_READ_BYTES, wanted - len(held)), offset + len(held))
-    if not read:
-        raise EOFError(f"a spool ends at byte {offset + len(held)}, within a row")
-    return held + read, 0, offset

@@ -1,6 +1,6 @@
 """``sync_catalog``: every table of a catalog into a target of its own, all at one position.
 
-    sync_catalog(spark, "s3://bucket/laredo/", to="parquet", target="/data")   # /data/public.users
+    sync_catalog(spark, "s3://bucket/laredo/", to="delta", target="/data")   # /data/public.users
 
 The position is chosen before the first table is synced. Each target says in itself at which it is,
 so that a job that was killed between two tables leaves some of them behind, and the next
@@ -17,18 +17,17 @@ from laredo_spark.frames.catalog import archives_of
 from laredo_spark.frames.tables import choose, pins
 from laredo_spark.sync.errors import TargetRefused
 from laredo_spark.sync.lakehouse.merging import quoted
-from laredo_spark.sync.sync import KEEP_S, Done, Job, To, refuse_unusable, sync_tables
+from laredo_spark.sync.sync import Done, Job, refuse_unusable, sync_tables
 
 
 def sync_catalog(
     spark: SparkSession,
     path: str,
-    to: To = "parquet",
+    to: str = "",
     target: str | Path = "",
     *,
     tables: Sequence[str] | None = None,
     rebuild: bool = False,
-    keep_s: float = KEEP_S,
     parallel: int = 1,
     on_done: Callable[[Done], None] = lambda done: None,
     **given: object,
@@ -42,20 +41,17 @@ def sync_catalog(
     :raises CatalogMissing, CatalogUnusable: if there is no such catalog.
     :raises NoCommonBoundary, ArchiveError, OptionRefused: as :func:`read_catalog`.
     """
-    jobs = catalog_jobs(
-        path, str(target), to, tables=tables, rebuild=rebuild, keep_s=keep_s, given=given
-    )
+    jobs = catalog_jobs(path, str(target), to, tables=tables, rebuild=rebuild, given=given)
     return sync_tables(spark, jobs, parallel=parallel, on_done=on_done)
 
 
 def catalog_jobs(
     path: str,
     target: str,
-    to: To,
+    to: str,
     *,
     tables: Sequence[str] | None,
     rebuild: bool,
-    keep_s: float,
     given: Mapping[str, object],
 ) -> list[Job]:
     """The jobs of :func:`sync_catalog`, at the position that is the newest common one now.
@@ -72,12 +68,12 @@ def catalog_jobs(
             raise TargetRefused(f"{target.rstrip('/')}/{name}", reason)
     boundary = choose(uris, None, known, exact=False, given=given)
     return [
-        Job(uri, _below(target, name, to), to, rebuild, keep_s, {**given, **pinned})
+        Job(uri, _below(target, name, to), to, rebuild, {**given, **pinned})
         for (name, uri), pinned in zip(uris.items(), pins(boundary), strict=True)
     ]
 
 
-def _below(target: str, name: str, to: To) -> str:
+def _below(target: str, name: str, to: str) -> str:
     """The target of the table ``name``: a directory, or a table of an Iceberg catalog."""
     if to == "iceberg":
         parts = (part if part.isidentifier() else quoted(part) for part in name.split("."))

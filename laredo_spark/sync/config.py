@@ -5,10 +5,10 @@
       parallel = 2                                  # tables at the same time
       options { region = "eu-central-1", numeric_as = "decimal(38,18)" }     # laredo_spark.options
       tables = [
-        { archive = "s3://bucket/users/", target = "/data/users" }           # to = parquet
-        { archive = "s3://bucket/orders/", target = "/data/orders", to = delta, options { ... } }
+        { archive = "s3://bucket/users/", to = delta, target = "s3a://lake/users" }
+        { archive = "s3://bucket/orders/", to = iceberg, target = lake.db.orders, options { ... } }
       ]
-      catalogs = [ { catalog = "s3://bucket/", target = "/data" } ]    # each of its tables below it
+      catalogs = [ { catalog = "s3://bucket/", to = iceberg, target = lake } ]  # all of its tables
     }
 
 Each key can be set by --set sync.parallel=4; parallel = ${?NAME} takes it from the environment.
@@ -18,19 +18,28 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from laredo_model import settings
-from laredo_model.settings import Duration, Section, WrongAt
+from laredo_model.settings import Section, WrongAt
 from laredo_spark.errors import OptionRefused
 from laredo_spark.sync.catalog import catalog_jobs
-from laredo_spark.sync.parquet import given_options
-from laredo_spark.sync.sync import KEEP_S, Job, To
+from laredo_spark.sync.sync import Job, given_options, refuse_unknown
 
 ENV_PREFIX = "LAREDO_SYNC_"
 _SET_ELSEWHERE = ("path", "as_of", "exact", "epoch", "history", "key")
 
 Options = dict[str, str | int | bool]
+
+
+def _format(to: str) -> str:
+    try:
+        return refuse_unknown(to)
+    except OptionRefused as refused:
+        raise ValueError(str(refused)) from None
+
+
+To = Annotated[str, AfterValidator(_format), Field(validate_default=True)]
 
 
 class SparkBlock(Section):
@@ -50,8 +59,7 @@ class SyncTableBlock(Section):
 
     archive: str
     target: str
-    to: To = "parquet"
-    keep: Annotated[Duration, Field(ge=0)] = KEEP_S
+    to: To = ""
     options: Options = Field(default_factory=dict)
 
 
@@ -61,8 +69,7 @@ class SyncCatalogBlock(Section):
     catalog: str
     target: str
     tables: list[str] | None = None
-    to: To = "parquet"
-    keep: Annotated[Duration, Field(ge=0)] = KEEP_S
+    to: To = ""
     options: Options = Field(default_factory=dict)
 
 
@@ -99,7 +106,6 @@ class SyncBlock(Section):
                 table.target,
                 table.to,
                 rebuild,
-                table.keep,
                 {**self.options, **table.options},
             )
             for table in self.tables
@@ -116,7 +122,6 @@ class SyncBlock(Section):
                 block.to,
                 tables=block.tables,
                 rebuild=rebuild,
-                keep_s=block.keep,
                 given={**self.options, **block.options},
             )
         ]

@@ -3,8 +3,7 @@
 SyncError
 ├── TargetRefused    the target holds something else, or can't be such a target
 ├── TargetBusy       another sync is at work on it
-├── TargetMissing    nothing was synced there yet
-├── TargetDiffers    what was written hasn't as many rows as the archive says; it isn't shown
+├── TargetDiffers    what was written hasn't as many rows as the archive says
 ├── OlderThanTarget  the archive ends before what the target holds already
 ├── DeltaMissing     Delta Lake isn't in this Spark session
 ├── DeltaUnfit       Delta Lake is in it, and for another Spark
@@ -50,13 +49,6 @@ class TargetBusy(SyncError):
             f"{target}: another sync is writing to it now. Wait for that one, or give each job"
             " targets of its own"
         )
-
-
-class TargetMissing(SyncError):
-    """Nothing was synced there yet."""
-
-    def __init__(self, target: object) -> None:
-        super().__init__(f"{target}: nothing was synced to it yet; sync_table() makes it")
 
 
 class TargetDiffers(SyncError):

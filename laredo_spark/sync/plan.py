@@ -40,6 +40,18 @@ class Rebuild:
 SyncAction = UpToDate | Merge | Rebuild
 
 
+@dataclass(frozen=True)
+class SyncResult:
+    """A finished sync."""
+
+    #: What it did.
+    step: SyncAction
+    #: The target's state after it.
+    state: SyncState
+    #: The number of files that it wrote.
+    files_written: int
+
+
 def step(target: object, held: SyncState | None, table: TableRead) -> SyncAction:
     """Plan a sync; ``held`` is None if nothing was synced yet.
 

@@ -1,7 +1,6 @@
-"""``sync_table``: keep Parquet files, a Delta or an Iceberg table up to date with an archive.
+"""``sync_table``: keep a Delta or an Iceberg table up to date with an archive.
 
-    sync_table(spark, "s3://bucket/users/", to="parquet", target="/data/users")
-    synced_table(spark, "/data/users")          # or spark.read.parquet("/data/users/current")
+    sync_table(spark, "s3://bucket/users/", to="delta", target="s3a://lake/users")
 
 Each call brings the target to the archive's head: only new diffs are read, and only what they
 touch is written. The position is committed with the rows, in one step, so each change is in the
@@ -14,32 +13,29 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from laredo_archive.errors import ArchiveError
-from laredo_archive.storage.s3.bucket import SCHEMES
 from laredo_model import position as positions
 from laredo_model.errors import ModelError
 from laredo_model.position import Position
 from laredo_spark import options
 from laredo_spark.errors import OptionRefused, SparkReadError
-from laredo_spark.sync.bucket import SyncBucket
-from laredo_spark.sync.directory import SyncDirectory
-from laredo_spark.sync.errors import SyncFailed
 from laredo_spark.sync.lakehouse.delta import sync_delta
 from laredo_spark.sync.lakehouse.iceberg import sync_iceberg
-from laredo_spark.sync.parquet import ParquetSync, SyncResult, given_options
 from laredo_spark.sync.plan import Merge, Rebuild, UpToDate
-from laredo_spark.sync.spark import engine, file_uri
 
-KEEP_S = 3600.0
-"""Seconds that a version of a Parquet target stays after the next one, for its readers."""
+FORMATS: Final = {"delta": sync_delta, "iceberg": sync_iceberg}
+"""The formats of targets, and what brings a target up to date."""
 
-To = Literal["parquet", "delta", "iceberg"]
-FORMATS: Sequence[str] = get_args(To)
+_NOT_FOR_A_SYNC = frozenset({*options.OF_CHANGES, "mode", "lines"})
+_FORMATS = (
+    "delta or iceberg. A table of plain Parquet files is no longer kept up to date; write one once"
+    " with laredo-archive export, or with write.parquet() of read_table()'s DataFrame"
+)
 
 
 class SyncOutcome(StrEnum):
@@ -87,12 +83,10 @@ class Job:
     path: str
     #: The target's path, or the name of its table.
     target: str
-    #: The target's format.
-    to: To = "parquet"
+    #: The target's format: delta or iceberg.
+    to: str
     #: Whether the target is rewritten whatever it holds.
     rebuild: bool = False
-    #: Seconds that a version of a Parquet target stays after the next one.
-    keep_s: float = KEEP_S
     #: More options of laredo_spark.options.
     options: Mapping[str, object] = field(default_factory=dict)
 
@@ -112,16 +106,16 @@ class Done:
 def sync_table(
     spark: SparkSession,
     path: str,
-    to: To = "parquet",
+    to: str = "",
     target: str | Path = "",
     *,
     rebuild: bool = False,
-    keep_s: float = KEEP_S,
     **given: object,
 ) -> Synced:
     """Bring ``target`` up to the head of the archive at ``path``.
 
-    ``target`` is a directory or a bucket's prefix; of Iceberg, a table: CATALOG.NAMESPACE.TABLE.
+    ``to``: ``delta``, and ``target`` is a directory or a bucket's prefix; or ``iceberg``, and it is
+    a table, CATALOG.NAMESPACE.TABLE.
 
     ``rebuild`` rewrites it whatever it holds. ``given``: options of
     :mod:`laredo_spark.options` for access to S3 and for types of columns.
@@ -133,12 +127,7 @@ def sync_table(
     refuse_unusable(to, target)
     begun = time.monotonic()
     asked = given_options({**given, "path": path})
-    if to == "delta":
-        written = sync_delta(spark, asked, str(target), rebuild=rebuild)
-    elif to == "iceberg":
-        written = sync_iceberg(spark, asked, str(target), rebuild=rebuild)
-    else:
-        written = _sync_parquet(spark, asked, target, rebuild=rebuild, keep_s=keep_s)
+    written = FORMATS[to](spark, asked, str(target), rebuild=rebuild)
     state, step = written.state, written.step
     outcomes = {
         UpToDate: SyncOutcome.UNCHANGED,
@@ -159,54 +148,35 @@ def sync_table(
 
 
 def refuse_unusable(to: str, target: str | Path) -> None:
-    """Refuse a format that there isn't, and a target that isn't given.
+    """Refuse an unknown format, and a target that isn't given.
 
     :raises OptionRefused: if it is so.
     """
-    if to not in FORMATS:
-        raise OptionRefused("to", to, f"there are {', '.join(FORMATS)}")
+    refuse_unknown(to)
     if not str(target):
         raise OptionRefused("target", "", "a directory, a bucket's prefix or a table's name")
 
 
-def _sync_parquet(
-    spark: SparkSession, asked: dict[str, str], target: str | Path, *, rebuild: bool, keep_s: float
-) -> SyncResult:
-    found = target_at(target, asked)
-    try:
-        with found.locked():
-            written = ParquetSync(found, asked, engine(spark, found)).run(rebuild=rebuild)
-            found.remove_old(keep_s)
-    except OSError as failure:
-        where = f" ({failure.filename})" if failure.filename else ""
-        reason = f"it can't be written: {failure.strerror or failure}{where}"
-        raise SyncFailed(found, reason) from failure
-    return written
+def refuse_unknown(to: str) -> str:
+    """Return a known format.
 
-
-def target_at(target: str | Path, asked: Mapping[str, str]) -> SyncDirectory | SyncBucket:
-    """A Parquet target; ``asked``: options of a read, for access to a bucket.
-
-    :raises TargetRefused: if it is neither a directory's path nor an S3 URI.
+    :raises OptionRefused: if it is none.
     """
-    if isinstance(target, str) and target.lower().startswith(SCHEMES):
-        return SyncBucket(target, options.parse(asked))
-    return SyncDirectory(target)
+    if to not in FORMATS:
+        raise OptionRefused("to", to, _FORMATS)
+    return to
 
 
-def synced_table(spark: SparkSession, target: str | Path, **given: object) -> DataFrame:
-    """A Parquet target as it is now; the DataFrame stays at this version.
+def given_options(asked: Mapping[str, object]) -> dict[str, str]:
+    """Options as Spark's texts; None is left out.
 
-    A bucket's files are read by Spark's own S3 connector (s3a), which has settings of its own;
-    ``given`` are options of :mod:`laredo_spark.options`, for access to the pointer.
-
-    :raises TargetMissing: if nothing was synced to it yet.
+    :raises OptionRefused: naming the first that can't be used, or isn't for a sync.
     """
-    found = target_at(target, given_options({**given, "path": str(target)}))
-    if isinstance(found, SyncBucket):
-        bucket, prefix = found.shown().uri.split("://", 1)[1].split("/", 1)
-        return spark.read.parquet(f"s3a://{bucket}/{prefix}")
-    return spark.read.parquet(file_uri(found.shown().path))
+    texts = options.as_options(asked)
+    for name in texts.keys() & _NOT_FOR_A_SYNC:
+        raise OptionRefused(name, texts[name], "a sync reads what its target lacks; leave it out")
+    options.parse(texts)
+    return texts
 
 
 def sync_tables(
@@ -222,7 +192,7 @@ def sync_tables(
         try:
             synced = sync_table(
                 spark, job.path, job.to, job.target,
-                rebuild=job.rebuild, keep_s=job.keep_s, **job.options,
+                rebuild=job.rebuild, **job.options,
             )  # fmt: skip
             done = Done(job, synced)
         except (ArchiveError, SparkReadError, ModelError, OSError, PySparkException) as failure:

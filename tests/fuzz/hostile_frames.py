@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from struct import pack
 
-from laredo_fanout.decode.transaction_spool import Get
+from laredo_fanout.decode.frames import Get
 from tests.fuzz.mutation import mutated
 
 OIDS = [number.to_bytes(4, "big") for number in (7, 8, 0x7FFFFFFF)]

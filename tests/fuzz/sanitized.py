@@ -20,7 +20,7 @@ from pathlib import Path
 
 SOURCES = {
     "laredo_fanout.decode._row_scan": Path("laredo_fanout/decode/_row_scan.c"),
-    "laredo_fanout.catchup._frames": Path("laredo_fanout/catchup/_frames.c"),
+    "laredo_fanout.decode._frames": Path("laredo_fanout/decode/_frames.c"),
     "laredo_fanout.wire._repeated": Path("laredo_fanout/wire/_repeated.c"),
     "laredo_fanout.serving._struct_rows": Path("laredo_fanout/serving/_struct_rows.c"),
     "laredo_archive.codec.structs._struct_scan": Path(

@@ -32,7 +32,7 @@ def test_hostile_input_touches_no_foreign_byte(tmp_path: Path) -> None:
     ("module", "right", "wrong"),
     [
         (
-            "laredo_fanout.catchup._frames",
+            "laredo_fanout.decode._frames",
             "if (left < SIZE || size > left - SIZE)",
             "if (left < SIZE)",
         ),

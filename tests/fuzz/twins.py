@@ -12,11 +12,10 @@ from functools import cache
 from struct import pack
 from typing import Any
 
-from laredo_fanout.catchup import frames
-from laredo_fanout.decode import row_scan
+from laredo_fanout.decode import frames, row_scan
 from laredo_fanout.decode.change_buffer import Route
+from laredo_fanout.decode.frames import Get
 from laredo_fanout.decode.row_decoder import row_decoder
-from laredo_fanout.decode.transaction_spool import Get
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.serving.struct_rows import StructRows, struct_of
 from laredo_fanout.wire import protobuf

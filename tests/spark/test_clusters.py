@@ -100,21 +100,6 @@ def test_all_reads_work_over_spark_connect(thin: Path, connect: str, tmp_path: P
 
 
 @pytest.mark.thorough
-def test_a_table_is_synced_over_spark_connect(thin: Path, connect: str, tmp_path: Path) -> None:
-    builder = Builder(tmp_path / "archive").base(0x10, names(ROWS))
-    archive, target = builder.write(), tmp_path / "target"
-    sync = (
-        f"say(laredo_spark.sync_table(spark, {str(archive)!r}, target={str(target)!r}).outcome)\n"
-    )
-    assert through(thin, connect, sync) == ["rebuilt"]
-    after = {**ROWS, 7: "another", 1000: "new"}
-    builder.diff(0x20, names(after)).write()
-    assert through(thin, connect, sync * 2) == ["merged", "unchanged"]
-    found = pq.read_table(target / "current").to_pylist()
-    assert {row["id"]: row["name"] for row in found} == after
-
-
-@pytest.mark.thorough
 def test_a_tasks_failure_is_one_message_over_spark_connect(
     thin: Path, connect: str, tmp_path: Path
 ) -> None:
@@ -126,7 +111,7 @@ def test_a_tasks_failure_is_one_message_over_spark_connect(
         connect,
         "from laredo_spark.errors import own_message\n"
         "try:\n"
-        f"    laredo_spark.sync_table(spark, {str(archive)!r}, target={str(tmp_path / 't')!r})\n"
+        f"    laredo_spark.read_table(spark, {str(archive)!r}).collect()\n"
         "except Exception as failure:\n"
         "    say(own_message(failure))\n",
     )

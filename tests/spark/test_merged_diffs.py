@@ -11,7 +11,9 @@ from laredo_archive.manifest.merged import parts_file
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_model import position as positions
 from laredo_model.position import Position
-from laredo_spark import read_changes, read_table, read_tables, sync_table, synced_table
+from laredo_spark import read_changes, read_table, read_tables
+from laredo_spark.sync.plan import Merge
+from tests.spark.merged_copy import MergedCopy
 from tests.support.archive.archiving import PREFIX, opened
 from tests.support.archive.long_archive import LongArchive
 from tests.support.archive.truth import State
@@ -104,14 +106,13 @@ def test_a_synced_copy_goes_on_from_a_boundary_that_was_merged(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     long, uri = made(tmp_path / "archive", rounds=1)
-    target = tmp_path / "copy"
-    sync_table(spark, uri, target=target)
+    copy = MergedCopy(spark, tmp_path / "copy")
+    copy.sync(uri)
     at = long.head
     go_on(long, 7)
     assert at in hidden(long)
-    done = sync_table(spark, uri, target=target)
-    assert done.outcome == "merged", done
-    assert rows_of(synced_table(spark, target)) == held(long.states[long.head])
+    assert isinstance(copy.sync(uri), Merge)
+    assert rows_of(copy.rows()) == held(long.states[long.head])
 
 
 def test_several_tables_at_a_moment_inside(spark: SparkSession, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from laredo_spark import options
 from laredo_spark.errors import OptionRefused
 from laredo_spark.options import ReadOptions, parse
-from laredo_spark.sync.parquet import given_options
+from laredo_spark.sync.sync import given_options
 
 PAGE = Path(__file__).parents[2] / "docs/spark/tables.md"
 TABLE = [line for line in (options.__doc__ or "").splitlines() if line.startswith("|")]

@@ -1,149 +1,148 @@
-"""``sync_table`` on Spark: tasks in its workers, what it reads back, and a job that is killed."""
+"""The plan of a sync, and its messages; tests/spark/delta and tests/spark/iceberg have targets."""
 
-import os
-import signal
-import subprocess
-import sys
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
-from laredo_archive import failpoint
-from laredo_archive.codec import jsonl
-from laredo_spark import read_table, sync_table, sync_tables, synced_table
-from laredo_spark.sync import parquet
-from laredo_spark.sync.directory import SyncDirectory
-from laredo_spark.sync.errors import SyncFailed
+from laredo_model.column import Column
+from laredo_spark import options
+from laredo_spark.read.table_read import TableRead
+from laredo_spark.sync.errors import OlderThanTarget, SyncFailed, TargetRefused
+from laredo_spark.sync.lakehouse import merging
+from laredo_spark.sync.plan import Merge, Rebuild, SyncAction, UpToDate
 from laredo_spark.sync.spark import failing_as
-from laredo_spark.sync.sync import Job, SyncOutcome
-from tests.spark.s3_archive import put, reached
-from tests.support.archive.building import Builder
-from tests.support.archive.many_rows import COUNT, many
-from tests.support.aws import AwsServer
+from laredo_spark.sync.state import SyncState
+from tests.spark.merged_copy import MergedCopy
+from tests.support.archive.building import HISTORY, Builder, State
 from tests.support.spark_reading import names
 
-FIRST = {number: f"name {number}" for number in range(100)}
+FIRST = {number: f"name {number}" for number in range(10)}
 
 
-def same(spark: SparkSession, archive: Path, target: Path) -> bool:
-    """By Spark: rows, types and names."""
-    wanted, found = read_table(spark, str(archive)), synced_table(spark, target)
-    assert found.schema == wanted.schema
-    return not wanted.exceptAll(found).count() and not found.exceptAll(wanted).count()
+class Planned:
+    """An archive, and the state of a target that was synced from it."""
 
+    def __init__(self, builder: Builder) -> None:
+        self.archive = builder
+        self.held = merging.next_state(None, self.table())
 
-def test_level_again_and_again(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet, "FILE_BYTES", 256 << 10)
-    monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 64 << 10)
-    builder = Builder(tmp_path / "archive").base(0x10, many())
-    archive, target = builder.write(), tmp_path / "target"
-    done = sync_table(spark, str(archive), target=target)
-    assert (done.outcome, done.rows) == (SyncOutcome.REBUILT, COUNT) and done.files_written > 5
-    assert same(spark, archive, target)
-    builder.diff(0x20, many({7: "new", 8: None})).write()
-    before = synced_table(spark, target)
-    done = sync_table(spark, str(archive), target=target)
-    assert (done.outcome, done.rows) == (SyncOutcome.MERGED, COUNT - 1)
-    assert done.files_written in (1, 2)
-    assert same(spark, archive, target)
-    assert before.count() == COUNT
-    assert str(done).endswith("merged, at 0/20 (epoch 1), 4999 rows")
-    assert sync_table(spark, str(archive), target=target).outcome is SyncOutcome.UNCHANGED
-    plain = spark.read.parquet(f"{target}/current")
-    assert plain.count() == COUNT - 1
+    def table(self, **given: str) -> TableRead:
+        return TableRead.of(options.parse({"path": str(self.archive.write()), **given}))
 
-
-@pytest.mark.thorough
-def test_an_archive_without_order(spark: SparkSession, tmp_path: Path) -> None:
-    builder = Builder(tmp_path / "archive", plain=True, shuffled=True).base(0x10, names(FIRST))
-    archive, target = builder.write(), tmp_path / "a target, 100%20"
-    for position, changed in ((0x20, {**FIRST, 7: "new"}), (0x30, {1: "left"})):
-        done = sync_table(spark, str(archive), target=target, key_fields="id")
-        assert same(spark, archive, target)
-        builder.diff(position, names(changed)).write()
-        done = sync_table(spark, str(archive), target=target, key_fields=["id"])
-        assert done.outcome is SyncOutcome.REBUILT
-        assert same(spark, archive, target)
-
-
-def test_from_a_bucket(spark: SparkSession, moto: AwsServer, tmp_path: Path) -> None:
-    """Once it is level, what isn't new is no longer needed."""
-    builder = Builder(tmp_path / "archive", formats=("protobuf",)).base(0x10, names(FIRST))
-    builder.diff(0x20, names({**FIRST, 7: "changed"}))
-    bucket, target = put(moto, builder.write()), tmp_path / "t"
-    done = sync_table(spark, f"s3a://{bucket}/lake/users/", target=target, **reached(moto))
-    assert (done.outcome, done.rows) == (SyncOutcome.REBUILT, 100)
-    again = sync_table(spark, f"s3://{bucket}/lake/users/", target=target, **reached(moto))
-    assert again.outcome is SyncOutcome.UNCHANGED
-    for file in (tmp_path / "archive" / "users").glob("epoch=1/*"):
-        file.unlink()
-    builder.diff(0x30, names({**FIRST, 7: "changed", 200: "new"}))
-    newer = put(moto, builder.write())
-    done = sync_table(spark, f"s3://{newer}/lake/users/", target=target, **reached(moto))
-    assert (done.outcome, done.files_written) == (SyncOutcome.MERGED, 1)
-    found = {row.id: row["name"] for row in synced_table(spark, target).collect()}
-    assert found == {**FIRST, 7: "changed", 200: "new"}
-
-
-def test_one_that_fails_doesnt_stop_the_others(spark: SparkSession, tmp_path: Path) -> None:
-    jobs = []
-    for number in range(4):
-        archive = Builder(tmp_path / f"archive{number}").base(0x10, names(FIRST)).write()
-        jobs.append(Job(str(archive), str(tmp_path / f"target{number}")))
-    [file] = Path(jobs[1].path).glob("epoch=1/*.jsonl")
-    file.write_bytes(file.read_bytes()[:-50])
-    (tmp_path / "target2").write_text("not a directory")
-    jobs.append(Job(jobs[0].path, str(tmp_path / "target2" / "below")))
-    done = sync_tables(spark, jobs, parallel=2)
-    assert [one.synced is not None for one in done] == [True, False, False, True, False]
-    assert isinstance(done[1].failure, SyncFailed)
-    message = str(done[1].failure)
-    assert file.name in message and "cut off" in message and "\n" not in message
-    assert "is a file" in str(done[2].failure)
-    assert isinstance(done[4].failure, SyncFailed)
-    assert "can't be written: Not a directory" in str(done[4].failure)
-    assert SyncDirectory(jobs[1].target).current() is None
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from laredo_spark import sync_table
-from laredo_spark.session import session
-from laredo_spark.sync import parquet
-parquet.FILE_BYTES = 256 << 10
-spark = session(master="local[2]", settings={"spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"})
-sync_table(spark, sys.argv[1], target=sys.argv[2])
-"""
-
-
-@pytest.mark.thorough
-def test_a_job_that_is_killed(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With its own JVM; the next job finishes what it began, each change once."""
-    monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 64 << 10)
-    builder = Builder(tmp_path / "archive").base(0x10, many())
-    archive, target = builder.write(), tmp_path / "target"
-    sync_table(spark, str(archive), target=target)
-    builder.diff(0x20, many({7: "new", 8: None, 9999: "more"})).write()
-    for point, position in (("sync.staged", 0x10), ("sync.committed", 0x20)):
-        killed = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(archive), str(target)],
-            env={**os.environ, failpoint.VARIABLE: point, "SPARK_LOCAL_IP": "127.0.0.1"},
-            capture_output=True,
-            check=False,
+    def step(self, **given: str) -> SyncAction:
+        step = merging.step(
+            "the target", self.held, None, self.table(**given), lambda: True, rebuild=False
         )
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        state = SyncDirectory(target).state()
-        assert state is not None and state.position == position
-    assert same(spark, archive, target)
-    assert sync_table(spark, str(archive), target=target).outcome is SyncOutcome.UNCHANGED
+        self.held = merging.next_state(self.held, self.table(**given))
+        return step
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Planned:
+    return Planned(Builder(tmp_path / "archive").base(0x10, names(FIRST)))
+
+
+def test_a_plan_goes_on_through_epochs(planned: Planned) -> None:
+    archive = planned.archive
+    archive.diff(0x20, names({1: "a"})).base(0x20, names({1: "a"})).diff(0x30, names({1: "b"}))
+    assert isinstance(planned.step(), Merge) and planned.held.epoch == 2
+    # Retention removes the epochs before; the target was up to date, and goes on without them.
+    archive.base(0x30, names({1: "b"}))
+    assert isinstance(planned.step(), UpToDate)
+    archive.artifacts = archive.artifacts[-1:]
+    archive.diff(0x40, names({1: "c"}))
+    assert isinstance(planned.step(), Merge)
+    archive.diff(0x50, names({1: "d"}), truncate=True)
+    assert planned.step() == Rebuild("the table was truncated")
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("gap", "epoch 2 doesn't continue"),
+        ("history", "new history"),
+        ("retention", "no longer has the boundary"),
+        ("options", "options for them, have changed"),
+    ],
+)
+def test_a_plan_to_rebuild(planned: Planned, why: str, reason: str) -> None:
+    archive = planned.archive
+    if why == "history":
+        archive.history = HISTORY.replace(":1:", ":2:")
+    archive.base(0x10 if why == "history" else 0x30, names({1: "a"}), continues=why == "retention")
+    if why == "retention":
+        archive.base(0x40, names({1: "b"}))
+        archive.artifacts = archive.artifacts[-1:]
+    step = planned.step(**({"special_values": "null"} if why == "options" else {}))
+    assert isinstance(step, Rebuild) and reason in step.reason
+
+
+def test_a_plan_for_an_archive_without_order_is_to_rebuild(tmp_path: Path) -> None:
+    planned = Planned(Builder(tmp_path, plain=True, shuffled=True).base(0x10, names(FIRST)))
+    planned.archive.diff(0x20, names({1: "a"}))
+    assert planned.step(key_fields="id") == Rebuild("the archive's diffs aren't sorted by key")
+
+
+def test_an_older_copy_and_another_table_are_refused(planned: Planned) -> None:
+    held = planned.held
+    planned.held = replace(held, position=type(held.position)(0x18))
+    with pytest.raises(OlderThanTarget, match=r"is at 0/18, and the archive .* ends at 0/10"):
+        planned.step()
+    planned.held = replace(held, table="public.orders")
+    with pytest.raises(TargetRefused, match=r"holds public.orders, .* is of public.users"):
+        planned.step()
+
+
+def test_a_state_with_files_of_earlier_programs_is_read(planned: Planned) -> None:
+    text = json.loads(planned.held.to_json())
+    earlier = {**text, "in_ranges": False, "built_rows": 0, "files": []}
+    assert SyncState.parse(json.dumps(earlier)) == planned.held
+
+
+def test_a_plan_for_a_key_with_a_float_is_to_rebuild(tmp_path: Path) -> None:
+    key = Column("k", "float8", -1, False, 1, 1)
+    planned = Planned(Builder(tmp_path, columns=(key,), key_fields=("k",)).base(0x10, {}))
+    planned.archive.diff(0x20, {b"1.5": b'{"k":1.5}'})
+    assert planned.step() == Rebuild("rows can't be distinguished by their key columns")
+
+
+KEYS = {
+    "int8": ["-5", "7", str(2**62)],
+    "text": ["", 'a"b\\c', "é\U0001f600\n"],
+    "numeric": ["1.0", "1.00", "12345678901234567890123456789012345678901.5"],
+    "timestamptz": [
+        "2024-02-29T10:00:00+00:00",
+        "2024-02-29T10:00:00.000001+00:00",
+        "1999-01-01T00:00:00+00:00",
+    ],
+    "bytea": ["\\x", "\\x00ff", "\\x5c"],
+}
+
+
+def test_net_changes_find_keys_of_several_columns(spark: SparkSession, tmp_path: Path) -> None:
+    key = [Column(name, name, -1, False, at, at) for at, name in enumerate(KEYS, 1)]
+    columns = (*key, Column("v", "int4", -1, False, len(key) + 1))
+
+    def state(values: list[int | None]) -> State:
+        found = {}
+        for number, v in enumerate(values):
+            texts = [json.dumps(each[number], ensure_ascii=False) for each in KEYS.values()]
+            texts[0] = KEYS["int8"][number]
+            line = ",".join(f'"{name}":{text}' for name, text in zip(KEYS, texts, strict=True))
+            if v is not None:
+                found[f"[{','.join(texts)}]".encode()] = f'{{{line},"v":{v}}}'.encode()
+        return dict(sorted(found.items()))
+
+    builder = Builder(tmp_path / "archive", columns=columns, key_fields=tuple(KEYS))
+    copy = MergedCopy(spark, tmp_path / "copy")
+    copy.sync(builder.base(0x10, state([1, 2, 3])).write())
+    step = copy.sync(builder.diff(0x20, state([1, None, 4])).write())
+    assert isinstance(step, Merge)
+    assert sorted(row.v for row in copy.rows().collect()) == [1, 4]
 
 
 def test_what_a_worker_lacks_is_in_the_message(spark: SparkSession) -> None:

@@ -1,15 +1,15 @@
 """``sync_catalog``: targets of all tables of a catalog, at one position."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from laredo_archive.manifest.errors import CatalogMissing
 from laredo_model.settings import SettingsError
-from laredo_spark import sync_catalog, sync_table, synced_table
+from laredo_spark import sync_catalog, sync_table
 from laredo_spark.cli import main
 from laredo_spark.errors import OptionRefused
 from laredo_spark.sync import config
@@ -47,30 +47,21 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path / "archive")
 
 
-def ids(spark: SparkSession, target: Path) -> dict[str, list[int]]:
-    return {
-        name: [row.id for row in synced_table(spark, target / f"public.{name}").collect()]
-        for name in ("people", "pets")
-    }
+def test_all_targets_get_the_newest_common_position(shop: Shop, tmp_path: Path) -> None:
+    """Not each its archive's head."""
 
+    def positions(tables: Sequence[str] | None = None) -> list[object]:
+        jobs = catalog_jobs(
+            str(shop.directory), "t/", "delta", tables=tables, rebuild=False, given={}
+        )
+        assert {job.target for job in jobs} <= {"t/public.people", "t/public.pets"}
+        return [job.options["as_of"] for job in jobs]
 
-def test_all_targets_are_at_the_newest_common_position(
-    spark: SparkSession, shop: Shop, tmp_path: Path
-) -> None:
-    """Not each at its archive's head."""
-    target = tmp_path / "target"
-    done = sync_catalog(spark, str(shop.directory), target=target)
-    assert [one.synced and one.synced.position for one in done] == [0x10, 0x10]
-    assert ids(spark, target) == {"people": [1], "pets": [1]}
+    assert positions() == ["0/10", "0/10"]
     shop.people.diff(0x30, names(THREE)).write()
     shop.pets.diff(0x20, names(TWO)).write()
-    done = sync_catalog(spark, str(shop.directory), target=target, parallel=2)
-    assert [one.synced and one.synced.outcome.value for one in done] == ["merged", "merged"]
-    assert ids(spark, target) == {"people": [2], "pets": [2]}
-    (one,) = sync_catalog(spark, str(shop.directory), target=target, tables=["public.people"])
-    assert one.synced is not None and one.synced.position == 0x30
-    with pytest.raises(CatalogMissing):
-        sync_catalog(spark, str(tmp_path), target=target)
+    assert positions() == ["0/20", "0/20"]
+    assert positions(["public.people"]) == ["0/30"]
 
 
 @pytest.mark.parametrize(
@@ -88,20 +79,9 @@ def test_names_of_iceberg_tables(tmp_path: Path, name: str, target: str) -> None
     described["archives"]["people/"]["table"] = name
     catalog.write_text(json.dumps(described))
     jobs = catalog_jobs(
-        str(shop.directory), "lake", "iceberg", tables=[name], rebuild=False, keep_s=0, given={}
+        str(shop.directory), "lake", "iceberg", tables=[name], rebuild=False, given={}
     )
     assert [(job.to, job.target) for job in jobs] == [("iceberg", target)]
-
-
-def test_by_the_command(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
-    target, file = tmp_path / "target", tmp_path / "sync.conf"
-    file.write_text(
-        f'sync.catalogs = [ {{ catalog = "{shop.directory}", target = "{target}" }} ]\n'
-    )
-    ended = CliRunner().invoke(main, ["sync", str(file)])
-    assert ended.exit_code == 0, ended.output
-    assert ended.stdout.count("rebuilt (nothing was synced to it yet), at 0/10") == 2
-    assert ids(spark, target) == {"people": [1], "pets": [1]}
 
 
 @pytest.mark.parametrize(
@@ -109,10 +89,10 @@ def test_by_the_command(spark: SparkSession, shop: Shop, tmp_path: Path) -> None
     [
         ("sync { tables = [] }", "nothing to sync"),
         (
-            'sync.catalogs = [{ catalog = a, target = b, options { as_of = "0/1" } }]',
+            'sync.catalogs = [{ catalog = a, to = delta, target = b, options { as_of = "0/1" } }]',
             "as_of can't be set",
         ),
-        ("sync.catalogs = [{ catalog = a }]", "target"),
+        ("sync.catalogs = [{ catalog = a, to = delta }]", "target"),
     ],
 )
 def test_what_cant_be_configured(tmp_path: Path, text: str, reason: str) -> None:
@@ -132,23 +112,33 @@ def test_a_name_that_leads_out_of_the_target_is_refused(
     described["archives"]["pets/"]["table"] = name
     path.write_text(json.dumps(described))
     with pytest.raises(TargetRefused, match="leads elsewhere"):
-        sync_catalog(spark, str(shop.directory), target=str(tmp_path / "target"))
+        sync_catalog(spark, str(shop.directory), "delta", tmp_path / "target")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["shop"]
 
 
-def test_a_target_that_is_not_given_is_refused_and_so_is_a_format_that_there_is_not(
+def test_a_target_or_format_that_cannot_be_synced_is_refused(
     spark: SparkSession, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without one, tables would be written below the root, or into the working directory."""
+    """Without a target, tables would be written below the root, or into the working directory."""
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     archive, people = str(shop.directory), str(shop.directory / "people")
     with pytest.raises(OptionRefused, match="option target = '': a directory, a bucket's prefix"):
-        sync_catalog(spark, archive)
+        sync_catalog(spark, archive, "delta")
     with pytest.raises(OptionRefused, match="option target = ''"):
-        sync_table(spark, people)
-    with pytest.raises(OptionRefused, match="option to = '/data': there are parquet, delta, ice"):
-        sync_catalog(spark, archive, "/data")  # type: ignore[arg-type]
-    with pytest.raises(OptionRefused, match="option to = '/data'"):
-        sync_table(spark, people, "/data", "t")  # type: ignore[arg-type]
+        sync_table(spark, people, "iceberg")
+    for to in ("parquet", "", "/data"):
+        refused = rf"option to = '{to}': delta or iceberg\. .*laredo-archive export.*write\.parquet"
+        with pytest.raises(OptionRefused, match=refused):
+            sync_catalog(spark, archive, to, "t")
+        with pytest.raises(OptionRefused, match=refused):
+            sync_table(spark, people, to, "t")
+    for block in ("tables = [{ archive = a,", "catalogs = [{ catalog = a,"):
+        for chosen in ("", "to = parquet,"):
+            file = tmp_path / "sync.conf"
+            file.write_text(f"sync {{\n  {block} {chosen} target = b }}] }}")
+            done = CliRunner().invoke(main, ["sync", str(file)])
+            file.unlink()
+            assert done.exit_code == 1 and done.output.count("delta or iceberg.") == 1, done.output
+            assert f"{file}:2" in done.output and "laredo-archive export" in done.output
     assert sorted(tmp_path.iterdir()) == before

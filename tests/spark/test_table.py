@@ -10,10 +10,12 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from laredo_archive.errors import ArchiveMissing, NoSuchBoundary
-from laredo_spark import read_changes, read_table, register, sync_table
+from laredo_spark import options, read_changes, read_table, register
 from laredo_spark.errors import KeyMissing, OptionRefused, own_message
 from laredo_spark.frames import registration
 from laredo_spark.frames.table import PUSH_FILTERS
+from laredo_spark.read.table_read import TableRead
+from laredo_spark.sync import plan
 from tests.support import drawn
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names as _state
@@ -185,9 +187,13 @@ def by_format(spark: SparkSession, path: str) -> object:
     return spark.read.format("laredo").load(path).collect()
 
 
-@pytest.mark.parametrize("read", [by_format, read_changes, sync_table])
+def by_plan(_: SparkSession, path: str) -> object:
+    return plan.step("a target", None, TableRead.of(options.parse({"path": path})))
+
+
+@pytest.mark.parametrize("read", [by_format, read_changes, by_plan])
 def test_what_goes_by_keys_refuses_a_table_without_one(
-    spark: SparkSession, archive: Path, tmp_path: Path, read: object
+    spark: SparkSession, archive: Path, read: object
 ) -> None:
     manifest = json.loads((archive / "manifest.json").read_text())
     for artifact in manifest["artifacts"]:
@@ -196,9 +202,8 @@ def test_what_goes_by_keys_refuses_a_table_without_one(
             column["key_ordinal"] = None
     (archive / "manifest.json").write_text(json.dumps(manifest))
     assert callable(read)
-    given = {"target": tmp_path / "target"} if read is sync_table else {}
     with pytest.raises((KeyMissing, AnalysisException)) as refused:
-        read(spark, str(archive), **given)
+        read(spark, str(archive))
     assert re.search("has no key.*read_table reads all of its rows", str(refused.value))
 
 

@@ -18,8 +18,7 @@ from laredo_spark.sync.errors import TargetDiffers
 from laredo_spark.sync.lakehouse import merging
 from laredo_spark.sync.lakehouse.delta_fit import refuse_unfit
 from laredo_spark.sync.lakehouse.delta_log import NO_TABLE, DeltaLog, Held
-from laredo_spark.sync.parquet import SyncResult
-from laredo_spark.sync.plan import Merge, Rebuild, UpToDate
+from laredo_spark.sync.plan import Merge, Rebuild, SyncResult, UpToDate
 from laredo_spark.sync.spark import failing_as, frame_of
 from laredo_spark.sync.state import SyncState
 

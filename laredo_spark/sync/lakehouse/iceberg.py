@@ -19,8 +19,7 @@ from laredo_spark.sync.errors import TargetDiffers
 from laredo_spark.sync.lakehouse import merging
 from laredo_spark.sync.lakehouse.iceberg_fit import refuse_unfit
 from laredo_spark.sync.lakehouse.iceberg_table import HeldSnapshot, IcebergTable
-from laredo_spark.sync.parquet import SyncResult
-from laredo_spark.sync.plan import Merge, Rebuild, UpToDate
+from laredo_spark.sync.plan import Merge, Rebuild, SyncResult, UpToDate
 from laredo_spark.sync.spark import failing_as, frame_of
 from laredo_spark.sync.state import SyncState
 

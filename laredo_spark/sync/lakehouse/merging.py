@@ -1,17 +1,19 @@
 """What a sync into Delta and one into Iceberg share: plan, next state, and net changes to merge."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
+from laredo_archive.codec.arrow.types import Special, Typing, arrow_type, has_specials, is_array
+from laredo_model import column as columns_
 from laredo_model import position as positions
 from laredo_spark.frames.changes import read_changes
 from laredo_spark.read.table_read import UNKNOWN_HISTORY, TableRead
 from laredo_spark.sync import plan
 from laredo_spark.sync.errors import TargetRefused
-from laredo_spark.sync.files import comparable
 from laredo_spark.sync.plan import Merge, Rebuild, SyncAction, UpToDate
 from laredo_spark.sync.state import SyncState
 
@@ -43,9 +45,25 @@ def step(
         return Rebuild(MISCOUNTED)
     if isinstance(found, Merge) and found.truncates:
         return Rebuild("the table was truncated")
-    if isinstance(found, Merge) and not comparable(table.columns, table.shape):
+    if isinstance(found, Merge) and not _is_comparable(table):
         return Rebuild("rows can't be distinguished by their key columns")
     return found
+
+
+def _is_comparable(table: TableRead) -> bool:
+    """Whether a row's key follows from its typed columns."""
+    typing, wanted = table.asked.typing, table.asked.columns
+    key = columns_.key_columns(table.columns)
+    return bool(key) and all(_follows(column, typing, wanted) for column in key)
+
+
+def _follows(column: columns_.Column, typing: Typing, wanted: Sequence[str] | None) -> bool:
+    found = arrow_type(column, typing)
+    if wanted is not None and column.name not in wanted:
+        return False
+    if typing.special is Special.NULL and has_specials(found):
+        return False
+    return not is_array(column) and not pa.types.is_floating(found)
 
 
 def next_state(held: SyncState | None, table: TableRead) -> SyncState:
@@ -59,9 +77,6 @@ def next_state(held: SyncState | None, table: TableRead) -> SyncState:
         position=boundary.position,
         shape=plan.shape_of(table),
         rows=plan.expected_rows(table) or 0,
-        in_ranges=False,
-        built_rows=0,
-        files=(),
     )
 
 

@@ -1,5 +1,6 @@
 """Sorting in bounded memory."""
 
+import os
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_archive.errors import TemporarySpaceLacking
+from laredo_archive.errors import TemporaryFileUnreadable, TemporarySpaceLacking
 from laredo_archive.read import external_sort
 from laredo_archive.read.external_sort import Sorter
 from laredo_archive.reader import Archive
@@ -53,6 +54,18 @@ def test_no_room_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(TemporarySpaceLacking, match=r"gone: no room to sort in .* TMPDIR"):
         for number in range(10):
             sorter.add((b"a", number), 100)
+
+
+def test_a_file_that_was_cut_off_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_sort, "MERGED_AT_ONCE", 3)
+    for runs in (2, 3):
+        sorter = Sorter(300)
+        with pytest.raises(TemporaryFileUnreadable, match="block at byte 0 is cut off"):
+            for number in range(runs):
+                sorter.add((b"a", number), 300)
+                os.truncate(sorter._runs[-1][1].fileno, 20)
+            list(sorter.sorted())
+        sorter.clear()
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

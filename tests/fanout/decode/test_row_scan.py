@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from laredo_fanout.decode import plain_rows, row_scan
 from laredo_fanout.decode.change_buffer import IGNORED, Route
+from laredo_fanout.decode.frames import Get
 from laredo_fanout.decode.row_decoder import row_decoder
-from laredo_fanout.decode.transaction_spool import Get
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.wire import protobuf

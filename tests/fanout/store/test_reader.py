@@ -1,12 +1,11 @@
 """Reading while the writer goes on: consistent snapshots, bounded in time, from other processes."""
 
 import errno
+import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -138,34 +137,17 @@ def test_a_failed_spill_leaves_the_snapshot_as_it_was(
         assert len(first[0]) == 10
 
 
-class FullDisk:
-    """A file on a disk with room for a few rows only."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._room = 0
-
-    def write(self, data: bytes) -> int:
-        self._room -= 1
-        if self._room < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return int(self._file.write(data))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def test_a_full_disk_while_spilling(
     store: Store, table: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = rest(store.reader().snapshot(table))
-    real = tempfile.TemporaryFile
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     with store.reader().snapshot(table) as snapshot:
         got = next(snapshot.batches(10))
-        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **where: FullDisk(real(**where)))
+        monkeypatch.setattr(os, "pwrite", full)
         with pytest.raises(SpoolFailed, match="No space left"):
             snapshot.spill()
         assert not snapshot.spilled

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from delta.tables import DeltaTable
 from pyspark.sql import Row, SparkSession
 
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_spark import sync_table
+from laredo_spark.cli import main
 from laredo_spark.sync.errors import OlderThanTarget, TargetBusy, TargetDiffers, TargetRefused
 from laredo_spark.sync.lakehouse.delta_log import AGED_S, DeltaLog
 from laredo_spark.sync.sync import Synced, SyncOutcome
@@ -242,3 +244,37 @@ def test_planned_before_another_ones_commit(kept: Kept) -> None:
         log.committed(planned)
     kept.assert_level()
     assert kept.said() == (1, "0/20")
+
+
+def test_the_command_syncs_a_catalog_and_a_table(kept: Kept, tmp_path: Path) -> None:
+    """One that fails doesn't stop the others."""
+    archive, file = kept.archive.write(), tmp_path / "sync.conf"
+    described = {"archives": {"users/": {"table": "public.users", "group": "g"}}, "groups": {}}
+    catalog = {"catalog_version": 1, "updated_at": "2026-06-03T12:00:00Z", **described}
+    (archive.parent / "catalog.json").write_text(json.dumps(catalog))
+    damaged = Builder(tmp_path / "damaged").base(0x10, names(FIRST)).write()
+    [cut] = damaged.glob("epoch=1/*.jsonl")
+    cut.write_bytes(cut.read_bytes()[:-50])
+    file.write_text(
+        f"""
+        sync {{
+          parallel = 2
+          tables = [ {{ archive = "{damaged}", to = delta, target = "{tmp_path}/one" }}
+                     {{ archive = "{archive}", to = delta, target = "{kept.target}" }} ]
+          catalogs = [ {{ catalog = "{archive.parent}", to = delta, target = "{tmp_path}/all" }} ]
+        }}
+        """
+    )
+
+    def run(*more: str) -> tuple[int, str, str]:
+        ended = CliRunner().invoke(main, ["sync", str(file), *more])
+        return ended.exit_code, ended.stdout, ended.stderr
+
+    code, out, err = run()
+    assert code == 1 and out.count("rebuilt (nothing was synced to it yet), at 0/10") == 2, err
+    assert f"{cut.name}: cut off" in err and err.count("laredo-spark: ") == 1
+    kept.assert_level()
+    both = ("--target", str(kept.target), "--target", f"{tmp_path}/all/public.users")
+    code, out, _ = run(*both)
+    assert code == 0 and out.count("unchanged, at 0/10 (epoch 1), 100 rows") == 2
+    assert run(*both[:2], "--rebuild")[1].count("rebuilt (it was asked for)") == 1

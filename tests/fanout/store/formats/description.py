@@ -13,8 +13,8 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor
 
 from laredo_fanout.catchup import spool
-from laredo_fanout.catchup.frames import framed
 from laredo_fanout.catchup.plan import CatchupPlan, Segment, SpoolPiece
+from laredo_fanout.decode.frames import framed
 from laredo_fanout.relay.path import Hop
 from laredo_fanout.relay.path import Path as RelayPath
 from laredo_fanout.store import layout, meta, table

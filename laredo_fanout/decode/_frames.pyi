@@ -1,4 +1,4 @@
-from laredo_fanout.decode.transaction_spool import Get
+from laredo_fanout.decode.frames import Get
 
 class Frames:
     @property

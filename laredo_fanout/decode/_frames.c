@@ -179,7 +179,7 @@ static PyGetSetDef frames_properties[] = {
 
 static PyTypeObject FramesType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "laredo_fanout.catchup._frames.Frames",
+    .tp_name = "laredo_fanout.decode._frames.Frames",
     .tp_basicsize = sizeof(Frames),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = frames_new,

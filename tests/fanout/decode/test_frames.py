@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_fanout.catchup import frames
-from laredo_fanout.decode import plain_rows
-from laredo_fanout.decode.transaction_spool import Get
+from laredo_fanout.decode import frames, plain_rows
+from laredo_fanout.decode.frames import Get
 
 compiled = pytest.mark.skipif(not plain_rows.COMPILED, reason="nothing is compiled here")
 

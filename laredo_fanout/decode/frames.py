@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from laredo_fanout.postgres import pgoutput as message_
 
-if TYPE_CHECKING:
-    from laredo_fanout.decode.transaction_spool import Get
+Get = Callable[[int], "tuple[int, bytes | memoryview]"]
+"""psycopg's PGconn.get_copy_data: 1 asks without waiting; 0 is nothing yet, -1 the end."""
 
-_SIZE = Struct(">I")
+SIZE = Struct(">I")
 _KIND = message_.ENVELOPE
 _OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
 _ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
@@ -58,7 +58,7 @@ def gather_plainly(get: Get, limit: int, relation: bytes, into: bytearray) -> Ga
             return Gathered(size, None, taken)
         if not _is_row(data) or data[_OID] != relation:
             return Gathered(size, bytes(data), taken + 1)
-        into += _SIZE.pack(size)
+        into += SIZE.pack(size)
         into += data
     return Gathered(1, None, limit)
 
@@ -87,10 +87,10 @@ class PlainFrames:
 
     def get(self, _: int, /) -> tuple[int, bytes]:
         """The next message like ``get_copy_data``: a size of 0 if no whole one is left."""
-        block, start = self._block, self._at + _SIZE.size
+        block, start = self._block, self._at + SIZE.size
         if start > len(block):
             return 0, b""
-        size: int = _SIZE.unpack_from(block, self._at)[0]
+        size: int = SIZE.unpack_from(block, self._at)[0]
         stop = start + size
         if stop > len(block):
             return 0, b""
@@ -100,12 +100,12 @@ class PlainFrames:
 
 def framed(message: bytes | memoryview) -> bytes:
     """One message with its size."""
-    return _SIZE.pack(len(message)) + message
+    return SIZE.pack(len(message)) + message
 
 
 new_frames: Callable[[], Frames] = PlainFrames
 gather: Gather = gather_plainly
 with suppress(ImportError):  # there was no C compiler when this was installed
-    from laredo_fanout.catchup import _frames
+    from laredo_fanout.decode import _frames
 
     new_frames, gather = _frames.Frames, _frames.gather
