@@ -25,16 +25,13 @@ class _Measured(NamedTuple):
     wal: int
     ours: float
     theirs: float
-    trouble: str | None
-    plans: int
 
 
 def run(scenario: Scenario) -> list[Figure]:
     """Seconds until everything is durable in the store, from when the server goes on.
 
-    The ingest process stands still (SIGSTOP) while the backlog is made. With ``auto`` it decides
-    by itself, which is by the one slot where that pays; then the same with segments that were
-    asked for.
+    The ingest process is stopped (SIGSTOP) while the backlog is made. It is read by the one slot,
+    and then by segments.
     """
     figures = []
     for backlog in backlogs(scenario):
@@ -42,13 +39,9 @@ def run(scenario: Scenario) -> list[Figure]:
         alone = _one(scenario, backlog, nulls=nulls)
         with scenario.connect() as database:
             one, two = nulls.measure(database)
-        figures.append(
-            _figure(backlog, f"auto, {alone.plans} times split", alone, one, "one null consumer")
-        )
+        figures.append(_figure(backlog, "one slot", alone, one, "one null consumer"))
         split = _one(scenario, backlog, segments=_SEGMENTS)
-        figures.append(
-            _figure(backlog, f"{_SEGMENTS} segments asked for", split, alone.seconds, "auto")
-        )
+        figures.append(_figure(backlog, f"{_SEGMENTS} segments", split, alone.seconds, "one slot"))
         figures.append(
             Figure(
                 SUBJECT,
@@ -73,11 +66,11 @@ def _one(
 ) -> _Measured:
     scenario.stop_server()
     scenario.start_server(
-        f"sources.pg.catchup.mode={'manual' if segments else 'auto'}",
-        f"sources.pg.catchup.max_segments={segments or 4}",
+        "sources.pg.catchup.mode=manual",
+        f"sources.pg.catchup.max_segments={segments or 1}",
         "sources.pg.catchup.threshold_bytes=50000000",
         "sources.pg.catchup.min_segment_bytes=20000000",
-        f"sources.pg.catchup.check_interval={'100ms' if segments else '500ms'}",
+        "sources.pg.catchup.check_interval=100ms",
     )
     with scenario.connect() as database, scenario.paused_server() as server:
         scenario.say(f"preparing {backlog.changes:,} published updates: {backlog.name}")
@@ -92,7 +85,7 @@ def _one(
         backlog.make(database, scenario, backlog.changes, middle)
         database.execute("CHECKPOINT")
         end = position.parse(scenario.wal_position())
-        scenario.say(f"catching up, {(end - start) / _GB:.2f} GB, segments: {segments or 'auto'}")
+        scenario.say(f"catching up, {(end - start) / _GB:.2f} GB, segments: {segments}")
         postmaster = _postmaster(database.info.backend_pid)
         before = _seconds(server.pid), _seconds(postmaster)
         began = time.perf_counter()
@@ -109,12 +102,11 @@ def _one(
     catchup = status["sources"]["pg"]["catchup"]
     if segments and not catchup["plans"]:
         raise RuntimeError(f"nothing was split: {catchup}")
-    return _Measured(seconds, end - start, ours, theirs, catchup["trouble"], catchup["plans"])
+    return _Measured(seconds, end - start, ours, theirs)
 
 
 def _figure(backlog: Backlog, what: str, found: _Measured, limit: float, limit_of: str) -> Figure:
     a_change = 1e6 / backlog.changes
-    trouble = "" if found.trouble is None else f". {found.trouble}"
     return Figure(
         SUBJECT,
         f"{backlog.name}, {found.wal / _GB:.2f} GB: {what}",
@@ -124,7 +116,7 @@ def _figure(backlog: Backlog, what: str, found: _Measured, limit: float, limit_o
         limit_of,
         note=f"until durable in the store, {found.seconds:.1f} s. CPU: ours"
         f" {a_change * found.ours:.1f}, PostgreSQL's {a_change * found.theirs:.1f} µs a published"
-        f" change{trouble}",
+        " change",
     )
 
 

@@ -48,19 +48,19 @@ class Copy(Section):
 
 
 class Catchup(Section):
-    """Fall-behind mode: above ``threshold_bytes`` a backlog may be split into segments, each
-    decoded from a copy of the slot; ``mode = manual``: on request. Their order is commit order.
+    """Fall-behind mode: a backlog is split into segments, each decoded from a copy of the slot.
+    They are released in commit order.
 
     ``reserve_slots`` free slots and walsenders are left alone. ``spool_dir`` is a
     directory for nothing else; what is spooled there stays at about ``spool_max_bytes``.
     """
 
-    mode: Literal["off", "auto", "manual"] = "auto"
-    """auto: a large backlog is split where decoding is what binds and cores are free for it;
-    manual: when ``laredo-fanout catchup`` or POST /catchup asks for it; off: never."""
+    mode: Literal["off", "auto", "manual"] = "manual"
+    """auto: a backlog above ``threshold_bytes`` is split; manual: one is split when
+    ``laredo-fanout catchup`` or POST /catchup asks for it; off: never."""
     threshold_bytes: Size = Field(default=1 << 30, ge=1)
-    """A backlog of more WAL than this, at three checks in a row, may be split; below a quarter
-    of it the one slot is read again."""
+    """A backlog of more WAL than this, at three checks in a row, is split in ``auto``; below a
+    quarter of it the one slot is read again."""
     check_interval: Duration = Field(default=1.0, gt=0)
     """How often the backlog is measured."""
     max_segments: int = Field(default=4, ge=1, le=64)

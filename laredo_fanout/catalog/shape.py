@@ -124,6 +124,6 @@ def from_json(stored: Mapping[str, Any]) -> tuple[Shape, Version] | None:
         tuple(kept["key"]),
         kept["row_filter"],
         kept["membership"],
-        kept.get("append_only", False),
+        kept["append_only"],
     )
     return shape, version_.from_json(stored["version"])

@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 
 class Version(NamedTuple):
-    """The marks of one catalog check. None: a store of an earlier release doesn't have it."""
+    """The marks of one catalog check."""
 
     attributes: str
     """The transactions that wrote the table's pg_attribute rows."""
     file: int
     """The file that holds the rows."""
-    types: tuple[str, ...] | None = None
+    types: tuple[str, ...]
     """The labels of enums and the attributes of composites that its columns are made of."""
-    partitions: tuple[StoredPartition, ...] = ()
-    publication: str | None = None
-    """The transaction that last wrote the publication's own row."""
-    publication_owner: int | None = None
-    owner_alone: bool = False
+    partitions: tuple[StoredPartition, ...]
+    publication: str | None
+    """The transaction that last wrote the publication's own row; None: there was none."""
+    publication_owner: int | None
+    owner_alone: bool
     """Whether OWNER TO wrote the publication's row, as the first command of its transaction."""
-    columns: tuple[int, ...] | None = None
+    columns: tuple[int, ...] = ()
     """The numbers (attnum) of the columns that the stream carries."""
-    key: str | None = None
+    key: str = ""
     """The oid of the key's constraint, or else of its index, and its columns' numbers."""
-    schema: str | None = None
+    schema: str = ""
     """How the table belongs to the publication by its schema; empty: it doesn't."""
     by_name: bool = True
     """Whether the publication names the table, so that PostgreSQL refuses SET UNLOGGED."""
@@ -51,15 +51,12 @@ class Version(NamedTuple):
 def changed(
     before: Version, now: Version, partitions: Sequence[Partition], *, partitioned: bool
 ) -> str | None:
-    """Why silent DDL may have changed rows or values; None if it can't have.
-
-    A mark that ``before`` lacks is unknown, and ``now`` is believed.
-    """
+    """Why silent DDL may have changed rows or values; None if it can't have."""
     if before.publication is not None and _narrowed(before, now):
         return "the publication was altered"
-    if before.schema is not None and now.schema != before.schema:
+    if now.schema != before.schema:
         return "it left a schema of the publication and came back"
-    if before.key is not None and now.key != before.key:
+    if now.key != before.key:
         return "its key was dropped and made again"
     return (
         _rewritten(before, now)
@@ -88,9 +85,7 @@ def _rewritten(before: Version, now: Version) -> str | None:
     SET UNLOGGED and SET LOGGED: what was written in between isn't in the WAL.
     """
     altered = now.attributes != before.attributes
-    if before.columns is None and altered:
-        return "its columns were altered while the server was updated"
-    if before.columns is not None and now.columns != before.columns:
+    if now.columns != before.columns:
         return "a column was dropped, and another one has its name"
     if now.file != before.file and altered:
         return "its rows were rewritten"
@@ -99,17 +94,12 @@ def _rewritten(before: Version, now: Version) -> str | None:
     return None
 
 
-def _type_changed(before: Sequence[str] | None, now: Sequence[str] | None) -> str | None:
+def _type_changed(before: Sequence[str], now: Sequence[str]) -> str | None:
     """Whether a type prints what is stored in another way, or did.
 
     An enum may get labels; what was there must stay, and be of the same row in the catalog.
     """
-    known = set(now or ())
-    if before is None or known.issuperset(before):
-        return None
-    # A store of an earlier release has a label's text and no transaction.
-    known |= {_MARK.sub("", each, count=1) for each in known}
-    if known.issuperset(before):
+    if set(now).issuperset(before):
         return None
     return "a type that its columns are made of was changed"
 
@@ -149,13 +139,12 @@ def read_types(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[s
     return {oid: tuple(sorted(parts)) for oid, parts in found.items()}
 
 
-_MARK = re.compile(r"(?<=\d)@\d+")
-_COMPOSITE = re.compile(r"(\d+)(?:@\d+)?\(")
+_COMPOSITE = re.compile(r"(\d+)@\d+\(")
 
 
 def relations_within(version: Version) -> list[int]:
     """The relations of the composite types that the columns are made of: their oids."""
-    found = (_COMPOSITE.match(part) for part in version.types or ())
+    found = (_COMPOSITE.match(part) for part in version.types)
     return [int(composite[1]) for composite in found if composite is not None]
 
 
@@ -165,10 +154,7 @@ def to_json(version: Version) -> dict[str, Any]:
 
 
 def from_json(stored: Mapping[str, Any]) -> Version:
-    """Read what :func:`to_json` made, in this release or an earlier one."""
-    kept = {name: stored[name] for name in Version._fields if name in stored}
-    for name in ("types", "columns"):
-        if kept.get(name) is not None:
-            kept[name] = tuple(kept[name])
-    kept["partitions"] = tuple(StoredPartition(*each) for each in kept.get("partitions", ()))
-    return Version(**kept)
+    """Read what :func:`to_json` made."""
+    kept = {name: tuple(stored[name]) for name in ("types", "columns")}
+    partitions = tuple(StoredPartition(*each) for each in stored["partitions"])
+    return Version(**{**stored, **kept, "partitions": partitions})

@@ -7,16 +7,13 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from laredo_fanout.catalog import append_only
 from laredo_fanout.catchup import plan as plan_
-from laredo_fanout.catchup import room
 from laredo_fanout.catchup.anchor import Anchor
-from laredo_fanout.catchup.choice import Choice, CoreLoad, Limit, choose
-from laredo_fanout.catchup.cores import CoresInUse, is_server_here
 from laredo_fanout.catchup.options import CatchupMode
 from laredo_fanout.catchup.orders import Order
 from laredo_fanout.catchup.plan import CatchupPlan
@@ -25,8 +22,6 @@ from laredo_fanout.catchup.status import CatchupStatus
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from laredo_fanout.catchup.options import CatchupOptions
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions
@@ -39,29 +34,37 @@ _CHECKS = 3
 _SMALL_PART = 4
 _PREFIX = "plan-"
 _REST_S = 600.0
-_CHOOSE_AGAIN_S = 60.0  # cores get free, and what binds changes
-_MEASURED_S = 1.0
-"""Who uses the cores is measured for so long at least."""
+_TRY_AGAIN_S = 60.0  # slots and walsenders get free
 _LAST_MOVE_S = 10.0
 _MOST_SESSIONS = 5
+
+_INSERTED = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+
+# A stream of ours that was just closed may be shown for a moment: it doesn't count.
+_ROOM = """
+SELECT current_setting('max_replication_slots')::int
+        - (SELECT count(*) FROM pg_replication_slots),
+    current_setting('max_wal_senders')::int
+        - (SELECT count(*) FROM pg_stat_replication WHERE NOT
+            coalesce(starts_with(application_name, %s) AND right(application_name, 7) = ' stream',
+                false))
+"""
+
+
+class Room(NamedTuple):
+    """Replication slots and walsenders that nobody uses."""
+
+    slots: int
+    walsenders: int
 
 
 class FallBehind:
     """The ingest's change source (``ingest.change_source.ChangeSource``) over all of its sessions.
 
     The ingest's thread and the side connection's call it; each attribute is written by one of them.
-    ``choose`` is the rule by which ``auto`` splits.
     """
 
-    def __init__(
-        self,
-        options: CatchupOptions,
-        source: SourceOptions,
-        store: Store,
-        *,
-        choose: Callable[[CoreLoad], Choice] = choose,
-    ) -> None:
-        self._choose = choose
+    def __init__(self, options: CatchupOptions, source: SourceOptions, store: Store) -> None:
         self._options = options
         self._source = source
         self._store = store
@@ -71,19 +74,12 @@ class FallBehind:
         self._above = 0
         self._fitting: int | None = None
         """How many segments there is room for; None: nobody needs to know."""
-        self._ingest_seconds: Callable[[], float] | None = None
-        self._opened_at = 0
-        """The level at which the session began."""
-        self._cores: CoresInUse | None = None
-        self._decoded = room.Decoded(0, 0)
-        """What PostgreSQL had decoded when ``_cores`` was made."""
-        self._choice: Choice | None = None
-        """What pays, as measured while ``auto`` reads a backlog by the one slot."""
-        self._logged = ""
+        self._is_logged = False
+        """Whether the log has that this backlog isn't split."""
         self._planned_to = 0
         """How far the WAL was when the segments were opened."""
-        self._wanted: int | None = None
-        """How many segments the next session is to have at most."""
+        self._is_wanted = False
+        """Whether the next session is to have a new plan."""
         self._asked = threading.Event()
         self._rest_until = 0.0
         self._sessions = (0, 0)
@@ -107,7 +103,7 @@ class FallBehind:
 
         :raises psycopg.Error: if the server can't be asked.
         """
-        self._inserted = room.inserted(connection)
+        self._inserted = _inserted(connection)
         release = self._release
         behind = self._lag(self._level if release is None else release.decoded)
         above = behind > self._options.threshold_bytes
@@ -115,7 +111,6 @@ class FallBehind:
         if release is not None:
             self._advance(connection, release)
             return
-        self._measure_cores(connection)
         needed = self._above or self._asked.is_set()
         self._fitting = self._number(connection, behind) if needed else None
 
@@ -125,20 +120,17 @@ class FallBehind:
         :raises psycopg.Error: if the server can't be asked.
         """
         self._forget_release()
-        clock = time.pthread_getcpuclockid(threading.get_ident())
-        self._ingest_seconds = lambda: time.clock_gettime(clock) + batch.waited
         plan = self._usable_plan()
-        most = self._options.max_segments if self._asked.is_set() else self._wanted
-        if plan is None and most is not None:
-            plan = self._new_plan(connection, most)
-        self._wanted = None
+        if plan is None and (self._is_wanted or self._asked.is_set()):
+            plan = self._new_plan(connection)
+        self._is_wanted = False
         self._asked.clear()
         self._remove_spools(except_for=plan)
         if plan is None:
             return None
         self._anchor = Anchor(self._slot)
         self._is_moved = False
-        self._planned_to = room.inserted(connection)
+        self._planned_to = _inserted(connection)
         self._release = Release(
             self._options,
             self._order(plan),
@@ -159,7 +151,7 @@ class FallBehind:
         if release is None:
             return self._must_begin()
         if self._above >= _CHECKS and self._may_split(release):
-            self._wanted = len(release.runs)
+            self._is_wanted = True
             release.end_early()
         return False
 
@@ -193,11 +185,6 @@ class FallBehind:
             segments=release.status() if release else (),
         )
 
-    @property
-    def chosen(self) -> bool:
-        """Whether it is known what pays."""
-        return self._choice is not None
-
     # ------------------------------------------------------------ begin and end
 
     def _may_split(self, release: Release | None) -> bool:
@@ -212,60 +199,36 @@ class FallBehind:
         grew = self._inserted - self._planned_to > self._options.threshold_bytes
         return release.waits_for_tail and (grew or release.durable >= self._planned_to)
 
-    def _measure_cores(self, connection: Connection) -> None:
-        """See what pays, as long as ``auto`` is behind by more than the threshold."""
-        resting = time.monotonic() < self._rest_until
-        # Before it brings anything PostgreSQL reads what was confirmed long ago, and nobody waits
-        # for the ingest.
-        brings = max(self._level, self._store.position) > self._opened_at
-        ingest = self._ingest_seconds
-        if self._options.mode is not CatchupMode.AUTO or not self._above or resting or not brings:
-            self._cores = self._choice = None
-        elif self._cores is None and ingest is not None:
-            self._cores = CoresInUse(ingest)
-            self._decoded = room.decoded(connection, self._slot)
-        elif self._cores is not None and self._cores.seconds >= _MEASURED_S:
-            decoded = room.decoded(connection, self._slot)
-            load = self._cores.load(
-                is_server_here=is_server_here(connection),
-                in_parts=decoded.share_in_parts(self._decoded),
-            )
-            self._choice = self._choose(load)
-
     def _must_begin(self) -> bool:
-        fitting, asked, choice = self._fitting, self._asked.is_set(), self._choice
-        lag, long_enough = self._lag(self._level), self._above >= _CHECKS
+        fitting, asked = self._fitting, self._asked.is_set()
+        lag = self._lag(self._level)
         if lag * _SMALL_PART < self._options.threshold_bytes:
-            self._logged = ""
-        if fitting is None:
+            self._is_logged = False
+        due = (
+            self._options.mode is CatchupMode.AUTO
+            and self._above >= _CHECKS
+            and time.monotonic() >= self._rest_until
+        )
+        if fitting is None or not (asked or due):
             return False
-        if asked:
-            self._asked.clear()
-            most, limit = self._options.max_segments, None
-        elif choice is not None and long_enough and time.monotonic() >= self._rest_until:
-            most, limit = choice
-        else:
+        self._asked.clear()
+        if fitting < 2:
+            self._not_split(lag, fitting)
             return False
-        if min(fitting, most) < 2:
-            self._not_split(lag, limit or self._no_room(fitting))
-            return False
-        self._wanted = most
+        self._is_wanted = True
         return True
 
-    def _not_split(self, backlog: int, limit: Limit) -> None:
-        self._rest_until = time.monotonic() + _CHOOSE_AGAIN_S
-        self._trouble = f"a backlog of {backlog} bytes isn't split: {limit.text}"
-        if limit.name != self._logged:
-            self._logged = limit.name
-            _log.info(self._trouble)
-
-    def _no_room(self, fitting: int) -> Limit:
-        return Limit(
-            "room",
-            f"there is room for {max(0, fitting)} segments of {self._options.min_segment_bytes}"
-            " bytes and more; see catchup { max_segments, min_segment_bytes, reserve_slots },"
-            " max_replication_slots, max_wal_senders",
+    def _not_split(self, backlog: int, fitting: int) -> None:
+        self._rest_until = time.monotonic() + _TRY_AGAIN_S
+        self._trouble = (
+            f"a backlog of {backlog} bytes isn't split: there is room for {max(0, fitting)}"
+            f" segments of {self._options.min_segment_bytes} bytes and more; see"
+            " catchup { max_segments, min_segment_bytes, reserve_slots }, max_replication_slots,"
+            " max_wal_senders"
         )
+        if not self._is_logged:
+            self._is_logged = True
+            _log.info(self._trouble)
 
     def _may_end(self, level: int) -> bool:
         """Whether the segments may end at ``level``: little is left, and the slot has been moved
@@ -277,7 +240,7 @@ class FallBehind:
         return max(0, self._inserted - level)
 
     def _number(self, connection: Connection, behind: int) -> int:
-        free = room.free(connection, self._slot)
+        free = _free(connection, self._slot)
         options = self._options
         return min(
             options.max_segments,
@@ -286,12 +249,12 @@ class FallBehind:
             behind // options.min_segment_bytes,
         )
 
-    def _new_plan(self, connection: Connection, most: int) -> CatchupPlan | None:
+    def _new_plan(self, connection: Connection) -> CatchupPlan | None:
         position = self._store.position
-        end = room.inserted(connection)
-        number = min(most, self._number(connection, end - position))
+        end = _inserted(connection)
+        number = self._number(connection, end - position)
         if number < 2:
-            self._not_split(end - position, self._no_room(number))
+            self._not_split(end - position, number)
             return None
         segments = plan_.split(position, end, number)
         plan = CatchupPlan(secrets.token_hex(8), self._identity(), segments)
@@ -329,9 +292,9 @@ class FallBehind:
 
     def _forget_release(self) -> None:
         release, self._release = self._release, None
-        self._fitting = self._choice = self._cores = None
+        self._fitting = None
         self._above = 0
-        self._level = self._opened_at = self._store.position
+        self._level = self._store.position
         if release is None:
             return
         self._restarts += release.restarts
@@ -398,3 +361,23 @@ class FallBehind:
             self._anchor.advance(connection, self._store.position, at_once=True)
             self._is_moved = True
             release.wake()
+
+
+def _inserted(connection: Connection) -> int:
+    """How far the server's WAL is written, in its memory at least.
+
+    :raises psycopg.Error: if the server can't be asked, or is a standby.
+    """
+    row = connection.execute(_INSERTED).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _free(connection: Connection, slot: str) -> Room:
+    """Free slots and walsenders; the stream of this slot isn't counted.
+
+    :raises psycopg.Error: if the server can't be asked.
+    """
+    row = connection.execute(_ROOM, (f"laredo-fanout {slot} ",)).fetchone()
+    assert row is not None
+    return Room(int(row[0]), int(row[1]))

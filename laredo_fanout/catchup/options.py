@@ -11,7 +11,7 @@ class CatchupMode(StrEnum):
     """When a backlog is split."""
 
     AUTO = "auto"
-    """When it is larger than the threshold and segments pay (choice.py)."""
+    """When it is larger than the threshold."""
     MANUAL = "manual"
     """When an operator asks for it."""
 
@@ -20,14 +20,14 @@ class CatchupMode(StrEnum):
 class CatchupOptions:
     """Sizes in bytes of WAL, times in seconds.
 
-    It may begin when the lag was above ``threshold_bytes`` at three checks in a row,
+    ``auto`` begins when the lag was above ``threshold_bytes`` at three checks in a row,
     and ends below a quarter of it. ``reserve`` slots and walsenders are left to
     others. What is decoded and not yet released lies in ``spool_directory``, at
     most about ``spool_max_bytes`` of it.
     """
 
     spool_directory: Path
-    mode: CatchupMode = CatchupMode.AUTO
+    mode: CatchupMode = CatchupMode.MANUAL
     threshold_bytes: int = 1 << 30
     check_interval: float = 1.0
     max_segments: int = 4

@@ -14,9 +14,9 @@ from laredo_fanout.store.errors import (
     DiskFull,
     StoreDamaged,
     StoreError,
+    StoreFormatUnknown,
     StoreLocked,
     StoreMissing,
-    StoreNewer,
     StoreUnusable,
 )
 
@@ -153,18 +153,18 @@ def _what_failed(directory: Path, failed: lmdb.Error) -> StoreError:
 def check_format(directory: Path, stored: bytes | None) -> meta.StoreHead:
     """What the store says of itself; a fresh one says nothing yet.
 
-    :raises StoreNewer: if a newer version wrote it.
+    :raises StoreFormatUnknown: if another version wrote it, in another format.
     :raises StoreDamaged: if it can't be read.
     """
     if stored is None:
         return meta.StoreHead()
     try:
-        head = meta.head_from_bytes(stored)
+        number, slot = meta.format_of(stored)
+        if number != meta.FORMAT:
+            raise StoreFormatUnknown(str(directory), number, meta.FORMAT, slot)
+        return meta.head_from_bytes(stored)
     except (ValueError, KeyError, TypeError) as wrong:
         raise StoreDamaged(str(directory), f"its head can't be read ({wrong})") from wrong
-    if head.format > meta.FORMAT:
-        raise StoreNewer(str(directory), head.format, meta.FORMAT)
-    return head
 
 
 def _databases(environment: Any, *, create: bool) -> Databases:

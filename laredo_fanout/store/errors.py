@@ -5,7 +5,7 @@ StoreError
 ├── StoreMissing      nothing there to read
 ├── StoreDamaged      not a store, or a broken one
 ├── StoreUnusable     the directory can't be made, read or written
-├── StoreNewer        written by a newer version
+├── StoreFormatUnknown  another version wrote it, in another format
 ├── StoreRemoved      the directory was deleted or replaced while it was open
 ├── StoreFull         the disk, or state.max_size, is exhausted
 ├── StoreBroken       a commit failed: restart
@@ -69,13 +69,15 @@ class StoreUnusable(StoreError):
         )
 
 
-class StoreNewer(StoreError):
-    """Written by a newer version of this program."""
+class StoreFormatUnknown(StoreError):
+    """Another version of this program wrote the store, in a format that this one doesn't read."""
 
-    def __init__(self, path: str, found: int, known: int) -> None:
+    def __init__(self, path: str, found: object, supported: int, slot: str | None) -> None:
+        dropping = f", drop its slot ({_DROP_SLOT.format(slot)})" if slot else ""
         super().__init__(
-            f"the store {path} has format {found}, this version knows {known}; "
-            "run the newer version, or move the store elsewhere to copy every table again"
+            f"the store {path} has format {found}, this version reads format {supported} alone:"
+            f" run the version that wrote it, or move {path} elsewhere{dropping} and start the"
+            " server again, which then copies every table"
         )
 
 

@@ -27,13 +27,9 @@ from laredo_fanout.store.table import TableRecord
 from laredo_model import history as history_
 from laredo_model.history import Ancestor, History, Lineage
 
-FORMAT = 2
-"""What this version writes. It reads every earlier one, and raises a store's number when it opens
-it, so that an earlier version refuses what it would misread.
-
-1  up to November 2026. Tables' records grew in it: an older version would forget suspect ranges
-2  the same, from a number on that changes with the layout (tests/fanout/store/formats/)
-"""
+FORMAT = 3
+"""The number of the layout that this version writes, and the only one that it reads. It is raised
+when the layout changes (tests/fanout/store/test_format.py)."""
 
 STORE_KEY = b"store"
 POSITION_KEY = b"position"
@@ -155,8 +151,16 @@ class StoreHead:
         return self.next_space, replace(self, next_space=self.next_space + 1)
 
 
+def format_of(stored: bytes) -> tuple[object, str | None]:
+    """The format's number in a head of any version, and the slot's name if it can be found."""
+    read = orjson.loads(stored)
+    source = read.get("source")
+    slot = source.get("slot") if isinstance(source, dict) else None
+    return read["format"], slot if isinstance(slot, str) else None
+
+
 def head_from_bytes(stored: bytes) -> StoreHead:
-    """The head that ``to_bytes`` wrote."""
+    """The head that ``to_bytes`` wrote, in this version's format."""
     read = orjson.loads(stored)
     source = read["source"]
     return StoreHead(
@@ -169,17 +173,16 @@ def head_from_bytes(stored: bytes) -> StoreHead:
             source["slot"],
             source["publication"],
             source["token"],
-            # Absent from what older versions wrote, as the two below.
-            history_.ancestors_from_json(source.get("ancestors", [])),
-            source.get("because", ""),
-            source.get("since", 0),
-            source.get("former_reach", 0),
-            source.get("former_sequences", 0),
+            history_.ancestors_from_json(source["ancestors"]),
+            source["because"],
+            source["since"],
+            source["former_reach"],
+            source["former_sequences"],
         ),
-        tuple(read.get("streams", ())),
-        read.get("marker") and Marker(*read["marker"]),
-        {name: LastRecopy(*last) for name, last in read.get("last_recopies", {}).items()},
-        read.get("server_id", ""),
+        tuple(read["streams"]),
+        read["marker"] and Marker(*read["marker"]),
+        {name: LastRecopy(*last) for name, last in read["last_recopies"].items()},
+        read["server_id"],
     )
 
 

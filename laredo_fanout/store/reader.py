@@ -39,7 +39,7 @@ class StoreReader:
 
         :raises StoreMissing: if there is none (yet).
         :raises StoreDamaged: if what is there isn't a usable store.
-        :raises StoreNewer: if a newer version wrote it.
+        :raises StoreFormatUnknown: if another version wrote it, in another format.
         """
         directory = Path(path)
         opened, databases = environment.open_readable(directory)

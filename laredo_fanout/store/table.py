@@ -173,14 +173,12 @@ class TableRecord:
         return self.sequence + 1 - self.oldest_sequence
 
 
-_FIGURES = Struct(">8Q")
-_FIGURES_BEFORE_VERIFIED = 7 * 8
-_POSITION = Struct(">Q")
+_FIGURES = Struct(">9Q")
 
 
 def figures_to_bytes(record: TableRecord) -> bytes:
     """The part that changes with nearly every transaction."""
-    figures = _FIGURES.pack(
+    return _FIGURES.pack(
         record.sequence,
         record.oldest_sequence,
         record.oldest_time_us,
@@ -189,9 +187,8 @@ def figures_to_bytes(record: TableRecord) -> bytes:
         record.generation,
         record.space,
         record.verified,
+        record.position,
     )
-    # Only a relay's store has it: an earlier release reads all others.
-    return figures + _POSITION.pack(record.position) if record.position else figures
 
 
 def definition_to_bytes(record: TableRecord) -> bytes:
@@ -210,7 +207,7 @@ def definition_to_bytes(record: TableRecord) -> bytes:
             "closed_at": record.closed_at,
             "copy": dict(record.copy),
             "leaves": [list(each) for each in record.leaves],
-            "doubts": [list(each) for each in record.suspect_ranges],
+            "suspect_ranges": [list(each) for each in record.suspect_ranges],
         }
     )
 
@@ -230,22 +227,16 @@ def from_bytes(definition: bytes, figures: bytes) -> TableRecord:
         error=stored["error"],
         closed_at=stored["closed_at"],
         copy=stored["copy"],
-        # Absent from what older versions wrote.
-        leaves=tuple(Leaf(*each) for each in stored.get("leaves", ())),
-        suspect_ranges=tuple(SuspectRange(*each) for each in stored.get("doubts", ())),
+        leaves=tuple(Leaf(*each) for each in stored["leaves"]),
+        suspect_ranges=tuple(SuspectRange(*each) for each in stored["suspect_ranges"]),
     )
     return with_figures(record, figures)
 
 
 def with_figures(record: TableRecord, figures: bytes) -> TableRecord:
-    """``record`` with newer figures; those of an earlier release lack the last one."""
-    if len(figures) == _FIGURES_BEFORE_VERIFIED:
-        figures = figures + bytes(8)
-    sequence, oldest, oldest_time, floor, rows, generation, space, verified = _FIGURES.unpack_from(
-        figures
-    )
-    position = (
-        _POSITION.unpack_from(figures, _FIGURES.size)[0] if len(figures) > _FIGURES.size else 0
+    """``record`` with newer figures."""
+    (sequence, oldest, oldest_time, floor, rows, generation, space, verified, position) = (
+        _FIGURES.unpack(figures)
     )
     return replace(
         record,

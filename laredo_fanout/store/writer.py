@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 import structlog
 
-from laredo_fanout.store import environment, meta, relaxed
+from laredo_fanout.store import environment, meta
 from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError, StoreRemoved
 from laredo_fanout.store.journal.writing import Journal
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity
 from laredo_fanout.store.rows import garbage
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.transaction import Transaction
-from laredo_fanout.store.write_context import WriteContext
 from laredo_model.files import private_directory
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Store:
 
         :raises StoreLocked: if another process has it.
         :raises StoreDamaged: if what is there isn't a usable store.
-        :raises StoreNewer: if a newer version wrote it.
+        :raises StoreFormatUnknown: if another version wrote it, in another format.
         :raises StoreUnusable: if the directory can't be made, read or written.
         :raises DiskFull: if there is no room for it.
         """
@@ -80,14 +79,11 @@ class Store:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
         found = environment.check_format(self.path, stored)
         server_id = found.server_id or secrets.token_hex(16)
-        self._head = replace(found, format=meta.FORMAT, server_id=server_id)
+        self._head = replace(found, server_id=server_id)
         self._environment.reader_check()
         with self._step() as transaction:
             # Written at every opening: readers learn the size of the map from it.
             transaction.put(meta.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
-            relaxed.repair(WriteContext(transaction, self._databases, self._disk, self._head, {}))
-        if found.format < meta.FORMAT:
-            log.info("store upgraded", path=str(self.path), before=found.format, now=meta.FORMAT)
         with self._environment.begin() as transaction:
             records = meta.all_tables(transaction, self._databases.meta)
             position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)

@@ -57,8 +57,6 @@ class WriteBatch:
         self._committed_at = time.monotonic()
         self.cost = 0.0
         """Seconds that the last commit took."""
-        self.waited = 0.0
-        """Seconds of all commits in which this thread didn't run: the disk worked."""
         self._counters = counters
         self.to_come = 0
         """Bytes of changes, about, that the next commit needs after what is applied next."""
@@ -164,7 +162,7 @@ class WriteBatch:
 
     def commit(self, position: int, time_us: int) -> None:
         """Make it durable together with the stream's position, and notify who waits for that."""
-        begun, ran = time.monotonic(), time.thread_time()
+        begun = time.monotonic()
         transaction = self.transaction
         if position > transaction.position:
             transaction.set_position(position, time_us)
@@ -173,7 +171,6 @@ class WriteBatch:
         context.__exit__(None, None, None)
         self._committed_at = time.monotonic()
         self.cost = self._committed_at - begun
-        self.waited += max(0.0, self.cost - (time.thread_time() - ran))
         tables, self._tables = frozenset(self._tables), set()
         self._on_commit(CommitInfo(self._store.position, self._store.time_us, tables))
         durable, self._when_durable = self._when_durable, []

@@ -45,8 +45,8 @@ CONTRACT = (
     r"thrown away, never verified",
     # A failpoint; the state of a destination in /status, and of a sync.
     r'"notice\.told"|"level", "away"|level: caught up .*away: unavailable|state = "away"',
-    # The store's format; a former name.
-    r'"doubts"|^said = own_message',
+    # A former name.
+    r"^said = own_message",
     # A file's position in Python.
     r"\btell\(",
     # A client's look-up of a row, in all its forms.

@@ -10,11 +10,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from importlib.metadata import entry_points
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
+SCRIPTS = {
+    script.name: script
+    for script in entry_points(group="console_scripts")
+    if script.name.startswith("laredo-")
+}
 PRELOADED = [
     "laredo_fanout.cli",
     "laredo_fanout.app.server",
@@ -43,8 +47,7 @@ def _run(
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [script, *arguments]
-    (found,) = entry_points(group="console_scripts", name=script)
-    getattr(import_module(found.module), found.attr)()
+    SCRIPTS[script].load()()
 
 
 class Forked:

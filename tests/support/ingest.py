@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from laredo_fanout.catalog import table_definitions
-from laredo_fanout.catchup.choice import Choice, CoreLoad, choose
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.catchup.options import CatchupOptions
 from laredo_fanout.copy.copier import Copier
@@ -56,7 +55,6 @@ class RunningIngest:
         self.catchup = catchup
         self.fall_behind: FallBehind | None = None
         self.asks_to_catch_up = False
-        self.choose: Callable[[CoreLoad], Choice] = choose
         self.database = database
         self.path = path
         name = database.name
@@ -84,9 +82,7 @@ class RunningIngest:
             self.tables = self._configured(tables)
         self.store = Store.open(self.path, max_size=self.max_size)
         if self.catchup is not None:
-            self.fall_behind = FallBehind(
-                self.catchup, self.options, self.store, choose=self.choose
-            )
+            self.fall_behind = FallBehind(self.catchup, self.options, self.store)
             if self.asks_to_catch_up:
                 self.fall_behind.ask()
         self.ingest = Ingest(

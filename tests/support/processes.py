@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.forked import Forked
+from tests.support.forked import SCRIPTS, Forked
 
 BIN = Path(sys.executable).parent
 PATIENCE_S = 240.0
@@ -118,7 +118,7 @@ class Program:
 
     def start(self, *options: str) -> None:
         arguments = ["--config", str(self.config), *options]
-        if not self.wrapper and not self.environment:
+        if self.script in SCRIPTS and not self.wrapper and not self.environment:
             self._process = Forked(self.script, arguments, self.log)
             return
         with self.log.open("ab") as log:

@@ -192,10 +192,7 @@ class Journal:
         cut = self._find_cut(table, beyond, older_than_us, min(pinned, table.sequence - 1))
         if cut is None or cut[0] < table.oldest_sequence:
             return table
-        return self.forget(table, *cut)
-
-    def forget(self, table: TableRecord, sequence: int, position: int) -> TableRecord:
-        """Drop the entries up to ``sequence``, which ends a transaction at ``position``."""
+        sequence, position = cut
         self._delete(table.id, sequence)
         kept = replace(table, oldest_sequence=sequence + 1, floor=position)
         return replace(kept, oldest_time_us=self._time_of(kept))

@@ -136,6 +136,8 @@ def test_fall_behind_mode_is_as_configured(tmp_path: Path) -> None:
     said = options.catchup_options(load(tmp_path, changed))
     assert said is not None
     assert (said.mode, said.spool_directory, said.reserve) == ("manual", Path("/spool"), 5)
+    by_default = options.catchup_options(load(tmp_path, MINIMAL))
+    assert by_default is not None and by_default.mode == "manual"
     off = DESIGN.replace("mode = auto", "mode = off")
     assert options.catchup_options(load(tmp_path, off)) is None
 

@@ -2,10 +2,8 @@
 what they don't do costs no copy.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import product, starmap
 from typing import NamedTuple
 
@@ -13,7 +11,6 @@ import pytest
 
 from laredo_fanout.catalog import publication
 from laredo_fanout.source_options import PublicationOptions
-from laredo_fanout.store.writer import Store
 from tests.fanout.catalog.silent_statements import ALL_TABLES, CASES, NAMED, SCHEMA, Case
 from tests.support import drawn
 from tests.support.ingest import RunningIngest
@@ -286,31 +283,6 @@ def test_another_owner_of_the_publication_costs_no_copy(
             _wait_verified(database, ingest)
         assert ingest.status.recopies == 0
         ingest.assert_equal()
-
-
-@pytest.mark.parametrize("dropped", [False, True])
-def test_a_store_of_an_earlier_release(database: Database, ingesting: Start, dropped: bool) -> None:
-    """It has fewer marks: its tables aren't copied for that, but where columns were altered."""
-    ingest = _published(database, ingesting, NAMED)
-    before = {name: ingest.record(name).id for name in ("public.t", "public.r")}
-    ingest.stop()
-    with Store.open(ingest.path, max_size=4 << 30) as store, store.transaction() as transaction:
-        for record in store.tables.values():
-            version = record.copy["version"]
-            types = [re.sub(r"(?<=\d)@\d+", "", each, count=1) for each in version["types"]]
-            assert types != version["types"]
-            first = ("attributes", "file", "partitions", "publication")
-            earlier = {name: version[name] for name in first} | {"types": types}
-            transaction.put_table(replace(record, copy={**record.copy, "version": earlier}))
-    if dropped:
-        _run(database, ingest, "", "ALTER TABLE t DROP COLUMN a, ADD COLUMN a text")
-    ingest.start()
-    _wait_verified(database, ingest)
-    ingest.assert_equal()
-    assert (ingest.record("public.t").id != before["public.t"]) == dropped
-    assert ingest.record("public.r").id == before["public.r"]
-    version = ingest.record("public.r").copy["version"]
-    assert list(version["columns"]) == [1, 2, 3] and "@" in version["types"][0]
 
 
 def _published(database: Database, ingesting: Start, published: str) -> RunningIngest:

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from laredo_fanout.catchup.choice import Choice, CoreLoad
 from laredo_fanout.catchup.options import CatchupMode, CatchupOptions
 from laredo_fanout.catchup.plan import from_bytes
 from laredo_fanout.catchup.status import CatchupStatus
 from laredo_fanout.ingest import startup
 from laredo_fanout.store.writer import Store
-from laredo_fanout.tables.status import CommitInfo
 from tests.fanout.catchup.holding import Held
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, on_versions
@@ -26,7 +24,6 @@ from tests.support.server.behind import (
     start_behind,
     status_of,
     wait_level,
-    wait_split,
 )
 from tests.support.server.interleaving import TABLES, Interleaving
 from tests.support.server.journal_oracle import Replay
@@ -222,49 +219,29 @@ def _insert(database: Database, first: int, thousands: int) -> None:
             )
 
 
-def _until_chosen(ingest: RunningIngest, after: int) -> Callable[[CommitInfo], None]:
-    """Have the ingest stand still when it has got further than ``after``, until the cores were
-    measured; what is inserted meanwhile is what can be split."""
-
-    def wait(commit: CommitInfo) -> None:
-        if commit.position > after:
-            fall_behind = ingest.fall_behind
-            assert fall_behind is not None
-            ingest.on_commit = None
-            _insert(ingest.database, 1000, 40)
-            ingest.wait_until(lambda: fall_behind.chosen, "the cores are measured")
-
-    return wait
-
-
-def test_auto_splits_where_it_pays(
+def test_auto_splits_above_the_threshold_and_manual_does_not(
     database: Database, ingesting: Start, options: CatchupOptions
 ) -> None:
-    """Two cores never have one free for it: what was chosen is given, what was measured is real."""
-    loads: list[CoreLoad] = []
-
-    def pays(load: CoreLoad) -> Choice:
-        loads.append(load)
-        return Choice(3)
-
+    """By as many segments as are configured, whatever the cores of this machine."""
+    small = replace(options, threshold_bytes=200_000, max_segments=3)
     with database.connect() as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-    ingest = ingesting("public.t", catchup=replace(options, threshold_bytes=200_000))
+    ingest = ingesting("public.t", catchup=small)
     ingest.wait_live()
-    ingest.catch_up()
-    before = ingest.store.position
     ingest.stop()
     _insert(database, 0, 20)
-    ingest.choose = pays
-    ingest.on_commit = _until_chosen(ingest, before)
     ingest.start()
-    assert len(wait_split(ingest).segments) == 3
+    ingest.assert_equal()
+    assert status_of(ingest).plans == 0
+    ingest.stop()
+    _insert(database, 1000, 40)
+    ingest.catchup = replace(small, mode=CatchupMode.AUTO)
+    held = Held(ingest)
+    ingest.start()
+    with held.holding():
+        assert len(status_of(ingest).segments) == 3
     wait_level(ingest)
     ingest.assert_equal()
-    load = loads[0]
-    assert load.is_server_here
-    assert 0 < load.ingest <= 1
-    assert 0 <= load.free <= load.cores
 
 
 def test_a_large_transaction_is_not_begun_anew(
@@ -288,16 +265,6 @@ def test_a_large_transaction_is_not_begun_anew(
     wait_level(ingest)
     ingest.assert_equal()
     assert status_of(ingest).plans == 1
-
-
-def test_it_begins_when_asked_for(
-    behind: tuple[RunningIngest, Interleaving], options: CatchupOptions
-) -> None:
-    ingest, _ = behind
-    ingest.catchup = replace(options, mode=CatchupMode.MANUAL)
-    start_behind(ingest)
-    wait_level(ingest)
-    ingest.assert_equal()
 
 
 def test_spools_stay_within_their_bound(

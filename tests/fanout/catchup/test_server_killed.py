@@ -1,12 +1,10 @@
-"""The real server behind: killed while it catches up, asked to split its backlog, or left alone."""
+"""The real server behind: killed while it catches up, or asked to split its backlog."""
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,32 +118,3 @@ def test_command_says_that_it_is_off(tmp_path: Path, database: Database, table: 
         said = server.run("catchup")
     assert said.returncode == 1
     assert "catchup.mode is off" in said.stderr
-
-
-@pytest.fixture
-def one_core() -> Iterator[None]:
-    """The test and what it starts may use one core: another segment has none."""
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    yield
-    os.sched_setaffinity(0, allowed)
-
-
-@pytest.mark.usefixtures("one_core")
-def test_auto_leaves_a_dense_backlog_alone_and_says_why(
-    tmp_path: Path, database: Database, table: str
-) -> None:
-    server = _server(tmp_path, database, table, "auto")
-    with started(server), database.connect() as owner:
-
-        def trouble() -> object:
-            owner.execute("UPDATE t SET v = v + 1")  # faster than the ingest is
-            return _catchup(server)["trouble"]
-
-        said = str(wait_until(trouble, "it says why the backlog isn't split"))
-        shown = _catchup(server)
-        log = server.program.log.read_text()
-    assert "isn't split: " in said
-    assert "the ingest binds" in said or "of 1 cores are free" in said
-    assert (shown["plans"], shown["segments"]) == (0, [])
-    assert 1 <= log.count("isn't split: ") <= 2

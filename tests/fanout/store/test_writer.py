@@ -6,10 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-import orjson
 import pytest
 
-from laredo_fanout.store import meta
 from laredo_fanout.store.errors import (
     MapFull,
     PositionWentBack,
@@ -17,7 +15,6 @@ from laredo_fanout.store.errors import (
     StoreError,
     StoreLocked,
     StoreMissing,
-    StoreNewer,
     StoreUnusable,
     TableUnknown,
 )
@@ -139,19 +136,6 @@ except StoreLocked as refused:
         with pytest.raises(StoreLocked):
             open_store(tmp_path)
     assert in_process(program, str(tmp_path)) == ""
-
-
-def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path) -> None:
-    with open_store(tmp_path) as store, store.transaction() as transaction:
-        head = orjson.loads(transaction.head.to_bytes()) | {"format": meta.FORMAT + 1}
-        raw = transaction._context.transaction
-        raw.put(meta.STORE_KEY, orjson.dumps(head), db=store._databases.meta)
-    before = (tmp_path / "data.mdb").read_bytes()[: 1 << 16]
-    with pytest.raises(StoreNewer, match=f"format {meta.FORMAT + 1}, this version knows"):
-        open_store(tmp_path)
-    with pytest.raises(StoreNewer):
-        StoreReader.open(tmp_path)
-    assert (tmp_path / "data.mdb").read_bytes()[: 1 << 16] == before
 
 
 def test_files_that_are_no_store_are_refused_and_left_alone(tmp_path: Path) -> None:

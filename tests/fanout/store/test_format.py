@@ -1,32 +1,45 @@
-"""The layout of the store in words: what changes when the bytes that are written change.
+"""One format of the store: its layout has a number, and a store of another number is refused.
 
-``python -m tests.fanout.store.formats.description`` records that of a new format.
+``python -m tests.fanout.store.test_format`` records the layout of a new number.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+import pytest
 from google.protobuf.descriptor import Descriptor
 
+from laredo_fanout.catalog import shape
+from laredo_fanout.catalog.partitions import StoredPartition
+from laredo_fanout.catalog.shape import Shape, ShapeColumn
+from laredo_fanout.catalog.table_version import Version
 from laredo_fanout.catchup import spool
 from laredo_fanout.catchup.plan import CatchupPlan, Segment, SpoolPiece
 from laredo_fanout.decode.frames import framed
 from laredo_fanout.relay.path import Hop
 from laredo_fanout.relay.path import Path as RelayPath
 from laredo_fanout.store import layout, meta, table
+from laredo_fanout.store.errors import StoreFormatUnknown
 from laredo_fanout.store.journal.record import Header
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity, StoreHead
+from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Leaf, Status, SuspectRange, TableRecord
+from laredo_fanout.store.writer import Store
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 from laredo_model import line
 from laredo_model.column import Column
 from laredo_model.history import Ancestor, History
+from tests.support.processes import BIN, PATIENCE_S, free_port
 
-HERE = Path(__file__).parent
+RECORDED = Path(__file__).with_name(f"format_{meta.FORMAT}.txt")
+SIZE = 1 << 24
 
 HEAD = StoreHead(
     format=0,
@@ -59,7 +72,22 @@ TABLE = TableRecord(
     identity="identity",
     error="error",
     closed_at=5,
-    copy={"key": "value"},
+    copy=shape.to_json(
+        Shape(1, "s", "t", (ShapeColumn("id", 23, -1, nullable=False),), ("id",), "true", 2, True),
+        Version(
+            "1,2",
+            3,
+            ("type",),
+            (StoredPartition(4, "5", 6, detaching=True),),
+            "7",
+            8,
+            True,
+            (9,),
+            "key",
+            "schema",
+            by_name=False,
+        ),
+    ),
     sequence=6,
     oldest_sequence=7,
     oldest_time_us=8,
@@ -131,5 +159,66 @@ def _message(descriptor: Descriptor) -> Iterator[tuple[str, tuple[int, int, bool
         yield field.name, (field.number, field.type, field.is_repeated)
 
 
+def test_the_layout_is_the_one_recorded_for_its_number() -> None:
+    assert RECORDED.exists(), "python -m tests.fanout.store.test_format"
+    assert description() == RECORDED.read_text(), (
+        "the store's layout has changed: raise FORMAT in laredo_fanout/store/meta.py, name the"
+        " number in docs/operations/upgrade.md, then record the new layout"
+        " (python -m tests.fanout.store.test_format)"
+    )
+
+
+def test_the_description_has_every_field() -> None:
+    assert [name for value in (HEAD, TABLE, PLAN) for name in unset(value)] == []
+
+
+def _stored(state: Path, head: dict[str, Any]) -> None:
+    """A store with this in its head, as another version may have written it."""
+    with Store.open(state, max_size=SIZE) as store, store.transaction() as transaction:
+        raw = transaction._context.transaction
+        raw.put(meta.STORE_KEY, orjson.dumps(head), db=store._databases.meta)
+
+
+@pytest.mark.parametrize("number", [meta.FORMAT - 1, meta.FORMAT + 1, "x"])
+def test_a_store_of_another_format_is_refused_and_left_alone(
+    tmp_path: Path, number: object
+) -> None:
+    """By its number alone: nothing else of its head need be known."""
+    _stored(tmp_path, {"format": number})
+    before = (tmp_path / "data.mdb").read_bytes()[: 1 << 16]
+    for opened in (lambda: Store.open(tmp_path, max_size=SIZE), lambda: StoreReader.open(tmp_path)):
+        with pytest.raises(StoreFormatUnknown, match=f"format {number}, .* {meta.FORMAT} alone"):
+            opened()
+    assert (tmp_path / "data.mdb").read_bytes()[: 1 << 16] == before
+
+
+def test_the_server_refuses_a_store_of_another_format_in_words(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    _stored(state, {"format": 1, "source": {"slot": "s"}})
+    file = tmp_path / "fanout.conf"
+    file.write_text(
+        f'state.path = "{state}"\n'
+        f'sources.pg.connection = "host=127.0.0.1 port={free_port()} dbname=none"\n'
+        f"fanout.grpc.port = {free_port()}, http.port = {free_port()}\n"
+        "tables = [{ table = users }]\n"
+    )
+    ended = subprocess.run(
+        [BIN / "laredo-fanout", "--config", file],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 1
+    lines = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]
+    (said,) = [line["error"] for line in lines if line["level"] == "error"]
+    assert said == (
+        f"the store {state} has format 1, this version reads format {meta.FORMAT} alone: run the"
+        f" version that wrote it, or move {state} elsewhere, drop its slot"
+        " (SELECT pg_drop_replication_slot('s')) and start the server again, which then copies"
+        " every table"
+    )
+
+
 if __name__ == "__main__":
-    (HERE / f"{meta.FORMAT}.txt").write_text(description())
+    RECORDED.write_text(description())

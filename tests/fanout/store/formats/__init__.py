@@ -1,1 +1,0 @@
-"""Stores as versions of the program wrote them, and what each format's layout is."""
