@@ -28,7 +28,7 @@ ENV_IGNORE = (
 
 
 class StateConfig(Section):
-    """Where the server keeps its state: the LMDB environment."""
+    """Location of the server's state: the LMDB environment."""
 
     path: Path = Path("./.laredo-fanout")
     """Directory of the durable store (LMDB)."""
@@ -116,14 +116,14 @@ class Fanout(Section):
 
 
 class Http(HttpSettings):
-    """Where health, /status and /metrics are, POST /catchup and recopies."""
+    """HTTP port for health, /status, /metrics, POST /catchup and re-copies."""
 
     port: int = Field(default=8081, ge=0, le=65535)
     """Port of the HTTP side; 0: any free one."""
 
 
 class JournalConfig(Section):
-    """How much of a table's journal stays for clients that resume; the earlier limit prunes."""
+    """Limits of a table's journal for clients that resume; the earlier limit prunes."""
 
     max_entries: int = Field(default=1_000_000, ge=1)
     """How many changes the journal keeps."""
@@ -139,7 +139,7 @@ class LocalStore(Section):
 
 
 class SnapshotRetention(Section):
-    """When periodic snapshots are removed; the newest one always stays."""
+    """Limits for keeping periodic snapshots; the newest one always stays."""
 
     keep_count: int = Field(default=5, ge=1)
     """So many snapshots are kept."""
@@ -170,7 +170,7 @@ class TargetGrpc(Section):
 
 
 class ClientBuffer(Section):
-    """How far behind a live client may be, in transactions, and what happens beyond."""
+    """Most transactions that a live client may lag by, and the policy beyond that."""
 
     max_size: int = Field(default=50_000, ge=1)
     """How many transactions a live client may be behind, however many rows each changed."""
@@ -216,7 +216,7 @@ class ReplicatedTableConfig(Section):
 
     @property
     def by_pattern(self) -> bool:
-        """Whether it is a table that a pattern stands for."""
+        """True if a pattern in the configuration matched this table."""
         return self._by_pattern
 
     def of_pattern(self, name: TableName) -> ReplicatedTableConfig:
@@ -233,12 +233,12 @@ class ReplicatedTableConfig(Section):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it stands for all tables whose names fit."""
+        """True if it is a pattern, for all tables whose names match."""
         return STAR in self.namespace or STAR in self.table
 
     @property
     def pattern(self) -> TablePattern:
-        """What it stands for, if it is one."""
+        """The pattern, if it is one."""
         return TablePattern(self.namespace, self.table, self.exclude)
 
     @property
@@ -360,25 +360,25 @@ class Config(Section):
 
     @property
     def max_clients(self) -> int:
-        """How many clients all serving processes together take."""
+        """Most clients of all serving processes together."""
         return next(
             (value for _, value in self._values("max_clients")), self.fanout.grpc.max_clients
         )
 
     @property
     def max_clients_per_identity(self) -> int:
-        """How many of them may be one token's, certificate's or address's."""
+        """Most clients with the same token, certificate or address."""
         configured = self.fanout.grpc.max_clients_per_identity
         return configured or -(-self.max_clients * 9 // 10)
 
     @property
     def max_clients_per_client_id(self) -> int:
-        """How many of these may use the same client id."""
+        """Most clients with the same client id."""
         configured = self.fanout.grpc.max_clients_per_client_id
         return configured or -(-self.max_clients // 2)
 
     def snapshot_path(self, table: ReplicatedTableConfig) -> Path | None:
-        """Where the table's periodic snapshots are kept; None if it has none."""
+        """Directory of the table's periodic snapshots; None if it has none."""
         snapshot = table.target.snapshot
         if snapshot is None:
             return None

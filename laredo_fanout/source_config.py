@@ -29,11 +29,11 @@ class PublicationConfig(Section):
 
 
 class Copy(Section):
-    """How tables are copied: each by at most ``workers`` connections at once, all together by at
-    most ``max_connections`` (by default as many).
+    """Limits of copies: connections, rows a second, memory.
 
-    ``max_rows_per_second`` throttles all copies together; ``max_memory`` bounds what is read
-    and not yet written.
+    A table is copied by at most ``workers`` connections at once, all tables together by at most
+    ``max_connections`` (``workers`` by default). ``max_rows_per_second`` limits all copies together,
+    ``max_memory`` the rows that were read and not yet written.
     """
 
     workers: int = Field(default=2, ge=1, le=16)

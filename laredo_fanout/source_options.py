@@ -36,7 +36,7 @@ class PublicationOptions:
 
 @dataclass(frozen=True)
 class CopyOptions:
-    """How tables are copied."""
+    """Limits of copies."""
 
     #: The most connections that copy one table.
     workers: int = 2

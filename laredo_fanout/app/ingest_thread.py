@@ -110,7 +110,7 @@ class IngestThread:
 
     @property
     def reads_split_backlog(self) -> bool:
-        """Whether a change of tables waits for the end of a split backlog."""
+        """True while a split backlog is read; a change of tables waits for its end."""
         return self._ingest.reads_split_backlog
 
     def recopy(self, table: str) -> Future[None]:
@@ -138,7 +138,7 @@ class IngestThread:
         self._full_until = store.source, reached
 
     def _log_failure(self, error: str, pause: float) -> None:
-        """What is new at once, the same again every ten minutes."""
+        """Log a new error at once, and a repeated one every ten minutes."""
         now = time.monotonic()
         if error == self._logged and now - self._logged_at < _LOG_AGAIN_S:
             return

@@ -214,7 +214,7 @@ class _Server:
         )
 
     def _make_discovery(self, known: frozenset[TableName]) -> TableDiscovery | None:
-        """What follows patterns, those of a later reload too; a relay has none."""
+        """Make the discovery of tables that match patterns; None for a relay."""
         if self.config.source is None:
             return None
         loop = asyncio.get_running_loop()

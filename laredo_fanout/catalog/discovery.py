@@ -55,7 +55,7 @@ _NOTHING = Discovered(frozenset(), frozenset())
 
 
 def unnameable_cure(names: Iterable[TableName]) -> str:
-    """What an operator does for tables whose schema has a dot."""
+    """Advice for tables whose schema has a dot in its name."""
     schemas = sorted({name.schema for name in names})
     renamed = " ".join(f"ALTER SCHEMA {identifier(schema)} RENAME TO ...;" for schema in schemas)
     return f"exclude them, or {renamed}"

@@ -161,7 +161,7 @@ def account(
 
 
 def _lost(leaf: Leaf, there: Partition) -> str | None:
-    """Why this partition may not have all the rows that it brought.
+    """Reason why this partition may have lost rows that it brought, or None.
 
     A table's first file has the table's oid as its number; TRUNCATE gives it another one, except
     in the transaction, or subtransaction, that made the table.

@@ -132,7 +132,7 @@ class Publication(NamedTuple):
         return f"{self.name}:{self.oid}"
 
     def fits(self, options: PublicationOptions) -> bool:
-        """Whether it publishes what it is for: every kind of change, or additions alone."""
+        """True if it publishes every kind of change, or, for append-only tables, INSERT alone."""
         return self.additions and (not self.any_changes if options.append_only else self.changes)
 
 

@@ -135,7 +135,7 @@ def with_attachments(
 
 
 def _harms(problem: TableRefused, table: SourceTable) -> bool:
-    """Whether the table's membership makes the application's UPDATE and DELETE fail."""
+    """True if the table's membership makes the application's UPDATE and DELETE fail."""
     member = table.changes_published if table.append_only else table.published is not None
     return member and isinstance(problem, IdentityMissing)
 

@@ -146,7 +146,7 @@ class SourceTable:
 
     @property
     def partitioned(self) -> bool:
-        """Whether its rows are in partitions."""
+        """True if its rows are in partitions."""
         return self.kind == "p"
 
     @property
@@ -155,11 +155,11 @@ class SourceTable:
         return [self.oid, *(each.known.oid for each in self.partitions)]
 
     def changed_since(self, before: Version) -> str | None:
-        """Why rows or values may have changed by silent DDL; see ``table_version.changed``."""
+        """Reason why silent DDL may have changed rows or values; see ``table_version.changed``."""
         return version_.changed(before, self.version, self.partitions, partitioned=self.partitioned)
 
     def rewritten_since(self, before: Version) -> str | None:
-        """The same without regard to partitions."""
+        """Reason why silent DDL may have changed rows or values, without regard to partitions."""
         return version_.changed(before, self.version, (), partitioned=False)
 
 

@@ -51,9 +51,9 @@ class Version(NamedTuple):
 def changed(
     before: Version, now: Version, partitions: Sequence[Partition], *, partitioned: bool
 ) -> str | None:
-    """Why silent DDL may have changed rows or values; None if it can't have.
+    """Reason why silent DDL may have changed rows or values, or None if it can't have.
 
-    A mark that ``before`` lacks is unknown, and ``now`` is believed.
+    A mark that ``before`` lacks is unknown, so that of ``now`` counts as unchanged.
     """
     if before.publication is not None and _narrowed(before, now):
         return "the publication was altered"
@@ -69,10 +69,10 @@ def changed(
 
 
 def _narrowed(before: Version, now: Version) -> bool:
-    """Whether the publication may not have published everything in between.
+    """True if the publication may not have published everything in between.
 
-    OWNER TO writes the same row as SET (publish = ...). Where one OWNER TO is what wrote it last,
-    the catalog has no trace of a version between the two, and it is believed that there was none.
+    OWNER TO writes the same row as SET (publish = ...). If an OWNER TO wrote it last, the catalog
+    has no trace of a version between the two, and we assume that there was none.
     """
     if now.publication == before.publication:
         return False
@@ -81,11 +81,11 @@ def _narrowed(before: Version, now: Version) -> bool:
 
 
 def _rewritten(before: Version, now: Version) -> str | None:
-    """Whether values of the table's own columns may be others.
+    """Reason why values of the table's own columns may have changed, or None.
 
-    ALTER TYPE ... USING writes pg_attribute rows and a new file. The rows alone are harmless (SET
-    STATISTICS), and so is the file (VACUUM FULL, TRUNCATE), but where it may be the second one of
-    SET UNLOGGED and SET LOGGED: what was written in between isn't in the WAL.
+    ALTER TYPE ... USING writes pg_attribute rows and a new file. Changed rows alone are harmless
+    (SET STATISTICS), and so is a new file (VACUUM FULL, TRUNCATE), unless it may be the second one
+    of SET UNLOGGED and SET LOGGED: changes between these two aren't in the WAL.
     """
     altered = now.attributes != before.attributes
     if before.columns is None and altered:
@@ -100,9 +100,9 @@ def _rewritten(before: Version, now: Version) -> str | None:
 
 
 def _type_changed(before: Sequence[str] | None, now: Sequence[str] | None) -> str | None:
-    """Whether a type prints what is stored in another way, or did.
+    """Reason why a type may print stored values in another way than before, or None.
 
-    An enum may get labels; what was there must stay, and be of the same row in the catalog.
+    An enum may get labels. Earlier labels must stay, and be of the same row in the catalog.
     """
     known = set(now or ())
     if before is None or known.issuperset(before):

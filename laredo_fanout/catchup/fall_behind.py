@@ -1,4 +1,4 @@
-"""When a backlog is split, into how many segments, and when the slot's own stream goes on."""
+"""Decisions of fall-behind mode: when to split a backlog, into how many segments, when to end."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class FallBehind:
         return self._release
 
     def is_over(self, level: int) -> bool:
-        """Whether segments must begin, or have come to their end."""
+        """True if segments must begin, or have reached their end."""
         release = self._release
         if release is not None and release.over:
             # Where the slot lags, the next session first compares all WAL in between.
@@ -173,11 +173,11 @@ class FallBehind:
 
     @property
     def mode(self) -> CatchupMode:
-        """When a backlog is split."""
+        """Mode that decides when a backlog is split."""
         return self._options.mode
 
     def status(self) -> CatchupStatus:
-        """How it stands; from any thread."""
+        """Current status; callable from any thread."""
         release = self._release
         return CatchupStatus(
             mode=self._options.mode,
@@ -195,17 +195,18 @@ class FallBehind:
 
     @property
     def chosen(self) -> bool:
-        """Whether it is known what pays."""
+        """True once the number of segments has been chosen."""
         return self._choice is not None
 
     # ------------------------------------------------------------ begin and end
 
     def _may_split(self, release: Release | None) -> bool:
-        """Whether a new plan would lose nothing: the last segment alone is left, what it had is
-        released, and so is everything that its plan was made for.
+        """True if a new plan would lose no work.
 
-        A large transaction that is being decoded would be restarted again and again. Where the
-        backlog has grown by the threshold meanwhile, it is restarted as a segment that ends, once.
+        That is so once only the last segment is left, and everything that its plan was made for is
+        released. A large transaction that is being decoded would be restarted again and again. Only
+        if the backlog has grown by the threshold meanwhile is it restarted, once, as a segment that
+        ends.
         """
         if release is None:
             return True
@@ -268,8 +269,11 @@ class FallBehind:
         )
 
     def _may_end(self, level: int) -> bool:
-        """Whether the segments may end at ``level``: little is left, and the slot has been moved
-        close to it, so that its own stream goes on at once."""
+        """True if the segments may end at ``level``.
+
+        Little is left then, and the slot has been moved close to it, so that its own stream resumes
+        at once.
+        """
         least = self._options.threshold_bytes
         return max(self._lag(level), level - self._anchor.tried) * _SMALL_PART < least
 

@@ -23,7 +23,7 @@ _ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
 
 
 class Gathered(NamedTuple):
-    """Why a gathering stopped, and how far it came."""
+    """Reason why gathering stopped, and its extent."""
 
     size: int
     """``get``'s last result: 0 nothing has arrived, -1 the end; else a message or the limit."""
@@ -34,7 +34,7 @@ class Gathered(NamedTuple):
 
 
 class Frames(Protocol):
-    """What :class:`PlainFrames` is, and what ``new_frames`` makes, compiled where that is there."""
+    """Interface of :class:`PlainFrames` and of its compiled twin; ``new_frames`` makes either."""
 
     @property
     def left(self) -> int: ...
@@ -43,7 +43,7 @@ class Frames(Protocol):
 
 
 class Gather(Protocol):
-    """What :func:`gather_plainly` is, and ``gather``, the compiled one where there is one."""
+    """Signature of :func:`gather_plainly` and of its compiled twin; ``gather`` is one of them."""
 
     def __call__(
         self, get: Get, limit: int, relation: bytes, into: bytearray, /

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class CatchupMode(StrEnum):
-    """When a backlog is split."""
+    """Trigger for the splitting of a backlog: the threshold, or a command."""
 
     AUTO = "auto"
     """When it is larger than the threshold and segments pay (choice.py)."""

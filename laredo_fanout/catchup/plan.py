@@ -36,7 +36,7 @@ class Segment:
 
     @property
     def position(self) -> int:
-        """Where its decoding goes on."""
+        """Position where its decoding resumes."""
         return self.pieces[-1].position if self.pieces else self.start
 
     @property

@@ -73,7 +73,7 @@ class SegmentDecoder:
 
     @property
     def busy(self) -> bool:
-        """Whether more is waiting in libpq's buffer, so that nobody need be waited for."""
+        """True if libpq's buffer has more messages, so that there is no need to wait."""
         return self._more and not self.paused
 
     _more = False

@@ -74,12 +74,12 @@ class SegmentRun:
 
     @property
     def spooled_bytes(self) -> int:
-        """What lies in its pieces."""
+        """Size of its pieces, in bytes."""
         return sum(piece.size for piece in self.pieces)
 
     @property
     def due(self) -> bool:
-        """Whether a process should be started."""
+        """True if a process should be started."""
         waits = self.held_back or time.monotonic() < self._start_at
         return not self.done and self._process is None and not waits
 

@@ -102,7 +102,7 @@ class PermissionDenied(StreamError):
 
 
 class NotAReplicationServer(StreamError):
-    """What listens there doesn't speak laredo.replication.v1 (UNIMPLEMENTED)."""
+    """The port answers, but doesn't speak laredo.replication.v1 (UNIMPLEMENTED)."""
 
 
 class ServerUnavailable(StreamError):

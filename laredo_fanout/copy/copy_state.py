@@ -64,17 +64,17 @@ class CopyState(Enum):
 
     @property
     def phase(self) -> str:
-        """What /status says."""
+        """Name of the state in /status."""
         return _PHASES[self]
 
     @property
     def ended(self) -> bool:
-        """Whether nothing follows."""
+        """True if no other state follows."""
         return self in (CopyState.PUBLISHED, CopyState.FAILED, CopyState.DISCARDED)
 
 
 class Event(Enum):
-    """What happens to a copy."""
+    """Event in a copy's state machine."""
 
     WRITERS_LEFT = "transactions that wrote to the table are still running"
     PLANNED = "the first chunk may be read"
@@ -197,7 +197,7 @@ class CopyMachine:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is read or written for it."""
+        """True if nothing more is read or written for it."""
         return self.state.ended
 
     @property
@@ -207,12 +207,12 @@ class CopyMachine:
 
     @property
     def active(self) -> int:
-        """How many chunks are being read."""
+        """Number of chunks that are being read."""
         return len(self._active)
 
     @property
     def has_work(self) -> bool:
-        """Whether a reader may :meth:`take` a chunk."""
+        """True if a reader may :meth:`take` a chunk."""
         return bool(self._todo) and Event.CHUNK_TAKEN in _TRANSITIONS[self.state]
 
     def wait_for(self, pids: Sequence[int]) -> None:
@@ -284,7 +284,7 @@ class CopyMachine:
         self._move(Event.BARRIER_DURABLE)
 
     def awaits(self, payload: str) -> bool:
-        """Whether this is the barrier that was sent last."""
+        """True if this is the barrier that was sent last."""
         return self.state is CopyState.BARRIER_SENT and self.barrier == payload
 
     def publish(self) -> None:

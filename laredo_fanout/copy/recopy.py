@@ -50,7 +50,7 @@ class RecopyAsked(NamedTuple):
     SourceUnavailable if the stream ended."""
 
     def is_awaited(self) -> bool:
-        """Whether whoever asked is still there to be answered; ask once."""
+        """True if the caller is still waiting for an answer; ask once."""
         return self.answer.set_running_or_notify_cancel()
 
     def refuse_ended(self) -> None:
@@ -136,7 +136,7 @@ class Recopies:
         self._gave_up(tracked, transaction, error)
 
     def done(self, tracked: TrackedTable, transaction: Transaction, differing: int) -> None:
-        """What differed is in the live table's journal."""
+        """Record a re-copy whose differences are in the live table's journal."""
         self._disconnect(tracked)
         self._ended(tracked, transaction, LastRecopy(time.time(), differing))
 

@@ -239,7 +239,7 @@ class TableCopies:
         transaction.put_table(replace(record, copy=copy.to_json()))
 
     def _give_up(self, copy: TableCopy, problem: str) -> None:
-        """What was copied is discarded."""
+        """Discard the rows of a copy that failed, and report the problem."""
         name = copy.table.qualified
         then = "it is tried again later" if copy.beside is None else "ask again for the re-copy"
         self._failed(copy.table_id, CopyFailed(name, problem, then))

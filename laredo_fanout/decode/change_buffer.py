@@ -22,7 +22,7 @@ def _ignore_delete(message: bytes) -> None:
 
 
 class Route:
-    """Where one relation's changes go; without ``table_id`` they are ignored."""
+    """Destination of one relation's changes; without ``table_id`` they are ignored."""
 
     __slots__ = (
         "changes",
@@ -102,10 +102,10 @@ IGNORED = Route()
 
 
 class Tables(Protocol):
-    """Who knows which relations are wanted."""
+    """Interface to the tables: which relations are wanted."""
 
     def route(self, relation: Relation) -> Route:
-        """Where the changes of a relation that was just announced go."""
+        """Destination for the changes of a relation that was just announced."""
 
     def announced_again(self, relation: Relation) -> None:
         """A relation was announced as it was before: something of it may have been altered."""

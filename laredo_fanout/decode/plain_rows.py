@@ -21,7 +21,7 @@ else:
 
 
 class ChangeSink(Protocol):
-    """Where a table's decoded changes are put, in the stream's order."""
+    """Sink for a table's decoded changes, in the stream's order."""
 
     actions: bytearray
     keys: list[bytes]
@@ -31,7 +31,7 @@ class ChangeSink(Protocol):
 def plain_rows(
     names: Sequence[str], types: Sequence[TypeInfo], key_positions: Sequence[int], sink: ChangeSink
 ) -> PlainRows | None:
-    """How rows with these columns are taken apart, and put into ``sink``.
+    """Decoder that splits rows with these columns and puts them into ``sink``.
 
     None where nothing is compiled.
     """

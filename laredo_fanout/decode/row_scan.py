@@ -25,7 +25,7 @@ _NEW = ord("N")
 
 
 class Scanned(NamedTuple):
-    """Why a scan stopped, and how far it came."""
+    """Reason why a scan stopped, and its extent."""
 
     size: int
     """What ``get`` returned last: 0 nothing has arrived, -1 the end; else a message, or the limit
@@ -41,7 +41,7 @@ class Scanned(NamedTuple):
 
 
 class Scan(Protocol):
-    """What :func:`scan_plainly` is, and ``scan``, the compiled one where there is one."""
+    """Signature of :func:`scan_plainly` and of its compiled twin; ``scan`` is one of them."""
 
     def __call__(
         self, get: Get, limit: int, routes: dict[bytes, Route], touched: dict[Route, None], /

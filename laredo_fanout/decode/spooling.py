@@ -22,7 +22,7 @@ _XID_END = _KIND_END + message_.XID_BYTES
 
 
 class Spooled(NamedTuple):
-    """Why spooling stopped, and how far it came."""
+    """Reason why spooling stopped, and its extent."""
 
     size: int
     """What ``get`` returned last: 0 nothing has arrived, -1 the end; else a message, or the limit
@@ -45,7 +45,7 @@ class EmittedMessages:
         self.swollen_at = max(self.swollen_at, position)
 
     def may_be_ours(self, data: bytes | memoryview, fields: int) -> bool:
-        """Whether the one in ``data``, whose fields begin at ``fields``, has our prefix."""
+        """True if the message in ``data``, whose fields begin at ``fields``, has our prefix."""
         if len(data) <= message_.KEPT_BYTES and message_.is_emitted_with(_PREFIX, data, fields):
             return True
         if len(data) > LARGE_BYTES:

@@ -37,7 +37,7 @@ _WHOLE = 0
 
 
 class Drained(Enum):
-    """Why :meth:`StreamDecoder.drain` returned."""
+    """Reason why :meth:`StreamDecoder.drain` returned."""
 
     EMPTY = auto()
     """Nothing more has arrived."""
@@ -107,12 +107,12 @@ class StreamDecoder:
 
     @property
     def pending_changes(self) -> int:
-        """How many changes they have."""
+        """Number of changes in pending transactions."""
         return self._pending.count
 
     @property
     def swollen_at(self) -> int:
-        """Where another program's large message was: libpq's buffer keeps the room that it took."""
+        """Position of another program's large message, for which libpq's buffer grew for good."""
         return self._emitted_messages.swollen_at
 
     def applied(self) -> None:

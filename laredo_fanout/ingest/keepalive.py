@@ -24,7 +24,7 @@ class StoppedWithin(Exception):
 
 
 class Keepalive:
-    """When the stream and the side connection were last heard of, and when we confirmed last.
+    """Times of the last message of stream and side connection, and of our last confirmation.
 
     Used by the ingest's thread, from :meth:`begin` on.
     """

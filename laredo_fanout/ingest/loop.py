@@ -104,12 +104,12 @@ class IngestLoop:
 
     @property
     def wal_end(self) -> int:
-        """How far the server's WAL reached, as the stream showed last."""
+        """End of the server's WAL, as the stream last reported it."""
         return self._decoder.wal_end
 
     @property
     def swollen_at(self) -> int:
-        """Where another program's large message was: libpq's buffer keeps the room that it took."""
+        """Position of another program's large message, for which libpq's buffer grew for good."""
         return self._decoder.swollen_at
 
     @property
@@ -247,7 +247,7 @@ class IngestLoop:
 
     @property
     def _holds_some(self) -> bool:
-        """Whether there is more to commit than a position."""
+        """True if there is more to commit than a position."""
         return bool(self._decoder.pending) or self._batch.is_open or self._batch.awaited
 
     def _due_in(self) -> float:

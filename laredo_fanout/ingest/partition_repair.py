@@ -50,7 +50,7 @@ _NEW_FILE = "it was truncated, or rewritten, as a partition"
 
 
 class Judged(NamedTuple):
-    """What a catalog snapshot says of a table's partitions."""
+    """Verdict of a catalog snapshot on a table's partitions."""
 
     closing: str | None = None
     """Why the table must be copied again."""
@@ -136,7 +136,7 @@ class PartitionRepair:
         transaction: Transaction,
         copies: TableCopies,
     ) -> Judged:
-        """What this snapshot says of the table's partitions; begin a repair if one is needed."""
+        """Judge the table's partitions by this snapshot; begin a repair if one is needed."""
         assert tracked.table_id is not None and tracked.version is not None
         known = {each.oid for each in tracked.version.partitions}
         new = [each.known.oid for each in source.partitions if each.known.oid not in known]

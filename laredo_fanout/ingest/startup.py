@@ -126,7 +126,7 @@ class Preparation:
         known: SourceIdentity,
         found: Slot | None,
     ) -> timeline.HistoryVerdict:
-        """Whether the server's WAL goes on from the store's position, by all that can be known."""
+        """Judge by all known marks if the server's WAL continues from the store's position."""
         options, store = self._options, self._store
         now_s = int(time.time())
         verdict = timeline.judge(known, store.position, server, now_s)
@@ -147,7 +147,7 @@ class Preparation:
         return verdict if other is None else timeline.another(known, server, now_s, other)
 
     def _go_on(self, known: SourceIdentity, lineage: Lineage) -> None:
-        """The same history, or one that goes on from it."""
+        """Continue in the same history, or in one that descends from it."""
         store = self._store
         now = replace(known, history=lineage.now, ancestors=lineage.ancestors)
         if now == known:

@@ -79,7 +79,7 @@ class StreamFaults:
 
     @property
     def is_left_behind(self) -> bool:
-        """Whether transactions come whole, and no session will decode again what must."""
+        """True if transactions come whole, and no session will decode again what must be."""
         if self.in_parts or self.current is not None:
             return False
         slot = self._counters.slot.slot

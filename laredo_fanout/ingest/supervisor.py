@@ -198,7 +198,7 @@ class Ingest:
 
     @property
     def reads_split_backlog(self) -> bool:
-        """Whether a change of tables waits for the end of a split backlog; from any thread."""
+        """True while a split backlog is read, on whose end a change of tables waits; any thread."""
         return self._change_source is not None and self._store.catchup_plan is not None
 
     def check_catalog_soon(self) -> None:
@@ -232,11 +232,11 @@ class Ingest:
 
     @property
     def brought_to(self) -> int:
-        """How far the last session's stream had brought changes, committed or not."""
+        """Position up to which the last session's stream had brought changes, committed or not."""
         return 0 if self._streaming is None else self._streaming.brought_to
 
     def status(self) -> IngestStatus:
-        """How it stands now; from any thread."""
+        """Current status; callable from any thread."""
         streaming, store = self._streaming, self._store
         connected = streaming is not None and streaming.connected
         watch = self._counters.slot

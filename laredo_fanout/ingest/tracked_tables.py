@@ -211,7 +211,7 @@ class TrackedTables:
     def _is_as_known(
         self, tracked: TrackedTable, source: SourceTable, problem: TableRefused | None
     ) -> bool:
-        """Whether nothing happened to the incarnation that takes changes."""
+        """True if nothing happened to the incarnation that takes changes."""
         if tracked.table_id is None or tracked.closing is not None or tracked.version is None:
             return False
         if problem is not None and not isinstance(problem, SelectDenied):
@@ -220,8 +220,10 @@ class TrackedTables:
         return unchanged and source.changed_since(tracked.version) is None
 
     def _carried(self, snapshot: CatalogSnapshot) -> bool:
-        """Whether the stream, or the one that is begun as soon as this is durable, has an
-        append-only table's changes from here on."""
+        """True if the stream has an append-only table's changes from here on.
+
+        If not, but a new stream would, ask for one: it begins as soon as this is durable.
+        """
         if not self.carries_appends and snapshot.appends_may_stream and self.may_restart:
             self.must_restart = True
         return self.carries_appends or self.must_restart

@@ -53,11 +53,11 @@ class ConnectionOptions(Protocol):
 
     @property
     def connect_timeout(self) -> float:
-        """How long connecting may take."""
+        """Longest time for connecting, in seconds."""
 
     @property
     def receive_timeout(self) -> float:
-        """How long the stream may bring nothing before its connection counts as lost."""
+        """Longest silence of the stream, in seconds, before its connection counts as lost."""
 
 
 def application_name(options: ConnectionOptions, role: str) -> str:

@@ -40,8 +40,9 @@ def up_to(key: Sequence[Selected], values: Sequence[str]) -> str:
 
 
 def is_possible(connection: Connection, key: Sequence[Selected]) -> bool:
-    """Whether the key's types have operators of the usual names (hstore's aren't) that run no
-    code of another role.
+    """True if the key's types have operators of the usual names that run no other role's code.
+
+    hstore's operators have other names.
 
     :raises psycopg.Error: if the catalog can't be read.
     """
@@ -61,7 +62,7 @@ def is_possible(connection: Connection, key: Sequence[Selected]) -> bool:
 
 
 def is_built_in(key: Sequence[Selected]) -> bool:
-    """Whether pg_catalog has the operators of all of its types, and their values run no code."""
+    """True if pg_catalog has the operators of all key types, and their values run no code."""
     return all(_is_plain(base_of(column.type_info)) for column in key)
 
 

@@ -173,7 +173,7 @@ def keepalive(message: bytes) -> KeepaliveMessage:
 
 
 def wal_end(message: bytes) -> int:
-    """How far the server's WAL reached when it sent ``message``."""
+    """End of the server's WAL when it sent ``message``."""
     end: int = _envelope(message, 1)[1]
     return end
 
@@ -194,13 +194,13 @@ def kept(data: bytes | memoryview) -> bytes | memoryview:
 
 
 def is_emitted_with(prefix: bytes, message: bytes | memoryview, fields: int = ENVELOPE + 1) -> bool:
-    """Whether the MESSAGE, whose fields begin at ``fields``, has this prefix; it isn't copied."""
+    """True if the MESSAGE, whose fields begin at ``fields``, has this prefix; it isn't copied."""
     start = fields + 9
     return message[start : start + len(prefix) + 1] == prefix + b"\0"
 
 
 def emitted_at(message: bytes | memoryview, fields: int) -> int:
-    """Where the MESSAGE, whose fields begin at ``fields``, lies in the WAL."""
+    """Position in the WAL of the MESSAGE, whose fields begin at ``fields``."""
     position: int = _message(message, fields)[1]
     return position
 

@@ -46,7 +46,7 @@ class SocketReader:
         return self.read_ahead()
 
     def read_ahead(self) -> int:
-        """The same beside messages that are still there."""
+        """Read more from the socket while earlier messages are still in the buffer."""
         read = 0
         pending = self._in_socket()
         while self._taken < self._bound and (pending or (not read and self._poll.poll(0))):

@@ -80,7 +80,7 @@ class Awaited:
         self._contents.add(payload.encode())
 
     def meet(self, emitted: Emitted) -> bool:
-        """Whether the message is awaited; if so, it is taken off the list."""
+        """Return True if the message is expected, and take it off the list."""
         if emitted.prefix != PREFIX.encode():
             return False
         # Nothing longer can be a server's message.

@@ -227,12 +227,12 @@ class RelayIngest:
 
     @property
     def brought_to(self) -> int:
-        """How far the upstream was when its streams last reported it, committed or not."""
+        """Upstream's position as its streams last reported it, committed or not."""
         streams = {} if self._session is None else self._session.streams
         return max((each.writer.upstream_position for each in streams.values()), default=0)
 
     def status(self) -> IngestStatus:
-        """How it stands now; from any thread."""
+        """Current status; callable from any thread."""
         session, store = self._session, self._store
         streams = {} if session is None else session.streams
         connected = bool(streams) and all(stream.connected for stream in streams.values())

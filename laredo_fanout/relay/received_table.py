@@ -49,7 +49,7 @@ _STANDS_FOR_MORE = "changes came as one transaction for all that were missed"
 
 
 class StartOver(Exception):
-    """What this table has doesn't go on: the next request asks for a snapshot."""
+    """The table's rows can't be continued from: the next request asks for a snapshot."""
 
 
 @dataclass
@@ -108,20 +108,20 @@ class ReceivedTable:
 
     @property
     def position(self) -> int | None:
-        """Where to resume; None: a snapshot is needed."""
+        """Position to resume from; None if a snapshot is needed."""
         record = self.record
         live = record is not None and record.live and not self.forgets
         return record.position if live and record is not None else None
 
     @property
     def copy_rows(self) -> tuple[int, int] | None:
-        """How many rows of a snapshot have come, and how many will; None: none is on its way."""
+        """Received and expected rows of a snapshot; None if none is being received."""
         copy = self._copy
         return None if copy is None else (copy.received.rows, copy.expected_rows)
 
     @property
     def between_transactions(self) -> bool:
-        """Whether nothing is written in part."""
+        """True if nothing is written in part."""
         return not self.is_open and self._copy is None
 
     def take(self, event: Event) -> Iterator[None]:

@@ -102,7 +102,7 @@ def _watch(
 
 
 def _works(connection: Connection, pid: int) -> bool:
-    """Whether the backend ``pid`` is still working; also where the role may not see that."""
+    """True if the backend ``pid`` is still working, or the role isn't allowed to see that."""
     row = connection.execute(_WORKS, (pid,)).fetchone()
     return row is not None and row[0] is not False
 

@@ -74,7 +74,7 @@ def name_for(connection: Connection, default: str, known: SourceIdentity | None 
 
 
 def is_used_by(store: Store, system_identifier: int, found: Slot) -> bool:
-    """Whether it is the slot of this cluster that the store has used, not moved by another one."""
+    """True if the store has used this slot of this cluster, and no other program moved it."""
     known = store.source
     return (
         known is not None
@@ -92,7 +92,7 @@ def is_made_for(
     connection: Connection,
     stopping: threading.Event,
 ) -> bool:
-    """Whether the slot was made for a store that was about to begin with it, and died.
+    """True if the slot was made for a store that died before it began with it.
 
     :raises SourceUnavailable: if the slot's stream was cut, or we are ``stopping``.
     """

@@ -49,7 +49,7 @@ _commit = Struct(">BQQ").unpack_from
 def differs_at(
     marker: Marker, options: SourceOptions, connection: Connection, stopping: threading.Event
 ) -> str | None:
-    """Why the WAL up to ``marker`` isn't the WAL that the store followed; None if it is.
+    """Reason why the WAL up to ``marker`` isn't the WAL that the store followed, or None.
 
     :raises SourceUnavailable: if the stream was cut, or we are ``stopping``.
     """
@@ -69,7 +69,7 @@ def has_message(
     connection: Connection,
     stopping: threading.Event,
 ) -> bool:
-    """Whether the slot's stream has a message of ours with this content, up to ``until``.
+    """True if the slot's stream has a message of ours with this content, up to ``until``.
 
     :raises SourceUnavailable: if the stream was cut, or we are ``stopping``.
     """

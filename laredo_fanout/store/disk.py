@@ -83,7 +83,7 @@ class DiskSpace:
 
     @property
     def is_at_its_path(self) -> bool:
-        """Whether a later start would find this very file: not if it was deleted or replaced."""
+        """True if a later start would find this very file: it wasn't deleted or replaced."""
         try:
             there = self._path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -122,7 +122,7 @@ class DiskSpace:
         self._expected = self._bytes + size
 
     def reserve(self, changes: int, size: int) -> None:
-        """So many more puts and deletes, of so many bytes in all, in this transaction.
+        """Reserve space for puts and deletes of this transaction, of ``size`` bytes in all.
 
         :raises DiskFull: if the disk can't hold what they may need.
         """

@@ -56,13 +56,13 @@ class StoreReader:
         return reader
 
     def source(self) -> SourceIdentity | None:
-        """Whose changes these are; None in a store that no session has used."""
+        """Source of these changes; None in a store that no session has used."""
         with self._environment.begin() as transaction:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
         return environment.check_format(self.path, stored).source
 
     def server_id(self) -> str:
-        """What was made up when the store was made."""
+        """Id that was generated when the store was created."""
         with self._environment.begin() as transaction:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
         return environment.check_format(self.path, stored).server_id

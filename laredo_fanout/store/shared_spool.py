@@ -54,7 +54,7 @@ class SharedSpools:
             self.bytes -= spool.close()
 
     def holds(self, snapshot: SnapshotId, after: bytes) -> bool:
-        """Whether a spool has all rows of the snapshot beyond this key already."""
+        """True if a spool already has all rows of the snapshot after this key."""
         with self._lock:
             spool = self._open.get(snapshot)
             return spool is not None and spool.holds(after)
@@ -131,7 +131,7 @@ class SharedSpool:
         self._writing = threading.Lock()
 
     def holds(self, after: bytes) -> bool:
-        """Whether all rows beyond this key are in it."""
+        """True if the spool has all rows after this key."""
         return bool(self._pieces) and self._pieces[0].after <= after
 
     def fill(self, after: bytes, batches: Iterable[list[Pair]]) -> None:

@@ -45,8 +45,10 @@ def once_more(record: TableRecord, because: str) -> TableRecord:
 
 
 def ended(record: TableRecord, first: int, position: int, time_us: int) -> TableRecord:
-    """What differed is repaired at ``position``, unless more must be; ``first`` is the first entry
-    beyond the start."""
+    """End the suspect range at ``position``, where differences are repaired.
+
+    If another repair must follow, the range goes on. ``first`` is the first entry after its start.
+    """
     suspect_range = record.suspect_range
     assert suspect_range is not None
     if suspect_range.again:

@@ -59,7 +59,7 @@ class TrackedTable:
     repair_at: float = 0.0
 
     def may_have_been_partition(self, source: SourceTable) -> bool:
-        """Whether its changes may have come as another table's since the version that is known."""
+        """True if its changes may have come as another table's since the known version."""
         assert self.version is not None
         return source.is_partition or source.version.attributes != self.version.attributes
 

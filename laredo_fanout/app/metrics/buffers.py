@@ -1,4 +1,4 @@
-"""How far the slowest client of each table is behind, in the unit of its limit: transactions."""
+"""Lag of each table's slowest client, in transactions: the unit of its limit."""
 
 from __future__ import annotations
 

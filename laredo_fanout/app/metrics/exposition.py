@@ -222,7 +222,7 @@ _KINDS = (
 
 
 def _slot(source: IngestStatus, name: str) -> Iterator[Metric]:
-    """What PostgreSQL shows of the slot; nothing while it can't be asked."""
+    """Metrics of the slot as PostgreSQL reports it; none while PostgreSQL can't be asked."""
     if source.slot_seen_at is not None:
         seen = _gauge(
             "laredo_slot_seen_timestamp_seconds",

@@ -115,7 +115,7 @@ class ServingChildren:
 
     @property
     def listening(self) -> int:
-        """How many serving processes take connections."""
+        """Number of serving processes that take connections."""
         return sum(child.listening for child in self._children.values())
 
     @property
@@ -125,7 +125,7 @@ class ServingChildren:
 
     @property
     def named_pids(self) -> dict[str, int]:
-        """The same, by the processes' names."""
+        """Process ids of the serving processes, by name."""
         return {child.name: child.process.pid for child in self._children.values()}
 
     def update_ready(self, ready: bool) -> None:

@@ -156,7 +156,7 @@ class Reload:
 
 
 def _follows_otherwise(before: Config, now: Config) -> bool:
-    """Whether the ingest needs another session: for other tables, or to connect otherwise."""
+    """True if the ingest needs another session: for other tables, or another connection."""
     tables = set(options.source_tables(before)), set(options.source_tables(now))
     return tables[0] != tables[1] or before.sources != now.sources
 

@@ -42,7 +42,7 @@ _KEEPALIVE_PROBES = 2
 
 
 class ConnectionSet(Protocol):
-    """What a connection needs of its endpoint."""
+    """Interface of a connection to its endpoint."""
 
     service: ReplicationService
     stall_timeout_s: float
@@ -268,7 +268,7 @@ class CallConnection(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether the client's side, the socket's buffer and ours have no room now."""
+        """True if the client's side, the socket's buffer and ours have no room now."""
         return self._writable is not None
 
     def write(self, data: bytes) -> None:

@@ -35,9 +35,9 @@ def last_chunk(refused: Refused | None) -> bytes:
 
 
 def single(body: bytes) -> tuple[bool, bytes]:
-    """Whether the only message of a request's body is compressed, and the message.
+    """Parse a request's body that is one message: its compression flag, and the message.
 
-    :raises BadRequest: it isn't exactly one enveloped message.
+    :raises BadRequest: if it isn't exactly one enveloped message.
     """
     if len(body) < HEAD_BYTES:
         raise BadRequest(f"the body has {len(body)} bytes, an enveloped message has 5 and more")

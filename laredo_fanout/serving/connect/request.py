@@ -62,7 +62,7 @@ class CalledMethod:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the caller asks for by its headers."""
+    """Options of a call, from its headers."""
 
     compressed: bool
     #: Whether the request is, or may be, gzip.

@@ -29,7 +29,7 @@ _FLOAT_CHARACTERS = 1100
 
 
 def canonical(text: str) -> str | None:
-    """The same text for equal numbers: ``1.00``, ``1`` and ``10e-1``; None: it isn't a number.
+    """Canonical text of a number: one for ``1.00``, ``1`` and ``10e-1``; None if it isn't a number.
 
     An exponent is never expanded, and text with one of more than 18 digits is no number.
     """
@@ -91,7 +91,7 @@ class Wanted:
                 )
 
     def matches(self, value: Any, *, is_decimal: bool) -> bool:
-        """Whether a column's value, as parsed from the row, is one of them.
+        """True if a column's value, as parsed from the row, is one of them.
 
         ``is_decimal``: the column's texts are numbers.
         """

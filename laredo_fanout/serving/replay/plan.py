@@ -114,12 +114,12 @@ class Chain:
 
     @property
     def entries(self) -> int:
-        """How many changes they are, TRUNCATEs included."""
+        """Number of changes in these diffs, TRUNCATEs included."""
         return sum(entries_of(diff) for diff in self.diffs)
 
 
 def entries_of(diff: Artifact) -> int:
-    """How many changes a diff is sent as."""
+    """Number of changes that a diff is sent as."""
     return (diff.change_count or 0) + diff.truncate
 
 

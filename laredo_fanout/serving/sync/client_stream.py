@@ -157,7 +157,7 @@ class ClientStream:
 
     @property
     def heartbeat_wanted(self) -> bool:
-        """Whether the client should get its position now."""
+        """True if the client should get its position now."""
         return self.verified.due(self.position) or self.heartbeats.wanted(self.position)
 
     async def send_heartbeat(self) -> None:

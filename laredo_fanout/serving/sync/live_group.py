@@ -89,7 +89,7 @@ class LiveGroup:
     # ---------------------------------------------------------------- sessions
 
     def takes(self, client: ClientStream) -> bool:
-        """Whether the client stands where the group stands, and there is room."""
+        """True if the client has the group's position, and there is room."""
         return (
             len(self._members) < MOST_MEMBERS
             and client.view.id == self._table_id

@@ -115,7 +115,7 @@ def _chain(
 
 
 def _ends(asked: CheckedSyncRequest, shared: ServingResources) -> Iterator[Position]:
-    """Where a replay may begin and end: at these boundaries, if the archive has them."""
+    """Boundaries where a replay may begin and end, if the archive has them."""
     if asked.position:
         # A client of the base protocol may stand inside the transaction that ends there.
         yield from (Position(asked.position), Position(asked.position - 1))

@@ -67,7 +67,7 @@ class Applying:
             self.unfinished.discard(table_id)
 
     def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
-        """How many changes to begin with, by the rows that some of them replace."""
+        """Number of changes to begin with, by the rows that some of them replace."""
         sample = list(filter(None, keys[:: len(keys) // _SAMPLED + 1]))
         width = self._spaces.rows_of(record).widest(sample)
         return max(1, min(_PART_BYTES // max(1, 2 * width), _MOST_CHANGES))

@@ -58,8 +58,10 @@ class Barrier:
     def differences(
         self, live: TableRecord, copied: TableRecord, after: bytes, last: bytes | None
     ) -> TableChanges:
-        """What turns the live rows of this block into the copied ones; positions are the
-        caller's."""
+        """Changes that turn the live rows of this block into the copied ones.
+
+        The caller adds positions.
+        """
         changes = TableChanges()
         for stored, old, new in self._merged(live.space, copied.space, after):
             if last is not None and stored > last:

@@ -136,7 +136,7 @@ class Rows:
         return keys
 
     def _highest_number(self, digest: bytes) -> int:
-        """How many rows of a table without a key have lines with this digest."""
+        """Highest number of a row with this digest in a table without a key; 0 if there is none."""
         first = self._prefix + digest + b"-"
         beyond = self._prefix + digest + b"."
         found = self._state.prev() if self._state.set_range(beyond) else self._state.last()
@@ -144,7 +144,7 @@ class Rows:
         return key_.number_of(stored) if stored.startswith(first) else 0
 
     def has_marks(self, kind: bytes) -> bool:
-        """Whether any mark of this kind is there, stale ones included."""
+        """True if any mark of this kind exists, stale ones included."""
         start = self._prefix + kind
         return bool(self._marks.set_range(start)) and self._marks.key().startswith(start)
 
@@ -174,7 +174,10 @@ class Rows:
         return dropped
 
     def _stored(self, keys: list[bytes], size: int) -> list[bytes]:
-        """Where these rows lie, with room for one change of each, of ``size`` bytes in all."""
+        """Stored keys of these rows, with room reserved for one change of each.
+
+        The changes have ``size`` bytes in all.
+        """
         self._reserve(len(keys), size + sum(map(len, keys)))
         return layout.stored_keys(self._prefix, keys)
 

@@ -170,7 +170,7 @@ class ConnectTransport:
 
 
 class _Silence:
-    """How long a stream may be silent: its server's heartbeats break the silence of a quiet table.
+    """Limit of a stream's silence; the server's heartbeats break the silence of a quiet table.
 
     Before the first one it may last longer; and a server whose heartbeats are rarer than expected
     is given three of its own intervals.
@@ -183,7 +183,7 @@ class _Silence:
         self._lasted = 0.0
 
     async def bounded(self, call: ConnectCall) -> bytes | None:
-        """What comes next.
+        """Read the next data.
 
         :raises ServerUnavailable: if nothing comes for too long.
         """

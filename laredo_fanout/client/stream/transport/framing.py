@@ -16,7 +16,7 @@ _LONGEST_LINE = 1024
 
 
 class BadFraming(Exception):
-    """What came isn't chunked, or isn't enveloped."""
+    """The body isn't chunked correctly, or its messages aren't enveloped."""
 
 
 class Envelope(NamedTuple):
@@ -99,5 +99,5 @@ class Envelopes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left of a message that isn't whole."""
+        """True if no part of an unfinished message is left."""
         return not self._buffer
