@@ -311,7 +311,7 @@ class DestinationError(ArchiveError):
         self.uri = uri
 
     def at(self, location: str | None) -> Self:
-        """The same, of the destination ``place``, unless it has one."""
+        """Set the destination that the error names, unless it has one."""
         self.location = self.location or location
         return self
 
@@ -349,7 +349,7 @@ class DestinationUnavailable(DestinationError):
 
 
 class NotAFile(DestinationUnavailable):
-    """Where a regular file should be there is something else, or a symbolic link leads there."""
+    """A path that should be a regular file is something else, or leads through a symbolic link."""
 
     def __init__(self, uri: str, what: str, root: str) -> None:
         super().__init__(

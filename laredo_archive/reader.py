@@ -82,12 +82,12 @@ class Archive:
         return cls(FoundArchive(destination, key, manifest, location.as_it_is), key_fields)
 
     def refreshed(self) -> "Archive":
-        """The same archive as its manifest is now; raises like :meth:`at`."""
+        """Archive with its manifest read again; raises like :meth:`at`."""
         manifest = location.read_manifest(self.found.destination, self.found.manifest_key)
         return Archive(self.found._replace(manifest=manifest), self.key_fields, parts=self._parts)
 
     def watched(self, progress: ReadProgress) -> "Archive":
-        """The same archive; ``progress`` is called with what is read from it."""
+        """Archive whose reads are reported to ``progress``."""
         return Archive(self.found, self.key_fields, progress, self._parts)
 
     @property
@@ -139,7 +139,7 @@ class Archive:
         return self._parts.diffs_of(merged)
 
     def shape(self, boundary: Boundary) -> RowFields:
-        """What is known of the rows at ``boundary``."""
+        """Known fields of the rows at ``boundary``."""
         return RowFields.of(boundary.base, self.key_fields)
 
     def rows(self, boundary: Boundary) -> Iterator[Rows]:
@@ -158,9 +158,9 @@ class Archive:
         return fold.applied(base, fold.newest(keys))
 
     def changes(self, start: Boundary, end: Boundary) -> Difference:
-        """What changed from ``start`` to ``end``, net per key, in key order.
+        """Net changes of each key from ``start`` to ``end``, in key order.
 
-        From the diffs between them if they follow each other; else by comparing
+        They come from the diffs between them if these follow each other; else from a comparison of
         the table at both.
 
         :raises NoSuchBoundary: if ``end`` is before ``start``.

@@ -160,7 +160,7 @@ def s3_options(
 
 
 def access_of(values: Values) -> S3Access:
-    """What the options' values come to; what isn't given, AWS_* variables and files say.
+    """S3 access by the options' values; AWS_* variables and files give the rest.
 
     :raises ProfileError: if profile or role can't be used.
     """

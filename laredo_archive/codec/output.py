@@ -43,7 +43,7 @@ class EncodedFile(NamedTuple):
 
 
 class RecordWriter(Protocol):
-    """What encoders write their records to."""
+    """Interface that encoders write their records to."""
 
     def header(self, data: bytes) -> None: ...
 

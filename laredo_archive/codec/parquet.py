@@ -59,7 +59,7 @@ class ParquetSnapshotEncoder:
             self._end_group()
 
     def close(self) -> EncodedFile:
-        """What became of the file; the sink stays open."""
+        """End the file; the sink stays open."""
         self._store()
         if self._group:
             self._end_group()
@@ -95,7 +95,7 @@ class ParquetSnapshotEncoder:
 
 
 class _Pages:
-    """What pyarrow wrote since it was last taken: a sink's errors needn't pass through C++."""
+    """Buffer for pyarrow's output until it is taken: a sink's errors needn't pass through C++."""
 
     closed = False
 

@@ -59,7 +59,7 @@ class ProtobufSnapshotEncoder:
         self._output.put(keys, b"".join(rows), lambda: map(len, rows))
 
     def close(self) -> EncodedFile:
-        """What became of the file; the sink stays open."""
+        """End the file; the sink stays open."""
         return self._output.close()
 
 
@@ -88,7 +88,7 @@ class ProtobufDiffEncoder:
             self._output.put(keys, b"".join(rows), lambda rows=rows: map(len, rows))  # type: ignore[misc]
 
     def close(self) -> EncodedFile:
-        """What became of the file; the sink stays open."""
+        """End the file; the sink stays open."""
         return self._output.close()
 
 
@@ -165,7 +165,7 @@ def _row(message: bytes, reader: StructRowReader) -> tuple[bytes, bytes]:
 
 
 def _struct(message: bytes) -> tuple[int, int]:
-    """Where the row of a SnapshotRow is."""
+    """Start and end of the row in a SnapshotRow."""
     start, end = _part(message, 0, _ROW)
     if end != len(message):
         raise BadBytes(f"not a row: {message[:80]!r}")

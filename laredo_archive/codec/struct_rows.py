@@ -48,7 +48,7 @@ class Unrestorable(Exception):
 
 
 def encoder(columns: Sequence[Column]) -> Callable[[bytes], bytes]:
-    """What turns a line with these columns into the bytes of its Struct.
+    """Function that turns a line with these columns into the bytes of its Struct.
 
     It raises BadLine for a line that has other columns.
     """

@@ -59,7 +59,7 @@ class Policy:
 
 @dataclass
 class Collected:
-    """What one run did to one archive in one destination, or would do."""
+    """Report of one run over one archive in one destination; a dry run reports its intent."""
 
     uri: str
     dry_run: bool
@@ -208,7 +208,7 @@ class _CollectorRun:
         return replace(manifest, retired=tuple(retired))
 
     def _open_files(self, manifest: Manifest, date: datetime) -> list[Retired]:
-        """What files of parts alone name whose time is over: retired for as long as they are.
+        """Entries of expired files of parts, read now: retired for as long as the files are.
 
         The newest entries first, and no more than there is room for in a manifest.
         """
@@ -222,7 +222,7 @@ class _CollectorRun:
         return named
 
     def _waits(self, entry: Retired) -> bool:
-        """Whether it is a file of parts that isn't opened yet."""
+        """True if it is a file of parts that isn't opened yet."""
         return self._is_file(entry) and entry.key not in self._opened
 
     def _is_file(self, entry: Retired) -> bool:
@@ -250,15 +250,15 @@ class _CollectorRun:
         ]
 
     def _is_over(self, entry: Retired, date: datetime) -> bool:
-        """Whether its grace period is."""
+        """True if its grace period is over."""
         return entry.at is not None and date - entry.at > self._policy.grace
 
     def _expired(self, entry: Retired, date: datetime) -> bool:
-        """Whether its object is to be deleted."""
+        """True if its object is to be deleted."""
         return self._is_own(entry.key) and self._is_over(entry, date)
 
     def _is_let_go(self, entry: Retired, date: datetime) -> bool:
-        """Whether it leaves the list and its object stays: that has no name of a writer's."""
+        """True if the entry leaves the list and its object stays: no writer has named it."""
         return not self._is_own(entry.key) and self._is_over(entry, date)
 
     def _delete(self, keys: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ POLL_S = 0.5
 
 
 class Comparison(Enum):
-    """How a comparison ends."""
+    """Result of a comparison."""
 
     EQUAL = "equal"
     DIFFERENT = "different"

@@ -138,7 +138,7 @@ def _as_damage(archive: Archive, where: str, format_id: str) -> Iterator[None]:
 def _writer(
     archive: Archive, shape: RowFields, sink: "_Hashing", format_id: str
 ) -> tuple[Callable[[Rows], None], Callable[[], object]]:
-    """What takes the rows, and what ends the file."""
+    """Two functions: one writes rows, the other ends the file."""
     if format_id == CSV:
         return _csv_writer(shape, sink), lambda: None
     if codec.plain_format(format_id) != codec.JSONL and shape.columns is None:

@@ -52,7 +52,7 @@ class NamedObject(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Whether it is of a part of a merged diff."""
+        """True if the object is of a part of a merged diff."""
         return self.artifact is not self.top
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class RepairedObject(NamedTuple):
 
 @dataclass
 class RepairReport:
-    """What was found in one destination, and done about it."""
+    """Report of a repair of one destination: findings and actions."""
 
     #: The manifest.
     uri: str
@@ -320,7 +320,7 @@ def _lists(top: Artifact) -> set[str]:
 
 
 def _names(manifest: Manifest | None, keys: set[str]) -> bool:
-    """Whether ``manifest`` still names one of them."""
+    """True if ``manifest`` still names one of these keys."""
     return manifest is not None and any(entry.key in keys for entry in manifest.named())
 
 
@@ -334,9 +334,9 @@ def _entry_in(
     parts: PartsFiles,
     named: NamedObject,
 ) -> FormatEntry | None:
-    """What ``archive`` has with the same content; None if it names nothing like it.
+    """Entry of ``archive`` with the same content; None if it names none.
 
-    :raises ArtifactMissing, ArtifactDamaged: if a file of parts that would say it can't be read.
+    :raises ArtifactMissing, ArtifactDamaged: if a file of parts that may name it can't be read.
     """
     wanted = identity(named.artifact, named.format_id, named.entry)
     there = known.get(wanted)

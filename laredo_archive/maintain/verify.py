@@ -29,7 +29,10 @@ from laredo_model.checksum import MODULUS, sum_of
 
 @dataclass
 class VerifyReport:
-    """What was found. ``problems`` is empty if the archive is sound; ``remarks`` are none."""
+    """Report of a verification.
+
+    ``problems`` is empty if the archive is sound; ``remarks`` aren't problems.
+    """
 
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)

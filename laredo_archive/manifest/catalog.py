@@ -123,7 +123,7 @@ class DatabaseCatalog:
         }
 
     def boundaries(self, prefix: str) -> tuple[GroupBoundary, ...]:
-        """Where the archive at ``prefix`` is known together with its group."""
+        """Boundaries at which the archive at ``prefix`` is known together with its group."""
         return self.groups.get(self.archives[prefix].group, ())
 
     def with_group(
@@ -151,9 +151,9 @@ class DatabaseCatalog:
         return replace(self, archives={**others, **archives}, groups={**known, **mine})
 
     def inherited_by(self, archives: Iterable[str]) -> "Inherited":
-        """What a process that takes over these archives knows by the one before it.
+        """Boundaries and archives that a process takes over from the one before it.
 
-        Nothing unless all of them were of one group: what was known of it holds for its archives.
+        Nothing unless all of its archives were in one group.
         """
         taken = self.taken_from(archives)
         if len(taken) != 1:

@@ -115,7 +115,7 @@ def _oldest_epoch(manifest: Manifest) -> int:
 
 
 def _identity(artifact: Artifact) -> tuple[object, ...]:
-    """The same for a diff in whatever epoch a re-base put it."""
+    """Identity of an artifact; a diff keeps it when a re-base puts it in another epoch."""
     epoch = artifact.epoch if artifact.is_snapshot else None
     return artifact.kind, epoch, artifact.history, artifact.from_position, artifact.to_position
 

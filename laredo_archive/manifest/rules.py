@@ -176,7 +176,7 @@ def with_unchanged(manifest: Manifest, until: Position | None) -> Manifest:
 
 
 def following(artifact: Artifact | None) -> Follows | None:
-    """What a base that is put after ``artifact`` says of it."""
+    """Reference of a base to ``artifact``, which it follows."""
     if artifact is None:
         return None
     return Follows(

@@ -177,7 +177,7 @@ def find(
 
 
 def _is_placed(boundary: Boundary, as_of: Position | datetime) -> bool:
-    """Whether it is known to be before or after ``as_of``; 0/0 asks for what has no position."""
+    """True if it is known to be before or after ``as_of``; 0/0 has no position."""
     return isinstance(as_of, datetime) or as_of == positions.ZERO or boundary.last.knows_its_end
 
 

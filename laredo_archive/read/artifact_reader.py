@@ -94,7 +94,7 @@ class ArtifactFiles:
         self._opener = opener(destination)
 
     def uri(self, entry: FormatEntry) -> str:
-        """Where the object is."""
+        """URI of the object."""
         return self._destination.uri_of(self._locate(entry.key))
 
     def choose(self, artifact: Artifact, format_id: str | None = None) -> tuple[str, FormatEntry]:
@@ -190,7 +190,7 @@ class ArtifactFiles:
         return ranged(opened, entry.size_bytes) if format_id == codec.PARQUET else opened(offset)
 
     def gives_lines(self, artifact: Artifact, format_id: str | None = None) -> bool:
-        """Whether a snapshot's lines come out of this format as they went in.
+        """True if this format returns a snapshot's lines byte for byte.
 
         :raises ArtifactDamaged: if that can't be determined.
         """

@@ -58,7 +58,7 @@ class Checked:
 
 
 def wrong_size(size: int, entry: FormatEntry) -> str:
-    """What to say of an object of another size than its entry's."""
+    """Message about an object of another size than its entry's."""
     how = "cut off: " if size < entry.size_bytes else ""
     return f"{how}it has {size} bytes, the manifest says {entry.size_bytes}. {_CURE}"
 

@@ -45,10 +45,11 @@ class Timelines(NamedTuple):
 
 
 def timelines(files: ArtifactFiles, diffs: Sequence[Artifact], shape: RowFields) -> Timelines:
-    """What ``diffs``, which follow each other, do to each key.
+    """Changes of each key by ``diffs``, which follow each other.
 
-    :raises ArtifactDamaged: where a file isn't what its entry says, also while reading.
-    :raises TemporarySpaceLacking: if sorting needs room that isn't there.
+    :raises ArtifactDamaged: if a file differs from its entry, also while reading.
+
+    :raises TemporarySpaceLacking: if there is too little disk space for sorting.
     """
     flagged = [index for index, diff in enumerate(diffs) if diff.truncate]
     start = flagged[-1] if flagged else None

@@ -137,7 +137,7 @@ def _known(key: bytes, line: bytes, key_fields: Sequence[str]) -> bytes:
 
 
 def _last(key: bytes, records: Sequence[tuple[int, bytes | None, bytes | None]]) -> Change:
-    """What became of one key. A row that got another key did so before, or after, its record."""
+    """Net change of one key. A row that got another key did so before, or after, its record."""
     own = [(old, new) for rank, old, new in records if rank == _OWN]
     moved = [old for rank, old, _ in records if rank == _MOVED]
     if not own:

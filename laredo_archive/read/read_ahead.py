@@ -26,7 +26,7 @@ IDLE_S = 2.0
 
 
 class Opened(ByteSource, Protocol):
-    """What is read, and closed."""
+    """Source of bytes that can be closed."""
 
     def close(self) -> None: ...
 
@@ -137,7 +137,7 @@ class _Fetched:
             self._fetch_on()
 
     def read(self, size: int = -1, /) -> bytes:
-        """What is next, at most ``size`` bytes of it; nothing at the object's end."""
+        """Next bytes, at most ``size``; none at the object's end."""
         if size < 0:
             return b"".join(iter(lambda: self.read(HELD_BYTES), b""))
         with self._changed:
@@ -182,7 +182,7 @@ class _Fetched:
         return self._source.read(PIECE_BYTES)
 
     def _take(self, piece: bytes) -> bool:
-        """Whether there is room for more."""
+        """Keep a piece that was fetched; True if there is room for more."""
         with self._changed:
             if not piece or self._ended:
                 self._end()

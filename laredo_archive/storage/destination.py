@@ -45,7 +45,7 @@ class ObjectInfo(NamedTuple):
 
 
 def is_plain(key: str) -> bool:
-    """Whether ``key`` stays inside a destination, and is one that every store can hold."""
+    """True if ``key`` stays inside a destination, and every store can hold it."""
     parts = key.split("/")
     return all(parts) and "." not in parts and ".." not in parts and "\0" not in key
 
@@ -90,7 +90,7 @@ class Destination(Protocol):
         """
 
     def uri_of(self, key: str) -> str:
-        """Where the object ``key`` is.
+        """URI of the object ``key``.
 
         :raises BadKey: if ``key`` leads out of the destination.
         """

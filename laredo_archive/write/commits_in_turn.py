@@ -31,7 +31,7 @@ class CommitsInTurn:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a commit waits for a destination."""
+        """True if a commit waits for a destination."""
         return self._pending is not None
 
     @contextmanager

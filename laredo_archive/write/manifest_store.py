@@ -100,7 +100,7 @@ class Claim:
     term: int
 
     def owns(self, manifest: Manifest) -> bool:
-        """Whether ``manifest`` names this writer."""
+        """True if ``manifest`` names this writer."""
         return manifest.writer_id == self.writer_id and manifest.writer_term == self.term
 
 

@@ -58,7 +58,7 @@ class PendingCommit:
 
     @property
     def begun(self) -> bool:
-        """Whether a manifest has it; then it has to come into the others too.
+        """True if a manifest has it; then it has to come into the others too.
 
         A swap of unclear outcome doesn't count: its objects are only ever deleted after
         another version of that manifest has retired them, which voids it.

@@ -67,8 +67,9 @@ def _parts_of(store: ManifestStore) -> PartsFiles:
 
 
 def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
-    """Why ``other`` can't be an earlier state of ``ahead``, whose ``parts`` these are; None if it
-    can.
+    """Reason why ``other`` can't be an earlier state of ``ahead``, or None.
+
+    ``parts`` belong to ``ahead``.
 
     :raises ArtifactMissing, ArtifactDamaged: if a file that lists parts can't be read.
     """

@@ -191,7 +191,7 @@ class TableArchive:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a commit waits for a destination."""
+        """True if a commit waits for a destination."""
         return self._commits.unfinished
 
     def snapshot(

@@ -187,7 +187,7 @@ def _copy(content: Content, upload: Upload) -> None:
 
 
 def is_there(destination: Destination, key: str, size_bytes: int) -> bool:
-    """Whether there is an object of that name and size."""
+    """True if there is an object of that name and size."""
     found = destination.head(key)
     return found is not None and found.size_bytes == size_bytes
 
@@ -195,7 +195,7 @@ def is_there(destination: Destination, key: str, size_bytes: int) -> bool:
 def holds(
     destination: Destination, key: str, content: Content, advance: Advance = _to_nobody
 ) -> bool:
-    """Whether the object ``key`` has the bytes of ``content``."""
+    """True if the object ``key`` has the bytes of ``content``."""
     if content.sha256 is None or not is_there(destination, key, content.size_bytes):
         return False
     there = stored(destination, key, content.size_bytes, content.sha256)

@@ -28,7 +28,7 @@ class ValueLacking(ArrowError):
     """Whether the message begins with the value's location."""
 
     def with_location(self, where: str) -> Self:
-        """The same error with ``where`` before its message, unless it has a location already."""
+        """Put ``where`` before the error's message, unless it has a location already."""
         if not self.has_location:
             self.args = (f"{where}: {self}",)
             self.has_location = True

@@ -52,7 +52,7 @@ class ParquetSnapshot:
 
     @property
     def restorable(self) -> bool:
-        """Whether it was written so that every line can be restored."""
+        """True if the file was written so that every line can be restored."""
         return self._rest is not None
 
     def groups(self, start: int = 0, stop: int | None = None) -> list[int]:

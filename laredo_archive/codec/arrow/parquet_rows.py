@@ -24,9 +24,9 @@ _TAIL_BYTES = 64 << 10
 def batches(
     base: ObjectSlice, columns: Sequence[Column], rows: RowReader, open_slice: OpenSlice
 ) -> Iterator[StoredBatch]:
-    """What is stored in the slice, of the columns that ``rows`` and the key need.
+    """Stored batches of the slice, with the columns that ``rows`` and the key need.
 
-    :raises BadBytes: if the file isn't what its entry says.
+    :raises BadBytes: if the file differs from its entry.
     """
     wanted = {*rows.needed, *(column.name for column in key_columns(columns))}
     names = [column.name for column in columns if column.name in wanted]

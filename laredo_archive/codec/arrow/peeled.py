@@ -62,7 +62,7 @@ class Peeler:
         return [*begin, *_taken_apart(inside, between), *end]
 
     def _are_whole(self, fragments: Sequence[pa.StringArray]) -> bool:
-        """Whether strings and arrays begin and end where fragments do."""
+        """True if strings and arrays begin and end where fragments do."""
         return all(
             number in self._nesting or _is_whole(array) for number, array in enumerate(fragments)
         )
@@ -77,7 +77,7 @@ def _lines(block: bytes) -> pa.StringArray:
 
 
 def _inside(lines: pa.StringArray, head: str) -> pa.StringArray:
-    """What is between ``head``, with which each line has to begin, and the brace at its end."""
+    """Text between ``head``, with which each line has to begin, and the brace at its end."""
     begun = pc.starts_with(lines, head)
     if not (pc.all(begun).as_py() and pc.all(pc.ends_with(lines, "}")).as_py()):
         raise pa.ArrowInvalid(f"a line doesn't begin with {head}, or has no end")
@@ -85,7 +85,7 @@ def _inside(lines: pa.StringArray, head: str) -> pa.StringArray:
 
 
 def _taken_apart(texts: pa.StringArray, heads: Sequence[str]) -> list[pa.StringArray]:
-    """What is between the ``heads``; halved again and again, so that little is copied."""
+    """Split texts at the ``heads``; halved recursively, so that little is copied."""
     if not heads:
         return [texts]
     middle = len(heads) // 2
@@ -96,7 +96,7 @@ def _taken_apart(texts: pa.StringArray, heads: Sequence[str]) -> list[pa.StringA
 def _parted(
     texts: pa.StringArray, at: str, *, reverse: bool = False
 ) -> tuple[pa.StringArray, pa.StringArray]:
-    """What is before the first ``at``, and after it; or the last.
+    """Split texts at the first ``at``, or the last one if ``reverse``.
 
     :raises ArrowInvalid: if it isn't in all of them.
     """

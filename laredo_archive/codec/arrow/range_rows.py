@@ -36,7 +36,7 @@ its reader has a projection, they have the columns of that only.
 def newest(
     reads: RangeRead, rows: RowReader, columns: Sequence[Column], open_slice: OpenSlice
 ) -> Newest:
-    """What the diffs of a range come to, for ``rows``. They are opened as :func:`order` says."""
+    """Newest row of each key in the diffs of a range; the diffs are opened in :func:`order`."""
     found: dict[bytes, bytes | None] = {}
     for part in order(reads):
         with open_slice(part) as source:
@@ -184,7 +184,7 @@ class _Left:
 
     @property
     def takes_all(self) -> bool:
-        """Whether no row is touched."""
+        """True if no row is touched."""
         return not self._touched
 
     def of(self, keys: pa.StringArray) -> pa.BooleanArray:

@@ -75,7 +75,7 @@ def rest_name(columns: Sequence[Column]) -> str:
 def _depths(
     columns: Sequence[Column], fragments: Mapping[str, pa.StringArray]
 ) -> Mapping[str, int]:
-    """How many brackets the first array of each column begins with."""
+    """Number of brackets that the first array of each column begins with."""
     found: dict[str, int] = {}
     for column in columns:
         if is_array(column) and column.type not in _JSON_ARRAYS:
@@ -131,7 +131,7 @@ class StoredBatch:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return int(self._batch.num_rows)
 
     def filter(self, kept: pa.BooleanArray) -> "StoredBatch":

@@ -73,7 +73,7 @@ def scan(columns: Sequence[Column], key_at: Sequence[int] = ()) -> StructScan | 
 
 
 def entry_key(name: str) -> bytes:
-    """What a member of this name begins with, up to its Value's length."""
+    """First bytes of a member of this name, up to its Value's length."""
     raw = name.encode()
     return b"\x0a" + varint.varint(len(raw)) + raw + b"\x12"
 

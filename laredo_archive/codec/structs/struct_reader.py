@@ -80,7 +80,7 @@ class StructRowReader:
         return None if self._scan is None else self._scan.columns(messages, wanted)
 
     def row(self, data: bytes, at: int, stop: int) -> tuple[bytes, bytes]:
-        """The same line, with its key in front.
+        """Row as a line, and its key.
 
         :raises BadBytes: also if the row lacks a key column.
         """

@@ -31,14 +31,14 @@ class DiffRun:
 
     @property
     def from_position(self) -> Position:
-        """Where the first begins."""
+        """Position where the first diff begins."""
         start = self.diffs[0].from_position
         assert start is not None, "a diff begins somewhere"
         return start
 
     @property
     def to_position(self) -> Position:
-        """Where the last ends."""
+        """Position where the last diff ends."""
         return self.diffs[-1].to_position
 
 
@@ -67,7 +67,7 @@ def next_run(
 
 
 def _says_its_state(artifact: Artifact) -> bool:
-    """Whether a merge can be proven by it: not if another program wrote it."""
+    """True if a merge can be proven by it: not if another program wrote it."""
     return artifact.rows is not None and artifact.state_checksum is not None
 
 

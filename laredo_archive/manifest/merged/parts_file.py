@@ -132,7 +132,7 @@ def _files_named(diffs: Sequence[Artifact]) -> Iterator[str]:
 
 
 def _contradiction(merged: Artifact, diffs: Sequence[Artifact]) -> str | None:
-    """Why ``diffs`` can't be the parts of ``merged``; None if they can."""
+    """Reason why ``diffs`` can't be the parts of ``merged``, or None."""
     if len(diffs) < 2:
         return "a merged diff has at least two parts"
     at = merged.from_position

@@ -214,7 +214,7 @@ def _etag(data: bytes) -> str:
 
 
 def _named_by(parts: Parts) -> Parts | None:
-    """What a hidden file was to become; None if it isn't called as an upload's is."""
+    """Final name of a hidden file; None if its name isn't an upload's."""
     found = HIDDEN.fullmatch(parts[-1])
     return [*parts[:-1], found[1]] if found else None
 

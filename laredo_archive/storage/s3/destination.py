@@ -66,7 +66,7 @@ class S3Destination:
 
     @property
     def retries(self) -> dict[str, int]:
-        """How many requests were sent again, by method of the client."""
+        """Number of requests that were sent again, by method of the client."""
         return dict(self._bucket.retries)
 
     def __repr__(self) -> str:

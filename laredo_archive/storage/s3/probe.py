@@ -112,7 +112,7 @@ class _Probe:
             raise
 
     def _is_taken(self, write: Callable[[], object]) -> bool:
-        """Whether the store takes what it has to refuse."""
+        """True if the store accepts a write that it has to refuse."""
         try:
             write()
         except FailedRequest as refused:
@@ -125,7 +125,7 @@ class _Probe:
 
 
 def _remove(bucket: Bucket, key: str) -> None:
-    """What this probe left, and what processes left that were killed while they probed."""
+    """Remove the objects of this probe, and those of processes that were killed while probing."""
     try:
         bucket.ask("delete_object", key)
         page = bucket.ask_all("list_objects_v2", NAME)

@@ -100,7 +100,7 @@ class PinnedObject(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """Position of the next read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -195,5 +195,5 @@ class PinnedObject(io.RawIOBase):
 
 
 def _broken_off() -> tuple[type[Exception], ...]:
-    """What reading an answer's body raises, beside what sending a request does."""
+    """Exceptions that reading an answer's body may raise, in addition to those of sending."""
     return (*failures(), OSError, EOFError)

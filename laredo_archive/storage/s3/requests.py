@@ -135,7 +135,7 @@ class Bucket:
         )
 
     def uri_of(self, key: str) -> str:
-        """Where the object ``key`` is.
+        """URI of the object ``key``.
 
         :raises BadKey: if ``key`` leads out of the prefix.
         """
@@ -199,7 +199,7 @@ class Bucket:
         return retrying(work)
 
     def refused(self, failure: Exception, operation: str, uri: str) -> FailedRequest:
-        """What a failure of the client means; ``operation`` as the API names it."""
+        """Typed error for a failure of the client; ``operation`` is the API's name."""
         explained = explain(
             failure,
             service="s3",
@@ -252,7 +252,7 @@ class Bucket:
             raise self._lacking("Date", self.location.uri) from None
 
     def modified(self, answer: Answer, uri: str) -> datetime:
-        """When the object was last changed, by the store's clock.
+        """Time when the object was last changed, by the store's clock.
 
         :raises DestinationUnavailable: if the answer has no time that UTC has.
         """
