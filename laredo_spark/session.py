@@ -46,7 +46,7 @@ def session(
 
 
 def remote(settings: Mapping[str, str]) -> bool:
-    """Whether the session is one of Spark Connect, whose Spark runs elsewhere."""
+    """True if the session is one of Spark Connect, whose Spark runs elsewhere."""
     return "spark.remote" in settings or "SPARK_REMOTE" in os.environ
 
 

@@ -49,7 +49,9 @@ class LaredoDataSource(DataSource):
 
     @in_one_message
     def __getstate__(self) -> dict[str, object]:
-        """What Spark keeps: with ``.schema(...)`` nothing has found the boundary until then."""
+        """State that Spark pickles; with ``.schema(...)`` this is the first time the boundary is
+        found.
+        """
         asked = options.parse(self.options)
         if asked.mode is ReadMode.TABLE and asked.history is None and self._pinned is None:
             self._pinned, self._is_schema_given = TableRead.of(asked).pinned(), True

@@ -1,4 +1,4 @@
-"""When the certificates that a configuration names expire: for ``check``, the log and metrics."""
+"""Expiry of the certificates that a configuration names: for ``check``, the log and metrics."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ class Certificate:
     any_will_do: bool = False
 
     def expiry(self) -> datetime:
-        """When it can't be used any more.
+        """Date after which it can't be used.
 
         :raises CertificateUnreadable: if the file can't be read, or holds no certificate.
         """

@@ -30,7 +30,7 @@ _MOST_VALUES = 1_000_000
 
 @dataclass
 class Configuration:
-    """What the files of a program come to."""
+    """Configuration that a program's files define."""
 
     values: dict[str, Any]
     #: ``file:line`` of each path.
@@ -306,7 +306,7 @@ class _Resolution:
         return found
 
     def _is_hiding(self, layer: _BlockMember) -> bool:
-        """Whether a layer without the wanted member isn't a block, and so hides earlier ones."""
+        """True if a layer without the wanted member isn't a block, and so hides earlier ones."""
         above: list[Node] = [layer.whole]
         for depth in range(len(layer.keys)):
             if self._is_plain(self._inside(above, layer.keys[:depth])):
@@ -314,7 +314,7 @@ class _Resolution:
         return False
 
     def _is_plain(self, layers: Sequence[Node]) -> bool | None:
-        """Whether the value is no block; None if there is none."""
+        """True if the value isn't a block; None if there is no value."""
         for layer in reversed(layers):
             if isinstance(layer, _Hidden):
                 return None
@@ -356,7 +356,7 @@ class _Resolution:
 
 
 def _is_no_block(layer: Node) -> bool:
-    """Whether a layer can't be a block, whatever its substitutions stand for."""
+    """True if a layer can't be a block, whatever its substitutions are replaced by."""
     parts = layer.parts if isinstance(layer, Concatenation) else [layer]
     return any(isinstance(part, Scalar | Array) for part in parts)
 

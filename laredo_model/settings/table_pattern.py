@@ -28,7 +28,7 @@ class TablePattern:
     exclude: tuple[str, ...] = ()
 
     def matches(self, name: TableName) -> bool:
-        """Whether it stands for this table."""
+        """True if the pattern matches this table."""
         if not (_fits(self.schema, name.schema) and _fits(self.table, name.table)):
             return False
         return not any(_leaves_out(pattern, name) for pattern in self.exclude)

@@ -192,7 +192,7 @@ def _chosen(
 def _is_beyond(
     manifest: Manifest, known: Sequence[GroupBoundary], moment: Position | datetime | None
 ) -> bool:
-    """Whether nobody knows yet what the table is at ``moment``."""
+    """True if the table's state at ``moment`` isn't known yet."""
     last = manifest.last
     if last is None or moment is None:
         return False

@@ -89,7 +89,7 @@ def _kind(value: bytes) -> Iterable[str]:
 
 
 def _is_long(number: bytes) -> bool:
-    """Whether a double would lose digits."""
+    """True if a double would lose digits."""
     try:
         return Decimal(number.decode()) != Decimal(repr(float(number)))
     except InvalidOperation:  # an exponent beyond Decimal's, in a json column

@@ -60,7 +60,7 @@ class TargetMissing(SyncError):
 
 
 class TargetDiffers(SyncError):
-    """What was written hasn't as many rows as the archive says; it wasn't made visible."""
+    """The written table hasn't as many rows as the archive reports; it wasn't made visible."""
 
     def __init__(self, target: object, boundary: object, expected: int, found: int) -> None:
         super().__init__(

@@ -43,7 +43,7 @@ FORMATS: Sequence[str] = get_args(To)
 
 
 class SyncOutcome(StrEnum):
-    """What a sync did to its target."""
+    """Outcome of a sync."""
 
     UNCHANGED = "unchanged"
     MERGED = "merged"

@@ -39,7 +39,7 @@ class SyncTarget(Protocol):
         ...
 
     def is_whole(self, state: SyncState) -> bool:
-        """Whether all files of the version that readers see are there with their sizes."""
+        """True if all files of the version that readers see exist with their sizes."""
         ...
 
     @contextmanager

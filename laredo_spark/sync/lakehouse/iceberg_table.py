@@ -45,7 +45,7 @@ _CONFLICTS = (
 
 @dataclass(frozen=True)
 class HeldSnapshot:
-    """What the main branch of an Iceberg table is at."""
+    """State of the main branch of an Iceberg table."""
 
     #: The boundary that a sync committed last; None if the table is at no boundary.
     state: SyncState | None = None

@@ -1,4 +1,4 @@
-"""What a sync into Delta and one into Iceberg share: plan, next state, and net changes to merge."""
+"""Shared parts of the syncs to Delta and Iceberg: plan, next state, and net changes to merge."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
