@@ -32,8 +32,8 @@ class Copy(Section):
     """Limits of copies: connections, rows a second, memory.
 
     A table is copied by at most ``workers`` connections at once, all tables together by at most
-    ``max_connections`` (``workers`` by default). ``max_rows_per_second`` limits all copies together,
-    ``max_memory`` the rows that were read and not yet written.
+    ``max_connections`` (``workers`` by default). ``max_rows_per_second`` limits all copies
+    together, ``max_memory`` the rows that were read and not yet written.
     """
 
     workers: int = Field(default=2, ge=1, le=16)

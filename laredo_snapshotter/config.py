@@ -34,7 +34,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class DiffBlock(Section):
-    """How often a diff is written, and how much may wait for it in memory."""
+    """Interval of diffs, and the most memory for changes that wait for one."""
 
     interval: Annotated[Duration, Field(gt=0)] = 60.0
     """How often changes become a diff; the tables of one process are cut at the same
@@ -44,7 +44,7 @@ class DiffBlock(Section):
 
 
 class SnapshotBlock(Section):
-    """When a new base is written; an omitted trigger is off, but for max_diffs."""
+    """Triggers of a new base; an omitted trigger is off, except for max_diffs."""
 
     min_interval: Annotated[Duration, Field(ge=0)] = 0.0
     """Never a new base more often than this, whatever triggers say; from 10,000 diffs on (or
@@ -113,7 +113,7 @@ class HttpBlock(HttpSettings):
 
     @property
     def dangers(self) -> list[str]:
-        """What is dangerous in it, as ``path: text``."""
+        """Dangerous settings of the HTTP port, as ``path: text``."""
         danger = "may read the status and have new bases written: no token is asked for"
         return self.warnings("snapshotter.http", danger)
 
@@ -200,11 +200,11 @@ class TableConfig:
 
     @property
     def triggers(self) -> Triggers:
-        """When a new base is due."""
+        """Triggers of a new base."""
         return Triggers(**self.snapshot.model_dump())
 
     def is_as(self, other: "TableConfig") -> bool:
-        """Whether both say the same, wherever they stand."""
+        """True if both configure the same, wherever they are in the file."""
         own, others = self._block, other._block
         return all(getattr(own, key) == getattr(others, key) for key in TableBlock.model_fields)
 

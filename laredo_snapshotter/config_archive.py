@@ -1,4 +1,4 @@
-"""How an archive is kept: formats, compression, retention, compaction."""
+"""Configuration of an archive: formats, compression, retention, compaction."""
 
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -65,7 +65,7 @@ class FormatsBlock(Section):
 
 
 class RetentionBlock(Section):
-    """What stays in the manifest, and how the rest is deleted."""
+    """Limits for epochs in the manifest, and for the deletion of retired objects."""
 
     keep_epochs: Count | None = None
     """Older epochs leave the manifest; all stay by default."""
@@ -79,7 +79,7 @@ class RetentionBlock(Section):
 
 
 class CompactionBlock(Section):
-    """Whether diffs are merged into larger ones, so that any reader needs a few only."""
+    """Levels at which diffs are merged into larger ones, so that any reader needs only a few."""
 
     levels: tuple[Annotated[Duration, Field(gt=0)], ...] = ()
     """Lengths of time, ascending: the diffs of each period of such a length are merged into one.

@@ -1,4 +1,4 @@
-"""Where artifacts and notices go, and as whom: destinations, events, credentials."""
+"""Configuration of destinations, sinks and credentials."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class LocalDestinationBlock(Section):
 
     @property
     def location(self) -> str:
-        """The same for the same directory or prefix, however it is written."""
+        """Identity of the directory, however its path is written."""
         return self.uri
 
     def below(self, key_prefix: str) -> tuple[str, str]:
@@ -106,7 +106,7 @@ class S3DestinationBlock(Section):
 
     @property
     def s3_location(self) -> S3Location:
-        """The same, as S3's part of the archive knows it.
+        """This destination as the archive's S3 location.
 
         :raises BadS3Location: if it can't be one.
         """
@@ -119,7 +119,7 @@ class S3DestinationBlock(Section):
 
     @property
     def location(self) -> str:
-        """The same for the same directory or prefix, however it is written."""
+        """Identity of the bucket and prefix, however they are written."""
         return self.s3_location.identity
 
     def below(self, key_prefix: str) -> tuple[str, str]:
@@ -134,7 +134,7 @@ DestinationConfig = LocalDestinationBlock | S3DestinationBlock
 
 
 class SinkBlock(Section):
-    """What the sinks have in common; without a region it is that of the name, if it has one."""
+    """Settings that all sinks share; the region is that in the sink's name by default."""
 
     region: Region | None = None
     """By default that of the ARN or URL, then the profile's."""
@@ -218,7 +218,7 @@ class CredentialsBlock(Section):
 
 
 def profiles_of(credentials: Mapping[str, CredentialsBlock]) -> dict[str, Profile]:
-    """The same, as the AWS clients know them."""
+    """The configured credentials as profiles of the AWS clients."""
     return {
         name: Profile(
             name,

@@ -64,12 +64,12 @@ class SourceBlock(Section):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it stands for all of the server's tables whose names fit."""
+        """True if it is a pattern, for all of the server's tables whose names match."""
         return STAR in self.schema_name or STAR in (self.table or "")
 
     @property
     def pattern(self) -> TablePattern:
-        """What it stands for, if it is one."""
+        """The pattern, if it is one."""
         return TablePattern(self.schema_name, self.table or "", self.exclude)
 
     def endpoint(self, path: str) -> Endpoint:

@@ -156,7 +156,7 @@ class Metrics:
             counter.remove_by_labels({"table": table})
 
     async def answer(self, accept: str) -> Exposition:
-        """What a scrape gets, in the format that the request's Accept header asks for."""
+        """Answer to a scrape, in the format that the request's Accept header asks for."""
         await asyncio.to_thread(self._certificates.read)
         return exposed(self.registry, accept)
 
@@ -218,7 +218,7 @@ class TableCounters(Observer):
         self._metrics.objects_restored.labels(self._table, location).inc(count)
 
     def objects_lost(self, location: str, count: int) -> None:
-        """So many objects are whole nowhere."""
+        """Set the number of objects of which no destination has a whole copy."""
         self._metrics.objects_lost.labels(self._table, location).set(count)
 
     def restarted(self) -> None:

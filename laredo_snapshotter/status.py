@@ -9,7 +9,7 @@ from laredo_model import position as position_
 
 
 class WriterState(StrEnum):
-    """What a table's writer is doing."""
+    """State of a table's writer."""
 
     STARTING = "starting"
     """Claiming the archive, or waiting for its destinations."""
@@ -30,7 +30,7 @@ class WriterState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether its writer writes nothing more in this process."""
+        """True if the writer writes nothing more in this process."""
         return self in (WriterState.FENCED, WriterState.FAILED, WriterState.STOPPED)
 
 

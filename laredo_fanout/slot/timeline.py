@@ -46,7 +46,7 @@ def first(server: Server) -> Lineage:
 def judge(known: SourceIdentity, position: int, server: Server, now_s: int) -> HistoryVerdict:
     """Judge if the store's ``position`` means the same on this server.
 
-    ``now_s`` names a history that PostgreSQL's own numbers can't tell from the one before.
+    ``now_s`` names a history that PostgreSQL's own numbers don't distinguish from the one before.
     """
     before, now = known.history, server.history
     if before.system_identifier != now.system_identifier:

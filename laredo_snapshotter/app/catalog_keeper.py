@@ -153,7 +153,7 @@ class _Catalog:
         boundaries: Sequence[GroupBoundary],
         interval: float,
     ) -> bool:
-        """Whether something new is to be written now; positions at most every ``interval``."""
+        """True if a new catalog is to be written now; new positions at most every ``interval``."""
         now = time.monotonic()
         if self._writing is not None or now < self._not_before:
             return False

@@ -87,7 +87,7 @@ class TableWriters:
         return ending
 
     async def stop(self) -> None:
-        """The same for all of them, which are shown until the end."""
+        """Stop all writers; /status shows them until the end."""
         for task in (self._cutting, self._keeping):
             if task is not None:
                 task.cancel()

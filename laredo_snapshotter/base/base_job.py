@@ -102,7 +102,7 @@ class BaseJob:
 
     @property
     def whole(self) -> bool:
-        """Whether all its rows are there and its commit was asked for."""
+        """True if all its rows are there and its commit was requested."""
         return self._put.done() and not self._put.cancelled()
 
     async def write(self, keys: list[bytes], lines: list[bytes]) -> None:

@@ -54,7 +54,7 @@ class TitledCheck(NamedTuple):
 async def in_thread(
     check: Callable[P, Iterable[WriterFinding]], *about: P.args, **more: P.kwargs
 ) -> list[WriterFinding]:
-    """What ``check`` finds."""
+    """Findings of ``check``, which runs in a thread."""
     return await asyncio.to_thread(lambda: list(check(*about, **more)))
 
 
@@ -108,7 +108,7 @@ def _is_at_aws(destination: S3DestinationBlock | SinkConfig) -> bool:
 
 
 def check_profile(clients: AwsClients, credentials: str | None) -> Iterator[WriterFinding]:
-    """Who a profile is."""
+    """Identity of a profile."""
     name = credentials or "ambient"
     try:
         identity = clients.identity(credentials)
@@ -128,7 +128,7 @@ def check_profile(clients: AwsClients, credentials: str | None) -> Iterator[Writ
 
 
 def check_bucket(clients: AwsClients, location: S3Location) -> Iterator[WriterFinding]:
-    """What a writer does to a destination, one step after the other."""
+    """Try each request that a writer makes of a destination, one after the other."""
     try:
         destination = S3Destination(location, clients)
     except AwsError as unusable:

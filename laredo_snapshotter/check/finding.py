@@ -1,4 +1,4 @@
-"""What ``laredo-snapshotter check`` found, and how it is shown."""
+"""Findings of ``laredo-snapshotter check``, and their display."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What the patterns of a configuration stand for now, and the check of those tables."""
+"""Tables that match a configuration's patterns now, and the check of those tables."""
 
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.stream.served_tables import served_tables

@@ -42,7 +42,7 @@ _SLOW_BYTES_S = 5e6
 
 
 class CommitBlocked(NamedTuple):
-    """Why nothing is committed at the moment: a destination is unavailable, or very slow."""
+    """Reason why nothing is committed at the moment: a destination is unavailable, or very slow."""
 
     reason: str
     since: float
@@ -62,7 +62,7 @@ class Unverified(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What isn't committed yet."""
+    """Artifacts and changes that aren't committed yet."""
 
     artifacts: int
     """Diffs and bases."""
@@ -155,7 +155,7 @@ class Committer:
         return Unverified(job.until, verified, self._waits_since)
 
     def waiting(self, newest: int | None = None) -> Waiting:
-        """What isn't committed of the jobs up to number ``newest``, or of all."""
+        """Uncommitted part of the jobs up to number ``newest``, or of all jobs."""
         jobs = [job for job in self._jobs if newest is None or job.number <= newest]
         artifacts = sum(job.sealed is not None or job.done is not None for job in jobs)
         return Waiting(artifacts, sum(job.sealed.depth for job in jobs if job.sealed is not None))
@@ -167,7 +167,7 @@ class Committer:
 
     @property
     def waiting_on_disk(self) -> bool:
-        """Whether a sealed buffer with a spill file isn't committed."""
+        """True if a sealed buffer with a spill file isn't committed."""
         return self.waiting_spilled_bytes > 0
 
     @property
@@ -185,13 +185,13 @@ class Committer:
         )
 
     def has_all_until(self, position: int) -> bool:
-        """Whether all that was put and ends there or before is committed, and that is verified."""
+        """True if all jobs that end at or before ``position`` are committed and verified."""
         waits = any(job.until is not None and job.until <= position for job in self._jobs)
         return not waits and self._verified.covers(position)
 
     @property
     def idle(self) -> bool:
-        """Whether all is committed."""
+        """True if all jobs are committed."""
         return not self._jobs
 
     def put(self, sealed: Sealed) -> None:

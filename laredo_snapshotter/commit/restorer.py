@@ -33,7 +33,7 @@ class RestorerCounters(Protocol):
     """The counters of a restorer; called from any thread."""
 
     def objects_restored(self, location: str, count: int) -> None:
-        """So many objects of the destination at ``location`` are whole again."""
+        """Set the number of restored objects in the destination at ``location``."""
 
     def objects_lost(self, location: str, count: int) -> None:
         """The last check found so many objects there that no destination has whole."""

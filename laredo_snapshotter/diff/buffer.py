@@ -59,7 +59,7 @@ class NetChanges:
 
     @property
     def empty(self) -> bool:
-        """Whether there is certainly nothing; a spilled buffer may still turn out to be empty."""
+        """True if there is certainly no change; a spilled buffer may still prove to be empty."""
         return not (self._entries or self.truncated or self._spill)
 
     def apply(
@@ -179,7 +179,7 @@ class NetChanges:
 
 
 class DiffSummary(NamedTuple):
-    """What a sealed buffer comes to: its changes, and the table after them."""
+    """Summary of a sealed buffer: its changes, and the state of the table after them."""
 
     change_count: int
     rows: int
@@ -190,7 +190,7 @@ class DiffSummary(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether the table is as it was before."""
+        """True if the table is as it was before."""
         return not (self.change_count or self.truncate)
 
 
@@ -227,11 +227,11 @@ class Sealed:
 
     @property
     def empty(self) -> bool:
-        """Whether there is certainly no change in it."""
+        """True if it certainly has no change."""
         return self._changes.empty
 
     def measure(self, before: StateChecksum) -> DiffSummary:
-        """What the table comes to when these changes follow the state ``before``. One pass.
+        """Summarize these changes after the state ``before``, in one pass.
 
         :raises ModelError: if more rows go than there were.
         """
@@ -265,9 +265,9 @@ class Sealed:
 
 
 class ChangeBuffer:
-    """What the stream brought since the last cut, one table's.
+    """Changes of one table since the last cut.
 
-    The whole transactions can be sealed at any time; an open one waits beside them.
+    Whole transactions can be sealed at any time; an open one is kept apart from them.
     """
 
     def __init__(self, spill_directory: Path | None = None) -> None:
@@ -295,12 +295,12 @@ class ChangeBuffer:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction was begun and not ended."""
+        """True if a transaction was begun and not ended."""
         return self._open is not None
 
     @property
     def empty(self) -> bool:
-        """Whether no whole transaction changed anything."""
+        """True if no whole transaction changed anything."""
         return self._whole.empty
 
     def take(

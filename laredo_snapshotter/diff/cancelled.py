@@ -28,7 +28,7 @@ class Cancelled:
 
     @property
     def count(self) -> int:
-        """How many there are at most."""
+        """Number of cancelled keys, at most."""
         return len(self._keys) + self._more + self.in_spill
 
     def add(self, key: bytes) -> None:

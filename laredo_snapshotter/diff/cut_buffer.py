@@ -57,9 +57,10 @@ class CutBuffer:
 
     @property
     def cut_position(self) -> Position | None:
-        """Where to cut: everything taken is at it or before it, and it is verified soon.
+        """Position for the next cut: every change taken is at or before it, and it is verified
+        soon.
 
-        The stream's own position may be beyond what the server has a reason to check.
+        The stream's own position may be after the last one that the server has a reason to check.
         """
         if self.position is None or self._verified.position is None:
             return self.position
@@ -84,14 +85,14 @@ class CutBuffer:
         return self._first.unchanged_until
 
     def was_cut(self, position: int) -> bool | None:
-        """Whether it was cut at ``position``; None: not yet, False: it won't be any more."""
+        """True if it was cut at ``position``; None: not yet, False: it won't be."""
         if position in self._cut_at:
             return True
         return None if self._cuts.owes(position) else False
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing at all is buffered, so that the state is the one last put."""
+        """True if nothing is buffered, so that the state is the one that was put last."""
         return self.live and self.changes.empty
 
     @property
@@ -161,7 +162,7 @@ class CutBuffer:
         self.sequence = sequence
 
     def go_back(self, position: Position, history: History) -> None:
-        """What was taken beyond the archive's end comes again."""
+        """Return to ``position``: the changes after the archive's end come again."""
         self._last_seal = 0
         self._first = FirstChange()
         self.position, self.history = position, history

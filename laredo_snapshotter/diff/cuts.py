@@ -70,7 +70,7 @@ class PendingCuts:
         return self._cuts[0].position if self._cuts else None
 
     def owes(self, position: int) -> bool:
-        """Whether a cut is owed at ``position``."""
+        """True if a cut at ``position`` is pending."""
         return any(cut.position == position for cut in self._cuts)
 
     def clear(self) -> None:

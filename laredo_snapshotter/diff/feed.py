@@ -264,7 +264,7 @@ class Feed:
         return asyncio.ensure_future(self._outlet.settled())
 
     async def _drop_unfinished(self) -> None:
-        """What a stream that is gone left unfinished comes again with the next one."""
+        """Discard the unfinished part of a closed stream; the next stream brings it again."""
         self.cuts.changes.abandon()
         base, self._base = self._base, None
         if base is not None:

@@ -1,4 +1,4 @@
-"""How far the server has verified a table: an artifact may end there, and no further."""
+"""Position up to which the server has verified a table: no artifact may end after it."""
 
 from collections.abc import Callable
 
@@ -26,13 +26,13 @@ class VerifiedPosition:
         self._changed = changed
 
     def set(self, position: int | None) -> None:
-        """What the server says now."""
+        """Set the verified position that the server has sent."""
         if position != self._position:
             self._position = position
             self._changed()
 
     def covers(self, position: int) -> bool:
-        """Whether an artifact may end at ``position``."""
+        """True if an artifact may end at ``position``."""
         return self._position is None or position <= self._position
 
     def limit(self, position: Position) -> Position:

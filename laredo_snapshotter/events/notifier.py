@@ -32,7 +32,7 @@ SLOW_S = 10.0
 
 
 class Trouble(NamedTuple):
-    """Why a sink can't be notified at the moment."""
+    """Reason why a sink can't be notified at the moment."""
 
     problem: str
     since: float
@@ -121,13 +121,13 @@ class Notifier:
 
     @property
     def unrecorded(self) -> bool:
-        """Whether sinks were notified of artifacts that no manifest records as notified yet."""
+        """True if sinks were notified of artifacts that no manifest records as notified yet."""
         return any(self._notified().get(sink) != mark for sink, mark in self._sent().items())
 
     def recording_due(self, idle: float) -> bool:
-        """Whether sinks were notified, and no commit has recorded it for ``idle`` seconds.
+        """True if sinks were notified, and no commit has recorded it for ``idle`` seconds.
 
-        To be asked now and then, always by the same thread.
+        Call it regularly, always in the same thread.
         """
         now, recorded = time.monotonic(), self._notified()
         if recorded != self._recorded or not self.unrecorded:
@@ -178,7 +178,7 @@ class _SinkThread:
 
     @property
     def at_rest(self) -> bool:
-        """Whether no notice is outstanding, or none can be sent now."""
+        """True if no notice is outstanding, or none can be sent now."""
         return self._trouble is not None or self._next() is None
 
     def start(self) -> None:

@@ -7,7 +7,7 @@ from laredo_fanout.client.table_status import TableStatus
 
 
 class Reach(NamedTuple):
-    """How far back the server's journal goes, against where a closed stream stopped."""
+    """Extent of the server's journal, compared with the end of a closed stream."""
 
     sequence: int | None
     """Of the last journal entry that was taken."""
@@ -22,7 +22,7 @@ class Reach(NamedTuple):
 
 
 class JournalReach:
-    """Whether the server's journal still reaches back to where a closed stream stopped."""
+    """Check if the server's journal still reaches back to the end of a closed stream."""
 
     def __init__(self, sequence: int | None) -> None:
         """``sequence``: of the last entry that was taken."""

@@ -79,8 +79,10 @@ class LastFlush:
         self._discarded_before = 0
 
     def left(self, why: str | None = None) -> Left | None:
-        """What isn't written of what should be; None if all is. ``why`` if something else than
-        time ended it."""
+        """The changes that should have been written and were not, or None.
+
+        ``why`` is the reason, if it wasn't the deadline.
+        """
         waiting = self._committer.waiting(self._debt)
         artifacts, changes = waiting.artifacts, waiting.changes
         if self._debt is None:
@@ -126,7 +128,10 @@ class LastFlush:
     async def _write_the_rest(
         self, feeding: "asyncio.Task[None]", committing: "asyncio.Task[None]", deadline: float
     ) -> None:
-        """What came after the stop, as far as it is verified; the next start takes the rest."""
+        """Write the changes that came after the stop, as far as they are verified.
+
+        The next start takes the rest.
+        """
         await self._feed.stop(feeding)
         self._feed.cuts.seal_all()
         if later := self._committer.cut_off():

@@ -151,7 +151,7 @@ class WriterSession:
             self.feed.cuts.changes.clear()
 
     def is_known_at(self, position: int) -> bool | None:
-        """Whether the archive says what the table is at a position that it was to be cut at.
+        """True if the archive has the table's state at a position where it was to be cut.
 
         None: not yet; False: it won't.
         """
@@ -159,7 +159,7 @@ class WriterSession:
         return None if cut and not self.committer.has_all_until(position) else cut
 
     def left_now(self) -> Left | None:
-        """What would be left if it ended now."""
+        """The changes that would stay unwritten if the session ended now."""
         return self._last.left()
 
     def tick(self) -> None:
@@ -172,7 +172,7 @@ class WriterSession:
             self._begin_rebase(reason)
 
     def beat(self) -> None:
-        """What is due whatever the diff interval: asked-for re-bases, seen_position, notices."""
+        """Do the work that no diff interval delays: re-bases, seen_position, notices."""
         if self._notifier.recording_due(self._config.diff.interval) and self.committer.idle:
             self.committer.record_notices()
         feed = self.feed
@@ -190,7 +190,7 @@ class WriterSession:
                 self.committer.see(position, feed.cuts.unchanged_until)
 
     def since_snapshot(self, head: Head) -> SinceSnapshot:
-        """What happened since the epoch's base, up to the archive's head: its rows are known."""
+        """Figures since the epoch's base, up to the archive's head, whose rows are known."""
         return SinceSnapshot(
             age_s=(datetime.now(UTC) - head.snapshot_created_at).total_seconds(),
             snapshot_bytes=head.snapshot_bytes,
@@ -206,7 +206,7 @@ class WriterSession:
         return self.feed.cuts.changes.depth + self.committer.waiting_changes(position)
 
     def fits(self, handshake: Handshake) -> bool:
-        """Whether changes from this stream may follow the archive's head."""
+        """True if changes from this stream may follow the archive's head."""
         base, head = self.live_base, usable(self._archive.head)
         if base is not None and base.whole:
             # The archive ends with it as soon as it is committed.
@@ -219,7 +219,7 @@ class WriterSession:
 
     @property
     def archive_end(self) -> tuple[Position, History] | None:
-        """Where the archive ends; None if nothing may follow what it has."""
+        """End of the archive; None if nothing may follow its artifacts."""
         head = usable(self._archive.head)
         if head is None or head.history is None:
             return None
@@ -227,7 +227,7 @@ class WriterSession:
 
     @property
     def base_waits(self) -> bool:
-        """Whether the base of a new epoch is whole and not yet committed."""
+        """True if the base of a new epoch is whole and not yet committed."""
         return self.live_base is not None and self.live_base.whole
 
     async def begin_base(

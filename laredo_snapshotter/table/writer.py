@@ -126,7 +126,7 @@ class TableWriter:
 
     @property
     def final(self) -> bool:
-        """Whether it will never write again."""
+        """True if it will never write again."""
         return self.state.ended
 
     def cut(self, position: int, *, common: bool = False) -> None:
@@ -135,7 +135,7 @@ class TableWriter:
             self.session.feed.cuts.cut(position, common=common)
 
     def is_known_at(self, history: str, position: int) -> bool | None:
-        """Whether the archive says what the table is at a position that it was to be cut at.
+        """True if the archive has the table's state at a position where it was to be cut.
 
         None: not yet; False: it won't.
         """
@@ -163,7 +163,10 @@ class TableWriter:
 
     @property
     def left(self) -> Left | None:
-        """What was taken and isn't in the archive; None if all is, or another writer has it."""
+        """Changes that were taken and aren't in the archive; None if there are none.
+
+        None too if another writer has taken over, since it writes them.
+        """
         if self.state is WriterState.FENCED:
             return None
         if self.session is not None:
