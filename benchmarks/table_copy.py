@@ -68,7 +68,7 @@ def run(scenario: Scenario) -> list[Figure]:
 
 
 def _again(scenario: Scenario, first: float) -> Figure:
-    """The same table once more, beside its live state."""
+    """Copy the table again while its live state is served."""
     address = f"http://127.0.0.1:{scenario.http_port}/tables/{bench_table.QUALIFIED}/recopy"
     server = scenario.server
     began = time.monotonic()

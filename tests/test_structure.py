@@ -123,7 +123,7 @@ def patience(path: Path) -> Iterator[tuple[int, float]]:
 
 
 def test_a_slow_machine_is_no_failure() -> None:
-    """Who waits for something waits a minute; less than a second shows that nothing comes."""
+    """Waits last up to a minute; those of less than a second show that nothing comes."""
     short = [
         f"{path.relative_to(ROOT)}:{line} waits {seconds} s"
         for path in sorted((ROOT / "tests").rglob("*.py"))

@@ -1,4 +1,4 @@
-"""What the demo's application does: two tables, some hundred transactions a second."""
+"""Application of the demo: two tables, some hundred transactions a second."""
 
 import random
 import threading

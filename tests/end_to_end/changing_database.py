@@ -45,7 +45,7 @@ class ChangingDatabase:
         self._sessions = [Session(dsn, n, self.tables[n::3]) for n in range(3)]
 
     def begin_part(self, number: int) -> None:
-        """What is drawn from now on depends on the seed and on this number alone."""
+        """Seed the random choices from now on by the seed and this number alone."""
         self.random.seed(f"rows {self._seed} {number}")
 
     def reconnect(self, dsn: str | None = None) -> None:

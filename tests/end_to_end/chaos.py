@@ -61,7 +61,7 @@ LONGEST_LIFE_S = 10
 
 
 class Stores:
-    """Where the archive goes, and who is told: the real ends, and the faulty ways to them."""
+    """Destinations and sinks: the real ends, and the faulty ways to them."""
 
     def __init__(
         self, chance: random.Random, server: AwsServer, directory: Path, stack: ExitStack
@@ -147,7 +147,7 @@ class Run:
         return writer
 
     def go(self, scenes: int) -> None:
-        """So many things go wrong, then the end.
+        """Let ``scenes`` things go wrong, then end.
 
         :raises AssertionError: naming what was broken.
         """

@@ -1,4 +1,4 @@
-"""What the container image's environment changes: which addresses the programs listen on.
+"""Listening addresses of the programs in the container image's environment.
 
 The image itself needs a container engine; its environment is that of its Dockerfile.
 """

@@ -29,7 +29,7 @@ Outcome = tuple[str, Any]
 
 
 def outcome(call: Callable[[], Any]) -> Outcome:
-    """What a call gives, or the type of what it raises."""
+    """Result of a call, or the type of its exception."""
     try:
         return "gives", call()
     except Exception as refusal:  # noqa: BLE001 - which one is what is compared

@@ -35,7 +35,7 @@ def made(truth: Truth) -> Files:
 
 @dataclass(frozen=True)
 class _Step:
-    """What an artifact ends: from where, the states at both ends, and of what table."""
+    """Step that an artifact ends: its start, the states at both ends, and the table."""
 
     start: str
     before: Lines

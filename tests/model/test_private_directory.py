@@ -1,4 +1,4 @@
-"""What holds rows is its owner's alone, whatever the umask, or an older version, left open."""
+"""Directories with rows are private, whatever the umask or an older version left open."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""What fails around the writer: destinations, rivals, the server; nothing written is lost."""
+"""Failures around the writer: destinations, rivals, the server; no change is lost."""
 
 import contextlib
 import signal
@@ -97,7 +97,7 @@ def test_while_a_destination_is_away_memory_is_bounded_and_the_stream_resumed(
 def test_a_stream_closed_for_a_full_buffer_is_opened_for_the_word_of_a_look(
     tmp_path: Path, served: Served
 ) -> None:
-    """What is left when the destination is back waits for what only the stream can tell."""
+    """The changes that are left when the destination is back wait for a catalog check's message."""
     away = Away(tmp_path / "archive")
     with Writer(tmp_path, served, more="diff { max_memory = 100 kB }") as writer:
         writer.program.wait_ready()

@@ -58,7 +58,7 @@ def commanded(programs: Programs) -> subprocess.CompletedProcess[str]:
 
 
 def tables(programs: Programs) -> dict[str, Any]:
-    """What /status shows of each."""
+    """Tables in /status."""
     answer = programs.writer.get("/status")
     assert answer is not None
     shown: dict[str, Any] = answer.json()["tables"]
@@ -66,7 +66,7 @@ def tables(programs: Programs) -> dict[str, Any]:
 
 
 def clients(programs: Programs) -> dict[str, str]:
-    """When each of the server's clients connected."""
+    """Time at which each of the server's clients connected."""
     answer = programs.server.get("/status")
     assert answer is not None
     return {each["client_id"]: each["connected_at"] for each in answer.json()["clients"]}

@@ -57,7 +57,7 @@ def thin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def through(thin: Path, address: str, script: str) -> list[object]:
-    """What each line that the script prints says, in JSON."""
+    """JSON values that the script prints, a line each."""
     program = (
         "import json\nfrom pyspark.sql import SparkSession\nimport laredo_spark\n"
         f"spark = SparkSession.builder.remote({address!r}).getOrCreate()\n"

@@ -76,7 +76,7 @@ def expected(name: str, boundary: str) -> list[str]:
 
 
 def all_changes(truth: Truth) -> Iterator[Row]:
-    """What happened after the first artifact, by the states before and after each."""
+    """Changes after the first artifact, by the states before and after each one."""
     before = truth.state(truth.boundaries[0])
     for artifact, name in zip(truth.artifacts[1:], truth.boundaries[1:], strict=True):
         after, at = truth.state(name), artifact["to"]

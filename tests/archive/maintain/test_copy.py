@@ -338,7 +338,7 @@ def test_an_object_that_is_gone_and_named_ends_it(source: Path, target: Path) ->
 
 
 def test_what_was_copied_before_is_compared_by_its_bytes(source: Path, target: Path) -> None:
-    """The same size isn't enough: here an earlier copy's object has rotted since."""
+    """An equal size isn't enough: here an earlier copy's object has rotted since."""
     copied(source, target)
     (target / "manifest.json").unlink()
     rotten = target / "epoch=1" / "snapshot-0_A.jsonl"

@@ -106,7 +106,7 @@ def step(archive: TableArchive) -> bool:
 
 
 def look(directory: Path, places: Sequence[str], *, finished: bool) -> None:
-    """What must be true at any moment, and what more at the end."""
+    """Check the invariants of any moment, and if ``finished``, those of the end."""
     acknowledged = directory / ACKNOWLEDGED
     least = (0, 0)
     if acknowledged.exists():

@@ -1,4 +1,4 @@
-"""What a writer may commit after what, and what its manifest then says."""
+"""Order of a writer's commits, and the manifest after each."""
 
 import re
 import threading

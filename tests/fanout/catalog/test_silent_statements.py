@@ -1,6 +1,4 @@
-"""What statements do to rows without a message in the stream is made good before it is verified;
-what they don't do costs no copy.
-"""
+"""Silent DDL is repaired before a position is verified; harmless statements cost no copy."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ Start = Callable[..., RunningIngest]
 
 
 class Run(NamedTuple):
-    """How the statements are run, and on which tables."""
+    """Conditions of a run: published tables, transactions, restarts."""
 
     published: str
     together: bool

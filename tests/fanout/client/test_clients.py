@@ -468,7 +468,7 @@ async def test_a_server_that_drains_lets_go_and_takes_back(source: Source) -> No
 
 
 def test_public_names() -> None:
-    """What applications may import; one that goes breaks them, one more is a promise."""
+    """Names that applications may import: a removed one breaks them, another one is a promise."""
     assert set(library.__all__) == PUBLIC
     for name in PUBLIC:
         assert hasattr(library, name)

@@ -1,4 +1,4 @@
-"""What the log says of the slot as it gets into danger, is lost, and as another one is well."""
+"""Log lines about a slot that is in danger, lost, or replaced by a healthy one."""
 
 from structlog.testing import capture_logs
 

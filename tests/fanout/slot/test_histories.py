@@ -151,7 +151,7 @@ def test_failover_without_the_slot_is_copied_again(
 
 
 def test_failover_to_a_standby_that_was_behind(clusters: Clusters, follow: Follow) -> None:
-    """What we have and the new primary hasn't never happened."""
+    """Changes that the store has and the new primary lacks count as never made."""
     primary = clusters.new(18)
     ingest = follow(clusters.lead_to(primary))
     standby = clusters.standby(primary, 18)

@@ -62,13 +62,13 @@ def heard(ear: Ear) -> Marks:
 
 
 def wait_heard(ear: Ear, wanted: Marks) -> Marks:
-    """What was heard, once it has all of ``wanted`` in it."""
+    """Wait until all of ``wanted`` were heard; return everything that was heard."""
     wait_until(lambda: set(wanted) <= set(heard(ear)), f"{wanted} heard, not {heard(ear)}")
     return heard(ear)
 
 
 def commit(writer: Writer, served: Served, count: int) -> None:
-    """So many diffs."""
+    """Commit ``count`` diffs."""
     for number in range(count):
         writer.wait_head(served.commit("users", put(number, f"again at {served.position}")))
 
@@ -311,7 +311,7 @@ def test_of_a_fenced_writer_the_one_that_took_over_tells_the_rest(
 
 
 def next_attempt(writer: Writer) -> datetime:
-    """When a sink that it couldn't tell would have been told, but for a loaded machine."""
+    """Time by which a sink that failed is tried again, with room for a slow machine."""
     failed = writer.logged("not notified")[-1]
     at = datetime.fromisoformat(failed["timestamp"])
     return at + timedelta(seconds=failed["retry_in_s"] + 1)

@@ -42,7 +42,7 @@ CONFLICTS = 3
 
 @dataclass
 class Faults:
-    """How often what happens, from 0 to 1."""
+    """Probability of each fault, from 0 to 1."""
 
     away: float = 0.0
     lost: float = 0.0
@@ -72,7 +72,7 @@ class NoSuchUpload(Exception):
 
 
 class MemoryStore:
-    """What a store holds. ``on_swap``, ``on_delete``: told of every such change before it."""
+    """Objects of a store. ``on_swap``, ``on_delete``: called before every such change."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world

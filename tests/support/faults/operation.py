@@ -50,12 +50,12 @@ class Operation:
 
     @property
     def writes(self) -> bool:
-        """Whether it changes something."""
+        """True if it changes something."""
         return not self.name.startswith(("Get", "Head", "List"))
 
 
 def operation_of(head: Head, body: bytes = b"") -> Operation:
-    """What the request is; ``body`` is only looked at for SQS, SNS, Kinesis and STS."""
+    """Operation of the request; ``body`` is read for SQS, SNS, Kinesis and STS alone."""
     method, target, _ = head.start.split(" ", 2)
     named = head.get("X-Amz-Target")
     if named:

@@ -1,4 +1,4 @@
-"""What reached a store, in order, and what must be true of it whatever the faults were.
+"""Record of a store's requests, in order, and the invariants that hold under any faults.
 
 Every manifest that ever took effect is kept, so nothing that was wrong for a
 moment only goes unseen: two winners of one compare-and-swap, a head that went

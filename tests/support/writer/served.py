@@ -177,7 +177,7 @@ class Served:
             self._serving = None
 
     def clients(self) -> list[str]:
-        """Who is connected."""
+        """Ids of connected clients."""
         return [lease.info.client_id for lease in self.registry.leases]
 
     def add(
@@ -254,7 +254,7 @@ class Served:
         self._call(work)
 
     def state_at(self, table: str, position: int) -> State:
-        """What the table held at ``position``."""
+        """Rows of the table at ``position``."""
         notes = self._notes[table]
         return notes[bisect_right([at for at, _ in notes], position) - 1][1]
 

@@ -105,7 +105,7 @@ class Writer:
         return found
 
     def destination(self, place: Path | BucketPath, table: str = "users") -> dict[str, Any]:
-        """What /status says of one destination."""
+        """One destination in /status."""
         uri = f"{place.uri.rstrip('/')}/" if isinstance(place, BucketPath) else f"{place.as_uri()}/"
         found = [told for told in self.status(table)["destinations"] if told["uri"] == uri]
         assert len(found) == 1, f"{uri}: {self.status(table)['destinations']}"
@@ -119,7 +119,7 @@ class Writer:
         return found
 
     def head(self, table: str = "users") -> int:
-        """How far the archive reaches, in artifacts; 0 before the first."""
+        """End of the archive's last artifact; 0 before the first."""
         found = self.artifacts(table)
         return integer(found[-1]["to_position"]) if found else 0
 

@@ -34,7 +34,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
 
 
 def logged(server: Fanout, event: str) -> int:
-    """How often it logged this."""
+    """Number of log lines with this event."""
     return server.program.log.read_text().count(event)
 
 
