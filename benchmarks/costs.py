@@ -24,7 +24,7 @@ COLLECTION: Requests = {"GetObject": 1, "ListMultipartUploads": 1}
 """A run of the collector that finds nothing to do, the pages of its listing apart."""
 PAGE: Requests = {"ListObjectsV2": 1}
 DELETING: Requests = {"PutObject": 2}
-"""What a run that deletes something changes; the deletions themselves are free."""
+"""Requests of a run that deletes something; the deletions themselves are free."""
 
 PART_BYTES = 8 << 20
 OBJECTS_A_PAGE = 1000

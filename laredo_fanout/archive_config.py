@@ -28,7 +28,7 @@ class ArchiveStore(Section):
     bucket: str | None = None
     """Bucket of the writer's destination."""
     prefix: str = ""
-    """What the destination is below, in the bucket."""
+    """Prefix of the destination in the bucket."""
     region: str | None = None
     """The bucket's region."""
     endpoint: str | None = None
@@ -47,7 +47,7 @@ class ArchiveConfig(Section):
     """The table's archive, as laredo-snapshotter writes it: for clients behind the journal."""
 
     store: Literal["local", "s3"] = "local"
-    """Where the archive is."""
+    """Kind of the archive's storage."""
     store_config: ArchiveStore = ArchiveStore()
     key_prefix: str | None = None
     """The writer's ``key_prefix``; by default ``<table>/``."""

@@ -69,9 +69,9 @@ class Grpc(Section):
     max_clients: int = Field(default=500, ge=1)
     """Clients of all serving processes together; one more gets RESOURCE_EXHAUSTED."""
     max_clients_per_identity: int | None = Field(default=None, ge=1)
-    """How many of them may be of one identity; by default nine tenths of ``max_clients``."""
+    """Most clients of one identity; by default nine tenths of ``max_clients``."""
     max_clients_per_client_id: int | None = Field(default=None, ge=1)
-    """How many of these may use the same client id; by default half of ``max_clients``."""
+    """Most clients with the same client id; by default half of ``max_clients``."""
     tls: TlsConfig | None = None
     tokens_file: Path | None = None
     """File with one token a line; clients send theirs as ``authorization: Bearer``."""
@@ -110,7 +110,7 @@ class Fanout(Section):
     grpc: Grpc = Grpc()
     connect: Connect | None = None
     drain_grace: Duration = Field(default=10.0, ge=0)
-    """How long clients may stay after GoAway."""
+    """Time that clients have to leave after GoAway."""
     spool_max_size: Size = Field(default=32 * 10**9, ge=1 << 20)
     """Disk below ``state.path`` for snapshots that slow clients haven't taken yet."""
 
@@ -126,9 +126,9 @@ class JournalConfig(Section):
     """Limits of a table's journal for clients that resume; the earlier limit prunes."""
 
     max_entries: int = Field(default=1_000_000, ge=1)
-    """How many changes the journal keeps."""
+    """Most changes in the journal."""
     max_age: Duration = Field(default=86400.0, gt=0)
-    """How long it keeps them."""
+    """Age after which changes leave the journal."""
 
 
 class LocalStore(Section):
@@ -142,7 +142,7 @@ class SnapshotRetention(Section):
     """Limits for keeping periodic snapshots; the newest one always stays."""
 
     keep_count: int = Field(default=5, ge=1)
-    """So many snapshots are kept."""
+    """Number of snapshots to keep."""
     max_age: Duration = Field(default=3600.0, gt=0)
     """Older ones go earlier."""
 
@@ -151,9 +151,9 @@ class SnapshotConfig(Section):
     """Periodic snapshots, for ListSnapshots and FetchSnapshot. Without the block there are none."""
 
     interval: Duration = Field(default=300.0, ge=1)
-    """How often a snapshot is taken."""
+    """Interval between snapshots."""
     store: Literal["local"] = "local"
-    """Where snapshots are kept."""
+    """Kind of the snapshots' storage."""
     store_config: LocalStore = LocalStore()
     serializer: Literal["jsonl"] = "jsonl"
     """Their format."""
@@ -173,11 +173,11 @@ class ClientBuffer(Section):
     """Most transactions that a live client may lag by, and the policy beyond that."""
 
     max_size: int = Field(default=50_000, ge=1)
-    """How many transactions a live client may be behind, however many rows each changed."""
+    """Most transactions that a live client may lag by, however many rows each changed."""
     policy: Literal["drop_disconnect", "slow_down"] = "drop_disconnect"
-    """What happens beyond: ``drop_disconnect`` ends its stream, and it resumes by position;
-    ``slow_down`` lets it go on, and sends a new snapshot in the same stream once the journal
-    no longer reaches back to it."""
+    """Policy for a client that lags by more: ``drop_disconnect`` ends its stream, and it resumes by
+    position; ``slow_down`` lets it go on, and sends a new snapshot in the same stream once the
+    journal no longer reaches back to it."""
 
 
 class Target(Section):
@@ -190,7 +190,7 @@ class Target(Section):
     grpc: TargetGrpc = TargetGrpc()
     client_buffer: ClientBuffer = ClientBuffer()
     heartbeat_interval: Duration = Field(default=10.0, ge=0.05)
-    """How often a quiet stream says how far it is."""
+    """Interval at which a quiet stream reports its position."""
     archive: ArchiveConfig | None = None
 
 

@@ -39,10 +39,10 @@ class Copy(Section):
     workers: int = Field(default=2, ge=1, le=16)
     """Connections that copy one table at first, by key ranges, while the stream runs."""
     max_rows_per_second: int | None = Field(default=None, ge=1)
-    """How fast key ranges are begun, over all copies; no limit by default. Each range is read
-    at full speed, so that no lock and no snapshot is held longer for it."""
+    """Most rows per second of all copies together; no limit by default. A new key range waits; each
+    range is read at full speed, so that no lock and no snapshot is held longer for it."""
     max_memory: Size = Field(default=64 << 20, ge=1 << 20)
-    """What all copies together have read and not yet written."""
+    """Bytes that all copies together have read and not yet written."""
     max_connections: int | None = Field(default=None, ge=1, le=64)
     """Connections of all copies together; as many as there are by default."""
 
@@ -62,14 +62,14 @@ class Catchup(Section):
     """A backlog of more WAL than this, at three checks in a row, may be split; below a quarter
     of it the one slot is read again."""
     check_interval: Duration = Field(default=1.0, gt=0)
-    """How often the backlog is measured."""
+    """Interval at which the backlog is measured."""
     max_segments: int = Field(default=4, ge=1, le=64)
-    """How many segments there may be at once."""
+    """Most segments at once."""
     min_segment_bytes: Size = Field(default=64 * 10**6, ge=1)
-    """How small a segment may be, in bytes of WAL."""
+    """Smallest size of a segment, in bytes of WAL."""
     ordering: Literal["strict"] = "strict"
     reserve_slots: int = Field(default=2, ge=0)
-    """So many free replication slots and walsenders are left alone; with fewer of them there
+    """Number of free replication slots and walsenders to leave for others; with fewer of them there
     are fewer segments."""
     spool_dir: Path | None = None
     """A directory for nothing else, where decoded changes wait for their turn; by default
@@ -121,7 +121,7 @@ class Upstream(Section):
     token_file: Path | None = None
     """A file with the token alone, read for each connection: in place of ``token``."""
     client_id: str | None = Field(default=None, min_length=1, max_length=256)
-    """What the upstream knows this server by; by default ``laredo-relay:`` and the host's name."""
+    """Name of this server at the upstream; by default ``laredo-relay:`` and the host's name."""
 
     @field_validator("server")
     @classmethod
@@ -157,15 +157,15 @@ class Source(Section):
     # `copy` would hide a method of pydantic's.
     copying: Copy = Field(default=Copy(), alias="copy")
     heartbeat_interval: Duration = Field(default=10.0, ge=0.1)
-    """How often an idle database's slot is advanced, and the catalog checked."""
+    """Interval at which an idle database's slot is advanced, and the catalog checked."""
     receive_timeout: Duration = Field(default=60.0, ge=1)
     """A connection to PostgreSQL that has been silent for so long (a proxy that stopped forwarding)
     is closed and opened again."""
     # Deprecated: big transactions are always sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"
-    """What happens where changes are gone for good: ``recreate`` copies every table again,
-    ``fail`` waits for you."""
+    """Reaction to changes that are gone for good: ``recreate`` copies every table again, ``fail``
+    waits for you."""
     # Removed; for one version it is an error of its own, not an unknown key.
     decode_workers: object = None
     catchup: Catchup = Catchup()

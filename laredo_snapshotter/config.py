@@ -37,7 +37,7 @@ class DiffBlock(Section):
     """Interval of diffs, and the most memory for changes that wait for one."""
 
     interval: Annotated[Duration, Field(gt=0)] = 60.0
-    """How often changes become a diff; the tables of one process are cut at the same
+    """Interval at which changes become a diff; the tables of one process are cut at the same
     position at every multiple of the longest interval."""
     max_memory: Annotated[Size, Field(ge=64 * 1024)] = 16 * 1024 * 1024
     """Memory of the changes that wait; more means an early diff."""
@@ -52,15 +52,16 @@ class SnapshotBlock(Section):
     max_interval: Annotated[Duration, Field(gt=0)] | None = None
     """A new base at least this often, on a quiet table too."""
     max_diff_bytes: Annotated[Size, Field(gt=0)] | None = None
-    """When the diffs since the base, each in its largest format, come to so much in sum."""
+    """Sum of the diffs since the base, each in its largest format, that triggers a new base."""
     max_diff_fraction: Positive | None = None
-    """When they come to this part of the base."""
+    """Sum of the diffs since the base, as a part of the base's size, that triggers a new base."""
     max_churn_records: Count | None = None
-    """When so many changes came since the base."""
+    """Number of changes since the base that triggers a new base."""
     max_churn_fraction: Positive | None = None
-    """When that is this part of the rows that the table has now."""
+    """Number of changes since the base, as a part of the table's rows now, that triggers a new
+    base."""
     max_diffs: Annotated[int, Field(ge=0)] = 2000
-    """When so many diffs came since the base; 0: off."""
+    """Number of diffs since the base that triggers a new base; 0: off."""
 
     @model_validator(mode="after")
     def _order(self) -> "SnapshotBlock":
@@ -97,7 +98,8 @@ class TableBlock(Section):
     """``go``: jsonl diffs say each key also as Go's %v prints it, for readers of the original
     program; needs ``formats.diff = [jsonl]`` and ``formats.compression = none``."""
     seen_interval: Annotated[Duration, Field(ge=0)] = 60.0
-    """How often a quiet table's manifest says that it is still followed; 0: never."""
+    """Interval at which a quiet table's manifest records that the table is still followed; 0:
+    never."""
 
     @field_validator("key_prefix")
     @classmethod

@@ -70,8 +70,8 @@ class RetentionBlock(Section):
     keep_epochs: Count | None = None
     """Older epochs leave the manifest; all stay by default."""
     collect_interval: Annotated[Duration, Field(ge=0)] = 3600.0
-    """How often objects that left the manifest are retired and deleted; 0: ``laredo-archive gc``
-    does it."""
+    """Interval at which objects that left the manifest are retired and deleted; 0: ``laredo-archive
+    gc`` does it."""
     cut_off: Annotated[Duration, Field(gt=0)] = DAY_S
     """An object that no manifest names is garbage when it is older than this."""
     grace: Annotated[Duration, Field(gt=0)] = DAY_S
@@ -86,8 +86,8 @@ class CompactionBlock(Section):
     None by default: diffs stay as they are written. Let each be a few of the one below:
     ``[20s, 1m, 5m, 15m, 1h, 4h, 1d, 7d, 28d]``."""
     keep_parts: Annotated[Duration, Field(gt=0)] | None = None
-    """How long the boundaries inside a merged diff can be read after it was merged, and the diffs
-    that it was made from are kept; for good by default."""
+    """Time after a merge for which the boundaries inside the merged diff can be read, and its parts
+    are kept; for good by default."""
 
     @field_validator("levels")
     @classmethod

@@ -47,8 +47,7 @@ class SourceBlock(Section):
     max_tables: Annotated[int, Field(ge=1)] = 500
     """Of a pattern: so many tables are written at most; the log names the others."""
     client_id: str | None = None
-    """What the server knows this writer by; by default
-    ``laredo-snapshotter:<schema>.<table>``."""
+    """Name of this writer at the server; by default ``laredo-snapshotter:<schema>.<table>``."""
     local_snapshot_path: Path | None = None
     """Directory for a transaction larger than memory; by default $TMPDIR."""
     tls: TlsBlock | None = None

@@ -23,11 +23,11 @@ class Triggers:
     max_diff_bytes: int | None = None
     """Of the diffs since the base, each in its largest format."""
     max_diff_fraction: float | None = None
-    """The same, as a part of the base's bytes."""
+    """Limit of diff bytes, as a part of the base's bytes."""
     max_churn_records: int | None = None
     """Net changes of the diffs since the base."""
     max_churn_fraction: float | None = None
-    """The same, as a part of the rows that the table has now."""
+    """Limit of changes, as a part of the rows that the table has now."""
     max_diffs: int = 2000
 
     def due(self, since: "SinceSnapshot") -> str | None:

@@ -24,9 +24,9 @@ class LaredoDataSource(DataSource):
     """The options of the boundary that schema() found: Spark copies this object, so all reads of
     a DataFrame, and both sides of a join with itself, read that boundary."""
     _is_schema_given = False
-    """Whether ``.schema(...)`` chose columns: then schema() isn't called."""
+    """True if ``.schema(...)`` chose columns: then schema() isn't called."""
     _changes: Pinned | None = None
-    """The same, for changes."""
+    """Pinned range of changes, as for a table."""
 
     @classmethod
     def name(cls) -> str:

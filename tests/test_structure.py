@@ -34,7 +34,7 @@ WAITS = {
     "wait_for": 1,
     "wait_until": 2,
 }
-"""What waits for something to come, and which of its arguments says how long."""
+"""Functions that wait for something, and the index of the argument with the time."""
 LEAVING = re.compile(
     r"laredo_archive/aws/|laredo_fanout/catchup/(choice|cores|room)\.py"
     r"|laredo_model/settings/(overrides|schema)\.py"
@@ -160,8 +160,7 @@ def test_a_docstring_makes_sense_alone() -> None:
     empty = []
     for name in (name for name in files() if name.endswith(".py") and not LEAVING.match(name)):
         for node in ast.walk(ast.parse((ROOT / name).read_text())):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                text = ast.get_docstring(node) or ""
-                if EMPTY_FIRST_LINE.match(text):
-                    empty.append(f"{name}:{node.body[0].lineno}: {text.splitlines()[0]}")
+            match node:
+                case ast.Expr(ast.Constant(str(text))) if EMPTY_FIRST_LINE.match(text.lstrip()):
+                    empty.append(f"{name}:{node.lineno}: {text.split(maxsplit=9)[:8]}")
     assert empty == [], "say what it is, or what it does: see docs/writing.md"

@@ -22,7 +22,7 @@ ROLE = (
     "CREATE PUBLICATION laredo FOR TABLE ONLY config_document, ONLY orders"
     " WITH (publish_via_partition_root = true)",
 )
-"""What laredo-fanout's role may do, as its check prints it for a superuser."""
+"""Rights of laredo-fanout's role, as its check prints them for a superuser."""
 FILL = (
     """
     INSERT INTO config_document

@@ -14,7 +14,7 @@ _TRIED_AGAIN = {
     "manifest swap to be settled by reading",
     "role is asked for again",
 }
-"""What the program copes with by itself, and says for good if it can't."""
+"""Failures that are retried; reported as an error when retries end."""
 
 
 def set_up(*, verbose: bool) -> None:

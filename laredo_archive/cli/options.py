@@ -98,7 +98,7 @@ Option = tuple[str, dict[str, Any]]
 """An option's name without its dashes, and its arguments for click."""
 
 Values = dict[str, Any]
-"""What was given for options, by their names."""
+"""Given options, by their names."""
 
 reading_options: Sequence[Option] = (
     ("region", {"metavar": "REGION", "help": "S3: the bucket's region."}),

@@ -18,7 +18,7 @@ except ImportError:  # Spark's workers may have less than the project installs
 __all__ = ["BlockSums", "Blocks", "combined", "crc32"]
 
 Blocks = tuple[tuple[int, int], ...]
-"""Where each block begins, and its CRC-32; it ends where the next begins, or with the file."""
+"""Start of each block, and its CRC-32; a block ends where the next begins, or with the file."""
 
 _POLYNOMIAL = 0xEDB88320
 _ONE, _X = 1 << 31, 1 << 30

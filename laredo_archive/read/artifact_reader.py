@@ -56,7 +56,7 @@ class RowFields:
     columns: tuple[Column, ...] | None
     key_fields: tuple[str, ...]
     key_is_known: bool = True
-    """Whether the key was named by manifest or reader; else it is assumed to be ``id``."""
+    """True if manifest or reader named the key; else it is assumed to be ``id``."""
 
     @classmethod
     def of(cls, base: Artifact, key_fields: Sequence[str] | None = None) -> "RowFields":

@@ -11,7 +11,7 @@ from laredo_archive.errors import TemporarySpaceLacking
 Record = tuple[Any, ...]
 
 MEMORY_BYTES = 24 * 1024 * 1024
-"""How many bytes of records are held before they go to a file."""
+"""Bytes of records that are held before they go to a file."""
 
 MERGED_AT_ONCE = 32
 _BLOCK_BYTES = 64 * 1024

@@ -46,7 +46,7 @@ class PendingCommit:
         self.artifact = artifact
         self._lists = lists
         self.merges = lists is not None
-        """Whether the artifact takes the place of others, which make it together."""
+        """True if the artifact replaces others, of which it was merged."""
         self._folders = folders
         self._contents = contents
         self._keys = dict(keys)

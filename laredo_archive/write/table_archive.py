@@ -88,7 +88,7 @@ class TableArchive:
             encoded=self._encode,
             finish=self._finish,
         )
-        """What compaction does to the manifests."""
+        """Compaction's changes of the manifests."""
         self._manifest: Manifest | None = None
         self._published: NoticeSource | None = None
         self._head: Head | None = None

@@ -60,7 +60,7 @@ class TransactionFilter:
 
     def __init__(self, *, live: bool) -> None:
         self.live = live
-        """Whether the copy is done: every transaction is applied from here on."""
+        """True once the copy is done: every transaction is applied from here on."""
         self._left_out: set[int] = set()
         self._snapshot: XidSnapshot | None = None
 

@@ -126,7 +126,7 @@ class Account(NamedTuple):
     """The comparison of partitions that brought rows with a catalog snapshot."""
 
     lost: str | None
-    """Why rows of them may be the root's no more; None if they can't be."""
+    """Reason why rows of them may no longer be the root's, or None."""
     undecided: tuple[Leaf, ...]
     """It was taken too early to say."""
 

@@ -26,7 +26,7 @@ class StoredPartition(NamedTuple):
     """The transaction that attached it."""
     file: int
     detaching: bool
-    """Whether DETACH CONCURRENTLY has begun; its rows are not the root's any more."""
+    """True if DETACH CONCURRENTLY has begun; the partition's rows are no longer the root's."""
 
 
 class Partition(NamedTuple):

@@ -119,12 +119,12 @@ class Publication(NamedTuple):
     oid: int
     all_tables: bool
     additions: bool
-    """Whether it publishes inserts and truncates."""
+    """True if it publishes INSERT and TRUNCATE."""
     changes: bool
-    """Whether it publishes updates and deletes."""
+    """True if it publishes UPDATE and DELETE."""
     any_changes: bool
     via_root: bool
-    """Whether a partition's changes come as the root's."""
+    """True if a partition's changes come as the root's."""
 
     @property
     def identity(self) -> str:
@@ -155,7 +155,7 @@ class Membership(NamedTuple):
     altered: tuple[str | None, int | None, bool]
     """As the version has it: the last transaction, the owner, whether that was OWNER TO."""
     generated: bool
-    """Whether tables without a column list are published with their stored generated columns."""
+    """True if tables without a column list are published with their stored generated columns."""
 
 
 def membership(connection: Connection, name: str, oids: Sequence[int]) -> Membership:

@@ -112,7 +112,7 @@ class BarrierRequest(NamedTuple):
     shape: shape.Shape
     version: Version
     beside: bool
-    """Whether it is a re-copy's: what moves with partitions meanwhile is repaired later."""
+    """True for a re-copy: rows that move with partitions meanwhile are repaired later."""
 
 
 class CheckRequest(NamedTuple):

@@ -36,7 +36,7 @@ class CatalogSnapshot(NamedTuple):
     answers: int = 0
     """The last CheckRequest that came before it."""
     appends_may_stream: bool = False
-    """Whether a stream that begins here finds the publication of the append-only tables."""
+    """True if a stream that begins here finds the publication of the append-only tables."""
     ddl_locks: DdlLocks = DdlLocks()
     """The locks of DDL that may not be visible yet: the stream may know more of it."""
     message: str = ""

@@ -37,15 +37,15 @@ class Version(NamedTuple):
     """The transaction that last wrote the publication's own row."""
     publication_owner: int | None = None
     owner_alone: bool = False
-    """Whether OWNER TO wrote the publication's row, as the first command of its transaction."""
+    """True if OWNER TO wrote the publication's row, as the first command of its transaction."""
     columns: tuple[int, ...] | None = None
     """The numbers (attnum) of the columns that the stream carries."""
     key: str | None = None
     """The oid of the key's constraint, or else of its index, and its columns' numbers."""
     schema: str | None = None
-    """How the table belongs to the publication by its schema; empty: it doesn't."""
+    """Table's membership in the publication by its schema; empty: none."""
     by_name: bool = True
-    """Whether the publication names the table, so that PostgreSQL refuses SET UNLOGGED."""
+    """True if the publication names the table, so that PostgreSQL refuses SET UNLOGGED."""
 
 
 def changed(

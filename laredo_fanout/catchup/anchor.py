@@ -24,7 +24,7 @@ _SHARE = 10
 
 _ADVANCE = "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)"
 ADVANCE = "SELECT pg_replication_slot_advance('{slot}', '{position}')"
-"""The same for a replication connection, which takes no parameters.
+"""SQL that moves the slot, for a replication connection, which takes no parameters.
 
 To be run twice. The first moves confirmed_flush_lsn, but restart_lsn only to the first place
 that the server finds then; the second, from there, moves it close to ``position``. A stream
@@ -39,7 +39,8 @@ class Anchor:
         self._due_at = 0.0
         self._moved_to = 0
         self.tried = 0
-        """Where it was to be moved last; segments don't wait for a slot that can't be."""
+        """Last position to which the slot was to be moved; segments don't wait for a slot that
+        can't be."""
 
     def advance(self, connection: Connection, durable: int, *, at_once: bool) -> None:
         """Move it to what is durable, so that it keeps no WAL that nobody needs; ``at_once``, or

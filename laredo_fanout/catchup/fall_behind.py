@@ -41,7 +41,7 @@ _PREFIX = "plan-"
 _REST_S = 600.0
 _CHOOSE_AGAIN_S = 60.0  # cores get free, and what binds changes
 _MEASURED_S = 1.0
-"""Who uses the cores is measured for so long at least."""
+"""Shortest measurement of the cores' use."""
 _LAST_MOVE_S = 10.0
 _MOST_SESSIONS = 5
 
@@ -70,26 +70,26 @@ class FallBehind:
         self._level = 0
         self._above = 0
         self._fitting: int | None = None
-        """How many segments there is room for; None: nobody needs to know."""
+        """Number of segments that there is room for; None: not measured."""
         self._ingest_seconds: Callable[[], float] | None = None
         self._opened_at = 0
         """The level at which the session began."""
         self._cores: CoresInUse | None = None
         self._decoded = room.Decoded(0, 0)
-        """What PostgreSQL had decoded when ``_cores`` was made."""
+        """Bytes that PostgreSQL had decoded when ``_cores`` was made."""
         self._choice: Choice | None = None
-        """What pays, as measured while ``auto`` reads a backlog by the one slot."""
+        """Best number of segments, as measured while ``auto`` reads a backlog by the one slot."""
         self._logged = ""
         self._planned_to = 0
-        """How far the WAL was when the segments were opened."""
+        """End of the WAL when the segments were opened."""
         self._wanted: int | None = None
-        """How many segments the next session is to have at most."""
+        """Most segments for the next session."""
         self._asked = threading.Event()
         self._rest_until = 0.0
         self._sessions = (0, 0)
         self._anchor = Anchor("")
         self._is_moved = False
-        """Whether the slot was moved after everything was released, if it could be."""
+        """True once the slot was moved after the last release, if it could be."""
         self._restarts = 0
         self._plans = 0
         self._given_up = 0

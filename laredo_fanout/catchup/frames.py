@@ -30,7 +30,7 @@ class Gathered(NamedTuple):
     message: bytes | None
     """The message that isn't a row of the relation: it is to be handled elsewhere."""
     messages: int
-    """How many were taken, that one included."""
+    """Number of messages that were taken, that one included."""
 
 
 class Frames(Protocol):

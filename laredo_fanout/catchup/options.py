@@ -11,9 +11,9 @@ class CatchupMode(StrEnum):
     """Trigger for the splitting of a backlog: the threshold, or a command."""
 
     AUTO = "auto"
-    """When it is larger than the threshold and segments pay (choice.py)."""
+    """A backlog is split when it is larger than the threshold and segments pay (choice.py)."""
     MANUAL = "manual"
-    """When an operator asks for it."""
+    """A backlog is split when an operator asks for it."""
 
 
 @dataclass(frozen=True)
@@ -37,4 +37,4 @@ class CatchupOptions:
     piece_bytes: int = 64 << 20
     """A spool's files are about so large, and removed one by one."""
     keep_interval: float = 5.0
-    """How often the segments' progress is written into the store."""
+    """Seconds between two records of the segments' progress in the store."""

@@ -59,7 +59,7 @@ class SegmentRun:
         self.error = ""
         self.paused = False
         self.held_back = False
-        """Whether it is to wait until it is the head."""
+        """True if it has to wait until it is the head."""
         self.done = segment.done
 
     @property

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MOST_REFUSALS = 5
-"""So many chunks refused in a row end the copy."""
+"""Number of chunks refused in a row that ends the copy."""
 
 KEYS_A_CHUNK = 500
 """Rows that one SELECT reads again by their keys."""

@@ -43,7 +43,7 @@ class TableCopy:
         self.beside: int | None = stored.get("beside")
         """Of a re-copy: the live incarnation that it is made beside."""
         self.splits: list[Split] | None = None
-        """Where the key ranges are cut; None: not chosen yet."""
+        """Split points between the key ranges; None: not chosen yet."""
         if "splits" in stored:
             self.splits = [tuple(split) for split in stored["splits"]]
         done = {number for run in stored.get("done", []) for number in range(*run)}

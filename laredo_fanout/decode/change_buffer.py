@@ -44,9 +44,9 @@ class Route:
         self.put: Callable[[bytes, int], None] = _ignore
         self.delete: Callable[[bytes], None] = _ignore_delete
         self.plain: PlainRows | None = None
-        """How plain rows lie, for the compiled scan; None: ``put`` takes every one."""
+        """Layout of plain rows for the compiled scan; None: ``put`` takes every row."""
         self.takes: Callable[[], bool] | None = None
-        """Whether the transaction that is being decoded counts; None: every one does."""
+        """Predicate for the transaction that is being decoded; None: every transaction counts."""
         self.numbered = False
         """Keys are digests of lines, which the store distinguishes by numbers."""
 

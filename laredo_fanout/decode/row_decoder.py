@@ -45,7 +45,7 @@ class RowDecoder(NamedTuple):
     """INSERT and UPDATE messages; the number is the action."""
     delete: Callable[[bytes], None]
     plain: PlainRows | None = None
-    """The same for plain rows, where that is compiled."""
+    """Decoder of plain rows, where it is compiled."""
 
 
 def row_decoder(

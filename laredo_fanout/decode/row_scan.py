@@ -28,16 +28,16 @@ class Scanned(NamedTuple):
     """Reason why a scan stopped, and its extent."""
 
     size: int
-    """What ``get`` returned last: 0 nothing has arrived, -1 the end; else a message, or the limit
-    was reached."""
+    """Last result of ``get``: 0 nothing has arrived, -1 the end; else a message, or the limit was
+    reached."""
     message: bytes | None
     """The message that isn't a plain row: it is to be handled elsewhere."""
     messages: int
-    """How many were taken, that one included."""
+    """Number of messages that were taken, that one included."""
     received: int
     """Their bytes."""
     wal_end: int
-    """How far the server's WAL reached, as the last plain row says; 0 if there was none."""
+    """End of the server's WAL in the last plain row; 0 if there was none."""
 
 
 class Scan(Protocol):

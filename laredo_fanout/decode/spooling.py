@@ -25,12 +25,12 @@ class Spooled(NamedTuple):
     """Reason why spooling stopped, and its extent."""
 
     size: int
-    """What ``get`` returned last: 0 nothing has arrived, -1 the end; else a message, or the limit
-    was reached."""
+    """Last result of ``get``: 0 nothing has arrived, -1 the end; else a message, or the limit was
+    reached."""
     message: bytes | None
     """A keepalive, or the end of what is spooled: it is to be handled elsewhere."""
     messages: int
-    """How many were taken, that one included."""
+    """Number of messages that were taken, that one included."""
 
 
 class EmittedMessages:
@@ -38,7 +38,7 @@ class EmittedMessages:
 
     def __init__(self) -> None:
         self.swollen_at = 0
-        """Where another program's large message was: libpq's buffer keeps the room that it took."""
+        """Position of another program's large message, for which libpq's buffer grew for good."""
 
     def large_at(self, position: int) -> None:
         """A large one that isn't ours was at ``position``."""
@@ -54,7 +54,7 @@ class EmittedMessages:
 
 
 Spooling = Callable[[Get, int, TransactionSpool, EmittedMessages], Spooled]
-"""What :func:`spool_part` and :func:`spool_transaction` are."""
+"""Signature of :func:`spool_part` and :func:`spool_transaction`."""
 
 
 def spool_part(get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMessages) -> Spooled:

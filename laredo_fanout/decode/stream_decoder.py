@@ -44,7 +44,8 @@ class Drained(Enum):
     MORE = auto()
     """The limit was reached."""
     PIECE = auto()
-    """What is pending ends with a piece of a giant transaction: apply it before the next drain."""
+    """The pending changes end with a piece of a giant transaction: apply it before the next
+    drain."""
     EVENT = auto()
     """A transaction ended that has ``events``: handle them before the next drain."""
     ENDED = auto()
@@ -83,7 +84,7 @@ class StreamDecoder:
         self._announced: list[int] = []
         """The relations that were announced last, if nothing else has come since."""
         self._part: TransactionSpool | None = None
-        """Where the messages go that come now: a part of a transaction."""
+        """Spool for the messages that come now: a part of a transaction."""
         self._streamed: tuple[int, Commit] | None = None
         """The transaction that was spooled and must be decoded now."""
         self._pieces: Iterator[None] | None = None

@@ -67,7 +67,7 @@ class IngestLoop:
         self._gathered = 0
         """Bytes since the last commit, about."""
         self._more = False
-        """Whether the decoder left messages that libpq's buffer has."""
+        """True if the decoder left messages in libpq's buffer."""
         self.busy = False
         self._background_reading = BackgroundReading(self._read_ahead)
 

@@ -53,7 +53,7 @@ class Judged(NamedTuple):
     """Verdict of a catalog snapshot on a table's partitions."""
 
     closing: str | None = None
-    """Why the table must be copied again."""
+    """Reason why the table must be copied again."""
     keeps: bool = False
     """Its record keeps the partitions that it had."""
     settled: bool = True

@@ -36,9 +36,9 @@ class StreamFaults:
         self._store = store
         self._counters = counters
         self._ways: frozenset[bool] = frozenset()
-        """Whether in parts: the ways in which the current fault was met."""
+        """Ways in which the current fault was met: True for transactions in parts."""
         self._until = 0
-        """How far WAL was written when the fault was met last: it lies before that."""
+        """End of the WAL when the fault was met last: the fault is before it."""
         self._slot = ""
         """The slot in whose stream it was met, by its token."""
         self.in_parts = True

@@ -64,9 +64,9 @@ class TrackedTables:
         self.routes = RelationRoutes(self._tables, relations, request_snapshot, self._repair.shown)
         self._incarnations = Incarnations(batch, self.routes, self.recopies, counters)
         self.carries_appends = False
-        """Whether the stream has the publication of append-only tables."""
+        """True if the stream has the publication of append-only tables."""
         self.may_restart = True
-        """Whether the stream can be ended for one that has it."""
+        """True if the stream can be ended for one that has it."""
         self.must_restart = False
         """An append-only table waits for such a stream."""
 

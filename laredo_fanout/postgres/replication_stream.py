@@ -80,7 +80,7 @@ class ReplicationStream:
         self._confirmed = 0
         self._reader = SocketReader(self.pgconn, _READ_BYTES)
         self.local = self.pgconn.host.startswith(b"/")
-        """Whether it is a unix socket, which napping would starve."""
+        """True if it is a unix socket, which napping would starve."""
         self.ended = False
 
     @classmethod

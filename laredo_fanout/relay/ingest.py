@@ -67,7 +67,7 @@ class RelayIngest:
         self.path: Path | None = None
         """The servers between PostgreSQL and this one, as they were last asked for."""
         self.delay_s: float | None = None
-        """How long after its commit the newest transaction was durable here."""
+        """Seconds from the newest transaction's commit until it was durable here."""
 
     def run(self) -> None:
         """Follow the upstream until :meth:`stop`.

@@ -85,11 +85,11 @@ class ReceivedTable:
         self._columns: tuple[Column, ...] = ()
         self._copy: _ReceivedSnapshot | None = None
         self.is_open = False
-        """Whether a transaction is written in part."""
+        """True if a transaction is written in part."""
         self.upstream_position = 0
-        """How far the upstream is known to be."""
+        """Highest known position of the upstream."""
         self.forgets = False
-        """Whether the next request asks for a snapshot, whatever there is."""
+        """True if the next request asks for a snapshot, whatever the table has."""
         self._take: dict[type, Callable[[Any], None]] = {
             Handshake: self._handshake,
             SnapshotBegin: self._snapshot_begin,

@@ -23,9 +23,9 @@ _BASE_PAGES = 64
 _LARGEST_NODE = 2038
 """A value of more bytes is in pages of its own, whatever its key."""
 _NODE_BYTES = 16
-"""What a row's node takes beside its key and value."""
+"""Bytes of a row's node, in addition to its key and value."""
 _VALUE_NODE_BYTES = 48
-"""The same for a node of the journal, with its key."""
+"""Bytes of a node of the journal, with its key."""
 _LEAST_IN_A_LEAF = 1020
 """Bytes in the smaller half of a leaf that was split: the largest node may be in the other one."""
 _LEAVES_A_BRANCH = 2

@@ -23,7 +23,7 @@ from laredo_fanout.store.errors import (
 MAX_READERS = 1000
 MIN_SIZE = 1 << 20
 FILES = ("data.mdb", "lock.mdb", "server.lock")
-"""What is in a store's directory, by which it is known to be one."""
+"""Files of a store's directory, by which it is recognized."""
 _PAGE = disk.PAGE
 _META_PAGES = 2
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)

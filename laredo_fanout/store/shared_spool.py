@@ -22,7 +22,7 @@ _READ_BYTES = 256 << 10
 
 Pair = tuple[bytes, bytes]
 SnapshotId: TypeAlias = tuple[int, int, int]
-"""What says which rows they are: key space, incarnation and newest entry."""
+"""Identity of the rows: key space, incarnation and newest entry."""
 
 
 class SharedSpools:

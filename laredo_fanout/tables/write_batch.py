@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 OnCommit = Callable[[CommitInfo], None]
 
 _SHARE = 10
-"""Under load at most one part in so many of the time goes into commits."""
+"""Divisor of the time: under load at most a tenth of it goes into commits."""
 _SHORTEST_INTERVAL = 0.05
 _UNNOTICED = 5
-"""Who is late anyway doesn't notice one part in so many more."""
+"""Divisor of the stream's lag: at a lag of L seconds, commits may be L/5 apart."""
 
 
 class _Abandoned(Exception):

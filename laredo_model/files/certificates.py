@@ -12,7 +12,7 @@ from cryptography import x509
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 WARN_DAYS = (30, 7, 1)
-"""So many days before its end a certificate is logged."""
+"""Days before its end at which a certificate is logged."""
 _CHECK_EVERY_S = 600.0
 
 log = structlog.get_logger("laredo.certificates")

@@ -26,7 +26,7 @@ class HttpSettings(Section):
     token_file: Path | None = None
     """A file with the token alone, in place of ``token``."""
     public: tuple[Literal["health", "metrics"], ...] = ()
-    """What is answered to everybody all the same: ``health``, ``metrics``."""
+    """Paths that need no token all the same: ``health``, ``metrics``."""
     allowed_hosts: tuple[str, ...] = ()
     """Without a token: names by which this listener is reached, beside its IP addresses,
     localhost and ``host``; ``.example.com`` stands for all below it."""

@@ -20,7 +20,7 @@ class TakenUp(NamedTuple, Generic[S]):
 
 
 NeedsRestart = Callable[[Path, object, object], bool]
-"""Whether a path's value can't be taken up; called with its values before and now."""
+"""Predicate for values that apply after a restart only; called with those before and now."""
 
 
 def take_up(before: S, new: S, needs_restart: NeedsRestart) -> TakenUp[S]:

@@ -14,7 +14,7 @@ from laredo_snapshotter.table_patterns import Found, ServedPattern
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 5.0
-"""How often a server is asked, in seconds."""
+"""Interval at which a server is asked, in seconds."""
 
 
 class ServedPatterns:
@@ -32,7 +32,7 @@ class ServedPatterns:
         """``patterns``: each with its configuration path. ``found`` is called with all tables when
         they are others than before."""
         self.rounds = 0
-        """How often all servers were asked."""
+        """Number of times that all servers were asked."""
         self._interval = interval
         self._patterns = dict(patterns)
         self._found = found

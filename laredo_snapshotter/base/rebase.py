@@ -29,7 +29,7 @@ ATTEMPTS = 10
 """Second streams to open until one's snapshot isn't older than the live stream."""
 
 OPENING_S = 60.0
-"""How long the live stream is held for the second one to begin."""
+"""Time for which the live stream is held for the second one to begin."""
 
 _AGAIN = Backoff(initial=0.05, maximum=2.0)
 

@@ -15,10 +15,10 @@ class WriterFinding(NamedTuple):
     """The result of one check."""
 
     what: str
-    """What was checked."""
+    """Subject of the check."""
     good: bool
     detail: str
-    """What was found."""
+    """Result of the check."""
 
 
 class FindingsSection(NamedTuple):

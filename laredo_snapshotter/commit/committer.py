@@ -85,7 +85,7 @@ class _Job(NamedTuple):
     done: "asyncio.Future[object] | None"
     """Its waiter gets the failure; if nobody waits, it ends the committer."""
     until: int | None = None
-    """Where it ends; None: it may be committed whatever is verified."""
+    """Position where it ends; None: it may be committed whatever is verified."""
     sealed: Sealed | None = None
     number: int = 0
     """They count up."""
@@ -137,7 +137,7 @@ class Committer:
         """Artifacts that were never verified."""
         self._log = log.bind(table=table)
         self.last_write = time.monotonic()
-        """When the manifest was last written, monotonic."""
+        """Time of the manifest's last write, monotonic."""
 
     @property
     def blocked(self) -> CommitBlocked | None:

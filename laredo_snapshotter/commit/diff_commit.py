@@ -10,7 +10,7 @@ from laredo_model.position import Position
 from laredo_snapshotter.diff.buffer import DiffSummary, Sealed
 
 UNWRITTEN = object()
-"""What a diff without changes comes to."""
+"""Result of a diff without changes."""
 
 
 class Written(NamedTuple):

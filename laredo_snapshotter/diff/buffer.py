@@ -186,7 +186,7 @@ class DiffSummary(NamedTuple):
     checksum: str
     truncate: bool
     cancelled: int
-    """How many keys changed and have no net change; at most so many, and 0 is certain."""
+    """Number of keys that changed and have no net change: an upper bound, but 0 is certain."""
 
     @property
     def empty(self) -> bool:

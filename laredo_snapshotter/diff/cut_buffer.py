@@ -36,15 +36,15 @@ class CutBuffer:
         history: History | None,
     ) -> None:
         self.changes = ChangeBuffer(config.spill_directory)
-        """What was taken and isn't sealed yet."""
+        """Changes that were taken and aren't sealed yet."""
         self.position = position
         """Every transaction up to here was taken."""
         self.history = history
-        """What :attr:`position` belongs to."""
+        """History that :attr:`position` belongs to."""
         self.sequence: int | None = None
         """Of the last entry of the last whole transaction; None until one was taken."""
         self.live = False
-        """Whether changes arrive that may follow the archive's head."""
+        """True if changes arrive that may follow the archive's head."""
         self._config = config
         self._outlet = outlet
         self._verified = verified

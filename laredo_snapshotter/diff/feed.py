@@ -45,7 +45,7 @@ REFUSED = Backoff(initial=2.0, maximum=30.0)
 STOP_GRACE = 2.0
 
 UNVERIFIED_S = 0.2
-"""How long the stream stays closed while nothing more can be taken before it is verified."""
+"""Time for which the stream stays closed while nothing more can be taken before it is verified."""
 
 
 class Reopen(Exception):
@@ -72,16 +72,16 @@ class Feed:
     ) -> None:
         self.columns: tuple[Column, ...] = ()
         self.problem: str | None = None
-        """What the server reported when it refused the stream."""
+        """Error with which the server refused the stream."""
         self.closed_because: str | None = None
-        """Why the feed itself closed the stream."""
+        """Reason why the feed itself closed the stream."""
         self._config = config
         self._table = table
         self._outlet = outlet
         self._observer = observer
         self._verified = verified
         self.cuts = CutBuffer(config, outlet, verified, position, history)
-        """What was taken and isn't sealed, and where it is sealed."""
+        """Changes that were taken and aren't sealed, and the positions for sealing them."""
         self._base: StreamedBase | None = None
         self._stream_history: History | None = None
         self._has_verified = False

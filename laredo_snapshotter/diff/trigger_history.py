@@ -14,9 +14,9 @@ class Fired:
     """Bases that the triggers would have begun over the diffs from ``begin`` to ``end``."""
 
     begin: datetime
-    """When the archive's first base was written."""
+    """Time of the archive's first base."""
     end: datetime
-    """When its last artifact was."""
+    """Time of its last artifact."""
     base_bytes: int
     """Of the archive's newest base, in its largest format."""
     diffs: int = 0

@@ -26,11 +26,11 @@ class Notice:
     """``snapshot`` or ``diff``."""
     epoch: int
     from_position: Position | None
-    """Where a diff begins; None: a base."""
+    """Position where a diff begins; None: a base."""
     to_position: Position
-    """Where the artifact ends."""
+    """Position where the artifact ends."""
     head_position: Position
-    """Where the archive ended when the notice was made; it may be further than the artifact."""
+    """Position where the archive ended when the notice was made, at or after the artifact's end."""
     manifest_uri: str
     """On the first configured destination."""
     formats: Mapping[str, str]

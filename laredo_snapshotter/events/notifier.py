@@ -52,9 +52,9 @@ class SinkState(NamedTuple):
     last_notified: EpochPosition | None
     """The last artifact's end that it was notified of."""
     last_notified_at: datetime | None
-    """When that was, by our clock; None: not since the start."""
+    """Time of the last notice, by our clock; None: none since the start."""
     trouble: Trouble | None
-    """What the last attempt met, or that the answer to the first is late."""
+    """Failure of the last attempt, or that the answer to the first is late."""
 
 
 class NoticeCounters(Protocol):

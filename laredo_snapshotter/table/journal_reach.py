@@ -16,7 +16,7 @@ class Reach(NamedTuple):
     current_sequence: int
     """Of its newest entry."""
     reaches: bool | None
-    """Whether the stream can still be resumed there; None: not known."""
+    """True if the stream can still be resumed there; None: not known."""
     seconds_left: float | None
     """At the pace at which the journal was pruned between the last two checks; None: it isn't."""
 

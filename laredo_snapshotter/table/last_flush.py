@@ -21,7 +21,7 @@ from laredo_snapshotter.events.notifier import Notifier
 _log = structlog.get_logger(__name__)
 
 LAST_NOTICES_S = 3.0
-"""What sinks may take for the last notices, and then the manifest to say so."""
+"""Time for the last notices to sinks, and for recording them in the manifest."""
 
 
 class Left(NamedTuple):

@@ -95,11 +95,12 @@ class WriterSession:
         self.rebase: Rebase | None = None
         self.rebase_reason: str | None = None
         self.rebase_problem: str | None = None
-        """Why the last re-base came to nothing."""
+        """Error of the last re-base, if it failed."""
         self.rebase_failing_since: float | None = None
-        """When the first of them did, by the monotonic clock; None: the last one succeeded."""
+        """Time of the first failed re-base, by the monotonic clock; None: the last one
+        succeeded."""
         self.left: Left | None = None
-        """What was taken and never written, once it has ended."""
+        """Changes that were taken and never written, once it has ended."""
         self._last = LastFlush(
             config.name,
             archive,

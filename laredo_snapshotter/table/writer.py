@@ -54,7 +54,7 @@ LONG_SESSION_S = 60.0
 """A session that lasted so long says that what ended the ones before is over."""
 
 CLOSE_S = 5.0
-"""What giving temporary files back may take, where a destination hangs."""
+"""Time for giving up temporary files, if a destination hangs."""
 
 FINAL = (
     Fenced,
@@ -65,7 +65,7 @@ FINAL = (
     ConditionalWritesMissing,
     AwsError,
 )
-"""What trying again can't cure, and might make worse."""
+"""Errors that a retry can't cure, and might make worse."""
 
 
 P = ParamSpec("P")
@@ -87,7 +87,7 @@ class TableWriter:
         self.state = WriterState.STARTING
         self.problem: str | None = None
         self._left: Left | None = None
-        """What the last session couldn't write."""
+        """Changes that the last session couldn't write."""
         self.archive: TableArchive | None = None
         self.session: WriterSession | None = None
         self.notifier: Notifier | None = None
@@ -96,13 +96,13 @@ class TableWriter:
         """Deletes what isn't needed, as long as the archive is ours."""
         self.counters = counters
         self.counts = Counts()
-        """What the archive counted, before it is open too."""
+        """Counts of the archive, before it is open too."""
         self._stores = stores
         self._sinks = build_all(config.sinks, stores.clients(config.profiles))
         self._keeping: list[asyncio.Task[None]] = []
-        """What keeps the destinations in order beside the writing."""
+        """Tasks that keep the destinations in order while the table is written."""
         self._read_whole = False
-        """Whether the archive was once read whole to restore what it lacks."""
+        """True once the archive was read whole to restore missing objects."""
         # Configured once: resolving a directory's path asks its file system, which may hang later.
         self.locations = {each.location: each.uri for each in config.destinations}
         """URIs by location, as configured."""

@@ -27,7 +27,7 @@ Found = Mapping[str, tuple[str, Manifest]]
 """Each table's manifest and its URI, by the table's name."""
 
 Known = Mapping[str, Sequence[GroupBoundary]]
-"""Where a catalog says that a table is known with others, by the table's name."""
+"""Boundaries at which, by a catalog, a table is known with others; by the table's name."""
 
 _CHOSEN_HERE = ("epoch", "history", "mode", "key")
 
@@ -42,7 +42,7 @@ class TablesAtOnce(dict[str, DataFrame]):
         self.time = boundary.time
         """PostgreSQL's, of the last transaction in any of them."""
         self.history = str(boundary.history)
-        """What the position belongs to: ``system_identifier:timeline:database_oid``."""
+        """History that the position belongs to: ``system_identifier:timeline:database_oid``."""
 
 
 def read_tables(

@@ -24,7 +24,7 @@ class ChangingDatabase:
         self.random = random.Random(f"rows {seed}")
         self.tables = [ChangingTable(f"t_{kind.name.lower()}", kind) for kind in Kind]
         self.done: list[str] = []
-        """What changed tables' forms, for whom reads why it failed."""
+        """Statements that changed tables' columns, for the report of a failure."""
         self.counts: Counter[str] = Counter()
         """Transactions by what was special about them."""
         self._seed = seed

@@ -31,7 +31,7 @@ class Column:
     type: str
     draw: Draw
     listed: bool = True
-    """Whether it is published, where not all are."""
+    """True if it is published, where not all are."""
 
 
 _TYPES = dict(re.findall(r"(\w+) (\w+(?:\([\d,]+\))?(?:\[\])?)", KINDS.ddl.partition("(")[2]))
@@ -67,7 +67,7 @@ class ChangingTable:
     columns: list[Column] = field(default_factory=list)
     forms: int = 0
     rows: int = 0
-    """How many were written, where none are deleted."""
+    """Number of rows that were written, where none are deleted."""
     row_filter: str | None = None
     _added: int = 0
     _partitions: int = 0

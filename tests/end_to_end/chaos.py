@@ -117,7 +117,7 @@ class Run:
         self.chance = random.Random(seed)
         self.stores = Stores(self.chance, server, directory, stack)
         self.history: list[str] = []
-        """What was done, for whom reads why it failed."""
+        """Actions of the run, for the report of a failure."""
         self._database = database
         self._directory = directory
         self._stack = stack

@@ -47,7 +47,7 @@ class Upheaval:
         patiently: bool = False,
     ) -> None:
         self.history: list[str] = []
-        """What was done, for whom reads why it failed."""
+        """Actions of the run, for the report of a failure."""
         self.compared = 0
         self.blind: Counter[str] = Counter()
         """States of a time when nobody could know of a change, by who held them."""

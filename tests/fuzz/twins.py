@@ -171,7 +171,7 @@ _TYPES: dict[str, tuple[TypeInfo, tuple[str, ...]]] = {
 }
 _SHAPES = 40
 _REFUSED = (ReplicationStreamBroken, ModelError, UnicodeDecodeError)
-"""What StreamDecoder answers by giving the table up; anything else would end the server."""
+"""Errors for which StreamDecoder gives up the table; any other would end the server."""
 
 
 class _Relation:

@@ -21,7 +21,7 @@ from tests.support.golden.written import FORMATS, Change, Lines, changes
 
 DAY = "2026-06-03T"
 BUCKET = "s3://golden-archives/"
-"""Where the manifests say they are; they are read elsewhere, as copies are."""
+"""Location in the manifests; the archives are read elsewhere, as copies are."""
 Files = dict[str, bytes]
 
 

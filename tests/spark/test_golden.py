@@ -39,7 +39,7 @@ PROVEN = {
 }
 """By archive: the formats whose lines Spark gives as the truth has them, at every boundary."""
 WITHOUT_TYPES = dict.fromkeys(("bare", "original", "originals_keys", "originals_windows"), LINES)
-"""The same, compared as values."""
+"""Archives without types, compared as values."""
 NOTHING_TO_READ = {"empty"}
 CASES = [(name, formats[n % 2]) for n, (name, formats) in enumerate(PROVEN.items())]
 """Each archive in one format; then in the others."""

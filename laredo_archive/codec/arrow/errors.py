@@ -25,7 +25,7 @@ class ValueLacking(ArrowError):
     """A value of PostgreSQL's that the column can't have as it is read."""
 
     has_location = False
-    """Whether the message begins with the value's location."""
+    """True if the message begins with the value's location."""
 
     def with_location(self, where: str) -> Self:
         """Put ``where`` before the error's message, unless it has a location already."""

@@ -18,7 +18,7 @@ from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_model.column import Column, key_columns
 
 _TAIL_BYTES = 64 << 10
-"""What pyarrow reads first of a file: its end, where the row groups are described."""
+"""First read of pyarrow: the file's end, where the row groups are described."""
 
 
 def batches(

@@ -23,7 +23,7 @@ class RowReader:
     """
 
     as_format_says = True
-    """Whether lines are made as docs/archive-format.md says: by our own writer."""
+    """True if lines are as in docs/archive-format.md: our own writer made them."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ NewRows = tuple[
     tuple[bytes, ...],
     bytes,
 ]
-"""What is read of a diff, and where to: the first key and the one behind the last, keys that are
+"""Input and output of reading a diff: the first key and the one after the last, keys that are
 known, the new rows by key, and for each column what stands before its value and a byte that says
 whether it is wanted (none: rows as they stand)."""
 

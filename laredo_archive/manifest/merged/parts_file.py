@@ -52,7 +52,7 @@ class PartsFiles:
         self._key_prefix = key_prefix
         self._loaded: dict[str, tuple[Artifact, ...]] = {}
         self._levels: dict[str, int] = {}
-        """How many files one has to read before each that a file named, by their keys."""
+        """Number of files to read before each file that another file names, by key."""
 
     def diffs_of(self, merged: Artifact) -> tuple[Artifact, ...]:
         """The diffs that ``merged`` takes the place of, as parts of its epoch.

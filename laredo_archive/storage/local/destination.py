@@ -39,7 +39,7 @@ from laredo_archive.storage.local.tree import LocalTree, Parts, sync, uri_of
 from laredo_archive.storage.local.upload import BUFFER_BYTES, HIDDEN, LocalUpload, Unfinished
 
 LOCK_PATIENCE_S = 10.0
-"""How long a swap waits for another process's swap, which takes milliseconds."""
+"""Longest wait of a swap for another process's swap, which takes milliseconds."""
 
 
 def _now() -> datetime:

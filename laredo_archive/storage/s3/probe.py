@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 NAME = ".laredo-probe-"
 _OWN = re.compile(re.escape(NAME) + "[0-9a-f]{16}")
-"""What a probe calls its object: nothing else is removed."""
+"""Names of probes' objects: no other object is removed."""
 _AGAIN = RETRY_CONDITIONAL | {Cause.CONNECT}
 _LEFT_BEHIND = timedelta(hours=1)
 

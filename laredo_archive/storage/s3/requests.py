@@ -48,18 +48,18 @@ ATTEMPTS = 6
 """Tries of one request that may be repeated."""
 RETRY = Backoff(initial=0.2, maximum=5.0)
 PATIENCE_S = 120.0
-"""How long such a request is repeated, where each of its tries takes long."""
+"""Time for which such a request is repeated, if each attempt takes long."""
 PARALLEL_PARTS = 4
 _CONNECTIONS = 64
 """Kept open at most: all tables that write to a bucket share them, and a new one costs a
 handshake with each commit."""
 
 PASSING = frozenset({Cause.THROTTLED, Cause.SERVER, Cause.LOST, Cause.CONNECT})
-"""What is over soon, as a rule."""
+"""Causes that pass soon, as a rule."""
 RETRY_IDEMPOTENT = PASSING | {Cause.CHECKSUM}
-"""When to repeat a request without visible effect: a part, the beginning of an upload."""
+"""Causes for repeating a request without visible effect: a part, the beginning of an upload."""
 RETRY_CONDITIONAL = frozenset({Cause.CONFLICT, Cause.CHECKSUM})
-"""When to repeat a change. "Conditional requests", Amazon S3 User Guide: 409 is retried."""
+"""Causes for repeating a change. "Conditional requests", Amazon S3 User Guide: 409 is retried."""
 
 _SET_UP_WRONG = frozenset(
     {

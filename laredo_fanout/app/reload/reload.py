@@ -33,7 +33,7 @@ from laredo_model.settings import SettingsError
 from laredo_model.settings.table_pattern import TableName
 
 _TAKEN_WITHIN_S = 5.0
-"""How long a reload waits for the ingest to take up other tables, before it answers."""
+"""Longest wait of a reload's answer for the ingest's change of tables."""
 
 log = structlog.get_logger("laredo_fanout.reload")
 

@@ -26,9 +26,9 @@ log = structlog.get_logger(__name__)
 
 _SCHEME = "bearer "
 CHECK_EVERY_S = 1.0
-"""How often the file is checked for changes, in seconds."""
+"""Interval at which the file is checked for changes, in seconds."""
 UNUSABLE_S = 10.0
-"""How long a file without a token in it is taken for one that is being written, in seconds."""
+"""Time for which a file without a token counts as being written, in seconds."""
 
 
 class BadTokensFile(ServingError):

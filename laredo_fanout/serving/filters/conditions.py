@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?\Z", re.ASCII)
 _EXPONENT_DIGITS = 18
 _INTEGER_DIGITS = 19
 _FLOAT_CHARACTERS = 1100
-"""What a double's exact decimal may need (767 digits), and some zeros."""
+"""Most characters of a double's exact decimal (767 digits), and some zeros."""
 
 
 def canonical(text: str) -> str | None:

@@ -13,7 +13,7 @@ from laredo_fanout.store.reader import StoreReader
 
 _READ_BYTES = 256 << 10
 READS_A_TURN = 4
-"""How much is counted before others have their turn: about 5 ms."""
+"""Records to count before others have their turn: about 5 ms."""
 _REMEMBERED = 20_000
 
 

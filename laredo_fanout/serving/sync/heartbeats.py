@@ -17,7 +17,7 @@ class Heartbeats:
         self._position_moved = False
         self._sent_position = 0
         self.due = False
-        """Whether the interval is over."""
+        """True if the interval is over."""
 
     def start(self) -> None:
         """Start the timer."""

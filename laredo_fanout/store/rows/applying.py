@@ -29,7 +29,7 @@ class Applying:
         self._spaces = spaces
         self._journal = journal
         self._steps: dict[int, int] = {}
-        """How many changes of a table to apply at once: what they replace may be wide."""
+        """Number of changes of a table to apply at once: the rows that they replace may be wide."""
         self.unfinished: set[int] = set()
         self._open_record: set[int] = set()
         """Of these tables the newest journal record is to be continued."""

@@ -17,7 +17,7 @@ from laredo_model.change import Action
 _BLOCK = 1000
 
 _Pair = tuple[bytes, bytes | None, bytes | None]
-"""Where a row lies (without the space), its live line, and its copied one."""
+"""Stored key of a row (without the space), its live line, and its copied one."""
 
 
 class Barrier:

@@ -61,19 +61,19 @@ class Scene:
     world: World
     stores: Sequence[MemoryStore]
     copy: MemoryStore
-    """Where archives are copied to; no writer writes there."""
+    """Store for copies of archives; no writer writes there."""
     database: Database
     keep_epochs: int | None
     formats: tuple[str, ...]
     levels: tuple[timedelta, ...] = ()
-    """What diffs are merged by; none if they aren't."""
+    """Levels of merging; none if diffs aren't merged."""
     optional: MemoryStore | None = None
     """Comes into the configuration and leaves it again."""
     without_optional: bool = False
     sinks: int = 1
     told: set[tuple[str, str, int, Position]] = field(default_factory=set)
     entered: dict[str, EpochPosition] = field(default_factory=dict)
-    """Where a sink that was added is told from on."""
+    """Position from which an added sink is notified."""
     happened: Counter[str] = field(default_factory=Counter)
 
     def configured(self) -> list[MemoryStore]:

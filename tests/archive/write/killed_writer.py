@@ -53,7 +53,7 @@ AFTER = {10: 20, 20: 30, 30: 50, 50: 60}
 ACKNOWLEDGED = "acknowledged"
 FORMATS = ("jsonl", "protobuf")
 PART_BYTES = 60
-"""So that the smallest objects have parts, where there are any."""
+"""Small, so that the smallest objects have parts, where there are any."""
 
 
 def write(directory: Path, places: Sequence[str]) -> None:

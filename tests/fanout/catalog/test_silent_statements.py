@@ -25,10 +25,10 @@ class Run(NamedTuple):
 
     published: str
     together: bool
-    """Whether those of a case are one transaction."""
+    """True if those of a case are one transaction."""
     stopped: bool
     every_kind: bool = True
-    """Whether each case has a table of each kind, or only of one."""
+    """True if each case has a table of each kind, and not only of one."""
 
 
 RUNS = [

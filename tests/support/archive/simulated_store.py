@@ -27,17 +27,17 @@ from tests.support.archive.world import Actor, World
 T = TypeVar("T")
 
 LATEST_S = 60.0
-"""How much later than its answer a request may take effect."""
+"""Longest time from a request's answer to its effect."""
 
 PAGE = 4
 """Objects in one answer to a listing."""
 
 PART_BYTES = 100
 READS = 3
-"""How often a destination asks again when nothing is changed by it."""
+"""Attempts of a destination for a request without visible effect."""
 
 CONFLICTS = 3
-"""How often a destination asks again after 409."""
+"""Attempts of a destination after 409."""
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Operation:
     bucket: str
     key: str
     conditional: bool
-    """Whether it is a write with If-Match or If-None-Match."""
+    """True if it is a write with If-Match or If-None-Match."""
 
     @property
     def writes(self) -> bool:

@@ -28,7 +28,7 @@ class StoreWitness:
         self.manifests: dict[str, list[bytes]] = defaultdict(list)
         """Each that took effect, by where it is."""
         self.catalogs: dict[str, list[bytes]] = defaultdict(list)
-        """The same of catalogs."""
+        """Versions of catalogs."""
         self._contents: dict[str, set[str]] = defaultdict(set)
         self._deleted: list[tuple[str, dict[str, int]]] = []
         """Each key, and how many manifests there had been then."""

@@ -113,7 +113,7 @@ class Served:
         self._notes: dict[str, list[tuple[int, State]]] = {}
         self._tokens_file = tokens_file
         self.looks_by_itself = True
-        """Whether each step is verified at once, as if PostgreSQL's catalog were looked at."""
+        """True if each step is verified at once, as if PostgreSQL's catalog were checked."""
         self._wakeups = Wakeups()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)

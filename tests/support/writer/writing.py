@@ -44,7 +44,7 @@ class Writer:
         self.archive: Path | BucketPath = next(
             (place for place in places if not isinstance(place, str)), directory / "archive"
         )
-        """Where the test looks."""
+        """Archive that the test reads."""
         self._served = served
         config = directory / f"{name}.conf"
         http_port = free_port()

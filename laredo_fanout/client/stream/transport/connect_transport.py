@@ -49,7 +49,7 @@ _OF_HTTP = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.UNAVAILABLE,
 }
-"""What an answer that isn't Connect's own stands for: a proxy's, or of HTTP's own rules."""
+"""Codes for answers that aren't Connect's own: a proxy's, or of HTTP's own rules."""
 
 
 class ConnectTransport:
