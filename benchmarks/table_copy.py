@@ -19,7 +19,7 @@ from benchmarks.scenario import SLOT, Scenario
 
 SUBJECT = "copy"
 _STATEMENT = f"COPY (SELECT row_to_json(t) FROM {bench_table.NAME} t) TO STDOUT"
-_BEGINS, _LIVE, _COMPARED = "copy begins", "table live", "re-copy done"
+_BEGINS, _LIVE, _COMPARED = "copy started", "table live", "re-copy completed"
 _MEGABYTE = 1_000_000
 _INGEST = "ingest"
 _LOOK_EVERY = 0.1

@@ -126,7 +126,7 @@ def _bounded(
     if len(ordered) > most:
         left_out = [".".join(name) for name in ordered[most:]]
         log.error(
-            "a pattern stands for more tables than its max_tables; the rest isn't written",
+            "tables left out: the pattern matches more than max_tables",
             pattern=entry.path,
             max_tables=most,
             left_out=left_out[:20],

@@ -9,9 +9,9 @@ from structlog.typing import EventDict, WrappedLogger
 from laredo_model.printable import printable
 
 _TRIED_AGAIN = {
-    "request to S3 is sent again",
-    "upload to be finished again",
-    "manifest swap to be settled by reading",
+    "S3 request retried",
+    "upload completion retried",
+    "manifest swap not confirmed",
     "role is asked for again",
 }
 """Failures that are retried; reported as an error when retries end."""

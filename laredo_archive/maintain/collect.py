@@ -281,10 +281,10 @@ class _CollectorRun:
             self._destination.delete(key)
         except CommitStateUnknown as unclear:
             # It keeps its entry, and so its name, until a whole grace period has passed.
-            log.warning("deletion unclear", uri=unclear.uri, reason=str(unclear))
+            log.warning("deletion not confirmed", uri=unclear.uri, reason=str(unclear))
             return
         except NotAFile as other:
-            log.warning("not deleted: it is no object", uri=other.uri, reason=str(other))
+            log.warning("deletion skipped: not an object", uri=other.uri, reason=str(other))
             return
         except DestinationUnavailable as failure:
             log.warning("deletion failed", uri=failure.uri, reason=str(failure))

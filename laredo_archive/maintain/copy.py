@@ -143,7 +143,7 @@ class _Copy:
             except CopyStopped as stopped:
                 if not self._has_left(stopped.__cause__):
                     raise
-                log.info("the source has retired what was being copied", table=wanted.table)
+                log.info("copied artifact retired by the source", table=wanted.table)
             else:
                 self._drop_left_overs()
                 return Copied(self._target.uri, manifest, self._carrier.tally, self._kept)

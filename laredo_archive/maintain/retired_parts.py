@@ -78,7 +78,7 @@ def named_in(destination: Destination, manifest: Manifest, key: str, key_prefix:
     try:
         diffs = parts_file.read(destination, key, entry, key_prefix)
     except (ArtifactMissing, ArtifactDamaged) as failure:
-        log.warning("retired list of parts unreadable", uri=failure.uri, reason=str(failure))
+        log.warning("retired parts file not read", uri=failure.uri, reason=str(failure))
         return []
     kept, within = manifest.kept_keys(), CoveredPositions([key], key_prefix)
     needed = CoveredPositions(file_keys_of(manifest), key_prefix)

@@ -92,7 +92,7 @@ class Notices:
         with self._lock:
             self._missed[sink] += len(gone)
         log.warning(
-            "artifacts left the manifest before the sink was notified of them",
+            "artifacts dropped from the manifest before the sink was notified",
             table=table,
             sink=sink,
             artifacts=len(gone),

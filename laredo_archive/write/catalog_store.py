@@ -56,7 +56,7 @@ class CatalogStore:
             if after == before:
                 return
             if others := before.taken_from(archives) - {self._group}:
-                log.info("catalog: archives taken over", catalog=self.uri, groups=sorted(others))
+                log.info("catalog archives taken over", catalog=self.uri, groups=sorted(others))
             try:
                 self._swap(replace(after, updated_at=now, revision=before.revision + 1))
             except (CommitConflict, CommitStateUnknown) as failure:

@@ -98,7 +98,7 @@ class EpochFolders:
                 key = self._copy(version, entry, name)
             except ArtifactMissing as missing:
                 # Nothing is lost by the re-base that isn't lost already; a base may be the cure.
-                log.warning("relabelled diff is missing", uri=missing.uri)
+                log.warning("relabelled diff not found", uri=missing.uri)
                 return None
         self._placed[target] = version.manifest, key
         return replace(entry, key=key, uri=store.destination.uri_of(key))

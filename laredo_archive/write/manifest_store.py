@@ -240,7 +240,7 @@ class ManifestStore:
         else:
             self.counts.count_error(self.destination.location)
         log.warning(
-            "manifest swap to be settled by reading",
+            "manifest swap not confirmed",
             table=self._table,
             manifest=self.uri,
             attempt=attempt + 1,

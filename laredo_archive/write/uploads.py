@@ -124,7 +124,7 @@ def _under_free_name(
             name = new_names.instead_of(key)
         if put(name):
             if name != key:
-                log.info("name taken, another used", key=key, name=name, uri=destination.uri)
+                log.info("object renamed: name taken", key=key, name=name, uri=destination.uri)
             return name
         name = new_names.instead_of(key)
         environment.back_off(attempt)
@@ -158,7 +158,7 @@ def finish(upload: UnfinishedObject, environment: Environment) -> None:
             upload.finish()
         except CommitStateUnknown as failure:
             unclear = failure
-            log.warning("upload to be finished again", uri=failure.uri, failure=str(failure))
+            log.warning("upload completion retried", uri=failure.uri, failure=str(failure))
             environment.back_off(attempt)
         else:
             return

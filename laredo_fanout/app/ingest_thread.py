@@ -123,7 +123,7 @@ class IngestThread:
         except BaseException as error:
             self.crash = error
             self.error = f"the ingest crashed: {error!r}"
-            log.error("the ingest crashed", exc_info=error)
+            log.error("ingest crashed", exc_info=error)
         finally:
             if not self._stop.is_set():
                 on_end()
@@ -143,7 +143,7 @@ class IngestThread:
         if error == self._logged and now - self._logged_at < _LOG_AGAIN_S:
             return
         self._logged, self._logged_at = error, now
-        log.error("the ingest gave up; it is restarted", error=error, after_s=round(pause, 1))
+        log.error("ingest failed; restart scheduled", error=error, after_s=round(pause, 1))
 
     def _run_until_stopped(self) -> None:
         failures, pause = 0, _RETRY.delay(1)

@@ -64,7 +64,7 @@ def unnameable_cure(names: Iterable[TableName]) -> str:
 def _log_unnameable(names: frozenset[TableName]) -> None:
     if names:
         _log.warning(
-            "tables left out; a schema's name must not have a dot",
+            "tables left out: schema name with a dot",
             tables=[".".join(name) for name in sorted(names)[:_SHOWN]],
             number=len(names),
             cure=unnameable_cure(names),

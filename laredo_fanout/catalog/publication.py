@@ -319,7 +319,7 @@ def follow_roots(connection: Connection, options: PublicationOptions, table: Nam
     except _REFUSALS as refused:
         why = f"{reason}, and that can't be altered now: {refused.diag.message_primary}"
         raise TableNotPublished(table.qualified, why, "it is tried again") from refused
-    _log.warning("publication follows partitioned tables by their root", publication=options.name)
+    _log.warning("publication altered: publish_via_partition_root set", publication=options.name)
 
 
 def remove(connection: Connection, options: PublicationOptions, table: NamedTable) -> bool:
@@ -339,7 +339,7 @@ def remove(connection: Connection, options: PublicationOptions, table: NamedTabl
         psycopg.errors.ObjectNotInPrerequisiteState,  # FOR ALL TABLES
     ) as denied:
         _log.error(
-            "table can't be taken out of the publication; its UPDATE and DELETE fail",
+            "table not dropped from publication; its UPDATE and DELETE fail",
             table=table.qualified,
             publication=options.name,
             error=str(denied),
@@ -348,9 +348,7 @@ def remove(connection: Connection, options: PublicationOptions, table: NamedTabl
         return False
     except (psycopg.errors.UndefinedObject, *_DROPPED):
         return True
-    _log.warning(
-        "table taken out of the publication", table=table.qualified, publication=options.name
-    )
+    _log.warning("table dropped from publication", table=table.qualified, publication=options.name)
     return True
 
 
@@ -377,4 +375,4 @@ def _create(connection: Connection, options: PublicationOptions) -> None:
         ) from denied
     except psycopg.errors.DuplicateObject:
         return
-    _log.info("publication made", publication=name)
+    _log.info("publication created", publication=name)

@@ -59,7 +59,7 @@ class Anchor:
             if connection.broken:
                 raise
             # A stream that was just ended may hold it for a moment.
-            _log.info("the slot can't be moved on just now", error=str(refused).strip())
+            _log.info("slot not advanced", error=str(refused).strip())
         self.tried = durable
         ended = time.monotonic()
         self._due_at = ended + max(_INTERVAL_S, _SHARE * (ended - began))

@@ -304,7 +304,7 @@ class FallBehind:
         self._trouble = None
         self._sessions = (0, 0)
         _log.info(
-            "fell behind: the backlog is split",
+            "backlog split",
             bytes=end - position,
             starts=[position_.text(segment.start) for segment in segments],
         )
@@ -325,7 +325,7 @@ class FallBehind:
             why = f"{_MOST_SESSIONS} attempts didn't get on with it"
         if why is None:
             return plan
-        _log.warning("a split backlog is read through the one slot again", reason=why)
+        _log.warning("split backlog given up", reason=why)
         self._given_up += 1
         self._rest_until = time.monotonic() + _REST_S
         self._store_plan(None)

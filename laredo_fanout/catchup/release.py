@@ -278,7 +278,7 @@ class Release:
             run = self.runs[self.head]
             self._reader = self._reader_of(run)
             self._reader.know(run.pieces)
-            _log.info("the next segment is released", segment=run.number)
+            _log.info("segment release started", segment=run.number)
         try:
             taken = self._reader.read()
         except OSError as failed:
@@ -335,7 +335,7 @@ class Release:
             run.kill()
         if self.trouble is not None:
             _log.error(
-                "the backlog is read through the one slot again; nothing is lost",
+                "split backlog given up; no change lost",
                 reason=self.trouble,
             )
         self._batch.transaction.set_catchup_plan(None)
@@ -345,4 +345,4 @@ class Release:
         self.over_at = time.monotonic()
         self.over = True
         shutil.rmtree(self._directory, ignore_errors=True)
-        _log.info("the segments are released", position=position_.text(self.durable))
+        _log.info("segments released", position=position_.text(self.durable))

@@ -209,7 +209,7 @@ class SegmentRun:
         pause = (_NO_ROOM_RETRY if no_room else _RETRY).delay(self.failures)
         self._start_at = time.monotonic() + pause
         _log.warning(
-            "a segment's process ended before its segment; another goes on",
+            "segment process died; restart scheduled",
             segment=self.number,
             pid=process.pid,
             exit_code=code,

@@ -49,7 +49,7 @@ def give_back(behind: Sequence[SegmentRun], directory: Path) -> bool:
         return False
     run = spooling[-1]
     _log.warning(
-        "no room for spools: the last segment waits for its turn",
+        "segment delayed: no disk space for its spool",
         segment=run.number,
         bytes=run.spooled_bytes,
         error=run.error or None,

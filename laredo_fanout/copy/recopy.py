@@ -108,7 +108,7 @@ class Recopies:
         )
         self._connect(tracked, record.id, copied.id)
         self._add(tracked, source, copied, copies)
-        _log.info("table is to be copied again beside its readers", table=name)
+        _log.info("re-copy requested", table=name)
 
     def resume(self, tracked: TrackedTable, record: TableRecord, transaction: Transaction) -> None:
         """Take up the one that an earlier session began, if the live table is still the same."""
@@ -157,7 +157,7 @@ class Recopies:
 
     def _gave_up(self, tracked: TrackedTable, transaction: Transaction, error: str) -> None:
         self._ended(tracked, transaction, LastRecopy(time.time(), error=error))
-        _log.error("re-copy ended without a result", table=tracked.options.qualified, error=error)
+        _log.error("re-copy failed", table=tracked.options.qualified, error=error)
 
     def _ended(self, tracked: TrackedTable, transaction: Transaction, ended: LastRecopy) -> None:
         name = tracked.options.qualified

@@ -223,7 +223,7 @@ class PartitionRepair:
         self._batch.touch(tracked.table_id)
         self._counters.count_repaired(name)
         _log.warning(
-            "rows moved with a partition; the table is repaired",
+            "repair scheduled: rows moved with a partition",
             table=name,
             why=because,
             since=position_.text(suspect_range.start),
@@ -237,7 +237,7 @@ class PartitionRepair:
             self._recopies.begin(tracked, transaction, copies)
         except RecopyRefused as refused:
             _log.warning(
-                "table can't be repaired yet; it is tried again",
+                "repair failed; retry scheduled",
                 table=tracked.options.qualified,
                 error=str(refused),
                 retry_after_s=round(pause, 1),

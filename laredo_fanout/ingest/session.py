@@ -212,7 +212,9 @@ class IngestSession:
         position = position_.text(self._store.position)
         if self._on_connected is not None:
             self._on_connected()
-        _log.info(self.phase, slot=self._options.slot_name, position=position)
+        _log.info(
+            "stream started", phase=self.phase, slot=self._options.slot_name, position=position
+        )
         loop = IngestLoop(
             feed,
             decoder,
@@ -280,9 +282,7 @@ class IngestSession:
     def _is_over(self, loop: IngestLoop) -> bool:
         """True if another session must follow, with another connection or change source."""
         if self._is_swollen(loop) and not self._batch.is_open:
-            _log.info(
-                "another program's large message has passed; another connection frees its memory"
-            )
+            _log.info("connection replaced to free memory of a large message")
             return True
         if self._faults.current is not None:
             self._faults.passed(loop.caught_up_to)

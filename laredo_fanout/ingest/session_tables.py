@@ -127,7 +127,7 @@ class SessionTables:
                     raise error
                 case SideConnectionDown(error):
                     if self.trouble is None:
-                        _log.warning("side connection failed; it is tried again", error=str(error))
+                        _log.warning("side connection failed; retry scheduled", error=str(error))
                     self.trouble = error
 
     def close(self) -> None:

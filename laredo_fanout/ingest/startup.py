@@ -109,7 +109,7 @@ class Preparation:
         if lost is not None:
             self._refuse_loss(lost)
             self._check_owned(connection, server, found)
-            _log.error("changes are gone; every table is copied again", reason=lost)
+            _log.error("changes lost; every table copied again", reason=lost)
             former = self._let_go(known, comparable=verdict.broken is None)
             if known.slot != options.slot_name:
                 self._drop_former(connection, server, known.slot)
@@ -154,7 +154,7 @@ class Preparation:
             return
         if known.history != now.history:
             _log.warning(
-                "failover: the stream goes on",
+                "failover detected; stream continued",
                 history=str(now.history),
                 switch=position_.text(now.ancestors[-1].until),
                 position=position_.text(store.position),

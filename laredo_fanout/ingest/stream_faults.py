@@ -49,7 +49,7 @@ class StreamFaults:
         again, transactions come in parts."""
         if self.is_left_behind or self._slot != self._token():
             if not self.in_parts:
-                _log.info("large transactions come in parts again")
+                _log.info("streaming of large transactions resumed")
             self.in_parts = True
             self.passed(self._until)
 

@@ -152,7 +152,7 @@ class Ingest:
         if not known or now - self._logged_at > _LOG_AGAIN_S:
             self._logged_at = now
             _log.error(
-                "the stream can't be followed; it is tried again",
+                "stream failed; retry scheduled",
                 error=str(error),
                 retry_in_s=round(pause, 1),
                 attempts=self._counters.reconnects,

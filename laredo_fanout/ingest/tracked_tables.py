@@ -91,7 +91,7 @@ class TrackedTables:
         for record in sorted(records.values(), key=lambda record: record.id):
             known = self._tables.get(record.qualified)
             if known is None:
-                _log.info("table is no longer configured; it is dropped", table=record.qualified)
+                _log.info("table dropped: not configured", table=record.qualified)
                 transaction.drop_table(record.id)
                 transaction.set_last_recopy(record.qualified, None)
             elif BESIDE in record.copy:

@@ -171,7 +171,7 @@ class TimeLimit:
         self.__enter__()
 
     def _lost(self) -> None:
-        _log.warning("no answer; the connection is broken off", waited_s=self._seconds)
+        _log.warning("connection closed: no answer", waited_s=self._seconds)
         sever(self._connection)
 
 

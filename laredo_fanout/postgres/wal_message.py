@@ -93,8 +93,8 @@ class Awaited:
             if not self._warned:
                 self._warned = True
                 _log.info(
-                    "a message in the WAL has our prefix and wasn't awaited: an earlier"
-                    " connection of ours sent it, or another program; it is ignored"
+                    "unexpected WAL message ignored",
+                    reason="an earlier connection of ours sent it, or another program",
                 )
             self._count_strange()
         return False

@@ -69,7 +69,7 @@ def adopt(store: Store, now: SourceIdentity) -> None:
             transaction.set_position(position, time_us)
     if known is not None and known.history != now.history:
         _log.warning(
-            "the upstream follows another history",
+            "upstream history changed",
             history=str(now.history),
             before=str(known.history),
             position=position_.text(position),

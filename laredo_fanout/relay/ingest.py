@@ -169,7 +169,7 @@ class RelayIngest:
             await asyncio.sleep(_RETRY.delay(failures) if failures else 0)
             return failures + 1
         if isinstance(error, BatchAbandoned):
-            _log.info("a stream ended within a transaction; all begin again where the store is")
+            _log.info("streams restarted: one ended within a transaction")
             await asyncio.sleep(_RETRY.delay(failures + 1))
             return failures + 1
         if not isinstance(error, SourceError):
@@ -193,7 +193,7 @@ class RelayIngest:
         if not known or now - self._logged_at > _LOG_AGAIN_S:
             self._logged_at = now
             _log.error(
-                "the upstream can't be followed; it is tried again",
+                "upstream failed; retry scheduled",
                 error=str(error),
                 retry_in_s=round(pause, 1),
                 attempts=self._counters.reconnects,

@@ -173,7 +173,7 @@ class ReceivedTable:
         self._count_snapshot(self.options.qualified)
         record, transaction = self.record, self._batch.transaction
         _log.info(
-            "snapshot from the upstream",
+            "snapshot received",
             table=self.options.qualified,
             rows=event.row_count,
             position=None if event.position is None else position_.text(event.position),
@@ -256,7 +256,7 @@ class ReceivedTable:
         last = LastRecopy(time.time(), differing)
         transaction.set_last_recopy(name, last)
         self._counters.last_recopies[name] = last
-        _log.info("snapshot compared with what was here", table=name, differing=differing)
+        _log.info("snapshot compared", table=name, differing=differing)
         return True
 
     def _changes(self, event: Changes) -> None:

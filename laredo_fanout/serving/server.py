@@ -111,7 +111,7 @@ async def serve(
     for endpoint in endpoints:
         await endpoint.start()
     ports = [endpoint.port for endpoint in endpoints]
-    log.info("serving", host=listener.host, ports=ports, tables=sorted(options.tables))
+    log.info("serving started", host=listener.host, ports=ports, tables=sorted(options.tables))
     if on_listening is not None:
         on_listening(endpoints[0].port)
 
@@ -153,7 +153,7 @@ async def _drain(
     """Send GoAway to the clients, and wait until they have left or the grace is over."""
     deadline = time.time() + grace_s
     going.begin("draining", int(deadline * 1000))
-    log.info("draining", clients=service.open_streams, grace_s=grace_s)
+    log.info("drain started", clients=service.open_streams, grace_s=grace_s)
     for tail in tails:
         tail.notify_all()
     # They stop listening at once, so that new connections reach the processes that stay.

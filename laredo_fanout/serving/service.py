@@ -352,7 +352,7 @@ class ReplicationService:
 
 def _log_refused(refused: Refused, caller: Caller) -> None:
     if isinstance(refused, BadRequest):
-        log.info("bad request", peer=caller.peer, error=str(refused)[:MAX_DETAILS])
+        log.info("request refused", peer=caller.peer, error=str(refused)[:MAX_DETAILS])
     elif refused.reason != Refused.reason:
         _log_ended(refused, caller)
 

@@ -83,7 +83,7 @@ class _Followed:
             except (CannotListen, OSError) as error:
                 return self._refuse(error)
             self._used, self._refused = stamp, None
-            log.info("certificates read again", cert=str(self._files.cert))
+            log.info("certificates reloaded", cert=str(self._files.cert))
             return True
 
     def _refuse(self, error: Exception) -> bool:
@@ -92,7 +92,7 @@ class _Followed:
         except OSError:
             stamp = ()
         if stamp != self._refused:
-            log.warning("new certificates not usable, the former ones stay", error=str(error))
+            log.warning("new certificates not usable; former ones kept", error=str(error))
             self._refused = stamp
         return False
 

@@ -157,5 +157,5 @@ class SlotWatch:
             self._logged |= kinds
             return
         for kind in sorted(self._logged - kinds):
-            _log.info("slot out of danger", kind=kind)
+            _log.info("slot recovered", kind=kind)
         self._logged = kinds

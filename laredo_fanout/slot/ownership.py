@@ -51,7 +51,7 @@ def with_slot_name(options: SourceOptions, known: SourceIdentity | None) -> Sour
         name = name_for(connection, options.slot_name, known)
     if name != options.slot_name and (known is None or known.slot != name):
         _log.warning(
-            "the default slot_name is another database's; no slot_name is configured",
+            "default slot_name taken by another database",
             taken=options.slot_name,
             slot=name,
         )

@@ -220,7 +220,7 @@ def create(connection: Connection, name: str, token: str) -> int:
             f" ALTER ROLE {connection.info.user} REPLICATION;"
         ) from denied
     start = 0 if row is None else int(row[0])
-    _log.info("slot made", slot=name, position=position_.text(start))
+    _log.info("slot created", slot=name, position=position_.text(start))
     return start
 
 

@@ -28,8 +28,8 @@ from laredo_model import history as history_
 from laredo_model.history import Ancestor, History, Lineage
 
 FORMAT = 2
-"""Format that this version writes. It reads every earlier one, and raises a store's number when it opens
-it, so that an earlier version refuses what it would misread.
+"""Format that this version writes. It reads every earlier one, and raises a store's number when it
+opens it, so that an earlier version refuses a store that it would misread.
 
 1  up to November 2026. Tables' records grew in it: an older version would forget suspect ranges
 2  the same, from a number on that changes with the layout (tests/fanout/store/formats/)

@@ -291,4 +291,4 @@ class Store:
         self._checked_readers = now
         dead = self._environment.reader_check()
         if dead:
-            log.info("store_readers_cleared", path=str(self.path), dead=dead)
+            log.info("store readers cleared", path=str(self.path), dead=dead)

@@ -89,7 +89,7 @@ class ServedPatterns:
             if isinstance(error, InvalidRequest):
                 why = f"{endpoint.server} is too old for patterns: update it, or list the tables"
             if self._problems.get(endpoint) != why:
-                log.warning("a server's tables aren't known; asked again", error=why)
+                log.warning("server's tables not read; retry scheduled", error=why)
             self._problems[endpoint] = why
             return None
         self._problems.pop(endpoint, None)

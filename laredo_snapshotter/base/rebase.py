@@ -78,7 +78,7 @@ class Rebase:
         """
         async with AsyncExitStack() as streams:
             begun, cut = await self._begin(streams)
-            self._log.info("re-base begins", position=position_.text(begun.position))
+            self._log.info("re-base started", position=position_.text(begun.position))
             history = begun.handshake.history
             assert history is not None, "it is the archive's head's"
             self._job = job = await base_job.begin(
@@ -116,7 +116,9 @@ class Rebase:
                     self._check(begun.handshake)
                     if feed.cuts.position is not None and begun.position >= feed.cuts.position:
                         return begun, feed.cuts.cut_exactly(begun.position)
-                    self._log.info("snapshot too old", position=position_.text(begun.position))
+                    self._log.info(
+                        "snapshot discarded: too old", position=position_.text(begun.position)
+                    )
                     await streams.aclose()
                     await asyncio.sleep(_AGAIN.delay(attempt))
         except TimeoutError:

@@ -312,7 +312,7 @@ class Committer:
     def _discard(self, job: _Job) -> None:
         if job.sealed is not None or job.done is not None:
             self.discarded += 1
-        self._log.warning("discarded, never verified", what=job.what)
+        self._log.warning("unverified changes discarded", what=job.what)
         if job.sealed is not None:
             job.sealed.close()
         if job.done is not None and not job.done.done():
@@ -356,7 +356,7 @@ class Committer:
         )
         result: object = await retrying(self._attempt, job)
         if self._blocked is not None:
-            self._log.info("goes on", what=job.what, attempts=self._blocked.attempts)
+            self._log.info("commit resumed", what=job.what, attempts=self._blocked.attempts)
         self._blocked = None
         return result
 

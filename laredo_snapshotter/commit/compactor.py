@@ -90,7 +90,7 @@ class Compactor:
     def _failed(self, failure: Exception, failures: int, delay: float) -> None:
         self._counters.diffs_merged("failed")
         self._log.warning(
-            "diffs not merged; they stay as they are",
+            "diffs not merged",
             error=str(failure),
             kind=type(failure).__name__,
             attempt=failures,

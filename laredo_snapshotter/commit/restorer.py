@@ -96,7 +96,7 @@ class Restorer:
                 self._log.error("object lost", destination=place, error=str(lost))
             if len(report.lost) > SHOWN:
                 self._log.error(
-                    "more objects lost; laredo-archive verify names them",
+                    "further objects lost; laredo-archive verify names them",
                     destination=place,
                     count=len(report.lost),
                 )

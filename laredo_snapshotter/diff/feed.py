@@ -120,7 +120,7 @@ class Feed:
                 self.problem = str(refused)
                 await self._drop_unfinished()
                 delay = REFUSED.delay(refusals)
-                self._log.error("refused", error=str(refused), retry_in_s=round(delay, 1))
+                self._log.error("stream refused", error=str(refused), retry_in_s=round(delay, 1))
                 await asyncio.sleep(delay)
 
     async def stop(self, task: "asyncio.Task[None]") -> None:
@@ -181,7 +181,7 @@ class Feed:
             self.columns = event.new
             self._log.warning("schema changed", columns=[column.name for column in event.new])
         elif isinstance(event, GoAway):
-            self._log.info("server is shutting down", reason=event.reason)
+            self._log.info("GoAway received", reason=event.reason)
 
     async def _shake_hands(self, handshake: Handshake) -> None:
         await self._drop_unfinished()
@@ -193,11 +193,11 @@ class Feed:
         self._stream_history = handshake.history
         self._has_verified = handshake.boundary is not None
         if handshake.snapshot_follows:
-            self._log.info("a snapshot follows", had=self._text())
+            self._log.info("snapshot announced", had=self._text())
         elif self.cuts.position is not None and self._table.fits(handshake):
             self._verified.set(handshake.boundary)
             self.cuts.live = True
-            self._log.info("following", position=self._text())
+            self._log.info("stream resumed", position=self._text())
         else:
             # The server is right to resume, but what follows can't stand behind the archive's head.
             self.cuts.close_chain()

@@ -254,7 +254,7 @@ class _SinkThread:
         self._trouble = None
         reach("notice.told")
         self._log.info(
-            "notified",
+            "sink notified",
             kind=artifact.kind.value,
             epoch=artifact.epoch,
             position=position_.text(artifact.to_position),
@@ -269,7 +269,7 @@ class _SinkThread:
         self._counters.notice_refused(self._sink.name)
         delay = self._retry.delay(self._trouble.attempts)
         self._log.warning(
-            "not notified",
+            "sink not notified",
             error=problem,
             kind=type(failure).__name__,
             attempt=self._trouble.attempts,

@@ -46,12 +46,13 @@ class Left(NamedTuple):
                 "where the next start goes on"
             )
         _log.error(
-            f"not written: {goes_on}",
+            "changes not written",
             table=table,
             changes=self.changes,
             artifacts=self.artifacts,
             after=after,
             reason=self.why,
+            advice=goes_on,
         )
 
 
@@ -135,7 +136,7 @@ class LastFlush:
         await self._feed.stop(feeding)
         self._feed.cuts.seal_all()
         if later := self._committer.cut_off():
-            self._log.info("came after the stop, left to the next start", artifacts=later)
+            self._log.info("late artifacts left to the next start", artifacts=later)
             self._discarded_before = self._committer.discarded
         await self._wait(self._committer.drained(), deadline, [committing])
 
@@ -166,7 +167,7 @@ class LastFlush:
         recorded."""
         loop = asyncio.get_running_loop()
         if not await loop.run_in_executor(self._executor, self._notifier.settle, LAST_NOTICES_S):
-            self._log.warning("notices left; the next start sends them")
+            self._log.warning("notices left to the next start")
         if self._notifier.unrecorded:
             self._committer.record_notices()
             drained = asyncio.create_task(self._committer.drained())

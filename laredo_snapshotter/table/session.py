@@ -259,7 +259,7 @@ class WriterSession:
         self.live_base = base
         self._live_base_commit = asyncio.create_task(self._commit_live_base(base))
         self._log.info(
-            "base begins", position=position_.text(position), rows=begin.row_count, reason=reason
+            "base started", position=position_.text(position), rows=begin.row_count, reason=reason
         )
         return base
 
@@ -309,11 +309,11 @@ class WriterSession:
         try:
             status = await table_status(self._config.endpoint, self._config.name)
         except StreamError as refused:
-            self._log.warning("journal not known", error=str(refused))
+            self._log.warning("journal status not read", error=str(refused))
             return
         reach = self.journal.check(status)
         if reach.reaches is False:
-            self._log.warning("the journal doesn't reach back any more", **reach._asdict())
+            self._log.warning("journal pruned after the stream was closed", **reach._asdict())
 
     def _begin_rebase(self, reason: str) -> None:
         if not self.feed.cuts.live or self.committer.blocked is not None or self.base_waits:
@@ -322,7 +322,7 @@ class WriterSession:
         self._rebasing = asyncio.create_task(self._run_rebase(reason))
 
     async def _run_rebase(self, reason: str) -> None:
-        self._log.info("re-base", reason=reason)
+        self._log.info("re-base scheduled", reason=reason)
         began = datetime.now(UTC)
         self.rebase = Rebase(self._config, self.feed, self.committer, self._archive, self._executor)
         try:
@@ -352,7 +352,7 @@ class WriterSession:
             self._rebase_failures = 0
             self._counters.rebased("done")
             self.rebase_problem = self.rebase_failing_since = None
-            self._log.info("re-based", epoch=epoch, reason=reason)
+            self._log.info("re-base committed", epoch=epoch, reason=reason)
             self._epoch_committed(epoch, began)
         finally:
             self._rebasing = self.rebase = self.rebase_reason = None

@@ -296,7 +296,9 @@ class TableWriter:
                 raise
             # A destination is to be filled from one that isn't whole itself.
             self._read_whole = True
-            self._log.warning("reads the archive whole, to restore objects", error=str(failure))
+            self._log.warning(
+                "full read of the archive started to restore objects", error=str(failure)
+            )
             Restorer(self.config, destinations, self.counters).restore(None)
             return self._open(destinations)
 
@@ -332,7 +334,7 @@ class TableWriter:
         delay = AGAIN.delay(failures)
         expected = isinstance(failure, ArchiveError | SnapshotterError | StreamError | OSError)
         self._log.error(
-            "begins again",
+            "session failed; restart scheduled",
             error=self.problem,
             kind=type(failure).__name__,
             attempt=failures,
@@ -358,7 +360,7 @@ class TableWriter:
             self.counters.fenced()
         else:
             self.counters.failed(why)
-        self._log.error("stopped for good", state=state.value, error=str(why))
+        self._log.error("table stopped for good", state=state.value, error=str(why))
         self._refuse_requests(f"{self.config.name} is {state}: {why}")
 
     def _refuse_requests(self, why: str) -> None:

@@ -288,10 +288,10 @@ def repaired(log: str, table: str) -> list[tuple[int, int]]:
         if not line.startswith("{") or f'"{table}"' not in line:
             continue
         said = json.loads(line)
-        if said["event"].startswith("rows moved with a partition"):
+        if said["event"] == "repair scheduled: rows moved with a partition":
             start = position_.parse(said["since"])
             since = start if since is None else min(start, since)
-        elif said["event"].startswith("rows that had moved"):
+        elif said["event"] == "rows repaired after a partition moved":
             found.append((position_.parse(said["since"]), position_.parse(said["until"])))
             since = None
         elif said["event"] == "table live" and since is not None:

@@ -143,7 +143,7 @@ def test_a_wrong_configuration_changes_nothing(programs: Programs, database: Dat
     assert commanded(programs).returncode == 2
     os.kill(programs.writer.pid, signal.SIGHUP)
     log = programs.writer.log
-    wait_until(lambda: log.read_text().count("configuration not taken up") == 2, "the signal's too")
+    wait_until(lambda: log.read_text().count("configuration not reloaded") == 2, "the signal's too")
     assert set(tables(programs)) == {"public.a", "public.b"}
     change(database, "a", "b")
     programs.equal(A)

@@ -137,7 +137,7 @@ def _remove(bucket: Bucket, key: str) -> None:
         _abort_uploads(bucket, key)
     except (FailedRequest, DestinationUnavailable) as failure:
         # A writer that may not delete can still commit.
-        log.warning("a probe's object may be left", uri=bucket.uri_of(key), failure=str(failure))
+        log.warning("probe object not removed", uri=bucket.uri_of(key), failure=str(failure))
 
 
 def _abort_uploads(bucket: Bucket, key: str) -> None:

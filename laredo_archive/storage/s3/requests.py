@@ -226,7 +226,7 @@ class Bucket:
     def _note(self, method: str, state: RetryCallState) -> None:
         self.retries[method] += 1
         log.warning(
-            "request to S3 is sent again",
+            "S3 request retried",
             request=method,
             uri=self.location.uri,
             attempt=state.attempt_number,

@@ -250,7 +250,7 @@ class S3Upload:
             )
         except FailedRequest as refused:
             if refused.kind is not Cause.NO_SUCH_UPLOAD:
-                log.warning("upload couldn't be aborted", uri=self._uri, failure=str(refused))
+                log.warning("upload not aborted", uri=self._uri, failure=str(refused))
 
 
 def _sha256(body: io.BytesIO) -> str:

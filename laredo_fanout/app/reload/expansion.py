@@ -54,7 +54,7 @@ def followed(config: Config) -> frozenset[TableName]:
 def _log_too_many(pattern: ReplicatedTableConfig, names: list[TableName]) -> None:
     left_out = [".".join(name) for name in names[pattern.max_tables :]]
     log.error(
-        "a pattern stands for more tables than its max_tables; the rest isn't followed",
+        "tables left out: the pattern matches more than max_tables",
         pattern=pattern.name,
         max_tables=pattern.max_tables,
         left_out=left_out[:20],

@@ -100,7 +100,7 @@ class Reload:
             if self._parts.view.draining or not (planned.added or planned.removed):
                 return
             log.info(
-                "tables come and go with the database's",
+                "tables added or removed by pattern",
                 added=sorted(planned.added),
                 removed=sorted(planned.removed),
             )
@@ -162,7 +162,7 @@ def _follows_otherwise(before: Config, now: Config) -> bool:
 
 
 def _refused(why: str) -> ReloadRefused:
-    log.error("configuration not taken up; nothing has changed", error=why)
+    log.error("configuration not reloaded", error=why)
     return ReloadRefused(why)
 
 
@@ -175,10 +175,10 @@ def _logged(planned: ReloadPlan, waits_for: str | None) -> dict[str, Any]:
         "needs_restart": list(planned.needs_restart),
         "waits_for": waits_for,
     }
-    log.info("configuration taken up", **done)
+    log.info("configuration reloaded", **done)
     if planned.needs_restart:
         log.warning(
-            "what was changed here needs a restart; until then it is as it was",
+            "changed settings left until a restart",
             paths=list(planned.needs_restart),
         )
     return done

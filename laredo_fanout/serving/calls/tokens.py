@@ -113,20 +113,20 @@ class Tokens:
         self._stamp, self._unusable_since = stamp, None
         changed = grants != self._grants
         self._grants = grants
-        log.info("tokens read again", path=str(self._path), tokens=len(grants))
+        log.info("tokens reloaded", path=str(self._path), tokens=len(grants))
         return changed
 
     def _unusable(self, error: BadTokensFile, now: float) -> bool:
         if self._unusable_since is None:
             self._unusable_since = now
             log.warning(
-                "tokens file not usable, the tokens read before stay for a while",
+                "tokens file not usable; former tokens kept",
                 error=str(error),
                 seconds=UNUSABLE_S,
             )
         if not self._grants or now - self._unusable_since < UNUSABLE_S:
             return False
-        log.error("tokens file not usable, every call is refused", error=str(error))
+        log.error("tokens file not usable; every call refused", error=str(error))
         self._grants = []
         return True
 

@@ -133,7 +133,7 @@ class ReplayArchive:
             expected = isinstance(failure, ArchiveError | OSError)
             reading = Reading(loop.time(), None, str(failure))
             log.warning(
-                "archive can't be read",
+                "archive not read",
                 table=self.table,
                 error=str(failure),
                 exc_info=None if expected else failure,

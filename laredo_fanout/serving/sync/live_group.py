@@ -229,7 +229,7 @@ class LiveGroup:
         # A session that meets the same error ends with it; here it only costs the group.
         if not task.cancelled() and (error := task.exception()) is not None:
             failure = None if isinstance(error, StoreError) else error
-            log.warning("live clients go on one by one", error=str(error), exc_info=failure)
+            log.warning("live group dissolved", error=str(error), exc_info=failure)
         self._end()
 
 

@@ -63,7 +63,7 @@ async def plan(client: ClientStream, source: SourceIdentity) -> ReplayPlan | Non
         client.pin.release()
         archive.count(because.outcome)
         log.info(
-            "no replay from the archive, the client gets a snapshot",
+            "archive replay skipped; snapshot scheduled",
             table=asked.table,
             client=asked.client_id,
             outcome=because.outcome.value,
@@ -216,7 +216,7 @@ class Replay:
         self._archive.count(Outcome.BROKEN)
         expected = isinstance(failure, ArchiveError | OSError)
         log.warning(
-            "replay from the archive broke off, the client gets a snapshot",
+            "archive replay failed; snapshot scheduled",
             table=self._archive.table,
             position=position_.text(self._client.position),
             error=str(failure),

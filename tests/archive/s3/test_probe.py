@@ -90,7 +90,7 @@ def test_who_may_not_delete_can_still_commit(way: Way) -> None:
     way.meets(answer(403, "AccessDenied"), "DeleteObject", skip=1, times=None)
     with capture_logs() as logs:
         way.faulty.probe()
-    assert [entry["event"] for entry in logs] == ["a probe's object may be left"]
+    assert [entry["event"] for entry in logs] == ["probe object not removed"]
 
 
 async def _in_two_hours(exchange: Exchange) -> None:

@@ -89,16 +89,16 @@ class Writer:
         return {name: float(value) for name, value in pairs}
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """The log's lines that tell of ``event``."""
+        """Log lines with this event."""
         lines = self.program.log.read_text().splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{")]
         return [line for line in found if line.get("event") == event]
 
     def not_written(self) -> list[dict[str, Any]]:
-        """The log's lines that say what is left, a table each."""
+        """Log lines about unwritten changes, a table each."""
         lines = self.program.log.read_text().splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{")]
-        return [line for line in found if line["event"].startswith("not written: ")]
+        return [line for line in found if line["event"] == "changes not written"]
 
     def manifest(self, table: str = "users") -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.archive / table / "manifest.json").read_bytes())
