@@ -111,7 +111,7 @@ class OfTheOriginal(ManifestError):
         super().__init__(
             where,
             "the original laredo-snapshotter wrote this archive: its manifest names no keys and no"
-            " checksums, so what is there can't be proven to be anybody's to change or delete. This"
+            " checksums, so what is there can't be proven safe to change or delete. This"
             " program reads it (ls, cat, diff, export, verify, Spark) and changes nothing there."
             " Write to another key_prefix or destination; copy the archive with the files' own"
             " tools: it is read wherever it is",
@@ -249,7 +249,7 @@ class ChecksumDiffers(ArchiveError):
 
     def __init__(self, table: str, position: str, running: str, base: str) -> None:
         super().__init__(
-            f"{table} at {position}: the diffs lead to {running}, the new base has {base}."
+            f"{table} at {position}: the diffs lead to {running}, the new base is {base}."
             " Nothing was committed; compare both with PostgreSQL (laredo-archive verify"
             " --against DSN) before anything is written on"
         )
@@ -366,8 +366,8 @@ class TooLarge(DestinationUnavailable):
     def __init__(self, uri: str, limit: int) -> None:
         super().__init__(
             uri,
-            f"it has more than {limit >> 20} MiB, and isn't read: no manifest is as large. See who"
-            " wrote it, and restore it from another destination or a backup",
+            f"it has more than {limit >> 20} MiB, and isn't read: no manifest is as large. Find"
+            " out which program wrote it, and restore it from another destination or a backup",
         )
 
 

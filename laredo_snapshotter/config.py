@@ -180,7 +180,7 @@ class TableConfig:
         )
         if not self.key_prefix and block.retention.collect_interval:
             raise ConfigRefused(
-                f"{path}.key_prefix: is empty, so what else is in the destination can't be"
+                f"{path}.key_prefix: is empty, so other objects in the destination can't be"
                 " distinguished from this archive's garbage. Name a directory (default:"
                 f' "{object_keys.default_prefix(source.table)}"), or switch the collector off:'
                 " retention { collect_interval = 0 }"
@@ -249,8 +249,8 @@ def check_forms(block: SnapshotterBlock) -> None:
     """
     if block.tables and block.source.table is not None:
         raise ConfigRefused(
-            "snapshotter.source.table: stands beside snapshotter.tables, which are blocks of "
-            "their own; move it into one of them"
+            "snapshotter.source.table: conflicts with snapshotter.tables, whose blocks have"
+            " their own source; move it into one of them"
         )
 
 
@@ -308,7 +308,7 @@ def check_apart(found: list[TableConfig]) -> None:
 def _check_once(path: str, key: str, names: list[str]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigRefused(f"{path}.{key}: {twice} stands there twice; take one out")
+        raise ConfigRefused(f"{path}.{key}: {twice}is listed twice; remove one")
 
 
 def _check_own(

@@ -80,8 +80,9 @@ class SnapshotDamaged(SnapshotterError):
 
     def __init__(self, table: str, sent: StateChecksum, received: StateChecksum) -> None:
         super().__init__(
-            f"{table}: the server's snapshot has {sent.rows} rows with checksum {sent.hex()}, "
-            f"what arrived {received.rows} with {received.hex()}; nothing was committed"
+            f"{table}: the server's snapshot has {sent.rows} rows with checksum {sent.hex()},"
+            f" the received rows are {received.rows} with {received.hex()}; nothing was"
+            " committed"
         )
 
 
@@ -101,7 +102,7 @@ class NeverVerified(SnapshotterError):
     def __init__(self, table: str, position: int) -> None:
         super().__init__(
             f"{table}: the table was changed before a check of PostgreSQL's catalog had passed "
-            f"{position_.text(position)}; what ends there was discarded"
+            f"{position_.text(position)}; the artifact that ends there was discarded"
         )
 
 

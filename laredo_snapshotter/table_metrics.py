@@ -77,7 +77,7 @@ _GAUGES = (
     ),
     _Gauge(
         "rebase_failing_seconds",
-        "How long re-bases have come to nothing; 0 when the last one succeeded",
+        "Seconds since re-bases began to fail; 0 when the last one succeeded",
         lambda t: t.rebase_failing_seconds,
     ),
     _Gauge("table_ready", "1 if the table has its base and nothing is wrong", lambda t: t.ready),

@@ -165,7 +165,7 @@ class NotEqual(SparkReadError):
 
     def __init__(self, where: str, boundary: str, expected: str, found: str) -> None:
         super().__init__(
-            f"{where} at {boundary}: the manifest says {expected}, and what Spark read has {found}."
+            f"{where} at {boundary}: the manifest has {expected}, Spark read {found}."
             " Check the files with laredo-archive verify"
         )
         self.expected = expected

@@ -80,7 +80,7 @@ as_of_option = click.option(
     help="A position or a time: the last boundary at or before it. Default: the head.",
 )
 exact_option = click.option(
-    "--exact", is_flag=True, help="Refuse a boundary earlier than what was asked for."
+    "--exact", is_flag=True, help="Refuse a boundary earlier than the requested one."
 )
 epoch_option = click.option("--epoch", type=int, help="Search this epoch only.")
 key_option = click.option(
@@ -112,14 +112,14 @@ reading_options: Sequence[Option] = (
     ),
     ("profile", {"metavar": "NAME", "help": "S3: a profile of the AWS configuration files."}),
     ("role-arn", {"metavar": "ARN", "help": "S3: a role to take on."}),
-    ("external-id", {"metavar": "ID", "help": "S3: what the role asks for."}),
+    ("external-id", {"metavar": "ID", "help": "S3: the external id that the role requires."}),
 )
 writing_options: Sequence[Option] = (
     (
         "sse",
         {
             "type": click.Choice(["AES256", "aws:kms"]),
-            "help": "S3: how what is written is encrypted. Default: as the bucket says.",
+            "help": "S3: encryption of written objects. Default: the bucket's.",
         },
     ),
     ("kms-key-id", {"metavar": "KEY", "help": "S3: the KMS key to encrypt with."}),

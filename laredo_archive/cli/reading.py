@@ -260,7 +260,7 @@ def export_table(
     chosen = format_id or exporting.format_of(target)
     if chosen is None:
         known = ", ".join(exporting.EXTENSIONS)
-        raise click.UsageError(f"{target} doesn't end in {known}; say --format")
+        raise click.UsageError(f"{target} doesn't end in {known}; give --format")
     archive = opened(uri, access, key_fields)
     boundary = archive.boundary(as_of, exact=exact, epoch=epoch)
     with shown(archive.uri) as progress:

@@ -27,10 +27,10 @@ from laredo_model.printable import printable
     "others",
     multiple=True,
     metavar="OTHER",
-    help="Another destination of the same archive, or a copy of it; may be repeated. Without one"
-    " what is wrong is only reported.",
+    help="Another destination of the same archive, or a copy of it; may be repeated. Without"
+    " one, problems are only reported.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only report the changes; make none.")
 @s3_options(storing_options, name="ours", made=dict)
 @s3_options(name="theirs", side="from-", made=dict)
 def repair_archive(

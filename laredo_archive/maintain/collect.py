@@ -43,8 +43,8 @@ NAMED_AT_ONCE = 2000
 """Objects that files of parts add to ``retired`` before those are deleted, or a file more."""
 NO_DIRECTORY = (
     "this archive has no directory of its own in its destination (its key_prefix is empty, or"
-    " doesn't end in /), so its garbage can't be distinguished from its neighbours. Copy it below a"
-    " name of its own (laredo-archive copy FROM TO) and let the writer go on there"
+    " doesn't end in /), so its garbage can't be distinguished from other archives'. Copy it"
+    " below a name of its own (laredo-archive copy FROM TO) and let the writer go on there"
 )
 
 

@@ -176,8 +176,8 @@ def _verdict(known: Boundary, measured: Measured) -> ComparisonResult:
         pids = ", ".join(map(str, measured.writers))
         return ComparisonResult(
             Comparison.UNDECIDED,
-            f"transactions were writing to the table (pid {pids}), and what they committed"
-            " may not have been visible yet; try again, or with --lock",
+            f"transactions were writing to the table (pid {pids}). Their rows may not have been"
+            " visible yet; try again, or with --lock",
         )
     return ComparisonResult(Comparison.DIFFERENT, _difference(known, measured))
 

@@ -149,8 +149,8 @@ class _Copy:
                 return Copied(self._target.uri, manifest, self._carrier.tally, self._kept)
         raise CopyRefused(
             self._source_uri,
-            f"it has retired what was being copied {ROUNDS} times; let it keep more epochs, or"
-            " its collector wait longer (grace)",
+            f"it has retired the artifact that was being copied {ROUNDS} times;"
+            " let it keep more epochs, or its collector wait longer (grace)",
         )
 
     def _sound(self, manifest: Manifest) -> Manifest:

@@ -116,7 +116,7 @@ def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str)
     ):
         raise ExportRefused(
             archive.uri,
-            f"at {boundary} its rows give {checksum!r}, the manifest says {expected.rows} rows,"
+            f"at {boundary} its rows give {checksum!r}, the manifest has {expected.rows} rows,"
             f" {expected.state_checksum}; see laredo-archive verify",
         )
     return Exported(checksum.rows, hashing.digest.size, hashing.digest.hex(), checksum.hex())
@@ -130,8 +130,8 @@ def _as_damage(archive: Archive, where: str, format_id: str) -> Iterator[None]:
     except ValueError as wrong:
         raise ArtifactDamaged(
             archive.uri,
-            f"{where}: a row can't be written as {format_id}: {wrong}. Is it what the manifest's"
-            " columns say? See laredo-archive verify",
+            f"{where}: a row can't be written as {format_id}: {wrong}. Does it fit the"
+            " manifest's columns? See laredo-archive verify",
         ) from wrong
 
 

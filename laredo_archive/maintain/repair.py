@@ -151,7 +151,7 @@ class _Repair:
         if target.is_renamed_copy:
             raise RepairRefused(
                 self._store.uri,
-                "the objects there have other names than their manifest says (was it moved?);"
+                "its objects have other names than its manifest has (was the archive moved?);"
                 " copy a whole archive there instead",
             )
         self._manifest = target.manifest
@@ -182,7 +182,7 @@ class _Repair:
             except (ArtifactMissing, ArtifactDamaged) as failure:
                 if _names(self._store.read(), {merged.parts.file.key, *_lists(top)}):
                     name = f"the list of the parts of {name_of(merged)}"
-                    why_not = ["each destination has a list of its own"]
+                    why_not = ["every destination has its own list"]
                     self._report.lost.append(
                         ArtifactLost(name, str(failure), why_not, is_part=True)
                     )

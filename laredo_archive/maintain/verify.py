@@ -79,7 +79,7 @@ def verify(archive: Archive, progress: ReadProgress = UNWATCHED) -> VerifyReport
             _check_files(archive, artifact, shape, report)
         if len(report.problems) > before:
             report.problems.append(
-                f"epoch {epoch.number}: its states aren't proven, because of its files"
+                f"epoch {epoch.number}: damaged files keep its states from being checked"
             )
             progress.expect(-_bytes_to_fold(archive, epoch))
             head = None
@@ -170,7 +170,7 @@ def _check_content(archive: Archive, artifact: Artifact, shape: RowFields, forma
             artifact.formats[format_id],
             "it has a TRUNCATE that its entry doesn't name"
             if truncates
-            else "its entry says it truncates, and it has no TRUNCATE",
+            else "its entry records a TRUNCATE, and the file has none",
         )
     return total % MODULUS
 
@@ -193,7 +193,7 @@ def _check_splits(archive: Archive, artifact: Artifact, shape: RowFields, format
         found = archive.files.key_at(artifact, shape, format_id, offset)
         if found != key.encode():
             archive.files.refuse(
-                entry, f"its splits say that {key!r} is at byte {offset}, and {found!r} is there"
+                entry, f"its splits have {key!r} at byte {offset}, the file has {found!r} there"
             )
         last = (key, offset)
 
@@ -231,10 +231,10 @@ def _check_states(
 def _differences(artifact: Artifact, state: BoundaryState) -> Iterator[str]:
     where = f"{name_of(artifact)} of epoch {artifact.epoch}"
     if artifact.rows not in (None, state.rows):
-        yield f"{where}: folding gives {state.rows} rows, the manifest says {artifact.rows}"
+        yield f"{where}: folding gives {state.rows} rows, the manifest has {artifact.rows}"
     if artifact.state_checksum not in (None, state.checksum):
         yield (
-            f"{where}: folding gives the checksum {state.checksum}, the manifest says"
+            f"{where}: folding gives the checksum {state.checksum}, the manifest has"
             f" {artifact.state_checksum}"
         )
 
@@ -243,7 +243,7 @@ def _break(before: BoundaryState, base: BoundaryState, epoch: Epoch) -> str | No
     if (before.rows, before.checksum) == (base.rows, base.checksum):
         return None
     return (
-        f"epoch {epoch.number} says that it continues the one before, which has {before.rows}"
+        f"epoch {epoch.number}continues the one before, which has {before.rows}"
         f" rows and the checksum {before.checksum} at {positions.text(before.position)}; its base"
         f" has {base.rows} and {base.checksum}"
     )

@@ -44,8 +44,8 @@ PREFERRED_FORMATS = (
 SIZES_AT_ONCE = 16
 _DRAIN_BYTES = 1 << 20
 _NAME_THE_KEY = (
-    ". (The manifest doesn't say which column is the key, so id was taken for it; --key says it,"
-    " in Spark key_fields)"
+    ". (The manifest doesn't name the key column, so id was assumed; set it with --key, in"
+    " Spark with key_fields)"
 )
 
 
@@ -241,7 +241,7 @@ class ArtifactFiles:
             last = keys[-1]
             if expected is not None and count > expected:
                 # Some kilobytes of parquet can have rows without an end.
-                self.refuse(entry, f"it has more rows than the {expected} that the manifest says")
+                self.refuse(entry, f"it has more rows than the {expected} in the manifest")
             yield keys, lines
         self._check_count(entry, count, expected, "rows")
 
@@ -322,7 +322,7 @@ class ArtifactFiles:
     def _check_count(self, entry: FormatEntry, count: int, expected: int | None, what: str) -> None:
         if expected is not None and count != expected:
             raise ArtifactDamaged(
-                self.uri(entry), f"it has {count} {what}, the manifest says {expected}"
+                self.uri(entry), f"it has {count} {what}, the manifest has {expected}"
             )
 
 
@@ -355,7 +355,7 @@ def _check_order(uri: str, last: bytes | None, keys: list[bytes]) -> None:
 def _refuse_order(uri: str, before: bytes, after: bytes) -> NoReturn:
     raise ArtifactDamaged(
         uri,
-        f"the manifest says it is sorted, and the key {after.decode(errors='replace')!r} comes"
+        f"the manifest declares it sorted, but the key {after.decode(errors='replace')!r} comes"
         f" after {before.decode(errors='replace')!r}",
     )
 

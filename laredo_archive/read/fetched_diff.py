@@ -66,7 +66,7 @@ def fetch(found: FoundArchive, entry: FormatEntry, directory: Path | None) -> IO
             least = "more than " if digest.size > entry.size_bytes else ""
             raise ArtifactDamaged(
                 content.origin,
-                f"it has {least}{digest.size} bytes with sha256 {digest.hex()}, the manifest says"
+                f"it has {least}{digest.size} bytes with sha256 {digest.hex()}, the manifest has"
                 f" {entry.size_bytes} with {entry.sha256}",
             )
         file.seek(0)
@@ -107,5 +107,5 @@ def changes(
             raise ArtifactDamaged(entry.uri, str(wrong)) from wrong
     if count != artifact.change_count:
         raise ArtifactDamaged(
-            entry.uri, f"it has {count} changes, the manifest says {artifact.change_count}"
+            entry.uri, f"it has {count} changes, the manifest has {artifact.change_count}"
         )

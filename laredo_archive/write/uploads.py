@@ -178,11 +178,11 @@ def _copy(content: Content, upload: Upload) -> None:
             )
     if digest.size != content.size_bytes:
         raise ArtifactDamaged(
-            content.origin, f"it has {digest.size} bytes, its entry says {content.size_bytes}"
+            content.origin, f"it has {digest.size} bytes, its entry has {content.size_bytes}"
         )
     if content.sha256 not in (None, digest.hex()):
         raise ArtifactDamaged(
-            content.origin, f"its sha256 is {digest.hex()}, its entry says {content.sha256}"
+            content.origin, f"its sha256 is {digest.hex()}, its entry has {content.sha256}"
         )
 
 

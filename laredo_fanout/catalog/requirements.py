@@ -115,7 +115,7 @@ def table_problem(
 def _leave_out(wanted: SourceTableOptions) -> str:
     """Advice for leaving a table out."""
     if wanted.by_pattern:
-        return f"exclude {wanted.qualified} from the pattern that stands for it"
+        return f"exclude {wanted.qualified}from the pattern that matches it"
     return f"take {wanted.qualified} out of tables"
 
 
@@ -125,8 +125,8 @@ def _unfit(table: SourceTable, wanted: SourceTableOptions) -> TableRefused | Non
         cure = f"take {name} out of tables, and list {table.hidden_by}"
         if wanted.by_pattern:
             cure = (
-                "a pattern stands for no partition, so it is left out from the next checks on; list"
-                f" {table.hidden_by}, unless a pattern stands for it"
+                "patterns don't match partitions, so it is left out from the next check on; list"
+                f" {table.hidden_by},unless a pattern matches it"
             )
         return TableUnfit(
             name,

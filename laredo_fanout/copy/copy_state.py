@@ -160,8 +160,8 @@ class IllegalTransition(Exception):
 
     def __init__(self, table: str, state: CopyState, problem: str) -> None:
         super().__init__(
-            f"the copy of {table} is {state.name}: {problem} can't happen now; restart the server,"
-            " the copy goes on from what is durable, and report this with the log"
+            f"the copy of {table} is {state.name}: {problem} can't happen now. Restart the"
+            " server: the copy continues from its durable chunks. Report this with the log"
         )
 
 
@@ -301,7 +301,9 @@ class CopyMachine:
 
     def _end(self, reading: CopyChunk, event: Event) -> None:
         if reading not in self._active:
-            raise IllegalTransition(self._table, self.state, "the end of a chunk that nobody reads")
+            raise IllegalTransition(
+                self._table, self.state, "the end of a chunk that isn't being read"
+            )
         self._move(event)
         self._active.remove(reading)
 

@@ -93,8 +93,8 @@ class Recopies:
         if tracked.transaction_filter is not None:
             raise RecopyRefused(
                 name,
-                "it is append-only: what is copied of it must leave out each transaction that its"
-                " snapshot shows, and its readers need them all meanwhile",
+                "it is append-only: a re-copy would leave out the transactions that its"
+                " snapshot shows, and its readers need all of them",
                 "to have it copied again, take it out of the configuration, restart, put it back"
                 " and restart: its readers then get a new snapshot, its archive a new epoch",
             )

@@ -141,7 +141,7 @@ class Preparation:
             or found.confirmed >= marker.position
         ):
             return verdict
-        self._waits_for("comparing the server's WAL with what the store followed")
+        self._waits_for("comparing the server's WAL with the WAL that the store followed")
         with self._patience.suspended():
             other = differs_at(marker, options, connection, self._stopping)
         return verdict if other is None else timeline.another(known, server, now_s, other)

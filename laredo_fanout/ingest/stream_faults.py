@@ -99,7 +99,7 @@ class StreamFaults:
             way, other = ("whole", "in parts") if self.in_parts else ("in parts", "whole")
             return f"{what}, {way}: {why}; it is tried {other} next"
         slot = "" if self._store.source is None else self._store.source.slot
-        cure = "see what is between the server and PostgreSQL"
+        cure = "check the network between the server and PostgreSQL"
         if isinstance(error, DecodingFailed):
             cure = "a larger logical_decoding_work_mem of the role may help"
         return (

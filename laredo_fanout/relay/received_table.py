@@ -157,7 +157,7 @@ class ReceivedTable:
         if event.snapshot_follows:
             return
         if self.position is None:
-            raise self._violation(f"{event.mode.name} to one who asked for a snapshot")
+            raise self._violation(f"{event.mode.name} to a request for a snapshot")
         record = self.record
         if record is None or not record.live or record.columns != event.columns:
             raise StartOver
@@ -244,7 +244,9 @@ class ReceivedTable:
         transaction = self._batch.transaction
         if record.position < position:
             transaction.begin_suspect_range(
-                record.id, copy.reason or "a snapshot was compared with what was here", unseen=True
+                record.id,
+                copy.reason or "a snapshot was compared with the stored rows",
+                unseen=True,
             )
         # Nothing says when the differences were committed.
         now_us = time.time_ns() // 1000
@@ -307,7 +309,7 @@ class ReceivedTable:
     def _check_lines(self, lines: list[bytes]) -> None:
         """:raises ProtocolViolation: if one of them can't be a row's line, or a part of one is."""
         if not set(map(_FIRST_BYTE, filter(None, lines))) <= _OBJECT:
-            raise self._violation("what is no row's line")
+            raise self._violation("an invalid row")
 
     def _seen(self, position: int | None) -> None:
         self.upstream_position = max(self.upstream_position, position or 0)

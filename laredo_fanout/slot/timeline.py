@@ -111,8 +111,8 @@ def _other_switches(known: SourceIdentity, server: Server) -> str | None:
         if left.get(timeline) != ancestor.until:
             there = "never" if timeline not in left else f"at {position_.text(left[timeline])}"
             return (
-                f"the server left timeline {timeline} {there}, what the store followed left it"
-                f" at {position_.text(ancestor.until)}: a backup was restored"
+                f"the server left timeline {timeline} {there}, the store's history left it at"
+                f" {position_.text(ancestor.until)}: a backup was restored"
             )
     return None
 

@@ -57,8 +57,8 @@ def differs_at(
     if _finds(search, options, connection, stopping):
         return None
     return (
-        f"the server's WAL at {position_.text(marker.position)} isn't what was there before:"
-        " an earlier state of the database was put back"
+        f"the server's WAL at {position_.text(marker.position)} isn't the WAL that the store"
+        " followed: an earlier state of the database was restored"
     )
 
 

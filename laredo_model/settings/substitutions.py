@@ -345,7 +345,7 @@ class _Resolution:
         if self._size > _MOST_VALUES:
             self._refuse(
                 node,
-                f"substitutions (${{...}}) come to more than {_MOST_VALUES:,} values or characters;"
+                f"substitutions (${{...}}) make more than {_MOST_VALUES:,} values or characters;"
                 " are there lines that each substitute the one before them several times?",
             )
         return value

@@ -188,7 +188,7 @@ def _write(destination: S3Destination, location: S3Location) -> str:
     if found is None or found.data != data:
         raise DestinationUnavailable(
             destination.uri_of(key),
-            "what was just written isn't what is read back; does this store read its own writes?",
+            "a new object reads back differently; does this store read its own writes?",
         )
     return ", ".join(_kept(location))
 

@@ -19,7 +19,7 @@ async def check_block(block: SnapshotterBlock) -> int:
         except StreamError as error:
             findings.append(WriterFinding(named, False, f"its tables aren't known: {error}"))
         else:
-            findings.append(WriterFinding(named, True, f"stands for {len(known[each])} tables"))
+            findings.append(WriterFinding(named, True, f"matches {len(known[each])} tables"))
     try:
         tables = table_patterns.tables(block, known)
     except ConfigRefused as refused:

@@ -222,7 +222,7 @@ class Committer:
 
     def record_notices(self) -> None:
         """Record in the manifest which artifacts sinks were notified of."""
-        self._add(_Job("what sinks were notified of", self._archive.record_notices, None))
+        self._add(_Job("the sinks' notices", self._archive.record_notices, None))
 
     def put_base(
         self, base: Base, *, continues: bool, reason: str | None = None

@@ -219,7 +219,7 @@ class Feed:
         try:
             await asyncio.wait_for(self._outlet.drained(), 5.0)
         except TimeoutError:
-            raise Reopen("what was taken isn't committed yet", self._settled) from None
+            raise Reopen("received changes aren't committed yet", self._settled) from None
         end = self._table.archive_end
         if had is not None and end is not None and end[0] < had:
             # What was taken beyond may have been repaired since, and what is archived is right.

@@ -171,7 +171,7 @@ def _why_not_there(epochs: Sequence[Epoch], start: ReaderPosition) -> str:
         return f"there is nothing of the history {start.history} any more"
     first = epochs[0].base
     oldest = f"{positions.text(first.to_position)} (epoch {first.epoch})"
-    return f"retention has removed what leads on from there; the oldest boundary is now {oldest}"
+    return f"retention has removed the diffs after it; the oldest boundary is now {oldest}"
 
 
 def _why_gap(before: Epoch, epoch: Epoch) -> str | None:

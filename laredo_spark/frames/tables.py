@@ -124,7 +124,7 @@ def _asked(
         raise OptionRefused("tables", "", "give the URI of one archive or more, by their names")
     for name in _CHOSEN_HERE:
         if name in given:
-            raise OptionRefused(name, str(given[name]), "as_of says it for all tables at once")
+            raise OptionRefused(name, str(given[name]), "as_of sets it for all tables")
     return {
         name: options.parse(options.as_options({"path": uri, "as_of": as_of, **given}))
         for name, uri in tables.items()
@@ -217,7 +217,9 @@ def _refusal(
     if not of_newest:
         reason = _why_none(manifests, found)
     elif unseen:
-        reason = f"{_text(moment)} is later than what the archive of {unseen[0]} has seen"
+        reason = (
+            f"{_text(moment)} is later than the last time that the archive of {unseen[0]} has seen"
+        )
     elif exact and before is not None:
         reason = f"not all of them are known exactly at {_text(moment)}"
     else:
@@ -230,7 +232,7 @@ def _why_none(manifests: Found, found: Mapping[History, list[CommonBoundary]]) -
         if not manifest.artifacts:
             return f"there is nothing in the archive of {name} yet"
         if manifest.history is None:
-            return f"the archive of {name} doesn't say which history its positions belong to"
+            return f"the archive of {name}doesn't record the history of its positions"
     if found:
         return "there is no position at which all of them are known"
     histories = ", ".join(f"{name} is of {each.history}" for name, (_, each) in manifests.items())

@@ -42,7 +42,7 @@ def columns(
         if kinds and name not in kinds:
             raise ArtifactDamaged(
                 archive.uri,
-                f"no row has {name}, which is taken for the key as the manifest says none;"
+                f"no row has {name}, which is assumed to be the key as the manifest names none;"
                 f" there are {', '.join(kinds)}. Name the key (key_fields)",
             )
     found = kinds or {name: set() for name in key_names}

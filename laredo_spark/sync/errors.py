@@ -64,8 +64,8 @@ class TargetDiffers(SyncError):
 
     def __init__(self, target: object, boundary: object, expected: int, found: int) -> None:
         super().__init__(
-            f"{target}: the table at {boundary} has {expected} rows by the archive's manifest, and"
-            f" what was written has {found}. The target is left as it was. Check the archive with"
+            f"{target}: the table at {boundary} has {expected} rows by the archive's manifest,"
+            f" the table as written has {found}. The target is unchanged. Check the archive with"
             " laredo-archive verify; if it is whole, sync once with rebuild = true"
         )
         self.expected = expected

@@ -154,7 +154,7 @@ def test_the_full_example_has_every_key() -> None:
         ('key_prefix = "../elsewhere/"', "leads out of the destination"),
         ("source { tls { cert = a } }", "cert and key belong together"),
         ("source { server = nonsense }", "snapshotter.source.server"),
-        ("tables = [ { source { table = b } } ]", "snapshotter.source.table: stands beside"),
+        ("tables = [ { source { table = b } } ]", "snapshotter.source.table: conflicts with"),
         ("http { port = 99999 }", "snapshotter.http.port"),
         (
             "key_format = go, formats { diff = [jsonl, protobuf] }",

@@ -119,7 +119,7 @@ def test_a_re_base_between_two_reads(spark: SparkSession, tmp_path: Path) -> Non
 def test_what_cant_be_asked(spark: SparkSession, uris: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(OptionRefused, match="give the URI of one archive or more"):
         read_tables(spark, {})
-    with pytest.raises(OptionRefused, match="as_of says it for all tables at once"):
+    with pytest.raises(OptionRefused, match="as_of sets it for all tables"):
         read_tables(spark, uris, epoch=1)
     with pytest.raises(OptionRefused, match="neither a position"):
         read_tables(spark, uris, "yesterday")

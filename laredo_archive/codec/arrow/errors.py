@@ -65,7 +65,7 @@ class ValueUnfit(ArrowError):
 
     def __init__(self, column: str, value: str, type_name: str) -> None:
         super().__init__(
-            f"column {column}: {value} is no {type_name}, which the manifest says it is."
+            f"column {column}: {value} is no {type_name}, the column's type in the manifest."
             " Check the archive with laredo-archive verify"
         )
         self.column = column

@@ -58,7 +58,7 @@ class Peeler:
         between = heads[first + 1 : last + 1]
         for head in between:
             if pc.max(pc.count_substring(inside, head)).as_py() != 1:
-                raise pa.ArrowInvalid(f"{head} isn't there once")
+                raise pa.ArrowInvalid(f"{head} doesn't occur exactly once")
         return [*begin, *_taken_apart(inside, between), *end]
 
     def _are_whole(self, fragments: Sequence[pa.StringArray]) -> bool:

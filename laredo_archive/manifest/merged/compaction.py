@@ -104,7 +104,7 @@ def place_of(manifest: Manifest, merged: Artifact) -> tuple[Artifact, ...]:
 def with_merged(manifest: Manifest, merged: Artifact) -> Manifest:
     """The manifest with ``merged`` in the place of the diffs that it was made from."""
     diffs = place_of(manifest, merged)
-    assert diffs, "the diffs that were merged are there"
+    assert diffs, "the merged diffs exist"
     first = manifest.artifacts.index(diffs[0])
     after = first + len(diffs)
     artifacts = (*manifest.artifacts[:first], merged, *manifest.artifacts[after:])

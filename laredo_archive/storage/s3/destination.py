@@ -201,5 +201,5 @@ class S3Destination:
             }
             if not marks:
                 raise DestinationUnavailable(
-                    self.uri, "its listing says that there is more, and not where it goes on"
+                    self.uri, "its listing is truncated, but names no position to continue from"
                 ).at(self.location)

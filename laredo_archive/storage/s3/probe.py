@@ -65,7 +65,7 @@ class _Probe:
         except FailedRequest as refused:
             if refused.kind not in (Cause.NOT_IMPLEMENTED, Cause.PRECONDITION):
                 raise
-            yield f"it refuses what it should take: {refused}"
+            yield f"it refuses a request that it should accept: {refused}"
             return
         if self._is_taken(lambda: self._put(b"third", IfNoneMatch="*")):
             yield "If-None-Match on PutObject"

@@ -236,8 +236,8 @@ def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Se
         yield ServerFinding(
             "max_slot_wal_keep_size",
             Verdict.RIGHT,
-            "-1: WAL is kept without limit while this server is down; watch the database's disk,"
-            " or set what it can spare",
+            "-1: WAL is kept without limit while this server is down; watch the database's"
+            " disk, or set a limit",
         )
     else:
         yield ServerFinding(

@@ -116,7 +116,7 @@ def _source(figures: Figures) -> Iterator[Metric]:
         ("source_connected", "Whether the slot's stream is read", float(source.connected)),
         ("position_bytes", "WAL position up to which everything is durable here", source.position),
         ("source_lag_bytes", "WAL written and not yet durable here", source.known_lag_bytes),
-        ("source_lag_seconds", "Age of what was last made durable, 0 when caught up", late),
+        ("source_lag_seconds", "Age of the newest durable transaction; 0 when caught up", late),
         ("slot_safe_wal_bytes", "WAL until the slot is in danger", source.safe_wal_bytes),
     )
     yield from _of_source(
@@ -162,7 +162,11 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
         ("catchup_active", "Whether a backlog is split", float(released is not None)),
         ("catchup_lag_bytes", "WAL written and not yet in the store", catchup.lag_bytes),
         ("catchup_threshold_bytes", "catchup.threshold_bytes", catchup.threshold_bytes),
-        ("catchup_release_position", "WAL position of what is released and durable", released or 0),
+        (
+            "catchup_release_position",
+            "WAL position up to which changes are released and durable",
+            released or 0,
+        ),
         ("catchup_spool_bytes", "Bytes decoded and not yet released", catchup.spool_bytes),
     )
     segments = _gauge("laredo_catchup_segments", "Segments, by state", "source", "state")
@@ -350,7 +354,7 @@ def _fanout(figures: Figures) -> Iterator[Metric]:
 def _archives(figures: Figures) -> Iterator[Metric]:
     replays = _counter(
         "laredo_fanout_archive_replays",
-        "Clients behind the journal of a table with an archive, by outcome",
+        "Clients whose position the journal no longer has, for tables with an archive, by outcome",
         "table",
         "outcome",
     )
@@ -380,12 +384,12 @@ def _space(store: StoreSpace) -> Iterator[Metric]:
         ("bytes", "Former name of laredo_store_allocated_bytes", store.allocated),
         (
             "allocated_bytes",
-            "The store's data file: what it has of the disk, reserved ahead included",
+            "Disk space of the store's data file, with the space that is reserved ahead",
             store.allocated,
         ),
         (
             "free_bytes",
-            "What the store can still take: unused pages of its data file, and up to its max_size",
+            "Free space: unused pages of the data file, and the rest up to max_size",
             store.free,
         ),
         ("max_bytes", "state.max_size: at this the store takes no more", store.most),

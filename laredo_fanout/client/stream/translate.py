@@ -146,7 +146,7 @@ class Translator:
         if positions != sorted(positions):
             raise self._violation(f"the positions of the change batch at {first} aren't in order")
         if positions and batch.since_position >= max(1, positions[0]):
-            raise self._violation(f"the change batch at {first} stands for nothing before it")
+            raise self._violation(f"the change batch at {first}replaces nothing before it")
         if times_us and not 0 <= min(times_us) <= max(times_us) <= parts.LATEST_US:
             raise self._violation(f"a commit time of the change batch at {first} is no time")
         if positions:

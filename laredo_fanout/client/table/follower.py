@@ -207,14 +207,14 @@ class Follower(Observer):
                     if isinstance(event, Handshake) and not (
                         event.snapshot_follows or self._replica.whole
                     ):
-                        subscription.reject(f"offered {event.mode.name} to one who has nothing")
+                        subscription.reject(f"offered {event.mode.name} to a client without rows")
                         continue
                     try:
                         await self._apply(event)
                     except ModelError as wrong:
                         # A part of it may be in the rows: a snapshot puts them right.
                         self._replica.start_over()
-                        subscription.reject(f"sent what is no row: {wrong}")
+                        subscription.reject(f"sent an invalid row: {wrong}")
         except NotUnique as error:
             # A transaction after this one may cure it: the next start takes the rows as they are.
             self._replica.start_over()

@@ -46,7 +46,7 @@ def single(body: bytes) -> tuple[bool, bytes]:
         raise BadRequest(f"the message's envelope has flags {flags:#x}: 0 or 1 is meant")
     if length != len(body) - HEAD_BYTES:
         raise BadRequest(
-            f"the body has {len(body) - HEAD_BYTES} bytes after the envelope's head, which says"
-            f" {length}: a call takes exactly one message"
+            f"the body has {len(body) - HEAD_BYTES} bytes after the envelope's head, which"
+            f" declares {length}: a call takes exactly one message"
         )
     return flags == COMPRESSED, body[HEAD_BYTES:]

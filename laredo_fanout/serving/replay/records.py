@@ -57,7 +57,7 @@ def pieces(
         for batch, is_last in _batches(changes(diff)):
             if sequence + len(batch) - 1 > last:
                 uri = next(iter(diff.formats.values())).uri
-                raise ArtifactDamaged(uri, "it has more changes than its manifest entry says")
+                raise ArtifactDamaged(uri, "it has more changes than its manifest entry")
             record = builder.record(batch, sequence, is_last=is_last)
             sequence += len(batch)
             yield Piece(record, diff.to_position if is_last else None, inside)

@@ -191,7 +191,7 @@ def missed(position: int, view: TableView, source: SourceIdentity) -> str:
     if source.because and position < source.since:
         return source.because
     if view.skips(position):
-        return "this relay was down then, and has what changed meanwhile as one transaction"
+        return "this relay was down then, and has the changes of that time as one transaction"
     if view.suspect(position) and position >= view.floor:
         return "rows that had moved with a partition were repaired beyond that position"
     return (

@@ -15,7 +15,7 @@ from laredo_spark.sync.files import comparable
 from laredo_spark.sync.plan import Merge, Rebuild, SyncAction, UpToDate
 from laredo_spark.sync.state import SyncState
 
-MISCOUNTED = "it hasn't as many rows as the archive says"
+MISCOUNTED = "it hasn't as many rows as the archive's manifest"
 _OF_TABLE = frozenset({"path", "as_of", "exact", "epoch", "history", "partitions_at_least"})
 
 

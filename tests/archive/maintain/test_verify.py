@@ -152,7 +152,7 @@ def test_a_wrong_count_at_any_artifact(tmp_path: Path, index: int) -> None:
 def test_a_base_that_doesn_t_continue_though_it_says_so(tmp_path: Path) -> None:
     built = Builder(tmp_path).base(100, ONE).diff(200, TWO).base(200, THREE)
     (problem,) = report_of(built).problems
-    assert problem.startswith("epoch 2 says that it continues the one before, which has 3 rows")
+    assert problem.startswith("epoch 2continues the one before, which has 3 rows")
     built = Builder(tmp_path / "gap").base(100, ONE).base(200, THREE, continues=False)
     assert report_of(built).sound
 
@@ -163,7 +163,7 @@ def test_truncate_flag_and_line_that_disagree(tmp_path: Path) -> None:
     assert "it has a TRUNCATE that its entry doesn't name" in report_of(built).problems[0]
     built = several_epochs(tmp_path / "other")
     built.artifacts[1]["truncate"] = True
-    assert "says it truncates, and it has no TRUNCATE" in report_of(built).problems[0]
+    assert "records a TRUNCATE, and the file has none" in report_of(built).problems[0]
 
 
 def test_splits_and_order_that_aren_t_so(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_splits_and_order_that_aren_t_so(tmp_path: Path) -> None:
         assert reason is None or reason in problems[0]
     shuffled = several_epochs(tmp_path / "shuffled", shuffled=True)
     entry(shuffled, 0)["sorted"] = True
-    assert "says it is sorted" in report_of(shuffled).problems[0]
+    assert "declares it sorted" in report_of(shuffled).problems[0]
 
 
 def test_parquet_beside_jsonl_is_compared_with_it(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_parquet_that_gives_no_lines_back_is_counted_only(tmp_path: Path) -> Non
     assert report.problems == []
     assert "its base is there only in a form that doesn't give the lines back" in report.remarks[0]
     built.artifacts[0]["row_count"] += 1
-    assert "rows, the manifest says" in report_of(built).problems[0]
+    assert "rows, the manifest has" in report_of(built).problems[0]
 
 
 def _written_by_another_tool(built: Builder, index: int) -> None:

@@ -46,7 +46,7 @@ def test_nothing_is_left_of_it(way: Way, s3: S3Maker) -> None:
         ("*", ignoring("If-Match"), "If-Match on PutObject"),
         ("Complete*", IGNORES_ALL, "If-None-Match on CompleteMultipartUpload"),
         ("Complete*", answer(501, "NotImplemented"), "on CompleteMultipartUpload"),
-        ("PutObject", answer(501, "NotImplemented"), "it refuses what it should take"),
+        ("PutObject", answer(501, "NotImplemented"), "it refuses a request that it should accept"),
     ],
     ids=str,
 )

@@ -146,7 +146,7 @@ def test_within_a_history_the_head_never_goes_back(new_stores: NewStores) -> Non
     [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
-    with pytest.raises(OutOfOrder, match="0/9 lies before the archive's head, 0/A"):
+    with pytest.raises(OutOfOrder, match="0/9 is before the archive's head, 0/A"):
         rebased(archive, 9, TWO, continues=False)
     with pytest.raises(OutOfOrder):
         diffed(archive, 10, 9, ONE, TWO)

@@ -229,7 +229,7 @@ def test_a_disk_that_was_put_back_and_written_beyond_our_position_is_seen_by_its
     known, record = history_of(ingest), table_id(ingest)
     copied_again(ingest, record)
     source = source_of(ingest)
-    assert "isn't what was there before" in source.because
+    assert "isn't the WAL that the store followed" in source.because
     assert source.history.restored and source.history._replace(restored=0) == known
 
 

@@ -119,7 +119,7 @@ class ConnectCall:
             except h11.RemoteProtocolError as wrong:
                 raise NotAReplicationServer(
                     self._server,
-                    f"what listens there doesn't speak HTTP/1.1 ({wrong}); the Connect protocol has"
+                    f"the port doesn't speak HTTP/1.1 ({wrong}); the Connect protocol has"
                     " a port of its own, fanout.connect.port (4003)",
                 ) from wrong
             if isinstance(event, h11.Response):

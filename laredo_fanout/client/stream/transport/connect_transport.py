@@ -209,7 +209,7 @@ def _parsed(server: str, kind: type[M], content: bytes) -> M:
     try:
         return kind.FromString(content)
     except DecodeError as wrong:
-        raise ProtocolViolation(server, f"what came is no {kind.DESCRIPTOR.name}") from wrong
+        raise ProtocolViolation(server, f"the answer isn't a {kind.DESCRIPTOR.name}") from wrong
 
 
 def _json_object(content: bytes) -> dict[str, Any] | None:

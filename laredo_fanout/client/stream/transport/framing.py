@@ -56,7 +56,7 @@ class ChunkedBody:
                 if len(data) < start + 2:
                     break
                 if not data.startswith(b"\r\n", start):
-                    raise BadFraming("a chunk is longer than it says")
+                    raise BadFraming("a chunk is longer than its header declares")
                 start += 2
                 self._closing = False
             end = data.find(b"\r\n", start)
