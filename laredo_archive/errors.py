@@ -135,10 +135,10 @@ class ArtifactDamaged(ArchiveError):
 
 
 class ArtifactMissing(ArchiveError):
-    """A manifest entry names the object at ``uri``, and it isn't there."""
+    """A manifest entry names the object at ``uri``, but it doesn't exist."""
 
     def __init__(self, uri: str, message: str = "the manifest names this object") -> None:
-        super().__init__(f"{uri}: {message}, and it isn't there")
+        super().__init__(f"{uri}: {message}, but it doesn't exist")
         self.uri = uri
 
 
@@ -218,7 +218,7 @@ class CopyRefused(ArchiveError):
     """An archive isn't copied to, or from, ``where``."""
 
     def __init__(self, where: str, reason: str) -> None:
-        super().__init__(f"{where}: {reason}. Its manifest is as it was")
+        super().__init__(f"{where}: {reason}. Its manifest is unchanged")
         self.where = where
 
 
@@ -228,7 +228,7 @@ class CopyStopped(ArchiveError):
     def __init__(self, failure: ArchiveError, where: str, done: int, wanted: int) -> None:
         super().__init__(
             f"{str(failure).rstrip('.')}. {done} of {wanted} objects are in place and stay;"
-            f" {where} is as it was. The same command goes on from there"
+            f" {where} is unchanged. Run the same command to continue"
         )
         self.where = where
 
@@ -251,7 +251,7 @@ class ChecksumDiffers(ArchiveError):
         super().__init__(
             f"{table} at {position}: the diffs lead to {running}, the new base is {base}."
             " Nothing was committed; compare both with PostgreSQL (laredo-archive verify"
-            " --against DSN) before anything is written on"
+            " --against DSN) before you continue"
         )
         self.running = running
         self.base = base
@@ -267,7 +267,7 @@ class Fenced(ArchiveError):
     def __init__(self, where: str, writer_id: str, term: int, own_id: str, own_term: int) -> None:
         super().__init__(
             f"{where}: writer {writer_id} (term {term}) has taken over from this one, {own_id}"
-            f" (term {own_term}). This writer stays out for good; if that wasn't meant, stop one"
+            f" (term {own_term}). This writer stops for good. If that wasn't intended, stop one"
             " of the two and restart the other"
         )
         self.where = where
@@ -320,7 +320,7 @@ class BadKey(DestinationError):
     """A key that isn't a plain relative path inside the destination."""
 
     def __init__(self, uri: str, key: str) -> None:
-        super().__init__(uri, f"the key {key!r} doesn't lie inside this destination")
+        super().__init__(uri, f"the key {key!r} isn't inside this destination")
 
 
 class NameTaken(DestinationError):
@@ -337,7 +337,7 @@ class CommitConflict(DestinationError):
     """
 
     def __init__(self, uri: str) -> None:
-        super().__init__(uri, "was changed by someone else")
+        super().__init__(uri, "was changed by another program")
 
 
 class CommitStateUnknown(DestinationError):

@@ -86,7 +86,7 @@ class Grpc(Section):
         """The dangers of listening on ``host``, as ``path: text``; ``key`` is its path."""
         if self.tokens_file is not None or (self.tls is not None and self.tls.client_ca):
             return []
-        danger = "may read every table: no token and no certificate is asked for"
+        danger = "may read every table: no token and no certificate is required"
         cure = "set fanout.grpc.tokens_file, or tls with a client_ca"
         found = exposure.warning(key, host, danger, cure)
         return [] if found is None else [found]
@@ -395,7 +395,7 @@ class Config(Section):
 
     def warnings(self) -> list[str]:
         """The settings that are accepted but dangerous or deprecated, as ``path: text``."""
-        danger = "may read the status and have tables copied again: no token is asked for"
+        danger = "may read the status and have tables copied again: no token is required"
         found = [*self._reader_warnings(), *self.http.warnings("http", danger)]
         if self.source is not None and "stream_transactions" in self.source.model_fields_set:
             key = f"sources.{self.source_name}.stream_transactions"

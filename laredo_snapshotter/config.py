@@ -116,7 +116,7 @@ class HttpBlock(HttpSettings):
     @property
     def dangers(self) -> list[str]:
         """Dangerous settings of the HTTP port, as ``path: text``."""
-        danger = "may read the status and have new bases written: no token is asked for"
+        danger = "may read the status and have new bases written: no token is required"
         return self.warnings("snapshotter.http", danger)
 
 
@@ -308,7 +308,7 @@ def check_apart(found: list[TableConfig]) -> None:
 def _check_once(path: str, key: str, names: list[str]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigRefused(f"{path}.{key}: {twice}is listed twice; remove one")
+        raise ConfigRefused(f"{path}.{key}: {twice} is listed twice; remove one")
 
 
 def _check_own(

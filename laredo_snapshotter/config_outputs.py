@@ -18,13 +18,13 @@ from laredo_model.settings import Secret, Section, WrongAt
 
 def _endpoint(url: str) -> str:
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
-        raise ValueError(f'"{url}" is no endpoint; write https://host or http://host:port')
+        raise ValueError(f'"{url}" is not an endpoint; write https://host or http://host:port')
     return url.rstrip("/")
 
 
 def _region(name: str) -> str:
     if not re.fullmatch(r"[a-z0-9-]+", name):
-        raise ValueError(f'"{name}" is no region; write it as AWS does, such as eu-central-1')
+        raise ValueError(f'"{name}" is not a region; write it as AWS does, such as eu-central-1')
     return name
 
 

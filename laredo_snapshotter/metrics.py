@@ -57,19 +57,19 @@ class Metrics:
         )
         self.notices_sent = Counter(
             "snapshotter_notices_sent",
-            "Notices that a sink took",
+            "Notices that a sink accepted",
             ["table", "sink"],
             registry=self.registry,
         )
         self.stream_errors = Counter(
             "snapshotter_stream_errors",
-            "Streams that broke or were refused",
+            "Streams that were lost or refused",
             ["table", "kind"],
             registry=self.registry,
         )
         self.restarts = Counter(
             "snapshotter_table_restarts",
-            "Times that a table's writer began again from the archive's head",
+            "Times that a table's writer was restarted from the archive's head",
             ["table"],
             registry=self.registry,
         )
@@ -93,7 +93,7 @@ class Metrics:
         )
         self.objects_deleted = Counter(
             "snapshotter_objects_deleted",
-            "Objects that no manifest needed any more, deleted",
+            "Deleted objects, which no manifest needed any more",
             ["table", "destination"],
             registry=self.registry,
         )

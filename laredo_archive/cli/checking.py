@@ -66,7 +66,7 @@ def verify_archive(
     the database, or the table changed just then. 2: the database can't be asked.
     """
     if lock and dsn is None:
-        raise click.UsageError("--lock is of use with --against only")
+        raise click.UsageError("--lock needs --against")
     archive = opened(uri, access, key_fields)
     with shown(archive.uri) as progress:
         verdict = _compared(archive, dsn, lock, wait_s, progress)

@@ -69,7 +69,7 @@ def _key_columns(
     del context, parameter
     found = [name for names in given for name in next(csv.reader([names]), [])]
     if not all(found) or bool(given) is not bool(found):
-        raise click.BadParameter("there is no column in a part of it; write --key COLUMN,COLUMN")
+        raise click.BadParameter("one of its parts names no column; write --key COLUMN,COLUMN")
     return tuple(found)
 
 
@@ -89,8 +89,8 @@ key_option = click.option(
     multiple=True,
     callback=_key_columns,
     metavar="COLUMN[,COLUMN...]",
-    help="The key columns, in its order, of an archive whose manifest doesn't say (default: id);"
-    " may be repeated. A name with a comma stands in quotes: '\"a,b\"'.",
+    help="Key columns, in the key's order, of an archive whose manifest doesn't name them"
+    " (default: id); may be repeated. Quote a name with a comma: '\"a,b\"'.",
 )
 
 
@@ -126,7 +126,10 @@ writing_options: Sequence[Option] = (
 )
 storing_options: Sequence[Option] = (
     *writing_options,
-    ("storage-class", {"metavar": "CLASS", "help": "S3: of the objects, such as STANDARD_IA."}),
+    (
+        "storage-class",
+        {"metavar": "CLASS", "help": ("S3: storage class of the objects, such as STANDARD_IA.")},
+    ),
 )
 
 
@@ -165,7 +168,7 @@ def access_of(values: Values) -> S3Access:
     :raises ProfileError: if profile or role can't be used.
     """
     if values["external-id"] is not None and values["role-arn"] is None:
-        raise click.UsageError("--external-id is of use with --role-arn only")
+        raise click.UsageError("--external-id needs --role-arn")
     profiles, credentials = s3.profiles(
         values["profile"], values["role-arn"], values["external-id"], values["region"]
     )

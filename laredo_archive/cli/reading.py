@@ -47,7 +47,9 @@ Moment = Position | datetime
 @click.command("ls")
 @archive_argument
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
-@click.option("--all", "in_steps", is_flag=True, help="Merged diffs' parts in their places.")
+@click.option(
+    "--all", "in_steps", is_flag=True, help=("Show the parts of merged diffs instead of these.")
+)
 @click.option("--summary", "by_epoch", is_flag=True, help="A line for each epoch.")
 @s3_options()
 def list_artifacts(

@@ -243,7 +243,7 @@ def _break(before: BoundaryState, base: BoundaryState, epoch: Epoch) -> str | No
     if (before.rows, before.checksum) == (base.rows, base.checksum):
         return None
     return (
-        f"epoch {epoch.number}continues the one before, which has {before.rows}"
+        f"epoch {epoch.number} continues the one before, which has {before.rows}"
         f" rows and the checksum {before.checksum} at {positions.text(before.position)}; its base"
         f" has {base.rows} and {base.checksum}"
     )

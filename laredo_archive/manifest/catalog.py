@@ -215,7 +215,7 @@ def parse(data: bytes, where: str) -> DatabaseCatalog:
 def _prefixed(archives: dict[str, CatalogEntry]) -> dict[str, CatalogEntry]:
     for prefix in archives:
         if prefix and not is_plain(prefix.removesuffix("/")):
-            raise WrongField(f"archives: {prefix!r} doesn't lie inside a destination")
+            raise WrongField(f"archives: {prefix!r} isn't inside a destination")
     return archives
 
 

@@ -97,7 +97,10 @@ class Notices:
             sink=sink,
             artifacts=len(gone),
             epochs=sorted({artifact.epoch for artifact in gone}),
-            advice="it goes on with what is there; mend the sink, or raise retention.keep_epochs",
+            advice=(
+                "the sink continues with the remaining artifacts; repair the sink, or raise"
+                " retention.keep_epochs"
+            ),
         )
 
     def _first(self, sink: str, manifest: Manifest) -> int:

@@ -65,7 +65,7 @@ class CatalogStore:
             else:
                 return
         raise DestinationUnavailable(
-            self.uri, f"no swap came through in {ATTEMPTS} tries; the last time it {trouble}"
+            self.uri, f"no swap succeeded in {ATTEMPTS} attempts; the last time it {trouble}"
         ).at(self._destination.location)
 
     def _current(self) -> DatabaseCatalog | None:

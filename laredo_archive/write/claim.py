@@ -87,7 +87,7 @@ def _claim_one(store: ManifestStore, table: str, wanted: Claim, sinks: tuple[str
         else:
             reach("claim.swapped")
             return
-    raise DestinationUnavailable(store.uri, f"it couldn't be claimed in {ATTEMPTS} tries").at(
+    raise DestinationUnavailable(store.uri, f"it couldn't be claimed in {ATTEMPTS} attempts").at(
         store.destination.location
     )
 

@@ -217,7 +217,7 @@ class ManifestStore:
                 reach("commit.swapped")
                 return done
         raise DestinationUnavailable(
-            self.uri, f"no swap came through in {ATTEMPTS} tries; the last time it {trouble}"
+            self.uri, f"no swap succeeded in {ATTEMPTS} attempts; the last time it {trouble}"
         ).at(self.destination.location)
 
     def _claimed(self, manifest: Manifest | None, claim: Claim | None) -> Manifest:

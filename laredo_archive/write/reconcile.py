@@ -85,12 +85,13 @@ def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
     if not at_head:
         if last.to_position < min(map(_position, boundaries)):
             return None
-        return f"the one's head isn't an artifact's end of the other ({heads})"
+        return f"the head of one isn't an artifact's end of the other ({heads})"
     for known in at_head:
         if _differ(known.rows, last.rows) or _differ(known.state_checksum, last.state_checksum):
             return (
-                f"at {positions.text(last.to_position)} the one has {known.rows} rows, checksum"
-                f" {known.state_checksum}, the other {last.rows}, {last.state_checksum} ({heads})"
+                f"at {positions.text(last.to_position)} one has {known.rows} rows, checksum"
+                f" {known.state_checksum}, the other {last.rows}, {last.state_checksum}"
+                f" ({heads})"
             )
     return None
 

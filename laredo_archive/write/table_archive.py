@@ -355,8 +355,8 @@ class TableArchive:
             self._finish()
             if self._head is None or position < self._head.position:
                 raise OutOfOrder(
-                    f"{self._table}: {positions.text(position)} can't be seen: it isn't at or"
-                    " after the archive's head"
+                    f"{self._table}: {positions.text(position)} can't be recorded as seen: it is"
+                    " before the archive's head"
                 )
             for store in self._stores:
                 store.rewrite(

@@ -115,7 +115,7 @@ def table_problem(
 def _leave_out(wanted: SourceTableOptions) -> str:
     """Advice for leaving a table out."""
     if wanted.by_pattern:
-        return f"exclude {wanted.qualified}from the pattern that matches it"
+        return f"exclude {wanted.qualified} from the pattern that matches it"
     return f"take {wanted.qualified} out of tables"
 
 
@@ -126,7 +126,7 @@ def _unfit(table: SourceTable, wanted: SourceTableOptions) -> TableRefused | Non
         if wanted.by_pattern:
             cure = (
                 "patterns don't match partitions, so it is left out from the next check on; list"
-                f" {table.hidden_by},unless a pattern matches it"
+                f" {table.hidden_by}, unless a pattern matches it"
             )
         return TableUnfit(
             name,

@@ -322,7 +322,7 @@ class FallBehind:
         if plan.source != self._identity():
             why = "its positions mean nothing in the present history"
         elif self._sessions[1] > _MOST_SESSIONS:
-            why = f"{_MOST_SESSIONS} attempts didn't get on with it"
+            why = f"{_MOST_SESSIONS} attempts made no progress with it"
         if why is None:
             return plan
         _log.warning("split backlog given up", reason=why)

@@ -106,14 +106,17 @@ class CertificateWatch:
                 path=str(certificate.path),
                 expiry=expiry.isoformat(),
                 days=max(0, left.days),
-                cure="put a new one in its place; it is read without a restart",
+                cure=(
+                    "replace the certificate's file; the program reads the new one without a"
+                    " restart"
+                ),
             )
 
     def families(self, prefix: str) -> Iterator[Metric]:
         """The metric of the expiries, as they were at the last :meth:`read`."""
         gauge = GaugeMetricFamily(
             f"{prefix}_certificate_expiry_timestamp_seconds",
-            "When the certificate of this configuration path expires (Unix time)",
+            "Unix time at which the certificate of this configuration path expires",
             labels=["certificate"],
         )
         for name, expiry in self._expiries.items():

@@ -54,7 +54,7 @@ class HttpSettings(Section):
         for name in names:
             if not _NAME.fullmatch(name):
                 raise ValueError(
-                    f'"{name}" is no name; write fanout or .example.com, without a port'
+                    f'"{name}" is not a name; write fanout or .example.com, without a port'
                 )
         return names
 

@@ -148,7 +148,7 @@ class Rebase:
     def _check(self, handshake: Handshake) -> None:
         head = self._archive.head
         if not self._feed.cuts.live or head is None:
-            raise RebaseAbandoned(self._config.name, "the live stream isn't there")
+            raise RebaseAbandoned(self._config.name, "the live stream is closed")
         if handshake.history != head.history or not same_shape(handshake.columns, head.columns):
             raise RebaseAbandoned(self._config.name, "the table isn't the one of this epoch")
 

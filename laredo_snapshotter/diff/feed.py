@@ -256,7 +256,7 @@ class Feed:
                 raise Reopen("a destination is unavailable and the buffer is full", self._settled)
             if self._outlet.unverified is not None:
                 # The next handshake has the verified position, before any change.
-                raise Reopen("the buffer is full of what isn't verified yet", _shortly)
+                raise Reopen("the buffer is full of unverified changes", _shortly)
             await outlet.progress()
 
     def _settled(self) -> "asyncio.Future[None]":

@@ -232,7 +232,7 @@ def _why_none(manifests: Found, found: Mapping[History, list[CommonBoundary]]) -
         if not manifest.artifacts:
             return f"there is nothing in the archive of {name} yet"
         if manifest.history is None:
-            return f"the archive of {name}doesn't record the history of its positions"
+            return f"the archive of {name} doesn't record the history of its positions"
     if found:
         return "there is no position at which all of them are known"
     histories = ", ".join(f"{name} is of {each.history}" for name, (_, each) in manifests.items())

@@ -121,4 +121,4 @@ class SyncFailed(SyncError):
     """A task failed."""
 
     def __init__(self, target: object, reason: str) -> None:
-        super().__init__(f"{target}: {reason}. The target is left as it was")
+        super().__init__(f"{target}: {reason}. The target is unchanged")

@@ -52,8 +52,8 @@ class ArrayTooDeep(ValueLacking):
 
     def __init__(self, column: str, value: str, dimensions: int) -> None:
         super().__init__(
-            f"column {column}: {value} hasn't {dimensions} dimension(s), which its type was given."
-            f' Say how many it has (array_dimensions = "{column}=N"), or read it as JSON text'
+            f"column {column}: {value} hasn't the {dimensions} dimension(s) of its type."
+            f' Set their number (array_dimensions = "{column}=N"), or read it as JSON text'
             f' (array_dimensions = "{column}=0")'
         )
         self.column = column
@@ -65,7 +65,7 @@ class ValueUnfit(ArrowError):
 
     def __init__(self, column: str, value: str, type_name: str) -> None:
         super().__init__(
-            f"column {column}: {value} is no {type_name}, the column's type in the manifest."
+            f"column {column}: {value} isn't a {type_name}, the column's type in the manifest."
             " Check the archive with laredo-archive verify"
         )
         self.column = column

@@ -82,7 +82,7 @@ class S3Location:
         if self.endpoint is not None and urlsplit(self.endpoint).scheme not in ("http", "https"):
             wrong.append(f"the endpoint {self.endpoint!r} isn't an http:// or https:// URL")
         if self.addressing not in ADDRESSINGS:
-            wrong.append(f"addressing {self.addressing!r} is none of {', '.join(ADDRESSINGS)}")
+            wrong.append(f"addressing {self.addressing!r} isn't one of {', '.join(ADDRESSINGS)}")
         if self.kms_key_id is not None and not _is_kms(self.server_side_encryption):
             wrong.append("kms_key_id needs server_side_encryption = aws:kms")
         if self.storage_class in _FROZEN:

@@ -185,7 +185,7 @@ class PinnedObject(io.RawIOBase):
 
     def _replaced(self) -> DestinationUnavailable:
         return DestinationUnavailable(
-            self._uri, "it was replaced while it was being read; nothing of ours does that"
+            self._uri, "it was replaced while it was being read; none of our programs does that"
         ).at(self._bucket.location.identity)
 
     def _drop_body(self) -> None:

@@ -43,7 +43,7 @@ def single(body: bytes) -> tuple[bool, bytes]:
         raise BadRequest(f"the body has {len(body)} bytes, an enveloped message has 5 and more")
     flags, length = body[0], int.from_bytes(body[1:HEAD_BYTES], "big")
     if flags & ~COMPRESSED:
-        raise BadRequest(f"the message's envelope has flags {flags:#x}: 0 or 1 is meant")
+        raise BadRequest(f"the message's envelope has flags {flags:#x}; expected 0 or 1")
     if length != len(body) - HEAD_BYTES:
         raise BadRequest(
             f"the body has {len(body) - HEAD_BYTES} bytes after the envelope's head, which"

@@ -206,7 +206,7 @@ def _check_inside(
     at = position_.text(before)
     if not diffs:
         raise NoReplay(
-            Outcome.INEXACT, f"{at} isafter the last artifact, at {end}: later changes are unknown"
+            Outcome.INEXACT, f"{at} is after the last artifact, at {end}: later changes are unknown"
         )
     first = diffs[0]
     if first.to_position < before:

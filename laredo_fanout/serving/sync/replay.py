@@ -189,7 +189,7 @@ class Replay:
             return coming.result()
         except Exception as failure:
             self._break(failure)
-            raise SnapshotNeeded("the archive's replay broke off") from failure
+            raise SnapshotNeeded("the replay from the archive failed") from failure
 
     async def _send_piece(self, piece: Piece) -> None:
         record = piece.record

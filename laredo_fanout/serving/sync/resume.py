@@ -193,7 +193,7 @@ def missed(position: int, view: TableView, source: SourceIdentity) -> str:
     if view.skips(position):
         return "this relay was down then, and has the changes of that time as one transaction"
     if view.suspect(position) and position >= view.floor:
-        return "rows that had moved with a partition were repaired beyond that position"
+        return "rows that had moved with a partition were repaired after that position"
     return (
         f"the journal is complete from {position_.text(view.floor)} on: older entries were"
         " pruned, or the table was copied again"

@@ -325,7 +325,7 @@ def test_refusals_and_stops_are_one_line(
     assert stopped.returncode == 1
     assert "snapshot-0_258.jsonl: its sha256 is" in line
     assert "of 7 objects are in place and stay" in line
-    assert line.endswith("The same command goes on from there")
+    assert line.endswith("Run the same command to continue")
 
 
 @pytest.mark.parametrize(
