@@ -131,7 +131,7 @@ def test_a_tasks_failure_is_one_message_over_spark_connect(
         "    say(own_message(failure))\n",
     )
     assert isinstance(message, str)
-    assert damaged.name in message and "the manifest says" in message
+    assert damaged.name in message and "the manifest has" in message
 
 
 @pytest.mark.thorough

@@ -282,7 +282,7 @@ def test_not_over_another_past(source: Path, target: Path) -> None:
     with opened([LocalDestination(target.parent)], "w2") as writer:
         rebased(writer, 10, THREE, continues=False)
     released(target)
-    untouched(target, lambda: copied(source, target), "at 0/A the one has 2 rows")
+    untouched(target, lambda: copied(source, target), "at 0/A one has 2 rows")
 
 
 @pytest.mark.parametrize("inner", ["", "/below", "/.."])

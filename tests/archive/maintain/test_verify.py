@@ -83,7 +83,7 @@ def test_a_flipped_byte(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"Rob", b"Tob"))
     report = report_of(built)
     assert "diff-0_64-0_C8.jsonl: its sha256 is" in report.problems[0]
-    assert "epoch 1: its states aren't proven" in report.problems[1]
+    assert "epoch 1: damaged files keep its states" in report.problems[1]
     assert len(report.problems) == 2
     assert report.boundaries == 4  # the other epochs are still proven
 
@@ -137,7 +137,7 @@ def test_a_wrong_state_at_any_boundary(tmp_path: Path, field: str, index: int) -
     built = several_epochs(tmp_path)
     built.artifacts[index][field] = 17 if field == "rows" else "0" * 32
     (problem,) = report_of(built).problems
-    assert "the manifest says" in problem
+    assert "the manifest has" in problem
     assert f"epoch {built.artifacts[index]['epoch']}" in problem
 
 
@@ -146,7 +146,7 @@ def test_a_wrong_count_at_any_artifact(tmp_path: Path, index: int) -> None:
     built = several_epochs(tmp_path)
     name = "row_count" if "row_count" in built.artifacts[index] else "change_count"
     built.artifacts[index][name] += 2
-    assert "the manifest says" in report_of(built).problems[0]
+    assert "the manifest has" in report_of(built).problems[0]
 
 
 def test_a_base_that_doesn_t_continue_though_it_says_so(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_splits_and_order_that_aren_t_so(tmp_path: Path) -> None:
     line = len(ONE[b"1"]) + 1
     for splits, reason in (
         ([["1", 0], ["10", line]], None),
-        ([["1", 0], ["2", line]], "say that '2' is at byte"),
-        ([["1", 0], ["10", line - 5]], "say that '10' is at byte"),
+        ([["1", 0], ["2", line]], "its splits have '2' at byte"),
+        ([["1", 0], ["10", line - 5]], "its splits have '10' at byte"),
         ([["10", line], ["1", 0]], "doesn't follow"),
     ):
         entry(built, 5)["splits"] = splits

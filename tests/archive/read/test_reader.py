@@ -305,11 +305,11 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 def test_a_wrong_count_and_a_wrong_order_are_told(tmp_path: Path) -> None:
     built = several_epochs(tmp_path)
     built.artifacts[-2]["row_count"] = 4
-    with pytest.raises(ArtifactDamaged, match="it has 3 rows, the manifest says 4"):
+    with pytest.raises(ArtifactDamaged, match="it has 3 rows, the manifest has 4"):
         read_all(built.write())
     built = several_epochs(tmp_path / "shuffled", shuffled=True)
     built.artifacts[-2]["formats"]["jsonl"]["sorted"] = True
-    with pytest.raises(ArtifactDamaged, match="declares it sorted, and the key '10' comes after"):
+    with pytest.raises(ArtifactDamaged, match="declares it sorted, but the key '10' comes after"):
         read_all(built.write())
 
 

@@ -206,7 +206,7 @@ def test_old_epochs_leave_into_retired(new_stores: NewStores) -> None:
 def test_seen_is_raised_and_never_lowered(new_stores: NewStores) -> None:
     [destination] = new_stores()
     archive = opened([destination])
-    with pytest.raises(OutOfOrder, match="can't be seen"):
+    with pytest.raises(OutOfOrder, match="can't be recorded as seen"):
         archive.see(Position(10))
     rebased(archive, 10, ONE, continues=False)
     assert destination.manifest.seen_position == 10
