@@ -7,7 +7,7 @@ ArchiveError
 │   ├── ManifestLost          it was there, and is gone
 │   ├── PrefixMeant           the archive is at the prefix without its slash
 │   └── NotCollectable        it names no artifacts, so nothing can be called garbage
-├── ArtifactDamaged           an object isn't what its entry says
+├── ArtifactDamaged           an object differs from its entry
 ├── ArtifactMissing           an object that an entry names isn't there
 ├── ArchiveMissing            no archive at that location
 ├── NoSuchBoundary            no artifact ends where the reader wants to be
@@ -126,7 +126,7 @@ class NotCollectable(ManifestError):
 
 
 class ArtifactDamaged(ArchiveError):
-    """The object at ``uri`` isn't what its manifest entry says."""
+    """The object at ``uri`` differs from its manifest entry."""
 
     def __init__(self, uri: str, reason: str) -> None:
         super().__init__(f"{uri}: {reason}")

@@ -143,10 +143,10 @@ class Archive:
         return RowFields.of(boundary.base, self.key_fields)
 
     def rows(self, boundary: Boundary) -> Iterator[Rows]:
-        """The table at ``boundary``: keys beside lines, in key order, some thousand at a time.
+        """The table at ``boundary``: keys and lines, in key order, some thousand at a time.
 
         :raises ArtifactMissing: if an object isn't there, before the first row.
-        :raises ArtifactDamaged: if a file isn't what its entry says: before the first row
+        :raises ArtifactDamaged: if a file differs from its entry: before the first row
             if its size shows that, else at the latest after the last.
         :raises FormatUnknown: if an artifact is in no format that is known here.
         :raises TemporarySpaceLacking: if sorting needs room that isn't there.

@@ -202,13 +202,13 @@ class ReplicatedTableConfig(Section):
     namespace: SchemaName = Field(default="public", alias="schema")
     """The table's schema; names are case-sensitive. With a ``*``, as in ``table``, a pattern."""
     table: str = Field(min_length=1)
-    """The table's name. With a ``*``, which stands for any characters, the entry is a pattern: all
+    """The table's name. With a ``*``, which matches any characters, the entry is a pattern: all
     tables that fit it are followed, also those that are made later."""
     exclude: tuple[str, ...] = ()
-    """Of a pattern: tables that it doesn't stand for, as ``table`` or ``schema.table``, which may
+    """Of a pattern: tables that it doesn't match, as ``table`` or ``schema.table``, which may
     have a ``*``."""
     max_tables: int = Field(default=500, ge=1)
-    """Of a pattern: so many tables are followed at most; the log names the others."""
+    """Of a pattern: the most tables to follow; the log names the others."""
     append_only: bool = False
     """For a table without a key, whose rows are only ever inserted."""
     targets: tuple[Target, ...] = (Target(),)
@@ -220,7 +220,7 @@ class ReplicatedTableConfig(Section):
         return self._by_pattern
 
     def of_pattern(self, name: TableName) -> ReplicatedTableConfig:
-        """One of the tables that this pattern stands for."""
+        """One of the tables that this pattern matches."""
         update = {"namespace": name.schema, "table": name.table, "exclude": ()}
         table = self.model_copy(update=update)
         table._by_pattern = True

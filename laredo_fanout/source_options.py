@@ -22,7 +22,7 @@ class PublicationOptions:
     name: str = "laredo"
     create: bool = True
     append_only_name: str = ""
-    """The one for append-only tables; by default the name with ``_append`` behind it."""
+    """The one for append-only tables; by default the name followed by ``_append``."""
     append_only: bool = False
     """True for the append-only tables' publication: it publishes INSERT and TRUNCATE alone."""
 

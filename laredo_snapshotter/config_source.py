@@ -39,13 +39,13 @@ class SourceBlock(Section):
     schema_name: Annotated[SchemaName, Field(alias="schema")] = "public"
     """The table's schema. With a ``*``, as in ``table``, a pattern."""
     table: str | None = None
-    """The table's name; required. With a ``*``, which stands for any characters, the block is a
+    """The table's name; required. With a ``*``, which matches any characters, the block is a
     pattern: all tables of the server that fit it are written, also those that come later."""
     exclude: tuple[str, ...] = ()
-    """Of a pattern: tables that it doesn't stand for, as ``table`` or ``schema.table``, which may
+    """Of a pattern: tables that it doesn't match, as ``table`` or ``schema.table``, which may
     have a ``*``."""
     max_tables: Annotated[int, Field(ge=1)] = 500
-    """Of a pattern: so many tables are written at most; the log names the others."""
+    """Of a pattern: the most tables to write; the log names the others."""
     client_id: str | None = None
     """Name of this writer at the server; by default ``laredo-snapshotter:<schema>.<table>``."""
     local_snapshot_path: Path | None = None

@@ -21,7 +21,7 @@ from laredo_model.checksum import StateChecksum
 
 
 class SnapshotterError(Exception):
-    """Root of the writer's own errors; the message says what to do."""
+    """Root of the writer's own errors; the message has the cure."""
 
 
 class ConfigRefused(SnapshotterError):
@@ -51,7 +51,7 @@ class KeyFieldsDiffer(SnapshotterError):
 
 
 class SnapshotNotReady(SnapshotterError):
-    """POST /snapshot for a table that can't make one now; the message says why."""
+    """POST /snapshot for a table that can't make one now; the message has the reason."""
 
 
 class ReloadImpossible(SnapshotterError):
@@ -76,7 +76,7 @@ class ServerUnfit(SnapshotterError):
 
 
 class SnapshotDamaged(SnapshotterError):
-    """The rows that arrived aren't those that the server says it sent."""
+    """The rows that arrived aren't those that the server reports to have sent."""
 
     def __init__(self, table: str, sent: StateChecksum, received: StateChecksum) -> None:
         super().__init__(
@@ -97,7 +97,7 @@ class PortTaken(SnapshotterError):
 
 
 class NeverVerified(SnapshotterError):
-    """An artifact's rows may be of before silent DDL that rewrote values."""
+    """An artifact's rows may be older than silent DDL that rewrote values."""
 
     def __init__(self, table: str, position: int) -> None:
         super().__init__(

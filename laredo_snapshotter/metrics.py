@@ -191,7 +191,7 @@ class TableCounters(Observer):
         self._metrics.notices_sent.labels(self._table, sink).inc()
 
     def notice_refused(self, sink: str) -> None:
-        """``sink`` didn't take one, or didn't say so."""
+        """``sink`` didn't take one, or didn't confirm that."""
         self._metrics.event_errors.labels(self._table, sink).inc()
 
     def destination(self, location: str) -> None:

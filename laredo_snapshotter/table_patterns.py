@@ -16,14 +16,14 @@ log = structlog.get_logger(__name__)
 
 
 class ServedPattern(NamedTuple):
-    """A pattern, and the server whose tables it stands for."""
+    """A pattern, and the server whose tables it matches."""
 
     endpoint: Endpoint
     pattern: TablePattern
 
 
 Found = Mapping[ServedPattern, Collection[TableName]]
-"""The tables that patterns stand for, of those whose server has answered."""
+"""The tables that patterns match, of those whose server has answered."""
 
 
 class _Entry(NamedTuple):

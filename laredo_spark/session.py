@@ -23,7 +23,7 @@ def session(
 ) -> SparkSession:
     """The active session, or a new one with filters on the key pushed down.
 
-    ``master``: as Spark's own setting; without it, as spark-submit says, else all cores here.
+    ``master``: as Spark's own setting; without it, as spark-submit sets, else all cores here.
     ``settings``: more of Spark's, by their names.
 
     :raises JavaMissing: if no Java that Spark could run on is found.

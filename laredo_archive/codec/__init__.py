@@ -191,7 +191,7 @@ def read_snapshot(
     *,
     key_fields: Sequence[str] | None = None,
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """The rows of a snapshot, keys beside lines, a block at a time.
+    """The rows of a snapshot as keys and lines, a block at a time.
 
     ``start`` and ``stop`` are byte offsets, such as splits give; a ``start``
     needs a seekable stream. The key is ``key_fields`` (empty: the table has

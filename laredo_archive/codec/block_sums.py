@@ -22,7 +22,7 @@ Blocks = tuple[tuple[int, int], ...]
 
 _POLYNOMIAL = 0xEDB88320
 _ONE, _X = 1 << 31, 1 << 30
-"""Polynomials stand with the highest power in the lowest bit."""
+"""The highest power of a polynomial is in the lowest bit."""
 
 
 class BlockSums:

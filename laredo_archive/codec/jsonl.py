@@ -130,7 +130,7 @@ def read_snapshot(
     start: int | None = None,
     stop: int | None = None,
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """The rows, keys beside lines, a block at a time.
+    """The rows as keys and lines, a block at a time.
 
     :raises BadBytes: at a line that isn't a row.
     """

@@ -111,7 +111,7 @@ def read_snapshot(
     start: int | None = None,
     stop: int | None = None,
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """The rows, keys beside lines, a block at a time.
+    """The rows as keys and lines, a block at a time.
 
     :raises BadBytes: at a message that isn't a row.
     """
@@ -198,7 +198,7 @@ def read_new_rows(
     """The last new row of each of ``keys`` that isn't ``known``, as a SnapshotRow message.
 
     None: it was deleted. Changes must be sorted. ``projection``: the rows' columns; all if None.
-    A row whose columns don't stand in the table's order is a line then.
+    A row whose columns aren't in the table's order is a line then.
 
     :raises BadBytes: at a message that isn't a change; not each message is checked.
     """

@@ -25,7 +25,7 @@ def compact(line: bytes) -> bytes:
 
 
 class RowKeys:
-    """Reads keys from lines whose columns stand in one order.
+    """Reads keys from lines whose columns are in one order.
 
     ``names`` are the lines' columns in order, None if unknown: then the first
     line says. A line that has them otherwise is taken apart in full. Without

@@ -83,7 +83,7 @@ def collect(
     progress: ReadProgress = UNWATCHED,
     on_deleted: Callable[[str], None] | None = None,
 ) -> Collected:
-    """Collect the garbage of one table's archive in one destination, beside its writer.
+    """Collect the garbage of one table's archive in one destination, while its writer is at work.
 
     ``on_deleted`` is called with each deleted key, also by a run that fails later.
 

@@ -44,7 +44,7 @@ def merge_next(
 ) -> Merged | None:
     """Merge the run that is due next, and commit the merged diff; None if none is due.
 
-    :raises ArtifactMissing, ArtifactDamaged: if a diff of it isn't what its entry says, or they
+    :raises ArtifactMissing, ArtifactDamaged: if a diff of it differs from its entry, or they
         don't lead where they should; nothing was changed.
     :raises SpoolUnavailable: if there is no room to encode it; nothing was changed.
     :raises CommitUnavailable, Fenced: as TableArchive.commit_diff.

@@ -60,7 +60,7 @@ class NamedObject(NamedTuple):
 
 
 class DamagedObject(NamedTuple):
-    """An object that isn't what its entry says."""
+    """An object that differs from its entry."""
 
     named: NamedObject
     #: What is wrong with it.

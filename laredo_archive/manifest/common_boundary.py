@@ -80,7 +80,7 @@ def spans_of(manifest: Manifest, where: str) -> Spans:
 def _after_head(manifest: Manifest) -> Position | None:
     if manifest.unchanged_until is None or manifest.seen_position is None:
         return None
-    # A writer of before knows only seen_position, and begins that again in a new history.
+    # An older writer knows only seen_position, and begins that again in a new history.
     return min(manifest.unchanged_until, manifest.seen_position)
 
 

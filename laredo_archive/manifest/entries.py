@@ -70,7 +70,7 @@ class Follows:
     state_checksum: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The object as it stands in a snapshot's entry."""
+        """The object as it is in a snapshot's entry."""
         return {
             "epoch": self.epoch,
             "position": positions.text(self.position),

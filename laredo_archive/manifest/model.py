@@ -254,7 +254,7 @@ class Parts:
         return replace(self, diffs=tuple(diff.moved(entries) for diff in self.diffs), file=file)
 
     def to_json(self) -> dict[str, Any]:
-        """The object as it stands in a diff's entry."""
+        """The object as it is in a diff's entry."""
         if self.file is not None:
             return {"count": self.count, "file": self.file.to_json()}
         return {"count": self.count, "diffs": [diff.to_json() for diff in self.diffs]}

@@ -1,6 +1,6 @@
 """The rules of a manifest's next version, as pure functions from one manifest to the next.
 
-Artifacts stand in (epoch, position) order; an epoch is a snapshot and the diffs
+Artifacts are in (epoch, position) order; an epoch is a snapshot and the diffs
 after it, contiguous by position.
 """
 

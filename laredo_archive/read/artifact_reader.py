@@ -125,7 +125,7 @@ class ArtifactFiles:
         """Compare the object's size with its entry's, without reading it.
 
         :raises ArtifactMissing: if it isn't there.
-        :raises ArtifactDamaged: if it has another size than its entry says.
+        :raises ArtifactDamaged: if it has another size than in its entry.
         """
         found = self._destination.head(self._locate(entry.key))
         if found is None:
@@ -212,9 +212,9 @@ class ArtifactFiles:
     def rows(
         self, artifact: Artifact, shape: RowFields, format_id: str | None = None
     ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """A snapshot's rows, keys beside lines, a block at a time.
+        """A snapshot's rows as keys and lines, a block at a time.
 
-        :raises ArtifactDamaged: where the file isn't what its entry says.
+        :raises ArtifactDamaged: where the file differs from its entry.
         """
         id_, entry = self.choose(artifact, format_id)
 
@@ -263,7 +263,7 @@ class ArtifactFiles:
     ) -> Iterator[Change]:
         """A diff's changes; a TRUNCATE comes first.
 
-        :raises ArtifactDamaged: where the file isn't what its entry says.
+        :raises ArtifactDamaged: where the file differs from its entry.
         """
         id_, entry = self.choose(artifact, format_id)
 

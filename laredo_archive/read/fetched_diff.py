@@ -46,7 +46,7 @@ def fetch(found: FoundArchive, entry: FormatEntry, directory: Path | None) -> IO
     """The object, whole and right, in a temporary file below ``directory``; close it.
 
     :raises ArtifactMissing: if it isn't there.
-    :raises ArtifactDamaged: if it isn't what its entry says.
+    :raises ArtifactDamaged: if it differs from its entry.
     :raises DestinationError: if it can't be read.
     :raises NoRoomToFetch: if there is no room for it.
     """

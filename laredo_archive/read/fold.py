@@ -17,7 +17,7 @@ from laredo_archive.read.external_sort import Sorter
 from laredo_model.change import Action, Change
 
 Rows = tuple[list[bytes], list[bytes]]
-"""Keys beside lines, in key order."""
+"""Keys and lines, in key order."""
 
 OPEN_AT_ONCE = 48
 _ROWS_AT_ONCE = 2000
@@ -131,7 +131,7 @@ def net(keys: Iterable[tuple[bytes, list[OrderedChange]]]) -> Iterator[Change]:
 def base_rows(files: ArtifactFiles, base: Artifact, shape: RowFields) -> Iterator[Rows]:
     """A snapshot's rows in key order, sorted here if the file isn't.
 
-    :raises ArtifactDamaged: where the file isn't what its entry says, or two rows have one key.
+    :raises ArtifactDamaged: where the file differs from its entry, or two rows have one key.
     :raises TemporarySpaceLacking: if sorting needs room that isn't there.
     """
     rows = files.rows(base, shape)

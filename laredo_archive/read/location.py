@@ -121,7 +121,7 @@ def _location_of(manifest_uri: str) -> str:
 def find(uri: str, access: S3Access | None = None) -> FoundArchive:
     """Find the archive at a path or URI, of the manifest or of its directory.
 
-    ``access`` is how S3 is reached; without it, as the environment says.
+    ``access`` is how S3 is reached; without it, as the environment sets.
 
     :raises ArchiveMissing: if there is no manifest.
     :raises ManifestError: if it is damaged or newer than this program.

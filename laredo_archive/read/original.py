@@ -2,7 +2,7 @@
 
 Its keys are Go's %v of values whose types differ between a base and the diffs after it, so keys
 are computed here, from the key's columns. A diff is what its writer held for each key, in no order:
-the TRUNCATE may stand anywhere, an action is the last one, and an UPDATE that changes the key
+the TRUNCATE may be anywhere, an action is the last one, and an UPDATE that changes the key
 leaves the row of the former key to be removed.
 """
 

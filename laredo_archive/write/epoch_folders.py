@@ -1,7 +1,7 @@
 """Puts a relabelled diff's objects into its new epoch's folder (commit protocol, re-base).
 
 Readers of other writers' programs compute an object's name from its artifact's epoch, and others
-list by ``epoch=N/``. So an object lies in its own epoch's folder before a manifest says that epoch:
+list by ``epoch=N/``. So an object is in its own epoch's folder before a manifest has that epoch:
 by a link, by a copy that the store makes, or by an upload of the same bytes. What the former
 epoch's folder holds stays there, as ``former`` in the manifest, until that epoch is retired.
 """

@@ -1,6 +1,6 @@
 """The writer's side of compaction: a merged diff takes the place of its parts on every destination.
 
-What is merged is read and encoded beside the commits, by maintain/compact.py; only the manifests'
+What is merged is read and encoded while commits go on, by maintain/compact.py; only the manifests'
 change takes its turn among them.
 """
 

@@ -108,7 +108,7 @@ def _position(boundary: Boundary) -> int:
 
 
 def _same(one: History | None, other: History | None) -> bool:
-    # An archive of before there were histories fits any: its artifacts' ends must then agree.
+    # An archive from before there were histories fits any: its artifacts' ends must then agree.
     return one is None or other is None or one == other
 
 

@@ -66,7 +66,7 @@ def store_object(
     An object of that name with the same bytes is adopted. Names in ``avoid`` (named by
     another entry, or retired) are neither taken nor adopted.
 
-    :raises ArtifactDamaged: if what is read isn't what ``content`` says.
+    :raises ArtifactDamaged: if what is read differs from ``content``.
     :raises DestinationUnavailable: if the destination is unavailable.
     """
     put = partial(_put, destination, content=content, environment=environment)

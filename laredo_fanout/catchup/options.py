@@ -22,7 +22,7 @@ class CatchupOptions:
 
     It may begin when the lag was above ``threshold_bytes`` at three checks in a row,
     and ends below a quarter of it. ``reserve`` slots and walsenders are left to
-    others. What is decoded and not yet released lies in ``spool_directory``, at
+    others. What is decoded and not yet released is in ``spool_directory``, at
     most about ``spool_max_bytes`` of it.
     """
 

@@ -1,4 +1,4 @@
-"""The plan: which segment owns which transactions, and what of them lies safe in spools.
+"""The plan: which segment owns which transactions, and what of them is safe in spools.
 
 Segment k owns exactly the transactions whose commit record begins in [S_k, S_k+1):
 the server skips a transaction iff its commit record begins before the position

@@ -122,7 +122,7 @@ class Release:
         return SourceUnavailable("the segments' release ended")
 
     def close(self) -> None:
-        """End every process; what lies in spools stays for the next session, if the plan does."""
+        """End every process; what is in spools stays for the next session, if the plan does."""
         for run in self.runs:
             run.kill()
         self._reader.close()

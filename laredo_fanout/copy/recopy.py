@@ -1,4 +1,4 @@
-"""Re-copies: a live table is read again beside its readers, and what differs is repaired.
+"""Re-copies: a live table is read again while its readers go on, and what differs is repaired.
 
 The copy is a second incarnation, hidden, which takes the stream's changes as the live one
 does, and copied rows where none are yet. At its barrier both are consistent at one

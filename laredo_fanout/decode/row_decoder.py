@@ -3,7 +3,7 @@
 A row is a list of columns, each a kind byte (n null, u unchanged TOAST, t text)
 and, for text, a length and that many bytes
 (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html,
-TupleData). How a type's text becomes JSON stands in ``laredo_model.rule`` (its rule)
+TupleData). How a type's text becomes JSON is in ``laredo_model.rule`` (its rule)
 and ``laredo_model.fragment`` (what that does). The compiled scan (``_row_scan.c``) does the
 same for plain rows; what it hands back is decoded here, and every error is raised here.
 """

@@ -127,7 +127,7 @@ class IngestSession:
         self._side_connection.request(CheckSoonRequest())
 
     def recopy(self, asked: RecopyAsked) -> None:
-        """Have a table copied again beside its readers; from any thread."""
+        """Have a table copied again while its readers go on; from any thread."""
         if not self._mail.put(asked):
             asked.refuse_ended()
 

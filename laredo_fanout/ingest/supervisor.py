@@ -211,7 +211,9 @@ class Ingest:
             streaming.check_catalog_soon()
 
     def recopy(self, table: str) -> Future[None]:
-        """Have ``table`` copied again beside its readers; done when a restart would go on with it.
+        """Have ``table`` copied again while its readers go on.
+
+        It is done when a restart would go on with it.
 
         From any thread. The future fails with RecopyRefused or SourceUnavailable.
 

@@ -248,7 +248,7 @@ class TrackedTables:
                 _log.error("copy failed", error=str(failed), retry_after_s=round(pause, 1))
 
     def recopy(self, asked: RecopyAsked, transaction: Transaction, copies: TableCopies) -> None:
-        """Begin a re-copy beside the live table; it is answered when that is durable."""
+        """Begin a re-copy alongside the live table; it is answered when that is durable."""
         if not asked.is_awaited():
             return
         tracked = self._tables.get(asked.table)

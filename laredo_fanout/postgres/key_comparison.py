@@ -30,12 +30,12 @@ FROM unnest(%(wanted)s::text[]) AS w(named)
 
 
 def above(key: Sequence[Selected], values: Sequence[str]) -> str:
-    """The condition that a row's key lies above these values (SQL expressions)."""
+    """The condition that a row's key is above these values (SQL expressions)."""
     return _compared(key, values, ">", ">")
 
 
 def up_to(key: Sequence[Selected], values: Sequence[str]) -> str:
-    """The condition that a row's key lies below these values or equals them."""
+    """The condition that a row's key is below these values or equals them."""
     return _compared(key, values, "<", "<=")
 
 

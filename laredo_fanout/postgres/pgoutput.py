@@ -29,7 +29,7 @@ KEPT_BYTES = 1024
 """The bytes of a MESSAGE that are used: any role may write one of a gigabyte, ours are short."""
 
 CUT_SHORT = (beyond_the_end, IndexError)
-"""The errors of a message that has fewer bytes than its kind says; caught once around many."""
+"""The errors of a message that has fewer bytes than its kind needs; caught once around many."""
 
 _EPOCH_US = 946_684_800_000_000
 """2000-01-01, where PostgreSQL's clock starts, in microseconds since 1970."""
@@ -112,7 +112,7 @@ class Emitted(NamedTuple):
     prefix: bytes
     #: Empty where it, or the prefix, isn't whole within KEPT_BYTES.
     content: bytes
-    #: Where the message lies in the WAL.
+    #: Where the message is in the WAL.
     position: int
 
 

@@ -12,7 +12,7 @@ _CLOSED = ("Socket closed", "Connection reset", "Broken pipe")
 
 
 def with_cure(error: str, options: RelayOptions) -> str:
-    """The error with what to change behind it, if it is about TLS."""
+    """The error, followed by the cure if it is about TLS."""
     found = _cure(error, options)
     return f"{error}; {found}" if found else error
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 
 class BufferPolicy(StrEnum):
-    """The policy for a live client whose cursor lies more than max_size behind."""
+    """The policy for a live client whose cursor is more than max_size behind."""
 
     DROP_DISCONNECT = "drop_disconnect"
     SLOW_DOWN = "slow_down"

@@ -154,7 +154,7 @@ class SlotWatch:
                 event = "slot lost" if warning.kind in LOST else "slot in danger"
                 _log.warning(event, kind=warning.kind, what=str(warning))
         if kinds & LOST:
-            # What it was in danger of has come: nothing of that is over.
+            # The warnings about a lost slot clear when a new slot is healthy.
             self._logged |= kinds
             return
         for kind in sorted(self._logged - kinds):

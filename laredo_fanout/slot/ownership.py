@@ -2,7 +2,7 @@
 
 Names of slots are the whole cluster's, and a slot carries nothing but its name, its database and
 its positions. Ours is the one whose name and database the store has, and whose confirmed position
-lies within what the store knows: only we move it, and only to where the store is. One that
+is within what the store knows: only we move it, and only to where the store is. One that
 was made for the store just before it died is known by the message that its stream begins with.
 """
 

@@ -1,6 +1,6 @@
 """Checks that the server's WAL holds the message that the store read from it last.
 
-Only where the slot's confirmed position lies before that message: PostgreSQL writes the
+Only where the slot's confirmed position is before that message: PostgreSQL writes the
 position down with checkpoints, so after a crash it may be somewhat behind; after an earlier
 state of the disk was put back it is what it was then, and what follows is other WAL.
 """
@@ -118,7 +118,7 @@ class _Search:
     """A search of the stream for a message of ours, in the transaction that ends at ``position``.
 
     With ``anywhere`` in any one up to there. A copy that another program writes into the WAL
-    lies elsewhere.
+    is elsewhere.
     """
 
     def __init__(self, content: str, position: int, *, anywhere: bool) -> None:

@@ -1,7 +1,7 @@
 """The spool of a snapshot: rows that slow readers haven't taken yet, in one temporary file for all.
 
 A spool holds a snapshot's rows from some key on to the last one. The first reader that is too slow
-writes it from where it stands; one that stands before that writes only what lies between; all
+writes it from where it stands; one that is before that writes only what is between; all
 others write nothing. Each reads at its own offset.
 """
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from laredo_fanout.store.table import SuspectRange, TableRecord
 
 _KEPT = 8
-"""However old they are: a session may stand within one of them."""
+"""However old they are: a session may be within one of them."""
 _MOST = 64
 """Beyond so many a new range goes on from the one before it."""
 

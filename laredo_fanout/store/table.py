@@ -19,7 +19,7 @@ class Status(StrEnum):
     LIVE      consistent; every change enters the journal
     CLOSED    its schema changed: shown as it was, until the incarnation that
               is copied beside it is published
-    FAILED    ``error`` says why; nothing is shown
+    FAILED    ``error`` has the reason; nothing is shown
     """
 
     COPYING = "copying"

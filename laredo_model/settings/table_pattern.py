@@ -1,4 +1,4 @@
-"""A pattern of tables' names: ``*`` stands for any characters, everything else for itself."""
+"""A pattern of tables' names: ``*`` matches any characters, everything else for itself."""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -68,7 +68,7 @@ class CatalogKeeper:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _follow_tables(self) -> None:
-        """Of a table that joins nothing is known at the positions of before."""
+        """Forget earlier positions if a table joins: they are unknown for it."""
         tables = {writer.config.name for writer in self._writers() if not writer.final}
         if not tables <= self._tables:
             self._boundaries.clear()

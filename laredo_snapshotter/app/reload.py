@@ -71,7 +71,7 @@ class WriterReload:
                 raise ReloadImpossible(str(wrong)) from wrong
 
     async def follow_patterns(self, found: Found) -> None:
-        """Write the tables that the servers have now, of those that patterns stand for."""
+        """Write the tables that the servers have now, of those that patterns match."""
         async with self._one:
             self._found = found
             if self._running.is_stopping():

@@ -18,7 +18,7 @@ INTERVAL_S = 5.0
 
 
 class ServedPatterns:
-    """Follows the tables that patterns stand for. All methods belong to one event loop.
+    """Follows the tables that patterns match. All methods belong to one event loop.
 
     A table is gone only when two answers in a row lack it; while a server doesn't answer all stay.
     """

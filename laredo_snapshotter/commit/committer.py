@@ -5,8 +5,8 @@ again, with a growing wait, until it is in. Whoever fills the queue checks
 :attr:`Committer.blocked` and how much memory waits here.
 
 An artifact that ends at a position waits until that is verified: until then silent DDL
-that rewrote values may lie before the position, unknown to the server, and the
-artifact's rows may be of before it. One that is found to is discarded.
+that rewrote values may be before the position, unknown to the server, and the
+artifact's rows may be older than that. Such an artifact is discarded.
 """
 
 import asyncio

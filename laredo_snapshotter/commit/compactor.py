@@ -1,4 +1,4 @@
-"""Compaction beside the writing: diffs are merged as their periods end, and old parts dropped."""
+"""Compaction while the table is written: diffs are merged as their periods end."""
 
 import asyncio
 import threading

@@ -350,7 +350,7 @@ class ChangeBuffer:
     def seal(self, to_position: int, *, forced: bool = False) -> Sealed:
         """Close the whole transactions at ``to_position`` and begin the next ones after it.
 
-        What came to nothing counts for the next diff if this one isn't to be written.
+        What cancelled out counts for the next diff if this one isn't to be written.
         """
         sealed = Sealed(self._whole, to_position, self._time_us, forced=forced)
         carried = self._whole.cancelled if self._whole.empty and not forced else None

@@ -32,7 +32,7 @@ class Cancelled:
         return len(self._keys) + self._more + self.in_spill
 
     def add(self, key: bytes) -> None:
-        """The key's changes have come to nothing."""
+        """The key's changes have cancelled out."""
         if len(key) > KEPT_BYTES:
             self._more += 1
             return

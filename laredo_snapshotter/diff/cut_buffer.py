@@ -103,7 +103,7 @@ class CutBuffer:
     def cut(self, position: int, *, common: bool = False) -> None:
         """Seal at ``position``, now or as soon as the stream has passed it.
 
-        ``common``: all tables are to be known there, so changes that came to nothing are put too.
+        ``common``: all tables are to be known there, so changes that cancelled out are put too.
         """
         if self.live and self._outlet.blocked is None:
             self._owe(position, common=common)

@@ -25,7 +25,7 @@ class Cut:
     forced: bool = False
     """Committed even when nothing changed."""
     common: bool = False
-    """Of all the tables: what came to nothing is committed too."""
+    """Of all the tables: what cancelled out is committed too."""
 
 
 class PendingCuts:

@@ -8,8 +8,7 @@ from laredo_model.position import Position
 class VerifiedPosition:
     """One table's verified position: the live stream sets it, the committer waits for it.
 
-    Behind it silent DDL may have rewritten values, unknown to the server: what ends
-    there could have rows of before it.
+    After this position silent DDL may have changed rows, so no artifact may end there.
     """
 
     def __init__(self) -> None:

@@ -67,7 +67,7 @@ class NoticeCounters(Protocol):
         """``sink`` took a notice."""
 
     def notice_refused(self, sink: str) -> None:
-        """``sink`` didn't take one, or didn't say so."""
+        """``sink`` didn't take one, or didn't confirm that."""
 
 
 class Notifier:

@@ -145,7 +145,7 @@ def _chosen_inside(
     except NoCommonBoundary:
         if not any(a.parts for each in archives.values() for a in each.manifest.artifacts):
             raise
-    # Whatever is better than that lies between it and the moment.
+    # Whatever is better than that is between it and the moment.
     unfolded = {name: _unfolded(each, after, moment) for name, each in archives.items()}
     return _chosen(_manifests(unfolded), moment, known, exact=exact)
 

@@ -1,6 +1,6 @@
 """Limits the rows of a parquet row group that are decoded at once, so that memory is bounded.
 
-A dictionary's value stands in the file once and comes out once per row: some kilobytes can
+A dictionary's value is in the file once and comes out once per row: some kilobytes can
 become gigabytes. So the longest value of each dictionary is measured first; the dictionaries
 themselves are as large as they are on the page.
 """

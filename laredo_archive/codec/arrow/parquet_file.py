@@ -100,7 +100,7 @@ class ParquetSnapshot:
             yield decoded(batch, found.counted)
 
     def _open(self, dictionaries: Sequence[str]) -> pq.ParquetFile:
-        """``dictionaries``: the columns that come as they stand in the file, not decoded."""
+        """``dictionaries``: the columns that come as they are in the file, not decoded."""
         return pq.ParquetFile(
             self._source,
             metadata=self._known,

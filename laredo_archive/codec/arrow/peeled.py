@@ -1,6 +1,6 @@
 """Splits blocks of lines with Arrow's own functions, one column of all lines after the other.
 
-What stands between two values, ``,"name":``, can't stand inside of a string, where its quotes
+What is between two values, ``,"name":``, can't be inside of a string, where its quotes
 would have backslashes, nor of an array, which has no colons; only an object may hold it. So from
 the left the first one is the right one up to the first column that may hold objects, and from the
 right the last one is. Between two such columns it has to be the only one there is.

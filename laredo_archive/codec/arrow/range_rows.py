@@ -86,7 +86,7 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in no particular order; no empty batches.
 
-    :raises BadBytes, BadLine: if an artifact isn't what its entry says.
+    :raises BadBytes, BadLine: if an artifact differs from its entry.
     :raises ArrowError: if a value doesn't fit its column's Arrow type.
     """
     changed = newest(reads, rows, columns, open_slice)

@@ -58,7 +58,7 @@ class PartsFiles:
         """The diffs that ``merged`` takes the place of, as parts of its epoch.
 
         :raises ArtifactMissing: if the file that lists them isn't there.
-        :raises ArtifactDamaged: if it isn't what its entry says, or they don't lead where
+        :raises ArtifactDamaged: if it differs from its entry, or they don't lead where
             ``merged`` leads.
         """
         parts = merged.parts
@@ -94,7 +94,7 @@ def read(
     """The diffs that the file ``key`` lists, which ``entry`` describes.
 
     :raises ArtifactMissing: if it isn't there.
-    :raises ArtifactDamaged: if it isn't what ``entry`` says, or no list.
+    :raises ArtifactDamaged: if it differs from ``entry``, or no list.
     """
     uri = destination.uri_of(key)
     if entry.size_bytes > LARGEST_BYTES:

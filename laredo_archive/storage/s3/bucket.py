@@ -57,7 +57,7 @@ class S3Location:
 
     @property
     def uri(self) -> str:
-        """``s3://bucket/prefix/``. Keys stand in it as they are, as in every tool for S3."""
+        """``s3://bucket/prefix/``. Keys are in it as they are, as in every tool for S3."""
         return f"s3://{self.bucket}/{self.prefix}"
 
     @property

@@ -1,4 +1,4 @@
-"""Patterns of tables in the configuration, replaced by the tables that they stand for."""
+"""Patterns of tables in the configuration, replaced by the tables that they match."""
 
 from __future__ import annotations
 

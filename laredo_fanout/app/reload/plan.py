@@ -49,7 +49,7 @@ class ReloadPlan(NamedTuple):
     configured: Config
     """With patterns."""
     config: Config
-    """With the tables that they stand for."""
+    """With the tables that they match."""
     changed: tuple[str, ...]
     """Paths of what is taken up, but for tables."""
     needs_restart: tuple[str, ...]

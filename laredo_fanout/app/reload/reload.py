@@ -93,7 +93,7 @@ class Reload:
         return _logged(planned, waits_for)
 
     async def follow_patterns(self, found: frozenset[TableName]) -> None:
-        """Take up the tables that the catalog has now, of those that patterns stand for."""
+        """Take up the tables that the catalog has now, of those that patterns match."""
         async with self._one:
             self._found = found
             planned = plan(self._configured, self._config, self._configured, found)

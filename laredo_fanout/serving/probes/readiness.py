@@ -35,7 +35,7 @@ class Readiness:
         return self._calls > 0
 
     def update(self, *, ready: bool) -> None:
-        """Note what /health/ready says now."""
+        """Note the state of /health/ready now."""
         self._ready = ready
         self._notify()
 

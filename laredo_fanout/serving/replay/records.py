@@ -30,7 +30,7 @@ class Piece:
     record: Record | None
     #: The diff's position where these are its last changes, else None.
     complete: Position | None
-    #: Whether the client's position lies inside this diff's window.
+    #: Whether the client's position is inside this diff's window.
     inside: bool
 
 
@@ -46,7 +46,7 @@ def pieces(
 
     `stay_before`: only a diff's last change has its position, as base clients need it.
 
-    :raises ArtifactDamaged: a diff has more changes than its entry says.
+    :raises ArtifactDamaged: a diff has more changes than in its entry.
     """
     sequence, before, inside = first_sequence, chain.before, chain.inside
     last = first_sequence + chain.entries - 1

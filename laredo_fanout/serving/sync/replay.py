@@ -117,7 +117,7 @@ def _chain(
 def _ends(asked: CheckedSyncRequest, shared: ServingResources) -> Iterator[Position]:
     """Boundaries where a replay may begin and end, if the archive has them."""
     if asked.position:
-        # A client of the base protocol may stand inside the transaction that ends there.
+        # A client of the base protocol may be inside the transaction that ends there.
         yield from (Position(asked.position), Position(asked.position - 1))
     yield Position(read_table(shared, asked.table)[0].position)
 

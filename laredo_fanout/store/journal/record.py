@@ -37,7 +37,7 @@ class Header:
     continues: bool
 
     def to_bytes(self) -> bytes:
-        """As it stands before the body."""
+        """As it is before the body."""
         return HEADER.pack(
             self.last_sequence,
             self.first_position,

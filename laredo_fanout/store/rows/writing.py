@@ -1,12 +1,12 @@
 """Writing rows: changes of the stream, and copied rows where nothing is yet.
 
-A live table holds lines only. While it is copied it also holds tombstones
+A live table has lines only. While it is copied it also has tombstones
 (deleted by the stream; a copied row must not come back) and partial lines
-(columns the stream didn't send; a copied row fills them). Marks list both, so
-that the barrier needn't scan the table; a mark may be stale, what counts is
-the value. Further marks name the rows that the stream wrote whole: a copied row
-may be of a later time than the stream is, so that what is deleted instead of it
-isn't what it was, and says nothing about the key that the row moved to.
+(columns that the stream didn't send; a copied row fills them). Marks list both,
+so that the barrier needn't scan the table. A mark may be stale; the value counts.
+Further marks name the rows that the stream wrote whole. A copied row may be newer
+than the stream's position, so it can't serve as the old row of a delete, nor as the
+source of columns for the key that the row moved to.
 """
 
 import re
