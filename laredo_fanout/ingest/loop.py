@@ -35,7 +35,7 @@ _LONGEST_WAIT_S = 1.0
 _COPIES_WAIT_S = 0.1
 _RECLAIM = 5_000
 _SILENCE_S = 0.05
-"""Shorter pauses don't mean that the stream is idle: the walsender may be sleeping, or reading WAL."""
+"""Shorter pauses don't mean that the stream is idle: the walsender may sleep, or read WAL."""
 
 
 class IngestLoop:

@@ -85,7 +85,7 @@ def _went_back(position: int, server: Server) -> str | None:
         return None
     return (
         f"the server's WAL ends at {position_.text(server.position)}, before the stored position"
-        f" {position_.text(position)}: an earlier state of the database was put back"
+        f" {position_.text(position)}: an earlier state of the database was restored"
     )
 
 

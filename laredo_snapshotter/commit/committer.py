@@ -4,8 +4,8 @@ A destination that is unavailable holds the queue: the same commit is offered ag
 again, with a growing wait, until it is in. Whoever fills the queue checks
 :attr:`Committer.blocked` and how much memory waits here.
 
-An artifact that ends at a position waits until that is verified: until then silent DDL
-that rewrote values may be before the position, unknown to the server, and the
+An artifact that ends at a position waits until that is verified: until then silent DDL,
+unknown to the server, may have rewritten values before the position, and the
 artifact's rows may be older than that. Such an artifact is discarded.
 """
 

@@ -94,7 +94,9 @@ def test_a_missing_and_a_truncated_file_in_any_format(tmp_path: Path) -> None:
     cut = path(built, 5, "protobuf")
     cut.write_bytes(cut.read_bytes()[:-1])
     problems = report_of(built).problems
-    assert any("snapshot-0_12C.pb" in problem and "isn't there" in problem for problem in problems)
+    assert any(
+        "snapshot-0_12C.pb" in problem and "doesn't exist" in problem for problem in problems
+    )
     assert any("snapshot-0_258.pb: cut off" in problem for problem in problems)
 
 
@@ -152,7 +154,7 @@ def test_a_wrong_count_at_any_artifact(tmp_path: Path, index: int) -> None:
 def test_a_base_that_doesn_t_continue_though_it_says_so(tmp_path: Path) -> None:
     built = Builder(tmp_path).base(100, ONE).diff(200, TWO).base(200, THREE)
     (problem,) = report_of(built).problems
-    assert problem.startswith("epoch 2continues the one before, which has 3 rows")
+    assert problem.startswith("epoch 2 continues the one before, which has 3 rows")
     built = Builder(tmp_path / "gap").base(100, ONE).base(200, THREE, continues=False)
     assert report_of(built).sound
 

@@ -296,7 +296,7 @@ def test_told_to_fail_it_stops_at_a_disk_that_was_put_back(
     with pytest.raises(AssertionError) as raised:
         ingest.wait_until(lambda: False, "it fails")
     assert isinstance(raised.value.__cause__, SlotLost)
-    assert "an earlier state of the database was put back" in str(raised.value.__cause__)
+    assert "an earlier state of the database was restored" in str(raised.value.__cause__)
     assert (table_id(ingest), source_of(ingest)) == (record, source), "something was changed"
 
 
