@@ -32,11 +32,11 @@ class ArchiveStore(Section):
     region: str | None = None
     """The bucket's region."""
     endpoint: str | None = None
-    """Another store that speaks S3."""
+    """Endpoint of another store with S3's API."""
     addressing: Literal["auto", "path", "virtual"] = "auto"
     """``path``, or ``virtual``: the bucket in the host's name."""
     profile: str | None = None
-    """A profile of ~/.aws to ask as."""
+    """Profile of ~/.aws for requests."""
     role_arn: str | None = None
     """A role to assume."""
     external_id: Secret | None = None
@@ -44,7 +44,8 @@ class ArchiveStore(Section):
 
 
 class ArchiveConfig(Section):
-    """The table's archive, as laredo-snapshotter writes it: for clients behind the journal."""
+    """The table's archive, as laredo-snapshotter writes it: for clients whose position the journal
+    no longer has."""
 
     store: Literal["local", "s3"] = "local"
     """Kind of the archive's storage."""
@@ -54,7 +55,7 @@ class ArchiveConfig(Section):
     formats: tuple[Literal["jsonl", "jsonl.zst", "protobuf", "protobuf.zst"], ...] = Field(
         default=("jsonl", "jsonl.zst", "protobuf", "protobuf.zst"), min_length=1
     )
-    """Which formats of the diffs to read: the first that is there."""
+    """Formats of the diffs to read; the first that the archive has is used."""
 
     @field_validator("key_prefix")
     @classmethod

@@ -37,7 +37,7 @@ class StateConfig(Section):
 
 
 class TlsConfig(Section):
-    """PEM files; with ``client_ca`` clients must show a certificate that it signed."""
+    """PEM files; with ``client_ca`` clients must present a certificate that this CA signed."""
 
     cert: Path
     """The server's certificate."""
@@ -67,7 +67,7 @@ class Grpc(Section):
     workers: int = Field(default=1, ge=1, le=64)
     """Serving processes that share the port."""
     max_clients: int = Field(default=500, ge=1)
-    """Clients of all serving processes together; one more gets RESOURCE_EXHAUSTED."""
+    """Most clients of all serving processes together; another one gets RESOURCE_EXHAUSTED."""
     max_clients_per_identity: int | None = Field(default=None, ge=1)
     """Most clients of one identity; by default nine tenths of ``max_clients``."""
     max_clients_per_client_id: int | None = Field(default=None, ge=1)
@@ -93,7 +93,7 @@ class Grpc(Section):
 
 
 class Connect(Section):
-    """A second port, which speaks the Connect protocol over HTTP/1.1; off unless it is configured.
+    """A second port, for the Connect protocol over HTTP/1.1; off unless it is configured.
 
     Workers, limits, tokens and TLS are those of ``fanout.grpc``.
     """
@@ -144,7 +144,7 @@ class SnapshotRetention(Section):
     keep_count: int = Field(default=5, ge=1)
     """Number of snapshots to keep."""
     max_age: Duration = Field(default=3600.0, gt=0)
-    """Older ones go earlier."""
+    """Age after which a snapshot is removed, unless it is the newest one."""
 
 
 class SnapshotConfig(Section):
@@ -203,7 +203,7 @@ class ReplicatedTableConfig(Section):
     """The table's schema; names are case-sensitive. With a ``*``, as in ``table``, a pattern."""
     table: str = Field(min_length=1)
     """The table's name. With a ``*``, which matches any characters, the entry is a pattern: all
-    tables that fit it are followed, also those that are made later."""
+    matching tables are followed, also those that are created later."""
     exclude: tuple[str, ...] = ()
     """Of a pattern: tables that it doesn't match, as ``table`` or ``schema.table``, which may
     have a ``*``."""

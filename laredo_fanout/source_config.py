@@ -24,8 +24,8 @@ class PublicationConfig(Section):
     """The publication of tables that are ``append_only``; by default ``name`` and
     ``_append``."""
     create: bool = True
-    """Make the publication when it is missing, and alter it as ``tables`` changes; false: an
-    owner does, and ``check`` prints how."""
+    """Create the publication if it doesn't exist, and alter it as ``tables`` changes. False: an
+    owner does that, and ``check`` prints the statements."""
 
 
 class Copy(Section):
@@ -44,7 +44,7 @@ class Copy(Section):
     max_memory: Size = Field(default=64 << 20, ge=1 << 20)
     """Bytes that all copies together have read and not yet written."""
     max_connections: int | None = Field(default=None, ge=1, le=64)
-    """Connections of all copies together; as many as there are by default."""
+    """Most connections of all copies together; ``workers`` by default."""
 
 
 class Catchup(Section):
@@ -56,8 +56,8 @@ class Catchup(Section):
     """
 
     mode: Literal["off", "auto", "manual"] = "auto"
-    """auto: a large backlog is split where decoding is what binds and cores are free for it;
-    manual: when ``laredo-fanout catchup`` or POST /catchup asks for it; off: never."""
+    """auto: a large backlog is split if decoding is the bottleneck and cores are free; manual: when
+    ``laredo-fanout catchup`` or POST /catchup asks for it; off: never."""
     threshold_bytes: Size = Field(default=1 << 30, ge=1)
     """A backlog of more WAL than this, at three checks in a row, may be split; below a quarter
     of it the one slot is read again."""
@@ -72,10 +72,10 @@ class Catchup(Section):
     """Number of free replication slots and walsenders to leave for others; with fewer of them there
     are fewer segments."""
     spool_dir: Path | None = None
-    """A directory for nothing else, where decoded changes wait for their turn; by default
+    """Directory for decoded changes that aren't released yet, used for nothing else; by default
     below ``state.path``."""
     spool_max_bytes: Size = Field(default=8 * 10**9, ge=1 << 20)
-    """Beyond this size of the spool the last segments wait."""
+    """Size of the spool at which the last segments pause."""
 
     @field_validator("ordering", mode="before")
     @classmethod
@@ -94,7 +94,7 @@ class UpstreamTls(Section):
     ca: Path | None = None
     """The CA that signed the upstream's certificate; by default the system's."""
     cert: Path | None = None
-    """The certificate that this server shows."""
+    """The certificate that this server presents."""
     key: Path | None = None
     """Its private key."""
     server_name: str | None = None
@@ -148,19 +148,19 @@ class Source(Section):
     connection: Secret
     """Connection string of the one database; a password belongs in PGPASSFILE."""
     password: Secret | None = None
-    """The role's password, beside a ``connection`` without one."""
+    """The role's password, for a ``connection`` without one."""
     password_file: Path | None = None
     """A file with the password alone, in place of ``password``."""
     slot_name: str = Field(default="laredo", pattern=r"^[a-z0-9_]{1,63}$")
-    """The one replication slot; it is made when missing."""
+    """Name of the replication slot; the server creates it if it doesn't exist."""
     publication: PublicationConfig = PublicationConfig()
     # `copy` would hide a method of pydantic's.
     copying: Copy = Field(default=Copy(), alias="copy")
     heartbeat_interval: Duration = Field(default=10.0, ge=0.1)
     """Interval at which an idle database's slot is advanced, and the catalog checked."""
     receive_timeout: Duration = Field(default=60.0, ge=1)
-    """A connection to PostgreSQL that has been silent for so long (a proxy that stopped forwarding)
-    is closed and opened again."""
+    """Silence after which a connection to PostgreSQL is closed and opened again, for example after
+    a proxy that stopped forwarding."""
     # Deprecated: big transactions are always sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"

@@ -40,17 +40,17 @@ class DiffBlock(Section):
     """Interval at which changes become a diff; the tables of one process are cut at the same
     position at every multiple of the longest interval."""
     max_memory: Annotated[Size, Field(ge=64 * 1024)] = 16 * 1024 * 1024
-    """Memory of the changes that wait; more means an early diff."""
+    """Most memory for changes that wait; more changes cause an early diff."""
 
 
 class SnapshotBlock(Section):
     """Triggers of a new base; an omitted trigger is off, except for max_diffs."""
 
     min_interval: Annotated[Duration, Field(ge=0)] = 0.0
-    """Never a new base more often than this, whatever triggers say; from 10,000 diffs on (or
-    ``max_diffs``, if that is more) it no longer holds one back."""
+    """Shortest time between new bases, whatever the triggers; from 10,000 diffs on (or
+    ``max_diffs``, if that is more) it no longer delays one."""
     max_interval: Annotated[Duration, Field(gt=0)] | None = None
-    """A new base at least this often, on a quiet table too."""
+    """Longest time between new bases, on a quiet table too."""
     max_diff_bytes: Annotated[Size, Field(gt=0)] | None = None
     """Sum of the diffs since the base, each in its largest format, that triggers a new base."""
     max_diff_fraction: Positive | None = None
@@ -95,7 +95,7 @@ class TableBlock(Section):
     key_fields: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """The key's columns; checked against the table's key, and refused if different."""
     key_format: Literal["text", "go"] = "text"
-    """``go``: jsonl diffs say each key also as Go's %v prints it, for readers of the original
+    """``go``: jsonl diffs contain each key also as Go's %v prints it, for readers of the original
     program; needs ``formats.diff = [jsonl]`` and ``formats.compression = none``."""
     seen_interval: Annotated[Duration, Field(ge=0)] = 60.0
     """Interval at which a quiet table's manifest records that the table is still followed; 0:

@@ -40,7 +40,7 @@ class SourceBlock(Section):
     """The table's schema. With a ``*``, as in ``table``, a pattern."""
     table: str | None = None
     """The table's name; required. With a ``*``, which matches any characters, the block is a
-    pattern: all tables of the server that fit it are written, also those that come later."""
+    pattern: all matching tables of the server are written, also those that are added later."""
     exclude: tuple[str, ...] = ()
     """Of a pattern: tables that it doesn't match, as ``table`` or ``schema.table``, which may
     have a ``*``."""
