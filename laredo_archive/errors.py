@@ -302,7 +302,7 @@ class DestinationError(ArchiveError):
     """One destination, or one object in it."""
 
     location: str | None = None
-    """The destination's, where its URI doesn't say which it is."""
+    """Location of the destination, if ``uri`` doesn't identify it."""
     others: "tuple[DestinationError, ...]" = ()
     """Of requests that were sent at the same time and failed too."""
 

@@ -12,7 +12,7 @@ class OnSlotLost(StrEnum):
     RECREATE = "recreate"
     """Make a new slot and copy every table again."""
     FAIL = "fail"
-    """Stop, and say so."""
+    """Stop, with an error."""
 
 
 @dataclass(frozen=True)

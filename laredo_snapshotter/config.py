@@ -148,7 +148,7 @@ class TableConfig:
     """One table's configuration, complete."""
 
     def __init__(self, block: TableBlock, path: str) -> None:
-        """``path`` is where it stands, for messages.
+        """``path`` is its place in the configuration, for messages.
 
         :raises ConfigRefused: if something that has no default is missing.
         """
@@ -243,7 +243,7 @@ def tables(block: SnapshotterBlock) -> list[TableConfig]:
 
 
 def check_forms(block: SnapshotterBlock) -> None:
-    """Refuse the short form beside ``tables``.
+    """Refuse the short form together with ``tables``.
 
     :raises ConfigRefused: both are there.
     """
@@ -273,7 +273,8 @@ def over(outer: TableBlock, inner: TableBlock) -> TableBlock:
 
 
 def _merged(outer: Block, inner: Block) -> Block:
-    """``outer`` with what ``inner`` says; sections and names are merged, lists replaced."""
+    """``outer``, replaced by the members of ``inner``; sections and names are merged, lists
+    replaced."""
     update: dict[str, object] = {}
     for name in inner.model_fields_set:
         own, inherited = getattr(inner, name), getattr(outer, name)

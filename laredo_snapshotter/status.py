@@ -101,7 +101,7 @@ class TableWriterStatus:
     head_position: int | None
     """Position where the archive ends."""
     seen_position: int | None
-    """Up to where the manifest says that nothing has changed since."""
+    """Position up to which the manifest records no change."""
     committed_at: datetime | None
     """Time of the archive's newest artifact."""
     complete_at: datetime | None

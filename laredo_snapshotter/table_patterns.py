@@ -1,4 +1,4 @@
-"""Blocks of the configuration that stand for all tables of a server whose names fit."""
+"""Blocks of the configuration that match tables of a server by name."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple

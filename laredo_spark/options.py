@@ -68,7 +68,7 @@ HEAD = "head"
 ALSO = ("epoch", "lsn", "time")
 """Columns that changes may have too."""
 OF_CHANGES = ("after", "until", "on_gap", "merged", "also", "max_diffs_per_trigger")
-"""The options that say which changes are read."""
+"""Options that select the changes to read."""
 _KNOWN = frozenset(
     {
         *("path", "as_of", "exact", "epoch", "history", "format", "mode", "lines"),

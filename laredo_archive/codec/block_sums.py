@@ -80,7 +80,7 @@ def combined(first: int, second: int, size: int) -> int:
 
 @cache
 def _squared(times: int) -> int:
-    """x, squared so many times."""
+    """The polynomial x, squared ``times`` times."""
     return _X if times == 0 else _times(_squared(times - 1), _squared(times - 1))
 
 

@@ -39,7 +39,7 @@ class CatalogStore:
     def enter(
         self, archives: Mapping[str, CatalogEntry], boundaries: Iterable[GroupBoundary]
     ) -> None:
-        """Have the catalog say what this process writes, and leave what others do.
+        """Record this process's archives in the catalog, and leave those of others.
 
         :raises CatalogUnusable: if what is there isn't a catalog; it stays.
         :raises DestinationError: if it can't be read or written now.

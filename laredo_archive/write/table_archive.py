@@ -111,10 +111,10 @@ class TableArchive:
     ) -> "TableArchive":
         """Claim the table's manifest on every destination, and bring all to one state.
 
-        ``writer_id`` defaults to a random one and must be new with every start of the
-        process; ``keep_epochs``: None keeps all;
-        ``sinks``: the ARNs or URLs that are notified of artifacts, with the URIs of the first of
-        ``destinations``. ``go_keys``: jsonl diffs say keys as Go prints them too.
+        ``writer_id`` defaults to a random one and must be new with every start of the process;
+        ``keep_epochs``: None keeps all; ``sinks``: the ARNs or URLs that are notified of artifacts,
+        with the URIs of the first of ``destinations``. ``go_keys``: jsonl diffs contain keys as Go
+        prints them too.
 
         :raises DestinationUnavailable: if one is unavailable; open it again later.
         :raises ManifestDamaged, ManifestNewer: if one can't be used; none was changed.

@@ -20,7 +20,7 @@ _log = structlog.get_logger()
 
 _INTERVAL_S = 3.0
 _SHARE = 10
-"""One part in so many of the time is for it: it reads the WAL in between."""
+"""Divisor of the time for it: it reads the WAL in between."""
 
 _ADVANCE = "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)"
 ADVANCE = "SELECT pg_replication_slot_advance('{slot}', '{position}')"

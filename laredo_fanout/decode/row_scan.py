@@ -51,7 +51,7 @@ class Scan(Protocol):
 def scan_plainly(
     get: Get, limit: int, routes: dict[bytes, Route], touched: dict[Route, None]
 ) -> Scanned:
-    """Put rows where their relation's route says, until a message that isn't a plain row.
+    """Put rows into their relation's route, until a message that isn't a plain row.
 
     A plain row is that of an INSERT, or of an UPDATE that comes without its old row, of a
     relation in ``routes``. One that can't be decoded is handed back; the row decoder raises its

@@ -227,7 +227,7 @@ class IngestLoop:
         decoder.applied()
 
     def _copy(self, ready: set[int]) -> None:
-        """Take copied rows. Beside a backlog of the stream they have a share of the time: a chunk
+        """Take copied rows. While the stream has a backlog they have a share of the time: a chunk
         that is read slowly keeps its lock and its snapshot for long."""
         copier = self._copier
         if not copier.connections and not self._copies.under_way:

@@ -4,7 +4,7 @@ differs is journaled, while readers go on.
 
 A catalog snapshot whose message the stream passes is compared with what the table's record keeps.
 Where rows may have moved (partitions.py, leaves.py), a suspect range begins at the last verified
-position, and a re-copy is made beside it (recopy.py). At its barrier what differs enters the
+position, and a re-copy is made meanwhile (recopy.py). At its barrier what differs enters the
 journal as ordinary changes, and the range ends. No position in between ever counts as verified.
 
 The range is kept with the table's record: a re-copy that ended without a result, or with the

@@ -51,7 +51,7 @@ class RelationRoutes:
         return self._decoding(tracked)
 
     def announced_again(self, relation: Relation) -> None:
-        """Have a snapshot taken soon: a statement that rewrites values says no more than this."""
+        """Have a snapshot taken soon: a statement that rewrites values shows no more than this."""
         tracked = self._by_oid(relation.oid)
         if tracked is not None and self._hinted <= self._answered:
             self._hinted = self._request_snapshot()

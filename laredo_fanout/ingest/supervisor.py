@@ -204,7 +204,7 @@ class Ingest:
     def check_catalog_soon(self) -> None:
         """Have the catalog checked as soon as checks may be made; from any thread.
 
-        While the stream isn't followed it comes to nothing: whoever waits asks again.
+        While the stream isn't followed it has no effect: whoever waits asks again.
         """
         streaming = self._streaming
         if streaming is not None and streaming.connected:

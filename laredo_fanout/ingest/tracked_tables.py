@@ -132,7 +132,7 @@ class TrackedTables:
         position: int,
         copies: TableCopies,
     ) -> None:
-        """The stream has passed this snapshot's message: begin, close or refuse tables as it says.
+        """The stream has passed this snapshot's message: begin, close or refuse tables by it.
 
         ``position``: the last one before the message.
         """

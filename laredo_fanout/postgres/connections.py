@@ -69,8 +69,8 @@ def application_name(options: ConnectionOptions, role: str) -> str:
 def connect(options: ConnectionOptions, *, role: str, replication: bool = False) -> Connection:
     """Open an autocommit connection with the session settings of :data:`select.SESSION`.
 
-    ``role`` says in pg_stat_activity what the connection is for. With ``replication``
-    it speaks the replication protocol (of this database).
+    ``role`` names the connection's purpose in pg_stat_activity. With ``replication`` it speaks the
+    replication protocol (of this database).
 
     :raises SourceUnavailable: if the server can't be reached or refuses.
     """

@@ -1,9 +1,10 @@
 """One table of a relay: what its upstream sends, written into the open batch.
 
-Rows and changes are written as they come, byte by byte. A snapshot goes into an incarnation beside
-the one that is shown. If the columns are the same, only what differs enters that one's journal, as
-one transaction at the snapshot's position, and the positions that were missed become a suspect
-range: nobody may resume within it, as the differences don't lead on from what was there in between.
+Rows and changes are written as they come, byte by byte. A snapshot goes into an incarnation apart
+from the one that is shown. If the columns are the same, only what differs enters that one's
+journal, as one transaction at the snapshot's position, and the positions that were missed become a
+suspect range: nobody may resume within it, as the differences don't lead on from what was there in
+between.
 """
 
 from __future__ import annotations

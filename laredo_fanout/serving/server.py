@@ -73,11 +73,11 @@ async def serve(
 ) -> None:
     """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
 
-    `on_listening` is called once with gRPC's port (useful with port 0), `on_replay` with the
-    table and the outcome of each replay from an archive. `request_check` is called when a client
-    waits for a catalog check; it must not block. `readiness` is what the main process says of the
-    server; without it a process that listens is ready. `sent` counts what is sent to clients.
-    `changes` brings other tables and their options, another tokens file, another grace.
+    `on_listening` is called once with gRPC's port (useful with port 0), `on_replay` with the table
+    and the outcome of each replay from an archive. `request_check` is called when a client waits
+    for a catalog check; it must not block. `readiness` is the server's, as the main process reports
+    it; without it a process that listens is ready. `sent` counts what is sent to clients. `changes`
+    brings other tables and their options, another tokens file, another grace.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.

@@ -79,7 +79,7 @@ def has_message(
 def _finds(
     search: _Search, options: SourceOptions, connection: Connection, stopping: threading.Event
 ) -> bool:
-    """Stream from the slot where it stands; nothing is confirmed, so it isn't moved.
+    """Stream from the slot's position; nothing is confirmed, so it isn't moved.
 
     ``connection`` is another one, to see that it is free again.
     """

@@ -1,4 +1,4 @@
-"""A copy of a table compared with the live incarnation beside it, block by block."""
+"""A copy of a table compared with the live incarnation, block by block."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class DiskSpace:
         return _BASE_PAGES + leaves + branches + self._own_pages + self._used // 256
 
     def _missing(self, pages: int) -> int:
-        """Bytes beyond what is allocated: of so many pages, and what is expected beside them."""
+        """Bytes beyond what is allocated: of ``pages``, and those expected in addition."""
         to_come = max(0, self._expected - self._bytes)
         # A row is in a leaf and in the journal's own pages.
         pages += to_come // _LEAST_IN_A_LEAF + to_come // PAGE

@@ -81,7 +81,7 @@ class Transaction:
         identity: str = "",
         copy: dict[str, Any] | None = None,
     ) -> TableRecord:
-        """A new incarnation of a table, COPYING, beside any there is of this name."""
+        """A new incarnation of a table, COPYING, in addition to any existing one of this name."""
         table_id, self._context.head = self.head.take_table()
         space = self._context.take_space()
         before = [
@@ -147,9 +147,9 @@ class Transaction:
     def begin_suspect_range(
         self, table_id: int, because: str, *, again: bool = False, unseen: bool = False
     ) -> TableRecord:
-        """The table may have rows that went with their partition, or lack some: from where it
-        was verified on, until a re-copy's differences are repaired; ``again``: until those of the
-        re-copy after the one that is under way are. ``unseen``: what comes stands for all
+        """The table may have rows that went with their partition, or lack some: from where it was
+        verified on, until a re-copy's differences are repaired; ``again``: until those of the
+        re-copy after the one that is under way are. ``unseen``: what comes replaces all
         transactions since the table's position.
         """
         record = self._record(table_id)
@@ -252,7 +252,7 @@ class Transaction:
         return added
 
     def numbered(self, table_id: int, digests: Sequence[bytes]) -> list[bytes]:
-        """Keys for rows that are added to a table without a key, as ``Rows.numbered`` says."""
+        """Keys for rows that are added to a table without a key, as in ``Rows.numbered``."""
         return self._spaces.rows_of(self._record(table_id)).numbered(digests)
 
     def partial_keys(self, table_id: int) -> Iterator[bytes]:

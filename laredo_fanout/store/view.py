@@ -128,6 +128,6 @@ def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
 
 
 def current(records: list[TableRecord]) -> TableRecord | None:
-    """Which incarnation of a table stands for it: the shown one, else the newest."""
+    """The incarnation that represents a table: the shown one, else the newest."""
     shown = [record for record in records if record.shown]
     return max(shown or records, key=lambda record: record.incarnation, default=None)

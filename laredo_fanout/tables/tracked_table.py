@@ -64,7 +64,8 @@ class TrackedTable:
         return source.is_partition or source.version.attributes != self.version.attributes
 
     def resume(self, record: TableRecord, snapshot: CatalogSnapshot) -> None:
-        """Take up the store's incarnation; ``closing`` says why it can't go on, if it can't."""
+        """Take up the store's incarnation; ``closing`` is the reason why it can't go on, if it
+        can't."""
         source = snapshot.tables.get(record.qualified)
         kept = shape_.from_json(record.copy)
         self.table_id = record.id

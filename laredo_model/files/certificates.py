@@ -73,7 +73,7 @@ class CertificateWatch:
             await asyncio.sleep(_CHECK_EVERY_S)
 
     def check(self, now: datetime) -> None:
-        """Read the files, and log what is new to say of them at this time."""
+        """Read the files, and log new findings."""
         for certificate in self._certificates:
             try:
                 expiry = certificate.expiry()

@@ -1,9 +1,9 @@
 """Values of a HOCON tree: substitutions, merged blocks and put-together values, by HOCON's rules.
 
 A path has a stack of layers, the values that it was given. The last one counts; if it is an
-undefined optional substitution, the one before it does; blocks are merged. A substitution stands
-for the final value of its path. One that names its own key, or a path below, stands for what the
-layers before it give.
+undefined optional substitution, the one before it does; blocks are merged. A substitution is
+replaced by the final value of its path. One that names its own key, or a path below, is replaced by
+what the layers before it give.
 """
 
 import os
@@ -251,7 +251,7 @@ class _Resolution:
         return self._counted(_Value(text, 1 + len(text), whole.place), whole)
 
     def _referred_to(self, substitution: Substitution, keys: Keys) -> _Value | None:
-        """The value at ``keys`` of what a substitution stands for; None if it is undefined."""
+        """The value at ``keys`` of a substitution's value; None if it is undefined."""
         known = (substitution, keys)
         if known not in self._referred:
             self.substituted.add((*substitution.prefix, *substitution.keys)[0])
@@ -291,7 +291,7 @@ class _Resolution:
         return self._counted(found, substitution)
 
     def _targets(self, substitution: Substitution) -> list[list[Node]]:
-        """The layers that a substitution stands for: of the nearest path first."""
+        """The layers of a substitution's value: of the nearest path first."""
         paths = dict.fromkeys([(*substitution.prefix, *substitution.keys), substitution.keys])
         found = []
         own = substitution.field

@@ -19,8 +19,7 @@ class TableName(NamedTuple):
 class TablePattern:
     """Patterns of schema and table, and what they leave out.
 
-    ``exclude`` has patterns of ``schema.table``; without a dot they stand for that table in any
-    schema.
+    ``exclude`` has patterns of ``schema.table``; without a dot they match that table in any schema.
     """
 
     schema: str
@@ -34,7 +33,7 @@ class TablePattern:
         return not any(_leaves_out(pattern, name) for pattern in self.exclude)
 
     def of(self, names: Iterable[TableName]) -> Iterator[TableName]:
-        """Those that it stands for."""
+        """The tables that it matches."""
         return filter(self.matches, names)
 
 

@@ -208,7 +208,7 @@ class Committer:
         )
 
     def see(self, position: Position, unchanged_until: int | None = None) -> None:
-        """Say in the manifest that the table is at ``position`` as it is at the head.
+        """Record in the manifest that the table at ``position`` is the one at the head.
 
         ``unchanged_until``: up to where no change came and went; None: up to there.
         """
@@ -259,8 +259,8 @@ class Committer:
     def cut_off(self) -> int:
         """Nothing that comes now may follow what was put: discard what isn't verified.
 
-        What is will be committed whatever the server says from now on. How many
-        artifacts were discarded.
+        What is will be committed whatever the server verifies from now on. How many artifacts were
+        discarded.
         """
         kept: deque[_Job] = deque()
         unverified = []

@@ -36,7 +36,7 @@ class RestorerCounters(Protocol):
         """Set the number of restored objects in the destination at ``location``."""
 
     def objects_lost(self, location: str, count: int) -> None:
-        """The last check found so many objects there that no destination has whole."""
+        """Set the number of objects that no destination has whole, as the last check found."""
 
 
 class Restorer:

@@ -25,7 +25,7 @@ from laredo_snapshotter.diff.spill import Net, SpillFile
 from laredo_snapshotter.errors import StreamInconsistent
 
 ENTRY_OVERHEAD = 260
-"""Bytes of memory that an entry costs beside its key and lines: objects and table slot."""
+"""Bytes of memory that an entry costs besides key and lines: objects and table slot."""
 
 _TRUNCATE, _DELETE = int(Action.TRUNCATE), int(Action.DELETE)
 _CHUNK = 4096

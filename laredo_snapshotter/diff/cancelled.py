@@ -42,7 +42,7 @@ class Cancelled:
         self._keys.add(key)
 
     def add_many(self, count: int) -> None:
-        """Changes of so many keys were discarded, by a TRUNCATE."""
+        """Count keys whose changes a TRUNCATE discarded."""
         self._more += count
 
     def discard(self, key: bytes) -> None:

@@ -17,7 +17,7 @@ class VerifiedPosition:
 
     @property
     def position(self) -> int | None:
-        """None where the server doesn't say: then everything counts as verified."""
+        """None if the server doesn't send it: then everything counts as verified."""
         return self._position
 
     def notify(self, changed: Callable[[], None]) -> None:

@@ -54,7 +54,7 @@ _NOT_THE_NOTICE = frozenset(
         Cause.SERVER,
     }
 )
-"""Failures that say nothing about the notice itself."""
+"""Failures that aren't about the notice itself."""
 
 
 class Asking:

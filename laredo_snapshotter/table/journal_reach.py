@@ -31,7 +31,7 @@ class JournalReach:
         self._before: tuple[float, int] | None = None
 
     def check(self, status: TableStatus, now: float | None = None) -> Reach:
-        """Note what the server says; ``now`` is monotonic."""
+        """Note the server's figures; ``now`` is monotonic."""
         now = time.monotonic() if now is None else now
         oldest = status.oldest_sequence
         seconds_left: float | None = None

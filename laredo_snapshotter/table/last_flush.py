@@ -104,7 +104,7 @@ class LastFlush:
         failed: "asyncio.Future[None]",
         within: float,
     ) -> Left | None:
-        """Write what was taken until now, within so many seconds; what is left of it.
+        """Write what was taken until now, within this time; what is left of it.
 
         :raises Exception: what ended one of the tasks, if it is before all is written.
         """

@@ -369,7 +369,7 @@ async def _until(event: asyncio.Event) -> None:
 
 
 def usable(head: Head | None) -> Head | None:
-    """``head``, if it says all that a diff after it needs; archives of other writers may not."""
+    """``head``, if it records all that a diff after it needs; archives of other writers may not."""
     if head is None or None in (head.history, head.rows, head.checksum, head.columns):
         return None
     return head

@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 AGAIN = Backoff(initial=0.5, maximum=30.0)
 LONG_SESSION_S = 60.0
-"""A session that lasted so long says that what ended the ones before is over."""
+"""Length of a session after which the error of the earlier ones counts as over."""
 
 CLOSE_S = 5.0
 """Time for giving up temporary files, if a destination hangs."""
@@ -219,7 +219,7 @@ class TableWriter:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _leave_archive(self) -> None:
-        """End what goes on beside a session, and give the archive's temporary files back."""
+        """End what goes on alongside a session, and delete the archive's temporary files."""
         for keeping in self._keeping:
             keeping.cancel()
         if self._keeping:

@@ -79,7 +79,7 @@ class TableRead:
 
     @property
     def row_count(self) -> int | None:
-        """The number of rows at the boundary, as far as the manifest says it."""
+        """The number of rows at the boundary, if the manifest records it."""
         last = self.boundary.last
         return last.row_count if last.rows is None and last.is_snapshot else last.rows
 

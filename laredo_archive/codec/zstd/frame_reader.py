@@ -60,7 +60,7 @@ class PlainBytes:
 
 
 class _Compressed:
-    """The frames' bytes, so many at a time."""
+    """The frames' bytes, in bounded pieces."""
 
     def __init__(self, source: ByteSource, start: int, stop: int | None) -> None:
         self._source = source

@@ -88,7 +88,7 @@ IF_ABSENT: Parameters = {"IfNoneMatch": "*"}
 """With this parameter an object is created, and none is ever replaced."""
 T = TypeVar("T")
 Pause = Callable[[Event, float], object]
-"""Waits so many seconds, or until the event."""
+"""Wait for a number of seconds, or until the event."""
 
 
 class FailedRequest(Exception):
@@ -152,7 +152,7 @@ class Bucket:
         ended: Event | None = None,
         **more: Any,
     ) -> Answer:
-        """Send a request about one object, again where it fails as ``again`` says.
+        """Send a request about one object; retry the failures in ``again``.
 
         ``ended``: set when its result isn't needed any more.
 
@@ -177,7 +177,7 @@ class Bucket:
         work: Callable[[], T],
         ended: Event | None = None,
     ) -> T:
-        """Do ``work``, again where it is refused as ``again`` says, with growing waits.
+        """Do ``work``; retry the failures in ``again``, with growing waits.
 
         :raises Refused: if it keeps failing, or fails otherwise.
         """
@@ -279,7 +279,7 @@ class Bucket:
 
 
 def kept_as(location: S3Location, *, manifest: bool = False) -> Parameters:
-    """The parameters that say how an object is encrypted, stored and tagged.
+    """Parameters for an object's encryption, storage class and tags.
 
     A manifest has the usual storage class: the cheaper ones bill each version for weeks.
     """

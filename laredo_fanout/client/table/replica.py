@@ -212,7 +212,7 @@ class Replica:
         self._next_columns = event.new
 
     def begin_snapshot(self) -> None:
-        """Stage the rows that follow beside those that readers see, until :meth:`end_snapshot`.
+        """Stage the following rows apart from those that readers see, until :meth:`end_snapshot`.
 
         :raises BadField: if the fields of a look-up or an index aren't columns.
         """

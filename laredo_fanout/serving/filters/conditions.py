@@ -70,7 +70,7 @@ class Wanted:
         self._floats: set[str] = set()
 
     def add(self, value: struct_pb2.Value, where: str) -> int:
-        """One more, of so many bytes; null adds nothing.
+        """One more, of this many bytes; null adds nothing.
 
         :raises BadRequest: it is a list, an object or nothing at all.
         """

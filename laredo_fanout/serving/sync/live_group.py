@@ -31,7 +31,7 @@ from laredo_fanout.store.view import TableView
 log = structlog.get_logger(__name__)
 
 MOST_MEMBERS = 500
-"""A record is written to so many clients in one turn of the event loop: about 4 ms."""
+"""Number of clients to which a record is written in one turn of the event loop: about 4 ms."""
 MOST_BYTES = 64 << 10
 """Of a write: clients that take nothing cost no more than this each."""
 SHOW_EVERY_S = 1.0

@@ -116,8 +116,8 @@ class Rows:
     def numbered(self, digests: Sequence[bytes]) -> list[bytes]:
         """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
 
-        b"" stands for a TRUNCATE, after which numbers begin again. They count on
-        from the rows that are there, so write these rows before asking again.
+        b"" is a TRUNCATE, after which numbers begin again. They count on from the rows that are
+        there, so write these rows before asking again.
         """
         numbers: dict[bytes, int] = {}
         is_empty = False

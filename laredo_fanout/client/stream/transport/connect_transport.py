@@ -133,7 +133,7 @@ class ConnectTransport:
             raise self._of_json(error)
 
     def _refusal(self, call: ConnectCall, body: bytes) -> StreamError:
-        """The error that an answer without messages stands for."""
+        """The error for an answer without messages."""
         error = _json_object(body) if call.content_type == "application/json" else None
         if call.status != 200 and error is not None and "code" in error:
             return self._of_json(error)
