@@ -37,8 +37,8 @@ class Difference(NamedTuple):
 class Archive:
     """One table's archive, read only.
 
-    ``key_fields`` is the key of an archive whose manifest doesn't say; without
-    it such a table's key is ``id``. ``progress`` is called with what is read.
+    ``key_fields`` is the key of an archive whose manifest doesn't name it; without it such a
+    table's key is ``id``. ``progress`` is called with what is read.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The ``snapshotter`` block: its schema, its defaults, and the tables it comes to.
 
-One table can be written in the short form, straight in the block; ``tables`` is
-a list of full blocks, each of which inherits what it doesn't say from the block
-around it.
+One table can be written in the short form, straight in the block; ``tables`` is a list of full
+blocks, each of which inherits the keys that it lacks from the block around it.
 """
 
 from collections.abc import Sequence
@@ -78,7 +77,7 @@ Sink = Annotated[SinkConfig, Field(discriminator="type")]
 
 
 class TableBlock(Section):
-    """One table; whatever it doesn't say comes from the block around it."""
+    """One table; keys that it lacks come from the block around it."""
 
     source: SourceBlock = SourceBlock()
     diff: DiffBlock = DiffBlock()
@@ -264,7 +263,7 @@ def _default_prefix(path: str, table: str) -> str:
 
 
 def over(outer: TableBlock, inner: TableBlock) -> TableBlock:
-    """``inner`` with what ``outer`` says of what it doesn't say."""
+    """``inner``, with the keys that it lacks from ``outer``."""
     around = TableBlock.model_construct(
         outer.model_fields_set & set(TableBlock.model_fields),
         **{name: getattr(outer, name) for name in TableBlock.model_fields},

@@ -37,7 +37,7 @@ def copy_archive(
     what has left FROM leaves TO too. Its manifest is written last; a copy that was broken off
     goes on where it was when it is started again.
 
-    The --to-... options say how TO is reached; if none does, it is reached as FROM is.
+    The --to-... options set the access to TO; if none does, it is reached as FROM is.
     """
     found = location.find(source, access_of(ours))
     if not any(theirs[option] for option, _ in reading_options):

@@ -39,7 +39,7 @@ class Commands(click.Group):
 
 
 class AsOf(click.ParamType[Position | datetime]):
-    """A WAL position, or a time: ISO 8601, in UTC unless it says otherwise."""
+    """A WAL position, or a time: ISO 8601, in UTC unless it has an offset."""
 
     name = "position|time"
 

@@ -57,8 +57,8 @@ def list_artifacts(
 ) -> None:
     """List the artifacts: a table on a terminal, else one JSON object a line.
 
-    A diff that was merged says how many it was made from; --all lists those, as far as they are
-    kept. Of a destination that holds a catalog.json, its archives.
+    A merged diff has the number of its parts; --all lists those, as far as they are kept. Of a
+    destination that holds a catalog.json, its archives.
     """
     if uri.endswith(CATALOG):
         list_catalog(catalog.find(uri, access), as_json=as_json)

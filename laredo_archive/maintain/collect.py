@@ -4,8 +4,8 @@ Two steps, far apart. An object that neither ``artifacts`` nor ``retired`` names
 older than the cut-off, is entered into ``retired``. An entry that has been there
 for longer than the grace period is deleted. Both steps go by the store's Date.
 
-Only objects whose names have the form that writers give them (``naming.is_own``) are ever
-entered or deleted, whatever a manifest says: the rest of a location belongs to other programs.
+Only objects whose names have the form that writers give them (``naming.is_own``) are ever entered
+or deleted, whatever a manifest names: the rest of a location belongs to other programs.
 
 A deletion is announced in the manifest before it is sent: the entry gets this
 run's token. Another run leaves it alone for a whole grace period, so that no

@@ -1,9 +1,8 @@
 """Compares an archive with its table in PostgreSQL (docs/commit-protocol.md, Proof).
 
-The database says what its table is at some moment between two positions. If that
-is what the archive says of a boundary there, they are equal. If the archive knows
-that the table didn't change between the two, they are equal or different. Else
-nothing is known, yet or for good.
+The database has its table's state at some moment between two positions. If the archive has the same
+state at a boundary there, they are equal. If the archive knows that the table didn't change between
+the two, they are equal or different. Else nothing is known, yet or for good.
 """
 
 import time

@@ -77,11 +77,10 @@ def export(
 ) -> Exported:
     """Write the table at ``boundary`` to ``target``, which appears whole or not at all.
 
-    :raises ExportRefused: if ``target`` is there (and not to be replaced), can't be
-        written, or the format needs columns that the archive doesn't name; also if the
-        rows aren't the state that the manifest says.
-    :raises ArtifactDamaged: if a row isn't one of the archive's columns.
-    :raises ArchiveError: as reading does.
+    :raises ExportRefused: if ``target`` is there (and not to be replaced), can't be written, or the
+    format needs columns that the archive doesn't name; also if the rows aren't the state in the
+    manifest. :raises ArtifactDamaged: if a row isn't one of the archive's columns. :raises
+    ArchiveError: as reading does.
     """
     if os.path.lexists(target):
         if not replace:

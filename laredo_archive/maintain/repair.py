@@ -103,10 +103,10 @@ def repair(
 ) -> RepairReport:
     """Check every object that ``target``'s manifest names, and restore what isn't whole.
 
-    ``others`` are asked in this order; the bytes must be those that the manifest's sha256 says.
-    ``sums_bytes``: None reads every object; else those that the manifest names are compared by
-    their sizes in a listing, and only about so many bytes are read, of the newest artifacts.
-    ``dry_run``: nothing is written; what others have is read all the same.
+    ``others`` are asked in this order; the bytes must have the manifest's sha256. ``sums_bytes``:
+    None reads every object; else those that the manifest names are compared by their sizes in a
+    listing, and only about that many bytes are read, of the newest artifacts. ``dry_run``: nothing
+    is written; what others have is read all the same.
 
     :raises RepairRefused: if ``target`` or one of ``others`` can't be used for it.
     :raises OfTheOriginal: if the original program wrote it.

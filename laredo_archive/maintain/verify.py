@@ -1,9 +1,8 @@
 """Verifies an archive: every file against its entry, every checksum by merging base and diffs.
 
-First every object, in every format: size, sha256, rows, order, splits, and that
-all formats of an artifact hold the same. Then every epoch is folded once, key by
-key: each change must fit the row it changes, and each boundary's row count and
-checksum must be those that its entry says.
+First every object, in every format: size, sha256, rows, order, splits, and that all formats of an
+artifact hold the same. Then every epoch is folded once, key by key: each change must fit the row it
+changes, and each boundary's row count and checksum must be those of its entry.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """catalog.json: the archives of one destination, and positions at which all of them are known.
 
-It is made from what the archives' manifests say, and holds nothing that is lost with it. Each
-writer process has a group of tables in it; what other processes have written stays.
+It is made from the archives' manifests, and has nothing that is lost with it. Each writer process
+has a group of tables in it; what other processes have written stays.
 """
 
 import json

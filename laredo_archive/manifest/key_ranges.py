@@ -90,7 +90,7 @@ class ObjectSlice:
 
     @property
     def last_block(self) -> Block | None:
-        """The file's; where parquet says what is in the others."""
+        """The file's; where parquet describes the others."""
         if not self.entry.blocks:
             return None
         offset, sum_ = self.entry.blocks[-1]

@@ -1,9 +1,8 @@
 """The model of manifest.json, version 1: the list of an archive's artifacts.
 
-An immutable value: every change makes a new manifest. Unknown fields are kept
-(in ``source``) and written again, wherever they stand; fields that this program
-adds to the original format (columns, rows, checksums, histories) are None where
-they are missing. manifest_parser reads it.
+An immutable value: every change makes a new manifest. Unknown fields are kept (in ``source``) and
+written again, wherever they are; fields that this program adds to the original format (columns,
+rows, checksums, histories) are None where they are missing. manifest_parser reads it.
 """
 
 import json

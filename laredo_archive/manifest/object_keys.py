@@ -1,7 +1,7 @@
 """Object keys: the names that writers give, and which names are theirs.
 
-A reader goes by the manifest's entries and takes any name. A program that deletes goes by the
-names here: an object with another form of name is never ours to delete, whatever a manifest says.
+A reader goes by the manifest's entries and takes any name. A program that deletes goes by the names
+here: an object with another form of name is never ours to delete, whatever a manifest names.
 """
 
 import re

@@ -62,7 +62,7 @@ class RowFields:
     def of(cls, base: Artifact, key_fields: Sequence[str] | None = None) -> "RowFields":
         """Of an epoch: as its base says; ``key_fields`` for one that doesn't say; else ``id``.
 
-        A base that says that there are no key fields is of a table without a key.
+        A base that records no key fields is of a table without a key.
         """
         if base.columns and base.key_fields == ():
             return cls(base.columns, ())

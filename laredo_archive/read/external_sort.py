@@ -16,7 +16,7 @@ MEMORY_BYTES = 24 * 1024 * 1024
 MERGED_AT_ONCE = 32
 _BLOCK_BYTES = 64 * 1024
 _RECORD_OVERHEAD = 250
-"""Bytes that a record takes beside those of its values: a tuple and small integers."""
+"""Bytes that a record takes in addition to its values: a tuple and small integers."""
 
 
 class Sorter:

@@ -1,9 +1,9 @@
 """Fetches objects before they are read, where every request has a latency.
 
-A reader says which objects it will read, in which order. The first bytes of the
-next ones are fetched side by side, and whichever is being read is fetched on
-while what came is parsed. So a reader waits for bandwidth, not for latency; and
-it holds a bounded number of bytes, whatever the objects' size.
+A reader declares the objects that it will read, in order. The first bytes of the next ones are
+fetched side by side, and whichever is being read is fetched on while what came is parsed. So a
+reader waits for bandwidth, not for latency; and it holds a bounded number of bytes, whatever the
+objects' size.
 """
 
 import threading

@@ -79,7 +79,7 @@ def report(destination: Destination, key_prefix: str) -> None:
 def refuse_other_prefix(destination: Destination, table: str, key_prefix: str) -> None:
     """Check that ``key_prefix`` without its ``/`` isn't where the table's archive is.
 
-    A prefix was once taken as it stood: ``users`` gave ``usersmanifest.json``.
+    A prefix was once taken verbatim: ``users`` gave ``usersmanifest.json``.
 
     :raises PrefixMeant: if it is.
     :raises DestinationUnavailable: if that can't be read now.

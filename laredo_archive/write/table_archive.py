@@ -41,8 +41,8 @@ from laredo_model.position import Position
 class TableArchive:
     """A table's archive on all its destinations, claimed by this writer.
 
-    Every method may be called from any thread; they take turns, but for the
-    properties, which never wait, and for a base's upload, beside which diffs go on.
+    Every method may be called from any thread; they take turns, but for the properties, which never
+    wait, and for a base's upload, during which diffs go on.
 
     After Fenced it can't be used any more, and its process must not open it again.
     After CommitUnavailable call the same again, with the same arguments: it goes

@@ -47,7 +47,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CatchupPlan:
-    """``source`` says whose positions these are; ``token`` names the plan's spools."""
+    """``source`` identifies the positions' source; ``token`` names the plan's spools."""
 
     token: str
     source: str

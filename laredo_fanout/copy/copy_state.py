@@ -221,7 +221,7 @@ class CopyMachine:
         self.waiting_for = tuple(pids)
 
     def plan(self, ranges: int) -> None:
-        """The first chunk may be read: so many ranges, less those that were done before."""
+        """The first chunk may be read: the number of ranges, less those that were done before."""
         self._move(Event.PLANNED)
         self.waiting_for = ()
         self._todo.extend(CopyChunk(number) for number in range(ranges) if number not in self._done)

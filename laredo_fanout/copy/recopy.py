@@ -5,9 +5,8 @@ does, and copied rows where none are yet. At its barrier both are consistent at 
 position: what differs is what the live one had wrong, and enters its journal there as
 ordinary changes. Until then the store holds the table's rows twice.
 
-The hidden incarnation's record says beside which one it is copied, so a restart goes on.
-Whatever ends the live incarnation (another schema, a lost slot) ends it too: the table is
-then copied again anyway.
+The hidden incarnation's record names the live one, so a restart goes on. Whatever ends the live
+incarnation (another schema, a lost slot) ends it too: the table is then copied again anyway.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Recopies:
         self._counters = counters
 
     def begin(self, tracked: TrackedTable, transaction: Transaction, copies: Copies) -> None:
-        """Begin one beside this table.
+        """Begin a re-copy of this table.
 
         :raises RecopyRefused: if there is one, or the table isn't live, or is append-only.
         """

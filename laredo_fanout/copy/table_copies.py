@@ -70,7 +70,7 @@ class TableCopies:
         self._request(PrepareRequest(copy.table_id, copy.table, copy.splits))
 
     def remove(self, table_id: int) -> None:
-        """Discard the copy of an incarnation that has ended, and a re-copy beside it."""
+        """Discard the copy of an incarnation that has ended, and its re-copy."""
         for copy in self.under_way:
             if table_id in (copy.table_id, copy.beside):
                 del self._copies[copy.table_id]

@@ -41,7 +41,7 @@ class TableCopy:
         self.transaction_filter = transaction_filter
         """Of an append-only table, which is read in one piece, with one snapshot."""
         self.beside: int | None = stored.get("beside")
-        """Of a re-copy: the live incarnation that it is made beside."""
+        """Of a re-copy: the live incarnation, if this is a re-copy of it."""
         self.splits: list[Split] | None = None
         """Split points between the key ranges; None: not chosen yet."""
         if "splits" in stored:

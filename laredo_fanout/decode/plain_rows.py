@@ -1,7 +1,7 @@
 """The layout of a relation's plain rows, as the compiled scan (``_row_scan.c``) is given it.
 
-For each column its rule's letter says how its text becomes JSON. What C doesn't do
-itself is encoded by the rule's function, called from there.
+For each column its rule's letter defines how its text becomes JSON. What C doesn't do itself is
+encoded by the rule's function, called from there.
 """
 
 from __future__ import annotations

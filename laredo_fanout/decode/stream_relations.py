@@ -1,6 +1,6 @@
 """The relations that the replication stream has announced, and where each one's changes go.
 
-The decoder writes down what the stream says; whoever knows the tables (``RelationRoutes``) sends
+The decoder records what the stream announces; whoever knows the tables (``RelationRoutes``) sends
 relations elsewhere. Neither knows the other by this.
 """
 

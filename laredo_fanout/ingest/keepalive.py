@@ -91,7 +91,7 @@ class Keepalive:
 
     def keep_alive(self) -> None:
         """Within one long step of the loop (a giant transaction's pieces, a re-copy's comparison):
-        confirm now and then, so that PostgreSQL doesn't end a connection that says nothing.
+        confirm now and then, so that PostgreSQL doesn't end a silent connection.
 
         :raises StoppedWithin: if we are to stop.
         """

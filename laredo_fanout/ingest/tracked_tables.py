@@ -263,7 +263,7 @@ class TrackedTables:
             self._batch.when_durable(lambda: asked.answer.set_result(None))
 
     def copied(self, table_id: int, differing: int) -> None:
-        """The table is live; or its re-copy found so many rows ``differing``."""
+        """The table is live; or its re-copy found ``differing`` rows."""
         for tracked in self._tables.values():
             if tracked.recopy_id == table_id:
                 self.recopies.done(tracked, self._batch.transaction, differing)

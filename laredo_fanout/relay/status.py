@@ -1,4 +1,4 @@
-"""A relay's status and counters beside those of every ingest: plain values."""
+"""A relay's status and counters in addition to those of every ingest: plain values."""
 
 from __future__ import annotations
 

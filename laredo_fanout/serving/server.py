@@ -71,7 +71,7 @@ async def serve(
     sent: SentCounts | None = None,
     changes: ServingOptionChanges | None = None,
 ) -> None:
-    """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
+    """Listen and serve until `drain` is set, then send GoAway, wait for the grace and return.
 
     `on_listening` is called once with gRPC's port (useful with port 0), `on_replay` with the table
     and the outcome of each replay from an archive. `request_check` is called when a client waits

@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 _DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database()"
 _FIRST_BYTES = 256 << 20
-"""Bytes of WAL behind a slot's beginning, within which the message written with it lies."""
+"""Bytes of WAL after a slot's beginning, within which the message written with it is."""
 
 
 def with_slot_name(options: SourceOptions, known: SourceIdentity | None) -> SourceOptions:

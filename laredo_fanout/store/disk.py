@@ -131,7 +131,7 @@ class DiskSpace:
         self._ensure(min(self._used + self._bound(), self._max_pages))
 
     def reserve_values(self, *sizes: int) -> None:
-        """One more put for each of these values, of so many bytes, and one more change.
+        """One more put for each of these values, of this many bytes, and one more change.
 
         :raises DiskFull: if the disk can't hold what they may need.
         """

@@ -15,7 +15,7 @@ from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.view import TableView, current, view_of
 
 RECORD_COST = 1500
-"""Reading a record costs as much as copying so many bytes: thousands of small ones aren't free."""
+"""Bytes whose copying costs as much as reading a record: thousands of small ones aren't free."""
 
 
 class StoreReader:
@@ -189,8 +189,8 @@ class StoreReader:
     ) -> int:
         """The first entry beyond ``position`` (``inclusive``: at or beyond it).
 
-        The newest sequence + 1 if there is none. Says nothing about entries
-        below the floor: compare with it first.
+        The newest sequence + 1 if there is none. Doesn't count entries below the floor: compare
+        with it first.
 
         :raises TableUnknown: if the table is gone.
         """

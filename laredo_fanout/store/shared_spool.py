@@ -1,8 +1,8 @@
 """The spool of a snapshot: rows that slow readers haven't taken yet, in one temporary file for all.
 
 A spool holds a snapshot's rows from some key on to the last one. The first reader that is too slow
-writes it from where it stands; one that is before that writes only what is between; all
-others write nothing. Each reads at its own offset.
+writes it from its position; one that is before that writes only what is between; all others write
+nothing. Each reads at its own offset.
 """
 
 import os

@@ -11,7 +11,7 @@ from laredo_fanout.store.table import SuspectRange, TableRecord
 _KEPT = 8
 """However old they are: a session may be within one of them."""
 _MOST = 64
-"""Beyond so many a new range goes on from the one before it."""
+"""Number of ranges beyond which a new one goes on from the one before it."""
 
 
 def begun(record: TableRecord, start: int, because: str, *, unseen_after: int = 0) -> TableRecord:

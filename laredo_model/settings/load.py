@@ -26,11 +26,10 @@ def load(
 ) -> Schema:
     """Load the configuration of a program.
 
-    Later sources win: the file; the files ``*.conf`` of the directory
-    ``conf.d`` beside it, by name; the environment; ``sets``. Sections are
-    merged, lists are replaced. Substitutions (``${a.b}``, ``${?HOME}``) are
-    resolved over the files and the environment's variables of that name. A block
-    at the top that only substitutions name isn't part of the configuration.
+    Later sources win: the file; the files ``*.conf`` of the directory ``conf.d`` next to it, by
+    name; the environment; ``sets``. Sections are merged, lists are replaced. Substitutions
+    (``${a.b}``, ``${?HOME}``) are resolved over the files and the environment's variables of that
+    name. A block at the top that only substitutions name isn't part of the configuration.
 
     :param path: the file; None for a configuration from the environment and ``sets`` alone.
     :param env_prefix: with which variables start, such as ``LAREDO_``;

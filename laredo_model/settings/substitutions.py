@@ -107,7 +107,7 @@ class _Known(Node):
 
 @dataclass(eq=False)
 class _BlockMember(Node):
-    """A layer: the value at ``keys`` of the block that ``whole`` stands for, if it is one."""
+    """A layer: the value at ``keys`` of the value of ``whole``, if that is a block."""
 
     whole: Node
     keys: Keys

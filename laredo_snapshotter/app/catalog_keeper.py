@@ -168,7 +168,7 @@ class _Catalog:
         entries: Mapping[str, CatalogEntry],
         boundaries: list[GroupBoundary],
     ) -> None:
-        """Write it, beside everything else."""
+        """Write it, while everything else goes on."""
         self._writing = asyncio.create_task(self._write(executor, entries, boundaries))
 
     async def _write(

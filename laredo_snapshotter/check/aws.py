@@ -38,7 +38,7 @@ AGES = timedelta(days=36500)
 """Nothing is so old: what is listed with it isn't touched."""
 
 _ONE_STEP_ONLY = frozenset({Cause.DENIED, Cause.KMS, Cause.NOT_IMPLEMENTED})
-"""Refusals that say nothing about the next step; after any other it would fail as well."""
+"""Refusals that don't concern the next step; after any other it would fail as well."""
 
 CheckStep = tuple[str, Callable[[], str]]
 P = ParamSpec("P")

@@ -35,8 +35,8 @@ log = structlog.get_logger(__name__)
 
 RETRY = Backoff(initial=0.5, maximum=15.0)
 PROMPT_S = 10.0
-"""A commit that isn't done by then, beside the time for its bytes, counts as held: a destination
-may take a request and never answer, which its own timeouts notice much later."""
+"""A commit that isn't done by then, in addition to the time for its bytes, counts as held: a
+destination may take a request and never answer, which its own timeouts notice much later."""
 _SLOW_BYTES_S = 5e6
 """Of a diff, encoded and stored each second at least, where nothing hangs."""
 

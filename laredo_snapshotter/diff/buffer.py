@@ -207,7 +207,7 @@ class Sealed:
         self.forced = forced
         """Written even if it turns out to be empty."""
         self.unchanged_until: int | None = None
-        """The last position before its first change; None if it has none, or nobody says."""
+        """The last position before its first change; None if it has none, or none is known."""
         self._changes = changes
 
     @property

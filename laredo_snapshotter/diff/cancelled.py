@@ -1,8 +1,8 @@
 """The keys that changed in a window and are as they were before it: no diff mentions them.
 
-A reader that stopped in the middle of the window may hold such a key as it was
-in between, so a diff says how many there are (``cancelled`` in docs/archive-format.md).
-At most so many: the count may be too high, and 0 is certain.
+A reader that stopped in the middle of the window may hold such a key as it was in between, so a
+diff records their number (``cancelled`` in docs/archive-format.md). At most so many: the count may
+be too high, and 0 is certain.
 """
 
 from collections.abc import Set as AbstractSet

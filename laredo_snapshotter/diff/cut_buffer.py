@@ -1,7 +1,7 @@
 """One table's changes, sealed into a diff at each cut that the table owes.
 
-A cut is owed until every transaction up to it was taken. One whose state can't be
-known, because a batch says only what was before it and after it, is postponed.
+A cut is owed until every transaction up to it was taken. One whose state can't be known, because a
+batch has only the states before it and after it, is postponed.
 """
 
 import asyncio

@@ -58,8 +58,8 @@ class WriterSession:
         wanted: Callable[[], bool],
     ) -> None:
         """``notifier`` is woken after each commit; ``epoch_committed`` is called with each new
-        epoch and when its making began; ``wanted`` says whether an operator asks for one,
-        whatever the triggers say.
+        epoch and when its making began; ``wanted`` returns True if an operator asks for one,
+        whatever the triggers.
         """
         self._config = config
         self._archive = archive

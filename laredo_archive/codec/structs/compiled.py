@@ -28,7 +28,7 @@ NewRows = tuple[
 ]
 """Input and output of reading a diff: the first key and the one after the last, keys that are
 known, the new rows by key, and for each column what is before its value and a byte that says
-whether it is wanted (none: rows as they stand)."""
+whether it is wanted (none: rows verbatim)."""
 
 _FLOATS = {"float8": b"d", "float4": b"f"}
 

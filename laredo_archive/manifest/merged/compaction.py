@@ -2,7 +2,7 @@
 
 Each level is a length of time. Diffs that end in the same period of that length (the first begins
 at the Unix epoch) are merged into one, once a later diff shows that the period is over. So the
-manifest alone says what is to be merged, and a writer that was interrupted goes on where it was.
+manifest alone decides what is to be merged, and a writer that was interrupted goes on where it was.
 The merged diff replaces the diffs that it was made from, and names them as its parts.
 """
 

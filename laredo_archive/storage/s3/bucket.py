@@ -28,10 +28,10 @@ class BadS3Location(DestinationError):
 class S3Location:
     """A prefix of a bucket. It ends with ``/``, or is empty, whatever it was given as.
 
-    ``credentials``: a profile's name, None for the ambient one. ``region``, ``endpoint``:
-    the service's, where they aren't what the profile or the environment says.
-    ``storage_class`` is that of artifacts; a manifest, overwritten with each commit, has the
-    bucket's usual one. ``tags`` are put on every object.
+    ``credentials``: a profile's name, None for the ambient one. ``region``, ``endpoint``: the
+    service's, unless the profile or the environment sets them. ``storage_class`` is that of
+    artifacts; a manifest, overwritten with each commit, has the bucket's usual one. ``tags`` are
+    put on every object.
 
     :raises BadS3Location: if it can't be one.
     """

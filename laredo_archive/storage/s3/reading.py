@@ -30,9 +30,8 @@ _BEYOND_THE_END = 416
 def read_whole(bucket: Bucket, key: str) -> StoredObject:
     """A small object and its version.
 
-    :raises Refused: if it can't be read.
-    :raises TooLarge: if it has more than LARGEST_WHOLE bytes.
-    :raises DestinationUnavailable: if the answer doesn't say which version it is.
+    :raises Refused: if it can't be read. :raises TooLarge: if it has more than LARGEST_WHOLE bytes.
+    :raises DestinationUnavailable: if the answer doesn't name its version.
     """
 
     def read() -> StoredObject:

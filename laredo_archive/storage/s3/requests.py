@@ -1,8 +1,8 @@
 """Sends requests to one bucket, with retries, and translates failures into a commit's errors.
 
-The client doesn't repeat anything by itself; this module decides what is repeated,
-request by request. A read, and an upload that is invisible until completed, may be.
-A change may only be where the store's answer says that it didn't happen.
+The client doesn't repeat anything by itself; this module decides what is repeated, request by
+request. A read, and an upload that is invisible until completed, may be. A change may only be where
+the store's answer shows that it didn't happen.
 """
 
 import base64

@@ -28,7 +28,7 @@ def expand(
 ) -> Config:
     """The configuration with the tables that were ``found`` in place of its patterns.
 
-    A table that is listed by name, or stands for an earlier pattern, isn't taken again. Beyond a
+    A table that is listed by name, or matched by an earlier pattern, isn't taken again. Beyond a
     pattern's ``max_tables`` those that are ``followed`` come first.
     """
     taken = {TableName(t.namespace, t.table) for t in config.tables if not t.is_pattern}

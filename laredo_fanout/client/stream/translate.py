@@ -1,8 +1,8 @@
 """Translates wire messages to events, for both wire forms.
 
-In the base form a message is one row or one change and nothing says where a
-transaction ends. Changes are passed on at once, marked unfinished; the
-end follows when a change of a later position or a heartbeat proves it.
+In the base form a message is one row or one change and nothing marks the end of a transaction.
+Changes are passed on at once, marked unfinished; the end follows when a change of a later position
+or a heartbeat proves it.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -170,7 +170,7 @@ class Conditions:
 def read(predicates: Sequence[wire.FieldPredicate]) -> Sliced[Conditions]:
     """The predicates, whose number and size were checked.
 
-    :raises BadRequest: one says nothing that can be tested; the message names its index.
+    :raises BadRequest: one has nothing that can be tested; the message names its index.
     """
     digest = sha256()
     for text in sorted(p.SerializeToString(deterministic=True) for p in predicates):

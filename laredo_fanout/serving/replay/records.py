@@ -1,7 +1,7 @@
 """Converts an archive's diffs to journal records, so that wire forms and filters need no change.
 
-Each diff is one transaction at its end's position, and its `since` is the position behind which it
-stands for all transactions. So one without changes is sent, too. A base client is sent the position
+Each diff is one transaction at its end's position, and its `since` is the position after which it
+replaces all transactions. So one without changes is sent, too. A base client is sent the position
 that it had before for all but the last change: should it lose its stream, it resumes with that.
 """
 

@@ -4,10 +4,10 @@ A live session has nothing of its own to do: it waits for the next record, which
 for every client of the same table, wire form and filter. So a session that has sent everything
 joins a group and sleeps; the group encodes and frames a record once and hands it to each client's
 transport, which costs no more than the write itself. Whatever isn't the next record wakes the
-session, which leaves the group at the place where the group stands and goes on by itself: a client
-that takes nothing, its heartbeat, a drain, its call's end. What concerns all of them (another
-incarnation or history, a suspect range, a record too large to be written unasked, an error) ends
-the group, and each session meets it by itself.
+session, which leaves the group at the group's position and goes on by itself: a client that takes
+nothing, its heartbeat, a drain, its call's end. What concerns all of them (another incarnation or
+history, a suspect range, a record too large to be written unasked, an error) ends the group, and
+each session meets it by itself.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class LiveGroup:
         member.output.when_full(member.notify)
 
     def leave(self, member: Member) -> None:
-        """Write no more for it: its session goes on from where the group stands."""
+        """Write no more for it: its session goes on from the group's position."""
         client = member.client
         del self._members[client]
         member.output.when_full(None)

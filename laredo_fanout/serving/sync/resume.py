@@ -2,10 +2,10 @@
 
 A batch client records its position at a transaction's end and takes a change twice without effect:
 it is sent the entry that it declares again. A base client, made from the .proto by anybody, is sent
-no entry that it says it has: it may take a second DELETE of a row for something else, having no row
-to show for it. Where its request doesn't say how far within a transaction it came, the transaction
-is sent again, each DELETE in it behind its row (`BaseForm`). And it may name a snapshot whose end
-it never saw, with the sequence that it had before: such a one begins again.
+no entry that it reports to have: it may take a second DELETE of a row for something else, having no
+row to show for it. If its request doesn't tell how far within a transaction it came, the
+transaction is sent again, each DELETE in it after its row (`BaseForm`). And it may name a snapshot
+whose end it never saw, with the sequence that it had before: such a one begins again.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Barrier:
         rows behind it), and whether something in it differs.
 
         Nearly all blocks are the same in both: rows are compared one by one only where a block
-        differs. The key is a part of the line, so lines say enough.
+        differs. The key is a part of the line, so lines are enough.
         """
         ours, theirs = self._block(live.space, after), self._block(copied.space, after)
         if ours and [line for _, line in ours] == [line for _, line in theirs]:
