@@ -249,7 +249,7 @@ class ChecksumDiffers(ArchiveError):
 
     def __init__(self, table: str, position: str, running: str, base: str) -> None:
         super().__init__(
-            f"{table} at {position}: the diffs lead to {running}, the new base is {base}."
+            f"{table} at {position}: the diffs lead to {running}, the new base has {base}."
             " Nothing was committed; compare both with PostgreSQL (laredo-archive verify"
             " --against DSN) before you continue"
         )

@@ -65,7 +65,7 @@ class ValueUnfit(ArrowError):
 
     def __init__(self, column: str, value: str, type_name: str) -> None:
         super().__init__(
-            f"column {column}: {value} isn't a {type_name}, the column's type in the manifest."
+            f"column {column}: {value} isn't of type {type_name}, which the manifest declares."
             " Check the archive with laredo-archive verify"
         )
         self.column = column
