@@ -193,7 +193,7 @@ def test_what_is_tried_again_is_told_to_who_asks(
     proxy.add(Rule(answer(503, "SlowDown"), "GetObject", times=2))
     told = run("--verbose", "cat", place, env=environment)
     assert told.stdout.split("\n")[:-1] == lines(TWO)
-    assert told.stderr.count("sent again") == 2
+    assert told.stderr.count("S3 request retried") == 2
 
 
 def test_verify_finds_damage_there(
