@@ -1,6 +1,6 @@
-"""What pyproject.toml can't say: the C extensions, and the commit that is built.
+"""Build steps that pyproject.toml can't express: C extensions, and the commit that is built.
 
-The commit is written beside the code, so that every installation can name it
+The commit is written into the package, so that every installation can name it
 (laredo_model/program/build.py reads it).
 """
 

@@ -40,7 +40,7 @@ def insert(database: "psycopg.Connection[tuple[object, ...]]", first: int, last:
 
 
 def delete(database: "psycopg.Connection[tuple[object, ...]]", first: int, last: int) -> None:
-    """The same without them."""
+    """Delete the rows with keys from ``first`` to ``last``."""
     database.execute(f"DELETE FROM {NAME} WHERE id BETWEEN %s AND %s", (first, last))
 
 
@@ -69,7 +69,7 @@ def update_at_random(
     *,
     start: int = 0,
 ) -> None:
-    """The same with the keys shuffled; none comes again before all have come."""
+    """Update rows with shuffled keys; none comes again before all have come."""
     database.execute("SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off")
     database.execute("SELECT setseed(0.42)")
     database.execute(

@@ -34,7 +34,7 @@ class Backlog:
 
 
 def backlogs(scenario: Scenario) -> list[Backlog]:
-    """Where everything is published, where little is, and where PostgreSQL spills besides."""
+    """Backlogs to measure: all published, little published, and transactions that spill."""
     few = scenario.updates // 2
     return [
         Backlog("all of it published, random keys", 2 * scenario.updates, _dense),

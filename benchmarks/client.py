@@ -182,7 +182,7 @@ def _wait_for(streams: list[dict[str, Any]], many: int) -> None:
 
 
 def _opened(port: int) -> float:
-    """When somebody listens there."""
+    """Time at which the port begins to accept connections."""
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):

@@ -1,7 +1,7 @@
-"""What an archive costs a month in requests: ``python -m benchmarks.costs`` prints the table.
+"""Monthly price of an archive's requests: ``python -m benchmarks.costs`` prints the table.
 
-The requests of each step are those that tests/archive/s3/test_costs.py counts; docs/costs.md
-says what is assumed.
+The requests of each step are those that tests/archive/s3/test_costs.py counts. docs/costs.md has
+the assumptions.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ COLLECTION: Requests = {"GetObject": 1, "ListMultipartUploads": 1}
 """A run of the collector that finds nothing to do, the pages of its listing apart."""
 PAGE: Requests = {"ListObjectsV2": 1}
 DELETING: Requests = {"PutObject": 2}
-"""What a run that deletes something changes; the deletions themselves are free."""
+"""Requests of a run that deletes something; the deletions themselves are free."""
 
 PART_BYTES = 8 << 20
 OBJECTS_A_PAGE = 1000
@@ -47,7 +47,7 @@ SINKS = {
 
 
 def dollars(requests: Requests) -> float:
-    """What they cost; whatever isn't a GET or a HEAD costs as much as a PUT."""
+    """Price of requests; each one that isn't a GET or a HEAD costs as much as a PUT."""
     return sum(
         count * (_CHEAP if operation in _CHEAP_ONES else _DEAR)
         for operation, count in requests.items()

@@ -132,7 +132,7 @@ async def bare(arguments: Namespace) -> None:
 
 
 async def bare_server(arguments: Namespace) -> None:
-    """What grpcio alone can do: the same bytes again and again."""
+    """Serve the same bytes again and again: the limit of grpcio alone."""
     payload = bytes(arguments.changes)
 
     async def stream(request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:

@@ -40,7 +40,7 @@ class Figure:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the target is met; None without one."""
+        """True if the target is met; None without one."""
         measured = self.ratio if self.target_is_ratio else self.value
         if self.target is None or measured is None:
             return None

@@ -59,7 +59,7 @@ class Program:
 def wait_until(
     condition: Callable[[], Any], *, timeout: float, what: str, pause: float = 0.02
 ) -> Any:
-    """What ``condition`` gives, once it gives something true.
+    """Wait until ``condition`` returns something true, and return that.
 
     :raises TimeoutError: naming ``what``.
     """

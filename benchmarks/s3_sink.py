@@ -40,7 +40,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Sink:
-    """What there is, by ``/bucket/key``."""
+    """Objects of the store, by ``/bucket/key``."""
 
     def __init__(self, delay: float) -> None:
         self._delay = delay

@@ -98,7 +98,7 @@ def base(arguments: Namespace) -> None:
 
 
 def encode(arguments: Namespace) -> None:
-    """What a base costs without a store; with ``--file`` it is kept."""
+    """Encode a base without a store; with ``--file`` it is kept."""
     target = Path(arguments.file or "/dev/null").open("wb")  # noqa: SIM115  # closed below
     rows = blocks(arguments.rows, arguments.line_bytes)
     first = next(rows)

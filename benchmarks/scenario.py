@@ -1,4 +1,4 @@
-"""What all subjects share: one PostgreSQL with the table, one server, made when first needed."""
+"""Parts that all subjects share: one PostgreSQL with the table, one server, made on first use."""
 
 import json
 import signal
@@ -126,7 +126,7 @@ class Scenario:
         return time.perf_counter() - began
 
     def wal_position(self) -> str:
-        """Where the WAL is now."""
+        """Current position of the WAL."""
         with self.connect() as database:
             found = database.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         assert found is not None
@@ -193,7 +193,7 @@ class Scenario:
             self._server.go_on()
 
     def status(self) -> dict[str, Any] | None:
-        """What /status shows; None while nobody answers."""
+        """Content of /status; None while the server doesn't answer."""
         assert self._server is not None
         self._server.check()
         return get_json(f"http://127.0.0.1:{self.http_port}/status")

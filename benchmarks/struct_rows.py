@@ -112,7 +112,7 @@ class _Generated:
         return struct.SerializeToString(deterministic=True)
 
     def restored(self, data: bytes) -> bytes:
-        """What :meth:`exact` was given."""
+        """Line that :meth:`exact` was given."""
         fields = Struct.FromString(data).fields
         pieces = []
         for column, prefix in zip(self._columns, self._prefixes, strict=True):

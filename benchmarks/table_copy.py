@@ -19,7 +19,7 @@ from benchmarks.scenario import SLOT, Scenario
 
 SUBJECT = "copy"
 _STATEMENT = f"COPY (SELECT row_to_json(t) FROM {bench_table.NAME} t) TO STDOUT"
-_BEGINS, _LIVE, _COMPARED = "copy begins", "table live", "re-copy done"
+_BEGINS, _LIVE, _COMPARED = "copy started", "table live", "re-copy completed"
 _MEGABYTE = 1_000_000
 _INGEST = "ingest"
 _LOOK_EVERY = 0.1
@@ -68,7 +68,7 @@ def run(scenario: Scenario) -> list[Figure]:
 
 
 def _again(scenario: Scenario, first: float) -> Figure:
-    """The same table once more, beside its live state."""
+    """Copy the table again while its live state is served."""
     address = f"http://127.0.0.1:{scenario.http_port}/tables/{bench_table.QUALIFIED}/recopy"
     server = scenario.server
     began = time.monotonic()

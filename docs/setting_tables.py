@@ -114,7 +114,7 @@ def _shown(value: Any, field: FieldInfo) -> str:
 
 
 def _validators(field: FieldInfo) -> Iterator[Any]:
-    """What turns the text of a setting into its value."""
+    """Validators that turn the text of a setting into its value."""
 
     def within(annotation: Any) -> Iterator[Any]:
         yield from annotation.__metadata__ if get_origin(annotation) is Annotated else ()

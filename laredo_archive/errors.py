@@ -7,7 +7,7 @@ ArchiveError
 │   ├── ManifestLost          it was there, and is gone
 │   ├── PrefixMeant           the archive is at the prefix without its slash
 │   └── NotCollectable        it names no artifacts, so nothing can be called garbage
-├── ArtifactDamaged           an object isn't what its entry says
+├── ArtifactDamaged           an object differs from its entry
 ├── ArtifactMissing           an object that an entry names isn't there
 ├── ArchiveMissing            no archive at that location
 ├── NoSuchBoundary            no artifact ends where the reader wants to be
@@ -112,7 +112,7 @@ class OfTheOriginal(ManifestError):
         super().__init__(
             where,
             "the original laredo-snapshotter wrote this archive: its manifest names no keys and no"
-            " checksums, so what is there can't be proven to be anybody's to change or delete. This"
+            " checksums, so what is there can't be proven safe to change or delete. This"
             " program reads it (ls, cat, diff, export, verify, Spark) and changes nothing there."
             " Write to another key_prefix or destination; copy the archive with the files' own"
             " tools: it is read wherever it is",
@@ -127,7 +127,7 @@ class NotCollectable(ManifestError):
 
 
 class ArtifactDamaged(ArchiveError):
-    """The object at ``uri`` isn't what its manifest entry says."""
+    """The object at ``uri`` differs from its manifest entry."""
 
     def __init__(self, uri: str, reason: str) -> None:
         super().__init__(f"{uri}: {reason}")
@@ -136,10 +136,10 @@ class ArtifactDamaged(ArchiveError):
 
 
 class ArtifactMissing(ArchiveError):
-    """A manifest entry names the object at ``uri``, and it isn't there."""
+    """A manifest entry names the object at ``uri``, but it doesn't exist."""
 
     def __init__(self, uri: str, message: str = "the manifest names this object") -> None:
-        super().__init__(f"{uri}: {message}, and it isn't there")
+        super().__init__(f"{uri}: {message}, but it doesn't exist")
         self.uri = uri
 
 
@@ -226,7 +226,7 @@ class CopyRefused(ArchiveError):
     """An archive isn't copied to, or from, ``where``."""
 
     def __init__(self, where: str, reason: str) -> None:
-        super().__init__(f"{where}: {reason}. Its manifest is as it was")
+        super().__init__(f"{where}: {reason}. Its manifest is unchanged")
         self.where = where
 
 
@@ -236,7 +236,7 @@ class CopyStopped(ArchiveError):
     def __init__(self, failure: ArchiveError, where: str, done: int, wanted: int) -> None:
         super().__init__(
             f"{str(failure).rstrip('.')}. {done} of {wanted} objects are in place and stay;"
-            f" {where} is as it was. The same command goes on from there"
+            f" {where} is unchanged. Run the same command to continue"
         )
         self.where = where
 
@@ -259,7 +259,7 @@ class ChecksumDiffers(ArchiveError):
         super().__init__(
             f"{table} at {position}: the diffs lead to {running}, the new base has {base}."
             " Nothing was committed; compare both with PostgreSQL (laredo-archive verify"
-            " --against DSN) before anything is written on"
+            " --against DSN) before you continue"
         )
         self.running = running
         self.base = base
@@ -275,7 +275,7 @@ class Fenced(ArchiveError):
     def __init__(self, where: str, writer_id: str, term: int, own_id: str, own_term: int) -> None:
         super().__init__(
             f"{where}: writer {writer_id} (term {term}) has taken over from this one, {own_id}"
-            f" (term {own_term}). This writer stays out for good; if that wasn't meant, stop one"
+            f" (term {own_term}). This writer stops for good. If that wasn't intended, stop one"
             " of the two and restart the other"
         )
         self.where = where
@@ -310,7 +310,7 @@ class DestinationError(ArchiveError):
     """One destination, or one object in it."""
 
     location: str | None = None
-    """The destination's, where its URI doesn't say which it is."""
+    """Location of the destination, if ``uri`` doesn't identify it."""
     others: "tuple[DestinationError, ...]" = ()
     """Of requests that were sent at the same time and failed too."""
 
@@ -319,7 +319,7 @@ class DestinationError(ArchiveError):
         self.uri = uri
 
     def at(self, location: str | None) -> Self:
-        """The same, of the destination ``place``, unless it has one."""
+        """Set the destination that the error names, unless it has one."""
         self.location = self.location or location
         return self
 
@@ -328,7 +328,7 @@ class BadKey(DestinationError):
     """A key that isn't a plain relative path inside the destination."""
 
     def __init__(self, uri: str, key: str) -> None:
-        super().__init__(uri, f"the key {key!r} doesn't lie inside this destination")
+        super().__init__(uri, f"the key {key!r} isn't inside this destination")
 
 
 class NameTaken(DestinationError):
@@ -345,7 +345,7 @@ class CommitConflict(DestinationError):
     """
 
     def __init__(self, uri: str) -> None:
-        super().__init__(uri, "was changed by someone else")
+        super().__init__(uri, "was changed by another program")
 
 
 class CommitStateUnknown(DestinationError):
@@ -357,7 +357,7 @@ class DestinationUnavailable(DestinationError):
 
 
 class NotAFile(DestinationUnavailable):
-    """Where a regular file should be there is something else, or a symbolic link leads there."""
+    """A path that should be a regular file is something else, or leads through a symbolic link."""
 
     def __init__(self, uri: str, what: str, root: str) -> None:
         super().__init__(
@@ -374,8 +374,8 @@ class TooLarge(DestinationUnavailable):
     def __init__(self, uri: str, limit: int) -> None:
         super().__init__(
             uri,
-            f"it has more than {limit >> 20} MiB, and isn't read: no manifest is as large. See who"
-            " wrote it, and restore it from another destination or a backup",
+            f"it has more than {limit >> 20} MiB, and isn't read: no manifest is as large. Find"
+            " out which program wrote it, and restore it from another destination or a backup",
         )
 
 

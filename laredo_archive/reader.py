@@ -37,8 +37,8 @@ class Difference(NamedTuple):
 class Archive:
     """One table's archive, read only.
 
-    ``key_fields`` is the key of an archive whose manifest doesn't say; without
-    it such a table's key is ``id``. ``progress`` is called with what is read.
+    ``key_fields`` is the key of an archive whose manifest doesn't name it; without it such a
+    table's key is ``id``. ``progress`` is called with what is read.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Archive:
         return cls(FoundArchive(destination, key, manifest, location.as_it_is), key_fields)
 
     def refreshed(self) -> "Archive":
-        """The same archive as its manifest is now; raises like :meth:`at`."""
+        """Archive with its manifest read again; raises like :meth:`at`."""
         manifest = location.read_manifest(self.found.destination, self.found.manifest_key)
         return Archive(self.found._replace(manifest=manifest), self.key_fields, parts=self._parts)
 
     def watched(self, progress: ReadProgress) -> "Archive":
-        """The same archive; ``progress`` is called with what is read from it."""
+        """Archive whose reads are reported to ``progress``."""
         return Archive(self.found, self.key_fields, progress, self._parts)
 
     @property
@@ -139,14 +139,14 @@ class Archive:
         return self._parts.diffs_of(merged)
 
     def shape(self, boundary: Boundary) -> RowFields:
-        """What is known of the rows at ``boundary``."""
+        """Known fields of the rows at ``boundary``."""
         return RowFields.of(boundary.base, self.key_fields)
 
     def rows(self, boundary: Boundary) -> Iterator[Rows]:
-        """The table at ``boundary``: keys beside lines, in key order, some thousand at a time.
+        """The table at ``boundary``: keys and lines, in key order, some thousand at a time.
 
         :raises ArtifactMissing: if an object isn't there, before the first row.
-        :raises ArtifactDamaged: if a file isn't what its entry says: before the first row
+        :raises ArtifactDamaged: if a file differs from its entry: before the first row
             if its size shows that, else at the latest after the last.
         :raises FormatUnknown: if an artifact is in no format that is known here.
         :raises TemporarySpaceLacking: if sorting needs room that isn't there.
@@ -158,9 +158,9 @@ class Archive:
         return fold.applied(base, fold.newest(keys))
 
     def changes(self, start: Boundary, end: Boundary) -> Difference:
-        """What changed from ``start`` to ``end``, net per key, in key order.
+        """Net changes of each key from ``start`` to ``end``, in key order.
 
-        From the diffs between them if they follow each other; else by comparing
+        They come from the diffs between them if these follow each other; else from a comparison of
         the table at both.
 
         :raises NoSuchBoundary: if ``end`` is before ``start``.

@@ -28,15 +28,15 @@ class ArchiveStore(Section):
     bucket: str | None = None
     """Bucket of the writer's destination."""
     prefix: str = ""
-    """What the destination is below, in the bucket."""
+    """Prefix of the destination in the bucket."""
     region: str | None = None
     """The bucket's region."""
     endpoint: str | None = None
-    """Another store that speaks S3."""
+    """Endpoint of another store with S3's API."""
     addressing: Literal["auto", "path", "virtual"] = "auto"
     """``path``, or ``virtual``: the bucket in the host's name."""
     profile: str | None = None
-    """A profile of ~/.aws to ask as."""
+    """Profile of ~/.aws for requests."""
     role_arn: str | None = None
     """A role to assume."""
     external_id: Secret | None = None
@@ -44,17 +44,18 @@ class ArchiveStore(Section):
 
 
 class ArchiveConfig(Section):
-    """The table's archive, as laredo-snapshotter writes it: for clients behind the journal."""
+    """The table's archive, as laredo-snapshotter writes it: for clients whose position the journal
+    no longer has."""
 
     store: Literal["local", "s3"] = "local"
-    """Where the archive is."""
+    """Kind of the archive's storage."""
     store_config: ArchiveStore = ArchiveStore()
     key_prefix: str | None = None
     """The writer's ``key_prefix``; by default ``<table>/``."""
     formats: tuple[Literal["jsonl", "jsonl.zst", "protobuf", "protobuf.zst"], ...] = Field(
         default=("jsonl", "jsonl.zst", "protobuf", "protobuf.zst"), min_length=1
     )
-    """Which formats of the diffs to read: the first that is there."""
+    """Formats of the diffs to read; the first that the archive has is used."""
 
     @field_validator("key_prefix")
     @classmethod

@@ -174,7 +174,7 @@ def clients(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """Show the clients of a running server: each one's position, and how far behind it is."""
+    """Show the clients of a running server: each one's position and lag."""
     _show(given.over(path, sets), url, watch, as_json, "clients")
 
 
@@ -213,7 +213,7 @@ def recopy(
     url: str | None,
     watch: bool,
 ) -> None:
-    """Have a running server copy a table again, beside its readers, which stay connected.
+    """Have a running server copy a table again, while its readers stay connected.
 
     Only rows that differ from what the server has reach them, as ordinary changes.
     With --watch it is shown until it has ended.

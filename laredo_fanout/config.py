@@ -21,7 +21,7 @@ ENV_PREFIX = "LAREDO_"
 
 
 class StateConfig(Section):
-    """Where the server keeps its state: the LMDB environment."""
+    """Location of the server's state: the LMDB environment."""
 
     path: Path = Path("./.laredo-fanout")
     """Directory of the durable store (LMDB)."""
@@ -30,7 +30,7 @@ class StateConfig(Section):
 
 
 class TlsConfig(Section):
-    """PEM files; with ``client_ca`` clients must show a certificate that it signed."""
+    """PEM files; with ``client_ca`` clients must present a certificate that this CA signed."""
 
     cert: Path
     """The server's certificate."""
@@ -60,11 +60,11 @@ class Grpc(Section):
     workers: int = Field(default=1, ge=1, le=64)
     """Serving processes that share the port."""
     max_clients: int = Field(default=500, ge=1)
-    """Clients of all serving processes together; one more gets RESOURCE_EXHAUSTED."""
+    """Most clients of all serving processes together; another one gets RESOURCE_EXHAUSTED."""
     max_clients_per_identity: int | None = Field(default=None, ge=1)
-    """How many of them may be of one identity; by default nine tenths of ``max_clients``."""
+    """Most clients of one identity; by default nine tenths of ``max_clients``."""
     max_clients_per_client_id: int | None = Field(default=None, ge=1)
-    """How many of these may use the same client id; by default half of ``max_clients``."""
+    """Most clients with the same client id; by default half of ``max_clients``."""
     tls: TlsConfig | None = None
     tokens_file: Path | None = None
     """File with one token a line; clients send theirs as ``authorization: Bearer``."""
@@ -79,14 +79,14 @@ class Grpc(Section):
         """The dangers of listening on ``host``, as ``path: text``; ``key`` is its path."""
         if self.tokens_file is not None or (self.tls is not None and self.tls.client_ca):
             return []
-        danger = "may read every table: no token and no certificate is asked for"
+        danger = "may read every table: no token and no certificate is required"
         cure = "set fanout.grpc.tokens_file, or tls with a client_ca"
         found = exposure.warning(key, host, danger, cure)
         return [] if found is None else [found]
 
 
 class Connect(Section):
-    """A second port, which speaks the Connect protocol over HTTP/1.1; off unless it is configured.
+    """A second port, for the Connect protocol over HTTP/1.1; off unless it is configured.
 
     Workers, limits, tokens and TLS are those of ``fanout.grpc``.
     """
@@ -103,25 +103,25 @@ class Fanout(Section):
     grpc: Grpc = Grpc()
     connect: Connect | None = None
     drain_grace: Duration = Field(default=10.0, ge=0)
-    """How long clients may stay after GoAway."""
+    """Time that clients have to leave after GoAway."""
     spool_max_size: Size = Field(default=32 * 10**9, ge=1 << 20)
     """Disk below ``state.path`` for snapshots that slow clients haven't taken yet."""
 
 
 class Http(HttpSettings):
-    """Where health, /status and /metrics are, POST /catchup and recopies."""
+    """HTTP port for health, /status, /metrics, POST /catchup and re-copies."""
 
     port: int = Field(default=8081, ge=0, le=65535)
     """Port of the HTTP side; 0: any free one."""
 
 
 class JournalConfig(Section):
-    """How much of a table's journal stays for clients that resume; the earlier limit prunes."""
+    """Limits of a table's journal for clients that resume; the earlier limit prunes."""
 
     max_entries: int = Field(default=1_000_000, ge=1)
-    """How many changes the journal keeps."""
+    """Most changes in the journal."""
     max_age: Duration = Field(default=86400.0, gt=0)
-    """How long it keeps them."""
+    """Age after which changes leave the journal."""
 
 
 class LocalStore(Section):
@@ -132,21 +132,21 @@ class LocalStore(Section):
 
 
 class SnapshotRetention(Section):
-    """When periodic snapshots are removed; the newest one always stays."""
+    """Limits for keeping periodic snapshots; the newest one always stays."""
 
     keep_count: int = Field(default=5, ge=1)
-    """So many snapshots are kept."""
+    """Number of snapshots to keep."""
     max_age: Duration = Field(default=3600.0, gt=0)
-    """Older ones go earlier."""
+    """Age after which a snapshot is removed, unless it is the newest one."""
 
 
 class SnapshotConfig(Section):
     """Periodic snapshots, for ListSnapshots and FetchSnapshot. Without the block there are none."""
 
     interval: Duration = Field(default=300.0, ge=1)
-    """How often a snapshot is taken."""
+    """Interval between snapshots."""
     store: Literal["local"] = "local"
-    """Where snapshots are kept."""
+    """Kind of the snapshots' storage."""
     store_config: LocalStore = LocalStore()
     serializer: Literal["jsonl"] = "jsonl"
     """Their format."""
@@ -163,14 +163,14 @@ class TargetGrpc(Section):
 
 
 class ClientBuffer(Section):
-    """How far behind a live client may be, in transactions, and what happens beyond."""
+    """Most transactions that a live client may lag by, and the policy beyond that."""
 
     max_size: int = Field(default=50_000, ge=1)
-    """How many transactions a live client may be behind, however many rows each changed."""
+    """Most transactions that a live client may lag by, however many rows each changed."""
     policy: Literal["drop_disconnect", "slow_down"] = "drop_disconnect"
-    """What happens beyond: ``drop_disconnect`` ends its stream, and it resumes by position;
-    ``slow_down`` lets it go on, and sends a new snapshot in the same stream once the journal
-    no longer reaches back to it."""
+    """Policy for a client that lags by more: ``drop_disconnect`` ends its stream, and it resumes by
+    position; ``slow_down`` lets it go on, and sends a new snapshot in the same stream once the
+    journal no longer reaches back to it."""
 
 
 class Target(Section):
@@ -183,7 +183,7 @@ class Target(Section):
     grpc: TargetGrpc = TargetGrpc()
     client_buffer: ClientBuffer = ClientBuffer()
     heartbeat_interval: Duration = Field(default=10.0, ge=0.05)
-    """How often a quiet stream says how far it is."""
+    """Interval at which a quiet stream reports its position."""
     archive: ArchiveConfig | None = None
 
 
@@ -195,13 +195,13 @@ class ReplicatedTableConfig(Section):
     namespace: SchemaName = Field(default="public", alias="schema")
     """The table's schema; names are case-sensitive. With a ``*``, as in ``table``, a pattern."""
     table: str = Field(min_length=1)
-    """The table's name. With a ``*``, which stands for any characters, the entry is a pattern: all
-    tables that fit it are followed, also those that are made later."""
+    """The table's name. With a ``*``, which matches any characters, the entry is a pattern: all
+    matching tables are followed, also those that are created later."""
     exclude: tuple[str, ...] = ()
-    """Of a pattern: tables that it doesn't stand for, as ``table`` or ``schema.table``, which may
+    """Of a pattern: tables that it doesn't match, as ``table`` or ``schema.table``, which may
     have a ``*``."""
     max_tables: int = Field(default=500, ge=1)
-    """Of a pattern: so many tables are followed at most; the log names the others."""
+    """Of a pattern: the most tables to follow; the log names the others."""
     append_only: bool = False
     """For a table without a key, whose rows are only ever inserted."""
     targets: tuple[Target, ...] = (Target(),)
@@ -209,11 +209,11 @@ class ReplicatedTableConfig(Section):
 
     @property
     def by_pattern(self) -> bool:
-        """Whether it is a table that a pattern stands for."""
+        """True if a pattern in the configuration matched this table."""
         return self._by_pattern
 
     def of_pattern(self, name: TableName) -> ReplicatedTableConfig:
-        """One of the tables that this pattern stands for."""
+        """One of the tables that this pattern matches."""
         update = {"namespace": name.schema, "table": name.table, "exclude": ()}
         table = self.model_copy(update=update)
         table._by_pattern = True
@@ -226,12 +226,12 @@ class ReplicatedTableConfig(Section):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it stands for all tables whose names fit."""
+        """True if it is a pattern, for all tables whose names match."""
         return STAR in self.namespace or STAR in self.table
 
     @property
     def pattern(self) -> TablePattern:
-        """What it stands for, if it is one."""
+        """The pattern, if it is one."""
         return TablePattern(self.namespace, self.table, self.exclude)
 
     @property
@@ -353,25 +353,25 @@ class Config(Section):
 
     @property
     def max_clients(self) -> int:
-        """How many clients all serving processes together take."""
+        """Most clients of all serving processes together."""
         return next(
             (value for _, value in self._values("max_clients")), self.fanout.grpc.max_clients
         )
 
     @property
     def max_clients_per_identity(self) -> int:
-        """How many of them may be one token's, certificate's or address's."""
+        """Most clients with the same token, certificate or address."""
         configured = self.fanout.grpc.max_clients_per_identity
         return configured or -(-self.max_clients * 9 // 10)
 
     @property
     def max_clients_per_client_id(self) -> int:
-        """How many of these may use the same client id."""
+        """Most clients with the same client id."""
         configured = self.fanout.grpc.max_clients_per_client_id
         return configured or -(-self.max_clients // 2)
 
     def snapshot_path(self, table: ReplicatedTableConfig) -> Path | None:
-        """Where the table's periodic snapshots are kept; None if it has none."""
+        """Directory of the table's periodic snapshots; None if it has none."""
         snapshot = table.target.snapshot
         if snapshot is None:
             return None
@@ -388,7 +388,7 @@ class Config(Section):
 
     def warnings(self) -> list[str]:
         """The settings that are accepted but dangerous or deprecated, as ``path: text``."""
-        danger = "may read the status and have tables copied again: no token is asked for"
+        danger = "may read the status and have tables copied again: no token is required"
         found = [*self._reader_warnings(), *self.http.warnings("http", danger)]
         if self.source is not None and "stream_transactions" in self.source.model_fields_set:
             key = f"sources.{self.source_name}.stream_transactions"

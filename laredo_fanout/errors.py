@@ -13,7 +13,7 @@ SourceError                (postgres/errors.py, which has those of connection, s
     ├── TableNotPublished  not in the publication, and we may not add it
     ├── SelectDenied       the role may not read it
     ├── CopyFailed         reading its rows failed
-    └── RecopyRefused      it can't be copied again beside its readers now
+    └── RecopyRefused      it can't be copied again at the moment
 """
 
 from __future__ import annotations
@@ -79,4 +79,4 @@ class CopyFailed(TableRefused):
 
 
 class RecopyRefused(TableRefused):
-    """The table can't be copied again beside its readers as things are."""
+    """The table can't be copied again at the moment."""

@@ -24,27 +24,27 @@ class PublicationConfig(Section):
     """The publication of tables that are ``append_only``; by default ``name`` and
     ``_append``."""
     create: bool = True
-    """Make the publication when it is missing, and alter it as ``tables`` changes; false: an
-    owner does, and ``check`` prints how."""
+    """Create the publication if it doesn't exist, and alter it as ``tables`` changes. False: an
+    owner does that, and ``check`` prints the statements."""
 
 
 class Copy(Section):
-    """How tables are copied: each by at most ``workers`` connections at once, all together by at
-    most ``max_connections`` (by default as many).
+    """Limits of copies: connections, rows a second, memory.
 
-    ``max_rows_per_second`` throttles all copies together; ``max_memory`` bounds what is read
-    and not yet written.
+    A table is copied by at most ``workers`` connections at once, all tables together by at most
+    ``max_connections`` (``workers`` by default). ``max_rows_per_second`` limits all copies
+    together, ``max_memory`` the rows that were read and not yet written.
     """
 
     workers: int = Field(default=2, ge=1, le=16)
     """Connections that copy one table at first, by key ranges, while the stream runs."""
     max_rows_per_second: int | None = Field(default=None, ge=1)
-    """How fast key ranges are begun, over all copies; no limit by default. Each range is read
-    at full speed, so that no lock and no snapshot is held longer for it."""
+    """Most rows per second of all copies together; no limit by default. A new key range waits; each
+    range is read at full speed, so that no lock and no snapshot is held longer for it."""
     max_memory: Size = Field(default=64 << 20, ge=1 << 20)
-    """What all copies together have read and not yet written."""
+    """Bytes that all copies together have read and not yet written."""
     max_connections: int | None = Field(default=None, ge=1, le=64)
-    """Connections of all copies together; as many as there are by default."""
+    """Most connections of all copies together; ``workers`` by default."""
 
 
 class Catchup(Section):
@@ -62,20 +62,20 @@ class Catchup(Section):
     """A backlog of more WAL than this, at three checks in a row, is split in ``auto``; below a
     quarter of it the one slot is read again."""
     check_interval: Duration = Field(default=1.0, gt=0)
-    """How often the backlog is measured."""
+    """Interval at which the backlog is measured."""
     max_segments: int = Field(default=4, ge=1, le=64)
-    """How many segments there may be at once."""
+    """Most segments at once."""
     min_segment_bytes: Size = Field(default=64 * 10**6, ge=1)
-    """How small a segment may be, in bytes of WAL."""
+    """Smallest size of a segment, in bytes of WAL."""
     ordering: Literal["strict"] = "strict"
     reserve_slots: int = Field(default=2, ge=0)
-    """So many free replication slots and walsenders are left alone; with fewer of them there
+    """Number of free replication slots and walsenders to leave for others; with fewer of them there
     are fewer segments."""
     spool_dir: Path | None = None
-    """A directory for nothing else, where decoded changes wait for their turn; by default
+    """Directory for decoded changes that aren't released yet, used for nothing else; by default
     below ``state.path``."""
     spool_max_bytes: Size = Field(default=8 * 10**9, ge=1 << 20)
-    """Beyond this size of the spool the last segments wait."""
+    """Size of the spool at which the last segments pause."""
 
     @field_validator("ordering", mode="before")
     @classmethod
@@ -94,7 +94,7 @@ class UpstreamTls(Section):
     ca: Path | None = None
     """The CA that signed the upstream's certificate; by default the system's."""
     cert: Path | None = None
-    """The certificate that this server shows."""
+    """The certificate that this server presents."""
     key: Path | None = None
     """Its private key."""
     server_name: str | None = None
@@ -121,7 +121,7 @@ class Upstream(Section):
     token_file: Path | None = None
     """A file with the token alone, read for each connection: in place of ``token``."""
     client_id: str | None = Field(default=None, min_length=1, max_length=256)
-    """What the upstream knows this server by; by default ``laredo-relay:`` and the host's name."""
+    """Name of this server at the upstream; by default ``laredo-relay:`` and the host's name."""
 
     @field_validator("server")
     @classmethod
@@ -148,24 +148,24 @@ class Source(Section):
     connection: Secret
     """Connection string of the one database; a password belongs in PGPASSFILE."""
     password: Secret | None = None
-    """The role's password, beside a ``connection`` without one."""
+    """The role's password, for a ``connection`` without one."""
     password_file: Path | None = None
     """A file with the password alone, in place of ``password``."""
     slot_name: str = Field(default="laredo", pattern=r"^[a-z0-9_]{1,63}$")
-    """The one replication slot; it is made when missing."""
+    """Name of the replication slot; the server creates it if it doesn't exist."""
     publication: PublicationConfig = PublicationConfig()
     # `copy` would hide a method of pydantic's.
     copying: Copy = Field(default=Copy(), alias="copy")
     heartbeat_interval: Duration = Field(default=10.0, ge=0.1)
-    """How often an idle database's slot is advanced, and the catalog checked."""
+    """Interval at which an idle database's slot is advanced, and the catalog checked."""
     receive_timeout: Duration = Field(default=60.0, ge=1)
-    """A connection to PostgreSQL that has been silent for so long (a proxy that stopped forwarding)
-    is closed and opened again."""
+    """Silence after which a connection to PostgreSQL is closed and opened again, for example after
+    a proxy that stopped forwarding."""
     # Deprecated: big transactions are always sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"
-    """What happens where changes are gone for good: ``recreate`` copies every table again,
-    ``fail`` waits for you."""
+    """Reaction to changes that are gone for good: ``recreate`` copies every table again, ``fail``
+    waits for you."""
     # Removed; for one version it is an error of its own, not an unknown key.
     decode_workers: object = None
     catchup: Catchup = Catchup()

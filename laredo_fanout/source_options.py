@@ -12,7 +12,7 @@ class OnSlotLost(StrEnum):
     RECREATE = "recreate"
     """Make a new slot and copy every table again."""
     FAIL = "fail"
-    """Stop, and say so."""
+    """Stop, with an error."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class PublicationOptions:
     name: str = "laredo"
     create: bool = True
     append_only_name: str = ""
-    """The one for append-only tables; by default the name with ``_append`` behind it."""
+    """The one for append-only tables; by default the name followed by ``_append``."""
     append_only: bool = False
-    """Whether it is that one: it publishes inserts and truncates alone."""
+    """True for the append-only tables' publication: it publishes INSERT and TRUNCATE alone."""
 
     @property
     def appends(self) -> PublicationOptions:
@@ -36,7 +36,7 @@ class PublicationOptions:
 
 @dataclass(frozen=True)
 class CopyOptions:
-    """How tables are copied."""
+    """Limits of copies."""
 
     #: The most connections that copy one table.
     workers: int = 2
@@ -80,7 +80,7 @@ class SourceTableOptions:
     append_only: bool = False
     """Rows are only ever added: it needs no key."""
     by_pattern: bool = field(default=False, compare=False)
-    """Whether a pattern stands for it, so that ``tables`` doesn't list it."""
+    """True if a pattern matched it, so that ``tables`` doesn't list it."""
 
     @property
     def qualified(self) -> str:
@@ -96,7 +96,7 @@ class SourceOptions:
     connection: str
     slot_name: str = "laredo"
     slot_name_given: bool = True
-    """Whether an operator chose it; else another name is used where it is another database's."""
+    """True if an operator chose it; else another name is used where it is another database's."""
     publication: PublicationOptions = field(default_factory=PublicationOptions)
     copy: CopyOptions = field(default_factory=CopyOptions)
     #: How often a message is written to the WAL, so that an idle slot advances, and how often the

@@ -1,1 +1,1 @@
-"""What all packages share: WAL positions, histories, columns, rows, keys, changes, JSON rules."""
+"""Types that all packages share: WAL positions, histories, columns, rows, keys, changes, JSON."""

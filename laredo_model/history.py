@@ -64,7 +64,7 @@ class Lineage(NamedTuple):
     ancestors: tuple[Ancestor, ...] = ()
 
     def holds(self, history: History, position: int) -> bool:
-        """Whether ``position`` of ``history`` means the same in this one."""
+        """True if ``position`` of ``history`` means the same in this one."""
         if history == self.now:
             return True
         return any(

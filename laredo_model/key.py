@@ -52,7 +52,7 @@ def numbered(digest: bytes, number: int) -> bytes:
 
 
 def begins_equal_rows(key: bytes) -> bool:
-    """Whether a key that :func:`numbered` made is the first of equal rows."""
+    """True if a key that :func:`numbered` made is the first of equal rows."""
     return number_of(key) == 1
 
 

@@ -91,7 +91,7 @@ def names(line: bytes) -> list[str]:
 
 
 def is_partial(line: bytes) -> bool:
-    """Whether some value is missing."""
+    """True if some value is missing."""
     return line[:1] == PARTIAL
 
 

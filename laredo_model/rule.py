@@ -14,7 +14,7 @@ from laredo_model.errors import ModelError
 
 
 class Rule(Enum):
-    """How a type's values are written in JSON; the letter is its name in C (``_row_scan.c``)."""
+    """Rule for writing a type's values in JSON; the letter is its name in C (``_row_scan.c``)."""
 
     BOOLEAN = "b"
     """true or false; pgoutput sends t and f."""
@@ -61,7 +61,7 @@ class TypeInfo:
 
     @property
     def is_built_in(self) -> bool:
-        """Whether the type and its casts are PostgreSQL's own.
+        """True if the type and its casts are PostgreSQL's own.
 
         The owner of any other type may define its casts, to text and to json as well.
         """

@@ -58,7 +58,7 @@ class ServiceNotifier:
                 sender.setblocking(False)
                 sender.sendto(state.encode(), address)
         except OSError as error:
-            log.warning("systemd takes no notification", state=state, error=str(error))
+            log.warning("systemd not notified", state=state, error=str(error))
 
 
 def _watchdog(variables: Mapping[str, str]) -> float | None:

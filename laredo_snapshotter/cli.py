@@ -70,8 +70,8 @@ class LogFormat(click.Choice[str]):
     default=20.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long what was read may take to be verified and written after SIGTERM or SIGINT; exit"
-    " code 3 if it took longer.",
+    help="Time to verify and write received changes after SIGTERM or SIGINT; exit code 3 if"
+    " they take longer.",
 )
 @version_option()
 @click.pass_context

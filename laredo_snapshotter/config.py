@@ -1,8 +1,7 @@
 """The ``snapshotter`` block: its schema, its defaults, and the tables it comes to.
 
-One table can be written in the short form, straight in the block; ``tables`` is
-a list of full blocks, each of which inherits what it doesn't say from the block
-around it.
+One table can be written in the short form, straight in the block; ``tables`` is a list of full
+blocks, each of which inherits the keys that it lacks from the block around it.
 """
 
 from collections.abc import Sequence
@@ -34,33 +33,34 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class DiffBlock(Section):
-    """How often a diff is written, and how much may wait for it in memory."""
+    """Interval of diffs, and the most memory for changes that wait for one."""
 
     interval: Annotated[Duration, Field(gt=0)] = 60.0
-    """How often changes become a diff; the tables of one process are cut at the same
+    """Interval at which changes become a diff; the tables of one process are cut at the same
     position at every multiple of the longest interval."""
     max_memory: Annotated[Size, Field(ge=64 * 1024)] = 16 * 1024 * 1024
-    """Memory of the changes that wait; more means an early diff."""
+    """Most memory for changes that wait; more changes cause an early diff."""
 
 
 class SnapshotBlock(Section):
-    """When a new base is written; an omitted trigger is off, but for max_diffs."""
+    """Triggers of a new base; an omitted trigger is off, except for max_diffs."""
 
     min_interval: Annotated[Duration, Field(ge=0)] = 0.0
-    """Never a new base more often than this, whatever triggers say; from 10,000 diffs on (or
-    ``max_diffs``, if that is more) it no longer holds one back."""
+    """Shortest time between new bases, whatever the triggers; from 10,000 diffs on (or
+    ``max_diffs``, if that is more) it no longer delays one."""
     max_interval: Annotated[Duration, Field(gt=0)] | None = None
-    """A new base at least this often, on a quiet table too."""
+    """Longest time between new bases, on a quiet table too."""
     max_diff_bytes: Annotated[Size, Field(gt=0)] | None = None
-    """When the diffs since the base, each in its largest format, come to so much in sum."""
+    """Sum of the diffs since the base, each in its largest format, that triggers a new base."""
     max_diff_fraction: Positive | None = None
-    """When they come to this part of the base."""
+    """Sum of the diffs since the base, as a part of the base's size, that triggers a new base."""
     max_churn_records: Count | None = None
-    """When so many changes came since the base."""
+    """Number of changes since the base that triggers a new base."""
     max_churn_fraction: Positive | None = None
-    """When that is this part of the rows that the table has now."""
+    """Number of changes since the base, as a part of the table's rows now, that triggers a new
+    base."""
     max_diffs: Annotated[int, Field(ge=0)] = 2000
-    """When so many diffs came since the base; 0: off."""
+    """Number of diffs since the base that triggers a new base; 0: off."""
 
     @model_validator(mode="after")
     def _order(self) -> "SnapshotBlock":
@@ -77,7 +77,7 @@ Sink = Annotated[SinkConfig, Field(discriminator="type")]
 
 
 class TableBlock(Section):
-    """One table; whatever it doesn't say comes from the block around it."""
+    """One table; keys that it lacks come from the block around it."""
 
     source: SourceBlock = SourceBlock()
     diff: DiffBlock = DiffBlock()
@@ -94,10 +94,11 @@ class TableBlock(Section):
     key_fields: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """The key's columns; checked against the table's key, and refused if different."""
     key_format: Literal["text", "go"] = "text"
-    """``go``: jsonl diffs say each key also as Go's %v prints it, for readers of the original
+    """``go``: jsonl diffs contain each key also as Go's %v prints it, for readers of the original
     program; needs ``formats.diff = [jsonl]`` and ``formats.compression = none``."""
     seen_interval: Annotated[Duration, Field(ge=0)] = 60.0
-    """How often a quiet table's manifest says that it is still followed; 0: never."""
+    """Interval at which a quiet table's manifest records that the table is still followed; 0:
+    never."""
 
     @field_validator("key_prefix")
     @classmethod
@@ -113,8 +114,8 @@ class HttpBlock(HttpSettings):
 
     @property
     def dangers(self) -> list[str]:
-        """What is dangerous in it, as ``path: text``."""
-        danger = "may read the status and have new bases written: no token is asked for"
+        """Dangerous settings of the HTTP port, as ``path: text``."""
+        danger = "may read the status and have new bases written: no token is required"
         return self.warnings("snapshotter.http", danger)
 
 
@@ -146,7 +147,7 @@ class TableConfig:
     """One table's configuration, complete."""
 
     def __init__(self, block: TableBlock, path: str) -> None:
-        """``path`` is where it stands, for messages.
+        """``path`` is its place in the configuration, for messages.
 
         :raises ConfigRefused: if something that has no default is missing.
         """
@@ -178,7 +179,7 @@ class TableConfig:
         )
         if not self.key_prefix and block.retention.collect_interval:
             raise ConfigRefused(
-                f"{path}.key_prefix: is empty, so what else is in the destination can't be"
+                f"{path}.key_prefix: is empty, so other objects in the destination can't be"
                 " distinguished from this archive's garbage. Name a directory (default:"
                 f' "{object_keys.default_prefix(source.table)}"), or switch the collector off:'
                 " retention { collect_interval = 0 }"
@@ -200,11 +201,11 @@ class TableConfig:
 
     @property
     def triggers(self) -> Triggers:
-        """When a new base is due."""
+        """Triggers of a new base."""
         return Triggers(**self.snapshot.model_dump())
 
     def is_as(self, other: "TableConfig") -> bool:
-        """Whether both say the same, wherever they stand."""
+        """True if both configure the same, wherever they are in the file."""
         own, others = self._block, other._block
         return all(getattr(own, key) == getattr(others, key) for key in TableBlock.model_fields)
 
@@ -241,14 +242,14 @@ def tables(block: SnapshotterBlock) -> list[TableConfig]:
 
 
 def check_forms(block: SnapshotterBlock) -> None:
-    """Refuse the short form beside ``tables``.
+    """Refuse the short form together with ``tables``.
 
     :raises ConfigRefused: both are there.
     """
     if block.tables and block.source.table is not None:
         raise ConfigRefused(
-            "snapshotter.source.table: stands beside snapshotter.tables, which are blocks of "
-            "their own; move it into one of them"
+            "snapshotter.source.table: conflicts with snapshotter.tables, whose blocks have"
+            " their own source; move it into one of them"
         )
 
 
@@ -262,7 +263,7 @@ def _default_prefix(path: str, table: str) -> str:
 
 
 def over(outer: TableBlock, inner: TableBlock) -> TableBlock:
-    """``inner`` with what ``outer`` says of what it doesn't say."""
+    """``inner``, with the keys that it lacks from ``outer``."""
     around = TableBlock.model_construct(
         outer.model_fields_set & set(TableBlock.model_fields),
         **{name: getattr(outer, name) for name in TableBlock.model_fields},
@@ -271,7 +272,8 @@ def over(outer: TableBlock, inner: TableBlock) -> TableBlock:
 
 
 def _merged(outer: Block, inner: Block) -> Block:
-    """``outer`` with what ``inner`` says; sections and names are merged, lists replaced."""
+    """``outer``, replaced by the members of ``inner``; sections and names are merged, lists
+    replaced."""
     update: dict[str, object] = {}
     for name in inner.model_fields_set:
         own, inherited = getattr(inner, name), getattr(outer, name)
@@ -306,7 +308,7 @@ def check_apart(found: list[TableConfig]) -> None:
 def _check_once(path: str, key: str, names: list[str]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigRefused(f"{path}.{key}: {twice} stands there twice; take one out")
+        raise ConfigRefused(f"{path}.{key}: {twice} is listed twice; remove one")
 
 
 def _check_own(

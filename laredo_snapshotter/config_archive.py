@@ -1,4 +1,4 @@
-"""How an archive is kept: formats, compression, retention, compaction."""
+"""Configuration of an archive: formats, compression, retention, compaction."""
 
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -25,7 +25,7 @@ class FormatsBlock(Section):
     compression: Literal["none", "zstd"] = "none"
     """``zstd``: jsonl and protobuf are compressed, as the formats ``jsonl.zst`` and
     ``protobuf.zst``. Older readers, and the original's, can't read these; parquet compresses
-    itself. What is in the archive already stays as it is."""
+    itself. Existing artifacts stay unchanged."""
 
     @property
     def of_bases(self) -> tuple[str, ...]:
@@ -65,29 +65,29 @@ class FormatsBlock(Section):
 
 
 class RetentionBlock(Section):
-    """What stays in the manifest, and how the rest is deleted."""
+    """Limits for epochs in the manifest, and for the deletion of retired objects."""
 
     keep_epochs: Count | None = None
-    """Older epochs leave the manifest; all stay by default."""
+    """Number of epochs in the manifest; older ones leave it. All stay by default."""
     collect_interval: Annotated[Duration, Field(ge=0)] = 3600.0
-    """How often objects that left the manifest are retired and deleted; 0: ``laredo-archive gc``
-    does it."""
+    """Interval at which objects that left the manifest are retired and deleted; 0: ``laredo-archive
+    gc`` does it."""
     cut_off: Annotated[Duration, Field(gt=0)] = DAY_S
-    """An object that no manifest names is garbage when it is older than this."""
+    """Age from which an object that no manifest names is garbage."""
     grace: Annotated[Duration, Field(gt=0)] = DAY_S
-    """Retired objects are deleted after this; longer than the longest read."""
+    """Time after which retired objects are deleted; longer than the longest read."""
 
 
 class CompactionBlock(Section):
-    """Whether diffs are merged into larger ones, so that any reader needs a few only."""
+    """Levels at which diffs are merged into larger ones, so that any reader needs only a few."""
 
     levels: tuple[Annotated[Duration, Field(gt=0)], ...] = ()
     """Lengths of time, ascending: the diffs of each period of such a length are merged into one.
-    None by default: diffs stay as they are written. Let each be a few of the one below:
+    None by default: diffs stay as they are written. Make each a few times the one before it:
     ``[20s, 1m, 5m, 15m, 1h, 4h, 1d, 7d, 28d]``."""
     keep_parts: Annotated[Duration, Field(gt=0)] | None = None
-    """How long the boundaries inside a merged diff can be read after it was merged, and the diffs
-    that it was made from are kept; for good by default."""
+    """Time after a merge for which the boundaries inside the merged diff can be read, and its parts
+    are kept; for good by default."""
 
     @field_validator("levels")
     @classmethod

@@ -1,4 +1,4 @@
-"""Where artifacts and notices go, and as whom: destinations, events, credentials."""
+"""Configuration of destinations, sinks and credentials."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from laredo_model.settings import Secret, Section, WrongAt
 
 def _endpoint(url: str) -> str:
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
-        raise ValueError(f'"{url}" is no endpoint; write https://host or http://host:port')
+        raise ValueError(f'"{url}" is not an endpoint; write https://host or http://host:port')
     return url.rstrip("/")
 
 
 def _region(name: str) -> str:
     if not re.fullmatch(r"[a-z0-9-]+", name):
-        raise ValueError(f'"{name}" is no region; write it as AWS does, such as eu-central-1')
+        raise ValueError(f'"{name}" is not a region; write it as AWS does, such as eu-central-1')
     return name
 
 
@@ -45,7 +45,7 @@ class LocalDestinationBlock(Section):
     type: Literal["local"]
     """A directory."""
     path: Path
-    """The directory that archives are below."""
+    """The directory below which archives are written."""
 
     @property
     def directory(self) -> Path:
@@ -59,7 +59,7 @@ class LocalDestinationBlock(Section):
 
     @property
     def location(self) -> str:
-        """The same for the same directory or prefix, however it is written."""
+        """Identity of the directory, however its path is written."""
         return self.uri
 
     def below(self, key_prefix: str) -> tuple[str, str]:
@@ -75,24 +75,24 @@ class S3DestinationBlock(Section):
     bucket: str
     """Its name."""
     prefix: str = ""
-    """Everything is kept below it; the whole bucket by default."""
+    """Prefix of all objects; the whole bucket by default."""
     region: Region | None = None
     """The bucket's own; by default the profile's, then ``AWS_REGION``."""
     endpoint: Endpoint | None = None
     """Another store that speaks S3, such as ``http://minio:9000``; AWS by default."""
     credentials: str | None = None
-    """The profile to ask as; ``ambient`` by default."""
+    """Profile for requests; ``ambient`` by default."""
     addressing: Literal["auto", "path", "virtual"] = "auto"
     """``path``, or ``virtual``: the bucket in the host's name."""
     server_side_encryption: Literal["AES256", "aws:kms"] | None = None
-    """``AES256`` or ``aws:kms``; by default as the bucket is set up."""
+    """``AES256`` or ``aws:kms``; by default the bucket's."""
     kms_key_id: str | None = None
     """The KMS key, if it isn't the account's own."""
     storage_class: str | None = None
-    """Of artifacts; the bucket's by default. None that must be restored before it can be
-    read."""
+    """Storage class of artifacts; the bucket's by default. A class whose objects must be restored
+    before a read is refused."""
     tags: dict[str, str] = Field(default_factory=dict)
-    """On every object, at most 10."""
+    """Tags of every object, at most 10."""
     # Removed; for one version it is an error of its own, not an unknown key.
     unsafe_single_writer: Annotated[None, BeforeValidator(_removed)] = None
 
@@ -106,7 +106,7 @@ class S3DestinationBlock(Section):
 
     @property
     def s3_location(self) -> S3Location:
-        """The same, as S3's part of the archive knows it.
+        """This destination as the archive's S3 location.
 
         :raises BadS3Location: if it can't be one.
         """
@@ -119,7 +119,7 @@ class S3DestinationBlock(Section):
 
     @property
     def location(self) -> str:
-        """The same for the same directory or prefix, however it is written."""
+        """Identity of the bucket and prefix, however they are written."""
         return self.s3_location.identity
 
     def below(self, key_prefix: str) -> tuple[str, str]:
@@ -134,14 +134,14 @@ DestinationConfig = LocalDestinationBlock | S3DestinationBlock
 
 
 class SinkBlock(Section):
-    """What the sinks have in common; without a region it is that of the name, if it has one."""
+    """Settings that all sinks share; the region is that in the sink's name by default."""
 
     region: Region | None = None
     """By default that of the ARN or URL, then the profile's."""
     endpoint: Endpoint | None = None
-    """Another service than AWS's."""
+    """Endpoint of another service than AWS's."""
     credentials: str | None = None
-    """The profile to ask as; ``ambient`` by default."""
+    """Profile for requests; ``ambient`` by default."""
 
 
 class SnsSink(SinkBlock):
@@ -200,25 +200,26 @@ class CredentialsBlock(Section):
     """
 
     type: Literal["ambient", "assume_role"]
-    """``ambient``: whoever the AWS SDK finds; ``assume_role``: takes on ``role_arn``."""
+    """``ambient``: the identity that the AWS SDK finds; ``assume_role``: assumes ``role_arn``.
+    """
     role_arn: str | None = None
-    """The role to take on."""
+    """The role to assume."""
     external_id: Secret | None = None
     """The external id that its trust policy asks for."""
     session_name: str | None = None
     """The session's name in AWS's logs."""
     base: str | None = None
-    """The profile that takes on the role; ``ambient`` by default."""
+    """The profile that assumes the role; ``ambient`` by default."""
     region: Region | None = None
-    """Region of STS and of what is asked as this profile."""
+    """Region of STS and of this profile's requests."""
     endpoint: Endpoint | None = None
-    """Another STS than AWS's own."""
+    """Endpoint of another STS than AWS's own."""
     profile: str | None = None
     """A named profile of ~/.aws."""
 
 
 def profiles_of(credentials: Mapping[str, CredentialsBlock]) -> dict[str, Profile]:
-    """The same, as the AWS clients know them."""
+    """The configured credentials as profiles of the AWS clients."""
     return {
         name: Profile(
             name,

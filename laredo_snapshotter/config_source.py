@@ -39,16 +39,15 @@ class SourceBlock(Section):
     schema_name: Annotated[SchemaName, Field(alias="schema")] = "public"
     """The table's schema. With a ``*``, as in ``table``, a pattern."""
     table: str | None = None
-    """The table's name; required. With a ``*``, which stands for any characters, the block is a
-    pattern: all tables of the server that fit it are written, also those that come later."""
+    """The table's name; required. With a ``*``, which matches any characters, the block is a
+    pattern: all matching tables of the server are written, also those that are added later."""
     exclude: tuple[str, ...] = ()
-    """Of a pattern: tables that it doesn't stand for, as ``table`` or ``schema.table``, which may
+    """Of a pattern: tables that it doesn't match, as ``table`` or ``schema.table``, which may
     have a ``*``."""
     max_tables: Annotated[int, Field(ge=1)] = 500
-    """Of a pattern: so many tables are written at most; the log names the others."""
+    """Of a pattern: the most tables to write; the log names the others."""
     client_id: str | None = None
-    """What the server knows this writer by; by default
-    ``laredo-snapshotter:<schema>.<table>``."""
+    """Name of this writer at the server; by default ``laredo-snapshotter:<schema>.<table>``."""
     local_snapshot_path: Path | None = None
     """Directory for a transaction larger than memory; by default $TMPDIR."""
     tls: TlsBlock | None = None
@@ -64,12 +63,12 @@ class SourceBlock(Section):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it stands for all of the server's tables whose names fit."""
+        """True if it is a pattern, for all of the server's tables whose names match."""
         return STAR in self.schema_name or STAR in (self.table or "")
 
     @property
     def pattern(self) -> TablePattern:
-        """What it stands for, if it is one."""
+        """The pattern, if it is one."""
         return TablePattern(self.schema_name, self.table or "", self.exclude)
 
     def endpoint(self, path: str) -> Endpoint:

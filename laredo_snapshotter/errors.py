@@ -21,7 +21,7 @@ from laredo_model.checksum import StateChecksum
 
 
 class SnapshotterError(Exception):
-    """Root of the writer's own errors; the message says what to do."""
+    """Root of the writer's own errors; the message has the cure."""
 
 
 class ConfigRefused(SnapshotterError):
@@ -51,7 +51,7 @@ class KeyFieldsDiffer(SnapshotterError):
 
 
 class SnapshotNotReady(SnapshotterError):
-    """POST /snapshot for a table that can't make one now; the message says why."""
+    """POST /snapshot for a table that can't make one now; the message has the reason."""
 
 
 class ReloadImpossible(SnapshotterError):
@@ -76,12 +76,13 @@ class ServerUnfit(SnapshotterError):
 
 
 class SnapshotDamaged(SnapshotterError):
-    """The rows that arrived aren't those that the server says it sent."""
+    """The rows that arrived aren't those that the server reports to have sent."""
 
     def __init__(self, table: str, sent: StateChecksum, received: StateChecksum) -> None:
         super().__init__(
-            f"{table}: the server's snapshot has {sent.rows} rows with checksum {sent.hex()}, "
-            f"what arrived {received.rows} with {received.hex()}; nothing was committed"
+            f"{table}: the server's snapshot has {sent.rows} rows with checksum {sent.hex()},"
+            f" the received rows are {received.rows} with {received.hex()}; nothing was"
+            " committed"
         )
 
 
@@ -96,12 +97,12 @@ class PortTaken(SnapshotterError):
 
 
 class NeverVerified(SnapshotterError):
-    """An artifact's rows may be of before silent DDL that rewrote values."""
+    """An artifact's rows may be older than silent DDL that rewrote values."""
 
     def __init__(self, table: str, position: int) -> None:
         super().__init__(
             f"{table}: the table was changed before a check of PostgreSQL's catalog had passed "
-            f"{position_.text(position)}; what ends there was discarded"
+            f"{position_.text(position)}; the artifact that ends there was discarded"
         )
 
 

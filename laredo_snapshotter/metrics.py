@@ -57,19 +57,19 @@ class Metrics:
         )
         self.notices_sent = Counter(
             "snapshotter_notices_sent",
-            "Notices that a sink took",
+            "Notices that a sink accepted",
             ["table", "sink"],
             registry=self.registry,
         )
         self.stream_errors = Counter(
             "snapshotter_stream_errors",
-            "Streams that broke or were refused",
+            "Streams that were lost or refused",
             ["table", "kind"],
             registry=self.registry,
         )
         self.restarts = Counter(
             "snapshotter_table_restarts",
-            "Times that a table's writer began again from the archive's head",
+            "Times that a table's writer was restarted from the archive's head",
             ["table"],
             registry=self.registry,
         )
@@ -93,7 +93,7 @@ class Metrics:
         )
         self.objects_deleted = Counter(
             "snapshotter_objects_deleted",
-            "Objects that no manifest needed any more, deleted",
+            "Deleted objects, which no manifest needed any more",
             ["table", "destination"],
             registry=self.registry,
         )
@@ -156,7 +156,7 @@ class Metrics:
             counter.remove_by_labels({"table": table})
 
     async def answer(self, accept: str) -> Exposition:
-        """What a scrape gets, in the format that the request's Accept header asks for."""
+        """Answer to a scrape, in the format that the request's Accept header asks for."""
         await asyncio.to_thread(self._certificates.read)
         return exposed(self.registry, accept)
 
@@ -191,7 +191,7 @@ class TableCounters(Observer):
         self._metrics.notices_sent.labels(self._table, sink).inc()
 
     def notice_refused(self, sink: str) -> None:
-        """``sink`` didn't take one, or didn't say so."""
+        """``sink`` didn't take one, or didn't confirm that."""
         self._metrics.event_errors.labels(self._table, sink).inc()
 
     def destination(self, location: str) -> None:
@@ -218,7 +218,7 @@ class TableCounters(Observer):
         self._metrics.objects_restored.labels(self._table, location).inc(count)
 
     def objects_lost(self, location: str, count: int) -> None:
-        """So many objects are whole nowhere."""
+        """Set the number of objects of which no destination has a whole copy."""
         self._metrics.objects_lost.labels(self._table, location).set(count)
 
     def restarted(self) -> None:

@@ -9,7 +9,7 @@ from laredo_model import position as position_
 
 
 class WriterState(StrEnum):
-    """What a table's writer is doing."""
+    """State of a table's writer."""
 
     STARTING = "starting"
     """Claiming the archive, or waiting for its destinations."""
@@ -30,7 +30,7 @@ class WriterState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether its writer writes nothing more in this process."""
+        """True if the writer writes nothing more in this process."""
         return self in (WriterState.FENCED, WriterState.FAILED, WriterState.STOPPED)
 
 
@@ -46,10 +46,10 @@ class DestinationStatus:
     since: datetime | None
     problem: str | None
     head_position: int | None
-    """What its manifest was last seen or made to say."""
+    """Head that its manifest had when it was last read or written."""
     errors: int
     collection: dict[str, Any] | None
-    """How the last collection of garbage went; None before the first."""
+    """Result of the last collection of garbage; None before the first."""
 
     def to_json(self) -> dict[str, Any]:
         """As /status shows it."""
@@ -93,19 +93,20 @@ class TableWriterStatus:
     """``schema.name``."""
     state: WriterState
     ready: bool
-    """Whether it has its base and follows the stream."""
+    """True if it has its base and follows the stream."""
     problem: str | None
-    """What keeps it from that."""
+    """Problem that keeps it from being ready."""
     epoch: int | None
     """The archive's newest: a base and the diffs after it."""
     head_position: int | None
-    """Where the archive ends."""
+    """Position where the archive ends."""
     seen_position: int | None
-    """Up to where the manifest says that nothing has changed since."""
+    """Position up to which the manifest records no change."""
     committed_at: datetime | None
-    """When the archive's newest artifact was written."""
+    """Time of the archive's newest artifact."""
     complete_at: datetime | None
-    """When the archive was last known to be complete: a commit, or ``seen_position`` raised."""
+    """Time when the archive was last known to be complete: a commit, or ``seen_position``
+    raised."""
     stream_position: int | None
     """Every transaction up to here was taken from the stream."""
     history: str | None
@@ -115,7 +116,7 @@ class TableWriterStatus:
     state_checksum: str | None
     """Of these rows."""
     snapshot_created_at: datetime | None
-    """When the epoch's base was written."""
+    """Time of the epoch's base."""
     snapshot_age_seconds: float | None
     snapshot_rows: int | None
     """Of the epoch's base."""
@@ -139,21 +140,22 @@ class TableWriterStatus:
     base_rows_written: int | None
     """Rows of the base that is being written."""
     last_rebase_problem: str | None
-    """Why the last re-base came to nothing."""
+    """Error of the last re-base, if it failed."""
     rebase_failing_seconds: float
-    """How long re-bases have come to nothing; 0.0: the last one succeeded, or there was none."""
+    """Time since the first of the failed re-bases; 0.0: the last one succeeded, or there was
+    none."""
     cuts_forgotten: int
     """Cuts that were given up because the stream didn't reach them in time."""
     writer_id: str | None
     """Whom the archive's claim names: this process."""
     holding: dict[str, Any] | None
-    """Why the next commit waits for a destination, and since when."""
+    """Reason why the next commit waits for a destination, and since when."""
     boundary_position: int | None
     """The server's verified position, up to which artifacts may end; None if not sent."""
     unverified: dict[str, Any] | None
-    """What the next artifact waits for: the server's verified position has to pass its end."""
+    """Position that the next artifact waits for: the server must verify its end."""
     journal: dict[str, Any] | None
-    """How far back the server's journal reaches, asked while the stream is closed."""
+    """Extent of the server's journal, asked while the stream is closed."""
     destinations: tuple[DestinationStatus, ...]
     """As configured."""
     sinks: tuple[SinkStatus, ...]

@@ -55,18 +55,17 @@ _GAUGES = (
     ),
     _Gauge(
         "unverified_seconds",
-        "How long the next artifact has waited for a check of PostgreSQL's catalog",
+        "Time that the next artifact has waited for a check of PostgreSQL's catalog",
         lambda t: 0.0 if t.unverified is None else t.unverified["seconds"],
     ),
     _Gauge(
         "last_commit_timestamp_seconds",
-        "When the archive's newest artifact was written, Unix time; absent once another writer has"
-        " taken it over",
+        "Unix time of the archive's newest artifact; absent once another writer has taken it over",
         lambda t: _unix(t, t.committed_at),
     ),
     _Gauge(
         "seen_timestamp_seconds",
-        "When the archive was last known to be complete, Unix time: at a commit, or every"
+        "Unix time at which the archive was last known to be complete: at a commit, or every"
         " seen_interval while nothing changes; absent once another writer has taken it over",
         lambda t: _unix(t, t.complete_at),
     ),
@@ -77,7 +76,7 @@ _GAUGES = (
     ),
     _Gauge(
         "rebase_failing_seconds",
-        "How long re-bases have come to nothing; 0 when the last one succeeded",
+        "Seconds since re-bases began to fail; 0 when the last one succeeded",
         lambda t: t.rebase_failing_seconds,
     ),
     _Gauge("table_ready", "1 if the table has its base and nothing is wrong", lambda t: t.ready),
@@ -128,7 +127,7 @@ def _of_destinations(tables: Iterable[TableWriterStatus]) -> Iterator[Metric]:
     )
     unavailable = GaugeMetricFamily(
         "snapshotter_destination_away_seconds",
-        "How long the destination has held commits up",
+        "Time that the destination has held commits up",
         labels=labels,
     )
     for table in tables:
@@ -151,7 +150,7 @@ def _of_sinks(tables: Iterable[TableWriterStatus]) -> Iterator[Metric]:
     )
     failing = GaugeMetricFamily(
         "snapshotter_event_failing_seconds",
-        "How long the sink has refused notices",
+        "Time that the sink has refused notices",
         labels=labels,
     )
     missed = CounterMetricFamily(

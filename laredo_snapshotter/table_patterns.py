@@ -1,4 +1,4 @@
-"""Blocks of the configuration that stand for all tables of a server whose names fit."""
+"""Blocks of the configuration that match tables of a server by name."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
@@ -16,14 +16,14 @@ log = structlog.get_logger(__name__)
 
 
 class ServedPattern(NamedTuple):
-    """A pattern, and the server whose tables it stands for."""
+    """A pattern, and the server whose tables it matches."""
 
     endpoint: Endpoint
     pattern: TablePattern
 
 
 Found = Mapping[ServedPattern, Collection[TableName]]
-"""The tables that patterns stand for, of those whose server has answered."""
+"""The tables that patterns match, of those whose server has answered."""
 
 
 class _Entry(NamedTuple):
@@ -126,7 +126,7 @@ def _bounded(
     if len(ordered) > most:
         left_out = [".".join(name) for name in ordered[most:]]
         log.error(
-            "a pattern stands for more tables than its max_tables; the rest isn't written",
+            "tables left out: the pattern matches more than max_tables",
             pattern=entry.path,
             max_tables=most,
             left_out=left_out[:20],

@@ -1,7 +1,7 @@
-"""When a new base is due: six triggers, all of which min_interval holds back.
+"""Triggers of a new base: six, all of which min_interval delays.
 
-An omitted trigger is off, but for max_diffs: each reader opens every diff since the base, and the
-manifest, which each commit writes whole, names them all. 0 switches it off, too.
+An omitted trigger is off, except for max_diffs. Each reader opens every diff since the base, and
+the manifest, which each commit writes whole, names all of them. 0 switches it off, too.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class Triggers:
     max_diff_bytes: int | None = None
     """Of the diffs since the base, each in its largest format."""
     max_diff_fraction: float | None = None
-    """The same, as a part of the base's bytes."""
+    """Limit of diff bytes, as a part of the base's bytes."""
     max_churn_records: int | None = None
     """Net changes of the diffs since the base."""
     max_churn_fraction: float | None = None
-    """The same, as a part of the rows that the table has now."""
+    """Limit of changes, as a part of the rows that the table has now."""
     max_diffs: int = 2000
 
     def due(self, since: "SinceSnapshot") -> str | None:
@@ -53,7 +53,7 @@ class Triggers:
 
 @dataclass(frozen=True, slots=True)
 class SinceSnapshot:
-    """What happened since the epoch's base: what the triggers are compared with."""
+    """Figures since the epoch's base, which the triggers are compared with."""
 
     age_s: float
     """The base's age."""

@@ -1,4 +1,4 @@
-"""How many tasks a Spark session runs at the same time."""
+"""Number of tasks that a Spark session runs at the same time."""
 
 from weakref import WeakKeyDictionary
 

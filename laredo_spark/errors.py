@@ -44,7 +44,7 @@ class KeyMissing(SparkReadError):
 
     def __init__(self, where: str) -> None:
         super().__init__(
-            f"{where}: its table has no key, and this goes by keys. read_table reads all of its"
+            f"{where}: its table has no key, which this read needs. read_table reads all of its"
             ' rows; format("laredo"), changes and syncs don\'t. `laredo-archive cat` gives them as'
             " JSON lines"
         )
@@ -165,7 +165,7 @@ class NotEqual(SparkReadError):
 
     def __init__(self, where: str, boundary: str, expected: str, found: str) -> None:
         super().__init__(
-            f"{where} at {boundary}: the manifest says {expected}, and what Spark read has {found}."
+            f"{where} at {boundary}: the manifest has {expected}, Spark read {found}."
             " Check the files with laredo-archive verify"
         )
         self.expected = expected
@@ -177,9 +177,9 @@ class JavaMissing(SparkReadError):
 
     def __init__(self, found: str) -> None:
         super().__init__(
-            f"Spark needs Java 17 or later ({found}). Install one (Debian, Ubuntu: apt-get install"
-            " openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; macOS: brew"
-            " install openjdk@17), or set JAVA_HOME to one that is there"
+            f"Spark needs Java 17 or later ({found}). Install one (Debian, Ubuntu: apt-get"
+            " install openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless;"
+            " macOS: brew install openjdk@17), or set JAVA_HOME to an installed one"
         )
 
 

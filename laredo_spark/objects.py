@@ -76,7 +76,7 @@ class SliceOpener:
 
         Of a whole file the sha256 is checked, of a part its blocks' checksums.
 
-        :raises ArtifactDamaged: if they aren't what the entry says, or can't be parsed.
+        :raises ArtifactDamaged: if they differ from the entry, or can't be parsed.
         :raises BoundaryGone: if the object isn't there any more, nor its archive's boundary.
         """
         asked, inferred = self._objects.asked, self._objects.inferred

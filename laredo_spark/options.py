@@ -32,7 +32,7 @@
 an error, and with history (and epoch) ``after`` is that very one.
 
 A read of changes puts the small diffs in the place of merged ones, as far as retention keeps
-them; with merged only where ``after`` or ``until`` lies inside one. Each key's changes are then the
+them; with merged only where ``after`` or ``until`` is inside one. Each key's changes are then the
 net ones of longer windows, and which boundaries ``position`` names depends on what was merged yet.
 
 push_filters is for sessions with spark.sql.python.filterPushdown.enabled = true; Spark
@@ -68,7 +68,7 @@ HEAD = "head"
 ALSO = ("epoch", "lsn", "time")
 """Columns that changes may have too."""
 OF_CHANGES = ("after", "until", "on_gap", "merged", "also", "max_diffs_per_trigger")
-"""The options that say which changes are read."""
+"""Options that select the changes to read."""
 _KNOWN = frozenset(
     {
         *("path", "as_of", "exact", "epoch", "history", "format", "mode", "lines"),

@@ -23,7 +23,7 @@ def session(
 ) -> SparkSession:
     """The active session, or a new one with filters on the key pushed down.
 
-    ``master``: as Spark's own setting; without it, as spark-submit says, else all cores here.
+    ``master``: as Spark's own setting; without it, as spark-submit sets, else all cores here.
     ``settings``: more of Spark's, by their names.
 
     :raises JavaMissing: if no Java that Spark could run on is found.
@@ -46,7 +46,7 @@ def session(
 
 
 def remote(settings: Mapping[str, str]) -> bool:
-    """Whether the session is one of Spark Connect, whose Spark runs elsewhere."""
+    """True if the session is one of Spark Connect, whose Spark runs elsewhere."""
     return "spark.remote" in settings or "SPARK_REMOTE" in os.environ
 
 
@@ -70,6 +70,6 @@ def check_java() -> None:
         raise JavaMissing(f"none found, {where}") from None
     found = _VERSION.search(answer.stderr + answer.stdout)
     if found is None:
-        raise JavaMissing(f"{command} -version says nothing of one, {where}")
+        raise JavaMissing(f"{command} -version names no version, {where}")
     if int(found[1]) < OLDEST_JAVA:
         raise JavaMissing(f"found {found[1]}, {where}")

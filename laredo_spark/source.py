@@ -24,9 +24,9 @@ class LaredoDataSource(DataSource):
     """The options of the boundary that schema() found: Spark copies this object, so all reads of
     a DataFrame, and both sides of a join with itself, read that boundary."""
     _is_schema_given = False
-    """Whether ``.schema(...)`` chose columns: then schema() isn't called."""
+    """True if ``.schema(...)`` chose columns: then schema() isn't called."""
     _changes: Pinned | None = None
-    """The same, for changes."""
+    """Pinned range of changes, as for a table."""
 
     @classmethod
     def name(cls) -> str:
@@ -49,7 +49,9 @@ class LaredoDataSource(DataSource):
 
     @in_one_message
     def __getstate__(self) -> dict[str, object]:
-        """What Spark keeps: with ``.schema(...)`` nothing has found the boundary until then."""
+        """State that Spark pickles; with ``.schema(...)`` this is the first time the boundary is
+        found.
+        """
         asked = options.parse(self.options)
         if asked.mode is ReadMode.TABLE and asked.history is None and self._pinned is None:
             self._pinned, self._is_schema_given = TableRead.of(asked).pinned(), True

@@ -108,7 +108,7 @@ def _run(
     arguments: argparse.Namespace,
     interrupted: Interrupted,
 ) -> tuple[int, list[Verdict]]:
-    """How many rows were changed, and how each table's archive compares."""
+    """Run the demo; return the number of changed rows, and each table's verdict."""
     with postgres.connect() as admin:
         admin.execute("CREATE ROLE app LOGIN")
         admin.execute("CREATE DATABASE app OWNER app")

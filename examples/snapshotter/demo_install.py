@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def _is_done(command: Sequence[str], log: Path, directory: Path, began: float) -> bool:
-    """Whether the command has succeeded; its output is the log."""
+    """Run a command with its output in the log; True if it has succeeded."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as output:
         running = subprocess.Popen(command, stdout=output, stderr=output, env=environment)

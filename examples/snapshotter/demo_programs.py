@@ -79,7 +79,7 @@ class Program:
         return code
 
     def status(self) -> dict[str, Any] | None:
-        """What /status says; None while nobody answers."""
+        """Content of /status; None while the program doesn't answer."""
         try:
             with urllib.request.urlopen(f"{self._http}/status", timeout=2) as answer:
                 found: dict[str, Any] = json.load(answer)
@@ -88,7 +88,7 @@ class Program:
         return found
 
     def is_ready(self) -> bool:
-        """What /health/ready says."""
+        """True if /health/ready reports that the program is ready."""
         try:
             with urllib.request.urlopen(f"{self._http}/health/ready", timeout=2):
                 return True

@@ -12,7 +12,7 @@ from laredo_model import position as position_
 
 
 class Verdict(NamedTuple):
-    """How one table's archive compares. ``missing``: rows that only PostgreSQL has."""
+    """Comparison of one table's archive. ``missing``: rows that only PostgreSQL has."""
 
     table: str
     first_position: str
@@ -27,12 +27,12 @@ class Verdict(NamedTuple):
 
     @property
     def equal(self) -> bool:
-        """Whether every row of the one is in the other, as often, and every file is sound."""
+        """True if both have the same rows, equally often, and every file is sound."""
         return not (self.missing or self.surplus) and self.verified and self.same_count
 
     @property
     def same_count(self) -> bool:
-        """Whether both have as many rows."""
+        """True if both have the same number of rows."""
         return self.rows == self.rows_in_postgresql
 
 

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs."""
+"""Display of the demo while it runs."""
 
 import json
 import sys
@@ -118,7 +118,7 @@ class View:
         ]
 
     def has_all_rows(self, server: Program) -> bool:
-        """Whether the archive has as many rows of each table as the server says that there are."""
+        """True if the archive has as many rows of each table as the server reports."""
         served = self._tables.get(server.name, {})
         counts = [str(served.get(f"public.{table}", {}).get("rows")) for table in TABLES]
         return counts == [str(self._newest.get(table, {}).get("rows")) for table in TABLES]

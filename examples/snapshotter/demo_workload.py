@@ -1,4 +1,4 @@
-"""What the demo's application does: two tables, some hundred transactions a second."""
+"""Application of the demo: two tables, some hundred transactions a second."""
 
 import random
 import threading
@@ -22,7 +22,7 @@ ROLE = (
     "CREATE PUBLICATION laredo FOR TABLE ONLY config_document, ONLY orders"
     " WITH (publish_via_partition_root = true)",
 )
-"""What laredo-fanout's role may do, as its check prints it for a superuser."""
+"""Rights of laredo-fanout's role, as its check prints them for a superuser."""
 FILL = (
     """
     INSERT INTO config_document

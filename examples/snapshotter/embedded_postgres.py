@@ -58,7 +58,7 @@ class EmbeddedPostgres:
 
     @property
     def bin(self) -> Path:
-        """Where psql, pg_recvlogical and the others of this version are."""
+        """Directory of this version's psql, pg_recvlogical and other programs."""
         return Path(self._server.bin_path)
 
     def dsn(self, database: str = "postgres") -> str:
@@ -67,7 +67,7 @@ class EmbeddedPostgres:
         return f"postgresql://postgres@/{database}?host={self.socket_directory}{port}"
 
     def tcp_dsn(self, database: str = "postgres") -> str:
-        """The same by TCP; it must have a ``tcp_port``."""
+        """Connection string for TCP; the server must have a ``tcp_port``."""
         return f"postgresql://postgres@127.0.0.1:{self._tcp_port}/{database}"
 
     def connect(self, database: str = "postgres") -> "psycopg.Connection[tuple[object, ...]]":

@@ -31,7 +31,7 @@ WAIT_SECONDS = 20
 
 @dataclass(frozen=True)
 class Notice:
-    """What happened: the fields that matter here."""
+    """Fields of a notice that matter here."""
 
     table: str
     kind: str
@@ -50,7 +50,7 @@ class Notice:
 
     @property
     def directory(self) -> str:
-        """Where its rows go, below TARGET."""
+        """Directory for its rows, below TARGET."""
         window = [self.kind, self.from_position, self.to_position]
         name = "-".join(part.replace("/", "_") for part in window if part)
         return f"{self.table}/epoch={self.epoch}/{name}"

@@ -13,9 +13,7 @@ from laredo_model.program.build import version_option
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @version_option()
-@click.option(
-    "-v", "--verbose", is_flag=True, help="Say on stderr what is tried again, and other details."
-)
+@click.option("-v", "--verbose", is_flag=True, help="Report retries and other details on stderr.")
 def main(*, verbose: bool) -> None:
     """Read and prove an archive of laredo-snapshotter.
 

@@ -66,7 +66,7 @@ def verify_archive(
     the database, or the table changed just then. 2: the database can't be asked.
     """
     if lock and dsn is None:
-        raise click.UsageError("--lock is of use with --against only")
+        raise click.UsageError("--lock needs --against")
     archive = opened(uri, access, key_fields)
     with shown(archive.uri) as progress:
         verdict = _compared(archive, dsn, lock, wait_s, progress)
@@ -119,7 +119,7 @@ def _say(line: str) -> None:
 
 @click.command("gc")
 @archive_argument
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only report the changes; make none.")
 @click.option(
     "--cut-off-hours",
     type=click.FloatRange(min=0),
@@ -146,8 +146,8 @@ def collect_garbage(
     if found.is_renamed_copy:
         raise NotCollectable(
             archive.uri,
-            "its objects have other names than the manifest says: it is a copy. Collect the"
-            " archive where it is written",
+            "its objects have other names than the manifest has: it is a copy. Collect the"
+            " archive in the writer's destination",
         )
     if isinstance(found.destination, S3Destination) and not dry_run:
         found.destination.probe()

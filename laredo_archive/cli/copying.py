@@ -22,8 +22,8 @@ from laredo_model.printable import printable, size_text
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Copy also where a writer has claimed the archive: it is stopped for good, you say."
-    " Should it live, it is shut out.",
+    help="Copy even if a writer has claimed the archive. If that writer is still running, it is"
+    " fenced.",
 )
 @s3_options(name="ours", made=dict)
 @s3_options(storing_options, name="theirs", side="to-", made=dict)
@@ -36,7 +36,7 @@ def copy_archive(
     what has left FROM leaves TO too. Its manifest is written last; a copy that was broken off
     goes on where it was when it is started again.
 
-    The --to-... options say how TO is reached; if none does, it is reached as FROM is.
+    The --to-... options set the access to TO; if none does, it is reached as FROM is.
     """
     found = location.find(source, access_of(ours))
     if not any(theirs[option] for option, _ in reading_options):
@@ -50,7 +50,7 @@ def copy_archive(
 def _summary(copied: Copied) -> str:
     manifest, tally = copied.manifest, copied.tally
     head = manifest.head
-    assert head is not None, "only what has artifacts is copied"
+    assert head is not None, "an archive without artifacts isn't copied"
     return (
         f"{copied.uri}: {manifest.table} up to {positions.text(head.position)}"
         f" (epoch {head.epoch}); {tally.copied} objects copied, {size_text(tally.size_bytes)},"

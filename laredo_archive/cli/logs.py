@@ -9,12 +9,12 @@ from structlog.typing import EventDict, WrappedLogger
 from laredo_model.printable import printable
 
 _TRIED_AGAIN = {
-    "request to S3 is sent again",
-    "upload to be finished again",
-    "manifest swap to be settled by reading",
+    "S3 request retried",
+    "upload completion retried",
+    "manifest swap not confirmed",
     "role is asked for again",
 }
-"""What the program copes with by itself, and says for good if it can't."""
+"""Failures that are retried; reported as an error when retries end."""
 
 
 def set_up(*, verbose: bool) -> None:

@@ -39,7 +39,7 @@ class Commands(click.Group):
 
 
 class AsOf(click.ParamType[Position | datetime]):
-    """A WAL position, or a time: ISO 8601, in UTC unless it says otherwise."""
+    """A WAL position, or a time: ISO 8601, in UTC unless it has an offset."""
 
     name = "position|time"
 
@@ -69,7 +69,7 @@ def _key_columns(
     del context, parameter
     found = [name for names in given for name in next(csv.reader([names]), [])]
     if not all(found) or bool(given) is not bool(found):
-        raise click.BadParameter("there is no column in a part of it; write --key COLUMN,COLUMN")
+        raise click.BadParameter("one of its parts names no column; write --key COLUMN,COLUMN")
     return tuple(found)
 
 
@@ -80,7 +80,7 @@ as_of_option = click.option(
     help="A position or a time: the last boundary at or before it. Default: the head.",
 )
 exact_option = click.option(
-    "--exact", is_flag=True, help="Refuse a boundary earlier than what was asked for."
+    "--exact", is_flag=True, help="Refuse a boundary earlier than the requested one."
 )
 epoch_option = click.option("--epoch", type=int, help="Search this epoch only.")
 key_option = click.option(
@@ -89,8 +89,8 @@ key_option = click.option(
     multiple=True,
     callback=_key_columns,
     metavar="COLUMN[,COLUMN...]",
-    help="The key columns, in its order, of an archive whose manifest doesn't say (default: id);"
-    " may be repeated. A name with a comma stands in quotes: '\"a,b\"'.",
+    help="Key columns, in the key's order, of an archive whose manifest doesn't name them"
+    " (default: id); may be repeated. Quote a name with a comma: '\"a,b\"'.",
 )
 
 
@@ -98,7 +98,7 @@ Option = tuple[str, dict[str, Any]]
 """An option's name without its dashes, and its arguments for click."""
 
 Values = dict[str, Any]
-"""What was given for options, by their names."""
+"""Given options, by their names."""
 
 reading_options: Sequence[Option] = (
     ("region", {"metavar": "REGION", "help": "S3: the bucket's region."}),
@@ -112,21 +112,24 @@ reading_options: Sequence[Option] = (
     ),
     ("profile", {"metavar": "NAME", "help": "S3: a profile of the AWS configuration files."}),
     ("role-arn", {"metavar": "ARN", "help": "S3: a role to take on."}),
-    ("external-id", {"metavar": "ID", "help": "S3: what the role asks for."}),
+    ("external-id", {"metavar": "ID", "help": "S3: the external id that the role requires."}),
 )
 writing_options: Sequence[Option] = (
     (
         "sse",
         {
             "type": click.Choice(["AES256", "aws:kms"]),
-            "help": "S3: how what is written is encrypted. Default: as the bucket says.",
+            "help": "S3: encryption of written objects. Default: the bucket's.",
         },
     ),
     ("kms-key-id", {"metavar": "KEY", "help": "S3: the KMS key to encrypt with."}),
 )
 storing_options: Sequence[Option] = (
     *writing_options,
-    ("storage-class", {"metavar": "CLASS", "help": "S3: of the objects, such as STANDARD_IA."}),
+    (
+        "storage-class",
+        {"metavar": "CLASS", "help": ("S3: storage class of the objects, such as STANDARD_IA.")},
+    ),
 )
 
 
@@ -160,12 +163,12 @@ def s3_options(
 
 
 def access_of(values: Values) -> S3Access:
-    """What the options' values come to; what isn't given, AWS_* variables and files say.
+    """S3 access by the options' values; AWS_* variables and files give the rest.
 
     :raises ProfileError: if profile or role can't be used.
     """
     if values["external-id"] is not None and values["role-arn"] is None:
-        raise click.UsageError("--external-id is of use with --role-arn only")
+        raise click.UsageError("--external-id needs --role-arn")
     profiles, credentials = s3.profiles(
         values["profile"], values["role-arn"], values["external-id"], values["region"]
     )

@@ -46,7 +46,9 @@ Moment = Position | datetime
 @click.command("ls")
 @archive_argument
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
-@click.option("--all", "in_steps", is_flag=True, help="Merged diffs' parts in their places.")
+@click.option(
+    "--all", "in_steps", is_flag=True, help=("Show the parts of merged diffs instead of these.")
+)
 @click.option("--summary", "by_epoch", is_flag=True, help="A line for each epoch.")
 @s3_options()
 def list_artifacts(
@@ -54,8 +56,8 @@ def list_artifacts(
 ) -> None:
     """List the artifacts: a table on a terminal, else one JSON object a line.
 
-    A diff that was merged says how many it was made from; --all lists those, as far as they are
-    kept. Of a destination that holds a catalog.json, its archives.
+    A merged diff has the number of its parts; --all lists those, as far as they are kept. Of a
+    destination that holds a catalog.json, its archives.
     """
     if uri.endswith(CATALOG):
         list_catalog(catalog.find(uri, access), as_json=as_json)
@@ -259,7 +261,7 @@ def export_table(
     chosen = format_id or exporting.format_of(target)
     if chosen is None:
         known = ", ".join(exporting.EXTENSIONS)
-        raise click.UsageError(f"{target} doesn't end in {known}; say --format")
+        raise click.UsageError(f"{target} doesn't end in {known}; give --format")
     archive = opened(uri, access, key_fields)
     boundary = archive.boundary(as_of, exact=exact, epoch=epoch)
     with shown(archive.uri) as progress:

@@ -27,10 +27,10 @@ from laredo_model.printable import printable
     "others",
     multiple=True,
     metavar="OTHER",
-    help="Another destination of the same archive, or a copy of it; may be repeated. Without one"
-    " what is wrong is only reported.",
+    help="Another destination of the same archive, or a copy of it; may be repeated. Without"
+    " one, problems are only reported.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only report the changes; make none.")
 @s3_options(storing_options, name="ours", made=dict)
 @s3_options(name="theirs", side="from-", made=dict)
 def repair_archive(
@@ -38,12 +38,12 @@ def repair_archive(
 ) -> None:
     """Read every object of ARCHIVE, and restore what is missing or damaged from OTHER.
 
-    Its writer may be at work. Bytes are taken only if they have the sha256 that the manifest of
-    ARCHIVE says. A missing object gets its name again; instead of a damaged one the manifest names
-    a new object, and the damaged one is retired for the collector.
+    Its writer may be at work. Bytes are taken only if they have the sha256 in the manifest of
+    ARCHIVE. A missing object gets its name again; instead of a damaged one the manifest names a new
+    object, and the damaged one is retired for the collector.
 
-    The --from-... options say how OTHER is reached; if none does, it is reached as ARCHIVE is.
-    Exit status: 0 all is whole now, 1 something isn't, or nothing could be done.
+    The --from-... options set the access to OTHER; if none does, it is reached as ARCHIVE is. Exit
+    status: 0 all is whole now, 1 something isn't, or nothing could be done.
     """
     if not any(theirs[option] for option, _ in reading_options):
         theirs |= {option: ours[option] for option, _ in reading_options}

@@ -1,4 +1,4 @@
-"""What ``ls --summary`` says: an archive's epochs, a line each, from its manifest alone."""
+"""Report of ``ls --summary``: an archive's epochs, a line each, from its manifest alone."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -83,7 +83,7 @@ class DiffEncoder(Protocol):
 
 
 def check_format(format_id: str) -> None:
-    """Whether snapshots can be written and read in it here.
+    """Check that snapshots of this format can be written and read here.
 
     :raises UnknownFormat: if no codec here knows it.
     :raises PyarrowMissing: if it is parquet, and pyarrow isn't installed.
@@ -97,14 +97,14 @@ def check_format(format_id: str) -> None:
 
 
 def is_readable(format_id: str) -> bool:
-    """Whether check_format() passes it."""
+    """True if check_format() accepts it."""
     if format_id == PARQUET:
         return find_spec("pyarrow") is not None
     return format_id in FORMATS and (not zstd.is_compressed(format_id) or zstd.is_installed())
 
 
 def check_diff_format(format_id: str) -> None:
-    """Whether diffs can be written and read in it here.
+    """Check that diffs of this format can be written and read here.
 
     :raises UnknownFormat: if there are no diffs of this format.
     :raises ZstandardMissing: if it is compressed, and zstandard isn't installed.
@@ -148,7 +148,7 @@ def _output(format_id: str) -> Output:
 
 
 def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: ByteSink) -> SnapshotEncoder:
-    """What writes a snapshot of this format into ``sink``.
+    """Encoder that writes a snapshot of this format into ``sink``.
 
     :raises UnknownFormat: if no codec here knows the format.
     :raises PyarrowMissing: if it is parquet, and pyarrow isn't installed.
@@ -167,9 +167,9 @@ def snapshot_encoder(format_id: str, columns: Sequence[Column], sink: ByteSink) 
 def diff_encoder(
     format_id: str, columns: Sequence[Column], sink: ByteSink, *, go_keys: bool = False
 ) -> DiffEncoder:
-    """What writes a diff of this format into ``sink``.
+    """Encoder that writes a diff of this format into ``sink``.
 
-    ``go_keys``: a jsonl diff says each key as Go prints it too, where that differs.
+    ``go_keys``: a jsonl diff contains each key as Go prints it too, where that differs.
 
     :raises UnknownFormat: if no codec here knows the format.
     """
@@ -191,7 +191,7 @@ def read_snapshot(
     *,
     key_fields: Sequence[str] | None = None,
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """The rows of a snapshot, keys beside lines, a block at a time.
+    """The rows of a snapshot as keys and lines, a block at a time.
 
     ``start`` and ``stop`` are byte offsets, such as splits give; a ``start``
     needs a seekable stream. The key is ``key_fields`` (empty: the table has

@@ -18,11 +18,11 @@ except ImportError:  # Spark's workers may have less than the project installs
 __all__ = ["BlockSums", "Blocks", "combined", "crc32"]
 
 Blocks = tuple[tuple[int, int], ...]
-"""Where each block begins, and its CRC-32; it ends where the next begins, or with the file."""
+"""Start of each block, and its CRC-32; a block ends where the next begins, or with the file."""
 
 _POLYNOMIAL = 0xEDB88320
 _ONE, _X = 1 << 31, 1 << 30
-"""Polynomials stand with the highest power in the lowest bit."""
+"""The highest power of a polynomial is in the lowest bit."""
 
 
 class BlockSums:
@@ -80,7 +80,7 @@ def combined(first: int, second: int, size: int) -> int:
 
 @cache
 def _squared(times: int) -> int:
-    """x, squared so many times."""
+    """The polynomial x, squared ``times`` times."""
     return _X if times == 0 else _times(_squared(times - 1), _squared(times - 1))
 
 

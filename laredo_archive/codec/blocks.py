@@ -12,7 +12,7 @@ MAX_RECORD = 2 * 1024 * 1024 * 1024
 
 
 class ByteSource(Protocol):
-    """Where bytes come from: a file open for reading, a download."""
+    """Source of bytes: a file open for reading, a download."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 

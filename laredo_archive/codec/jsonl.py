@@ -77,7 +77,7 @@ class JsonlSnapshotEncoder:
         self._output.put(keys, b"\n".join([*lines, b""]), lambda: (len(row) + 1 for row in lines))
 
     def close(self) -> EncodedFile:
-        """What became of the file; the sink stays open."""
+        """End the file; the sink stays open."""
         return self._output.close()
 
 
@@ -107,7 +107,7 @@ class JsonlDiffEncoder:
             self._output.put(keys, b"".join(rows), lambda rows=rows: map(len, rows))  # type: ignore[misc]
 
     def close(self) -> EncodedFile:
-        """What became of the file; the sink stays open."""
+        """End the file; the sink stays open."""
         return self._output.close()
 
 
@@ -130,7 +130,7 @@ def read_snapshot(
     start: int | None = None,
     stop: int | None = None,
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """The rows, keys beside lines, a block at a time.
+    """The rows as keys and lines, a block at a time.
 
     :raises BadBytes: at a line that isn't a row.
     """

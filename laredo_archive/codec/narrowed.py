@@ -37,7 +37,7 @@ def records(some: Sequence[T], keys: KeyBounds, key_of: Callable[[T], bytes]) ->
 
 
 def _first_line(block: bytes, bound: bytes, key_at: Callable[[bytes, int], bytes]) -> int:
-    """Where the first line begins whose key isn't below ``bound``."""
+    """Offset of the first line whose key isn't below ``bound``."""
     low, high = 0, len(block)
     while low < high:
         middle = (low + high) // 2

@@ -31,7 +31,7 @@ class ByteSink(Protocol):
 class EncodedFile(NamedTuple):
     """A finished file: ``records`` counts its rows, or its changes without the TRUNCATE line.
 
-    ``blocks`` are there with the splits: what lies between two of them is one block, or some.
+    ``blocks`` are there with the splits: what is between two of them is one block, or some.
     """
 
     size_bytes: int
@@ -43,7 +43,7 @@ class EncodedFile(NamedTuple):
 
 
 class RecordWriter(Protocol):
-    """What encoders write their records to."""
+    """Interface that encoders write their records to."""
 
     def header(self, data: bytes) -> None: ...
 

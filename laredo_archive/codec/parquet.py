@@ -2,7 +2,7 @@
 
 The types are those of :mod:`laredo_archive.codec.arrow.types`, numeric columns without precision
 as text; what they lack is in the last column (:mod:`laredo_archive.codec.arrow.stored`), so lines
-come out as they went in. Rows stand in key order, in row groups of about 16 MB of lines; the
+come out as they went in. Rows are in key order, in row groups of about 16 MB of lines; the
 splits are where row groups begin.
 """
 
@@ -59,7 +59,7 @@ class ParquetSnapshotEncoder:
             self._end_group()
 
     def close(self) -> EncodedFile:
-        """What became of the file; the sink stays open."""
+        """End the file; the sink stays open."""
         self._store()
         if self._group:
             self._end_group()
@@ -95,7 +95,7 @@ class ParquetSnapshotEncoder:
 
 
 class _Pages:
-    """What pyarrow wrote since it was last taken: a sink's errors needn't pass through C++."""
+    """Buffer for pyarrow's output until it is taken: a sink's errors needn't pass through C++."""
 
     closed = False
 
@@ -130,7 +130,7 @@ def read_snapshot(
     start: int | None = None,
     stop: int | None = None,
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """The rows, keys beside lines, some thousand at a time.
+    """The rows as keys and lines, some thousand at a time.
 
     A stream that isn't seekable is spooled first.
 

@@ -59,7 +59,7 @@ class ProtobufSnapshotEncoder:
         self._output.put(keys, b"".join(rows), lambda: map(len, rows))
 
     def close(self) -> EncodedFile:
-        """What became of the file; the sink stays open."""
+        """End the file; the sink stays open."""
         return self._output.close()
 
 
@@ -88,7 +88,7 @@ class ProtobufDiffEncoder:
             self._output.put(keys, b"".join(rows), lambda rows=rows: map(len, rows))  # type: ignore[misc]
 
     def close(self) -> EncodedFile:
-        """What became of the file; the sink stays open."""
+        """End the file; the sink stays open."""
         return self._output.close()
 
 
@@ -111,7 +111,7 @@ def read_snapshot(
     start: int | None = None,
     stop: int | None = None,
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """The rows, keys beside lines, a block at a time.
+    """The rows as keys and lines, a block at a time.
 
     :raises BadBytes: at a message that isn't a row.
     """
@@ -165,7 +165,7 @@ def _row(message: bytes, reader: StructRowReader) -> tuple[bytes, bytes]:
 
 
 def _struct(message: bytes) -> tuple[int, int]:
-    """Where the row of a SnapshotRow is."""
+    """Start and end of the row in a SnapshotRow."""
     start, end = _part(message, 0, _ROW)
     if end != len(message):
         raise BadBytes(f"not a row: {message[:80]!r}")
@@ -198,7 +198,7 @@ def read_new_rows(
     """The last new row of each of ``keys`` that isn't ``known``, as a SnapshotRow message.
 
     None: it was deleted. Changes must be sorted. ``projection``: the rows' columns; all if None.
-    A row whose columns don't stand in the table's order is a line then.
+    A row whose columns aren't in the table's order is a line then.
 
     :raises BadBytes: at a message that isn't a change; not each message is checked.
     """

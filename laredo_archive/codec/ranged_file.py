@@ -87,7 +87,7 @@ class _Ranged(Seekable):
         return len(data)
 
     def _opened_here(self) -> ByteSource:
-        """What gives the bytes from here on."""
+        """Source of the bytes from here on."""
         source, gap = self._source, self._at - self._source_at
         while source is not None and 0 < gap <= _SKIPPED_BYTES:
             skipped = len(source.read(gap))

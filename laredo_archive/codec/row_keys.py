@@ -25,12 +25,11 @@ def compact(line: bytes) -> bytes:
 
 
 class RowKeys:
-    """Reads keys from lines whose columns stand in one order.
+    """Reads keys from lines whose columns are in one order.
 
-    ``names`` are the lines' columns in order, None if unknown: then the first
-    line says. A line that has them otherwise is taken apart in full. Without
-    ``key_fields`` the table has no key, and its rows are to come in order, from
-    the first of some equal ones on.
+    ``names`` are the lines' columns in order, None if unknown: then the first line decides. A line
+    that has them otherwise is taken apart in full. Without ``key_fields`` the table has no key, and
+    its rows are to come in order, from the first of some equal ones on.
     """
 
     def __init__(self, key_fields: Sequence[str], names: Sequence[str] | None) -> None:

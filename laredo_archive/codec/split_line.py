@@ -35,7 +35,7 @@ def member_patterns(names: Sequence[str], captured: Container[int]) -> list[byte
 
 
 def splitter(names: Sequence[str]) -> Callable[[bytes], Sequence[bytes]]:
-    """What gives the values, verbatim and in order, of lines with these columns.
+    """Function that splits lines with these columns into values, verbatim and in order.
 
     It raises BadLine for any other line.
     """
@@ -58,7 +58,7 @@ def splitter(names: Sequence[str]) -> Callable[[bytes], Sequence[bytes]]:
 
 
 def heads(names: Sequence[str]) -> tuple[bytes, ...]:
-    """What stands before each column's value in a line with these columns."""
+    """Text in front of each column's value in a line with these columns."""
     found = [b"," + orjson.dumps(name) + b":" for name in names]
     return (b"{" + found[0][1:], *found[1:]) if found else ()
 

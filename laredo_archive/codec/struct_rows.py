@@ -48,7 +48,7 @@ class Unrestorable(Exception):
 
 
 def encoder(columns: Sequence[Column]) -> Callable[[bytes], bytes]:
-    """What turns a line with these columns into the bytes of its Struct.
+    """Function that turns a line with these columns into the bytes of its Struct.
 
     It raises BadLine for a line that has other columns.
     """
@@ -112,7 +112,7 @@ class _Member:
 
 
 def value(fragment: bytes, type_name: str) -> bytes:
-    """The bytes of the Value that stands for ``fragment`` in a column of this type.
+    """The bytes of the Value for ``fragment`` in a column of this type.
 
     :raises Unrestorable: if reading it back wouldn't give ``fragment``.
     """

@@ -4,8 +4,8 @@ Two steps, far apart. An object that neither ``artifacts`` nor ``retired`` names
 older than the cut-off, is entered into ``retired``. An entry that has been there
 for longer than the grace period is deleted. Both steps go by the store's Date.
 
-Only objects whose names have the form that writers give them (``naming.is_own``) are ever
-entered or deleted, whatever a manifest says: the rest of a location belongs to other programs.
+Only objects whose names have the form that writers give them (``naming.is_own``) are ever entered
+or deleted, whatever a manifest names: the rest of a location belongs to other programs.
 
 A deletion is announced in the manifest before it is sent: the entry gets this
 run's token. Another run leaves it alone for a whole grace period, so that no
@@ -43,8 +43,8 @@ NAMED_AT_ONCE = 2000
 """Objects that files of parts add to ``retired`` before those are deleted, or a file more."""
 NO_DIRECTORY = (
     "this archive has no directory of its own in its destination (its key_prefix is empty, or"
-    " doesn't end in /), so its garbage can't be distinguished from its neighbours. Copy it below a"
-    " name of its own (laredo-archive copy FROM TO) and let the writer go on there"
+    " doesn't end in /), so its garbage can't be distinguished from other archives'. Copy it"
+    " below a name of its own (laredo-archive copy FROM TO) and let the writer go on there"
 )
 
 
@@ -59,7 +59,7 @@ class Policy:
 
 @dataclass
 class Collected:
-    """What one run did to one archive in one destination, or would do."""
+    """Report of one run over one archive in one destination; a dry run reports its intent."""
 
     uri: str
     dry_run: bool
@@ -83,7 +83,7 @@ def collect(
     progress: ReadProgress = UNWATCHED,
     on_deleted: Callable[[str], None] | None = None,
 ) -> Collected:
-    """Collect the garbage of one table's archive in one destination, beside its writer.
+    """Collect the garbage of one table's archive in one destination, while its writer is at work.
 
     ``on_deleted`` is called with each deleted key, also by a run that fails later.
 
@@ -208,7 +208,7 @@ class _CollectorRun:
         return replace(manifest, retired=tuple(retired))
 
     def _open_files(self, manifest: Manifest, date: datetime) -> list[Retired]:
-        """What files of parts alone name whose time is over: retired for as long as they are.
+        """Entries of expired files of parts, read now: retired for as long as the files are.
 
         The newest entries first, and no more than there is room for in a manifest.
         """
@@ -222,7 +222,7 @@ class _CollectorRun:
         return named
 
     def _waits(self, entry: Retired) -> bool:
-        """Whether it is a file of parts that isn't opened yet."""
+        """True if it is a file of parts that isn't opened yet."""
         return self._is_file(entry) and entry.key not in self._opened
 
     def _is_file(self, entry: Retired) -> bool:
@@ -250,15 +250,15 @@ class _CollectorRun:
         ]
 
     def _is_over(self, entry: Retired, date: datetime) -> bool:
-        """Whether its grace period is."""
+        """True if its grace period is over."""
         return entry.at is not None and date - entry.at > self._policy.grace
 
     def _expired(self, entry: Retired, date: datetime) -> bool:
-        """Whether its object is to be deleted."""
+        """True if its object is to be deleted."""
         return self._is_own(entry.key) and self._is_over(entry, date)
 
     def _is_let_go(self, entry: Retired, date: datetime) -> bool:
-        """Whether it leaves the list and its object stays: that has no name of a writer's."""
+        """True if the entry leaves the list and its object stays: no writer has named it."""
         return not self._is_own(entry.key) and self._is_over(entry, date)
 
     def _delete(self, keys: Iterable[str]) -> None:
@@ -281,10 +281,10 @@ class _CollectorRun:
             self._destination.delete(key)
         except CommitStateUnknown as unclear:
             # It keeps its entry, and so its name, until a whole grace period has passed.
-            log.warning("deletion unclear", uri=unclear.uri, reason=str(unclear))
+            log.warning("deletion not confirmed", uri=unclear.uri, reason=str(unclear))
             return
         except NotAFile as other:
-            log.warning("not deleted: it is no object", uri=other.uri, reason=str(other))
+            log.warning("deletion skipped: not an object", uri=other.uri, reason=str(other))
             return
         except DestinationUnavailable as failure:
             log.warning("deletion failed", uri=failure.uri, reason=str(failure))

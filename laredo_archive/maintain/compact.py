@@ -44,7 +44,7 @@ def merge_next(
 ) -> Merged | None:
     """Merge the run that is due next, and commit the merged diff; None if none is due.
 
-    :raises ArtifactMissing, ArtifactDamaged: if a diff of it isn't what its entry says, or they
+    :raises ArtifactMissing, ArtifactDamaged: if a diff of it differs from its entry, or they
         don't lead where they should; nothing was changed.
     :raises SpoolUnavailable: if there is no room to encode it; nothing was changed.
     :raises CommitUnavailable, Fenced: as TableArchive.commit_diff.
@@ -77,7 +77,9 @@ def merge_next(
 
 def _state_before(run: DiffRun) -> StateChecksum:
     rows, checksum = run.before.rows, run.before.state_checksum
-    assert rows is not None and checksum is not None, "every artifact of its epoch says its state"
+    assert rows is not None and checksum is not None, (
+        "every artifact of its epoch records its state"
+    )
     return StateChecksum.from_hex(rows, checksum)
 
 
@@ -125,7 +127,8 @@ class _Proof:
         raise ArtifactDamaged(
             store.uri,
             f"the diffs from {positions.text(run.from_position)} to"
-            f" {positions.text(run.to_position)} don't make the state that the last of them says:"
-            f" {self._state.rows} rows, checksum {self._state.hex()}, against {last.rows} rows,"
-            f" {last.state_checksum}. They stay as they are; run laredo-archive verify",
+            f" {positions.text(run.to_position)} don't make the state that the last of them"
+            f" records: {self._state.rows} rows, checksum {self._state.hex()}, against"
+            f" {last.rows} rows, {last.state_checksum}. They stay as they are; run"
+            " laredo-archive verify",
         )

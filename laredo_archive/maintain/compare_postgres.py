@@ -1,9 +1,8 @@
 """Compares an archive with its table in PostgreSQL (docs/commit-protocol.md, Proof).
 
-The database says what its table is at some moment between two positions. If that
-is what the archive says of a boundary there, they are equal. If the archive knows
-that the table didn't change between the two, they are equal or different. Else
-nothing is known, yet or for good.
+The database has its table's state at some moment between two positions. If the archive has the same
+state at a boundary there, they are equal. If the archive knows that the table didn't change between
+the two, they are equal or different. Else nothing is known, yet or for good.
 """
 
 import time
@@ -24,7 +23,7 @@ POLL_S = 0.5
 
 
 class Comparison(Enum):
-    """How a comparison ends."""
+    """Result of a comparison."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -176,8 +175,8 @@ def _verdict(known: Boundary, measured: Measured) -> ComparisonResult:
         pids = ", ".join(map(str, measured.writers))
         return ComparisonResult(
             Comparison.UNDECIDED,
-            f"transactions were writing to the table (pid {pids}), and what they committed"
-            " may not have been visible yet; try again, or with --lock",
+            f"transactions were writing to the table (pid {pids}). Their rows may not have been"
+            " visible yet; try again, or with --lock",
         )
     return ComparisonResult(Comparison.DIFFERENT, _difference(known, measured))
 

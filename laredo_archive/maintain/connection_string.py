@@ -1,7 +1,7 @@
 """Parses PostgreSQL's connection strings with libpq, and shows them without secrets.
 
-A password may stand in several places, and where a string is mistyped anywhere. So only what names
-the database is shown, and what libpq says of a string that it can't read, never.
+A password may be in several places, and where a string is mistyped anywhere. So only what names the
+database is shown, and libpq's error for a string that it can't read, never.
 https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING
 """
 

@@ -78,7 +78,7 @@ class _Slot(NamedTuple):
 
 
 class _Before(NamedTuple):
-    """What the target holds before the manifest is changed."""
+    """State of the target before the manifest is changed."""
 
     own: Manifest
     unused: dict[object, list[FormatEntry]]
@@ -143,14 +143,14 @@ class _Copy:
             except CopyStopped as stopped:
                 if not self._has_left(stopped.__cause__):
                     raise
-                log.info("the source has retired what was being copied", table=wanted.table)
+                log.info("copied artifact retired by the source", table=wanted.table)
             else:
                 self._drop_left_overs()
                 return Copied(self._target.uri, manifest, self._carrier.tally, self._kept)
         raise CopyRefused(
             self._source_uri,
-            f"it has retired what was being copied {ROUNDS} times; let it keep more epochs, or"
-            " its collector wait longer (grace)",
+            f"it has retired the artifact that was being copied {ROUNDS} times;"
+            " let it keep more epochs, or its collector wait longer (grace)",
         )
 
     def _sound(self, manifest: Manifest) -> Manifest:
@@ -163,7 +163,7 @@ class _Copy:
         return manifest
 
     def _has_left(self, failure: BaseException | None) -> bool:
-        """Whether ``failure`` is of an object that the source doesn't name any more."""
+        """True if ``failure`` is about an object that the source no longer names."""
         if not isinstance(failure, ArtifactMissing | ArtifactDamaged):
             return False
         manifest = location.read_manifest(self._source.destination, self._source.manifest_key)
@@ -178,7 +178,7 @@ class _Copy:
         return self._source.destination.uri_of(self._source.locate(entry.key))
 
     def _drop_left_overs(self) -> None:
-        """What copies that were killed had begun; young ones may be another copy's work."""
+        """Delete unfinished uploads of killed copies; young ones may be another copy's work."""
         with suppress(DestinationError):  # the copy is done; a collection finds them too
             prefix = self._target.key_prefix
             is_ours = partial(object_keys.is_begun, key_prefix=prefix)
@@ -223,7 +223,9 @@ class _Copy:
         return self._lists.listed(self._store, before.own, merged, parts)
 
     def _listed(self) -> Iterator[ObjectInfo]:
-        """What is there: after the manifest was read, so that it holds for the swap of that."""
+        """List the target's objects: after its manifest was read, so that the list holds for the
+        swap.
+        """
         return self._target.destination.list(self._target.key_prefix)
 
     def _names_there(self, slots: Sequence[_Slot], before: _Before) -> dict[str, str]:
@@ -260,7 +262,7 @@ class _Copy:
             raise CopyStopped(failure, self._target.uri, wanted - missing, wanted) from failure
 
     def _name_for(self, slot: _Slot) -> str:
-        """What it is called at the source, below the key prefix here, if writers give such names.
+        """Key of the object in the target: the source's name, if writers give such names.
 
         What the source's manifest names may be called anything, also as another program's
         object would be.

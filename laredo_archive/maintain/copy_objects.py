@@ -129,7 +129,7 @@ class Carrier:
         reach("copy.uploaded")
 
     def _is_same(self, name: str, one: "_Carried") -> bool:
-        """Whether the existing object is the same, most likely from an earlier try."""
+        """True if the existing object has the same content, most likely from an earlier try."""
         content = one.load.content
         if not is_there(self._destination, name, content.size_bytes):
             return False
@@ -156,7 +156,7 @@ class _Carried:
         return self.load.content.size_bytes >= LARGE_BYTES
 
     def advance(self, size_bytes: int) -> None:
-        """So much more was gone through; what is read twice counts once."""
+        """Report progress by ``size_bytes``; bytes that are read twice count once."""
         if self.ending.is_set():
             raise _Ended
         counted = min(size_bytes, self.left)
@@ -165,7 +165,7 @@ class _Carried:
 
     @contextmanager
     def open(self) -> Iterator[ByteSource]:
-        """What is to be copied."""
+        """Open the content to copy."""
         with self.load.content.open() as source:
             yield _Watched(source, self)
 

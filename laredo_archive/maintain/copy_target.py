@@ -62,7 +62,7 @@ def target_at(target_location: ArchiveLocation, source: FoundArchive) -> CopyTar
     elif there.is_renamed_copy:
         raise CopyRefused(
             there.destination.uri_of(there.manifest_key),
-            "the objects there have other names than their manifest says (was it moved?); copy to"
+            "its objects have other names than its manifest has (was the archive moved?); copy to"
             " an empty location",
         )
     else:
@@ -78,7 +78,7 @@ def _refuse_overlap(source: CopyTarget, target: CopyTarget) -> None:
     if ours[0] == theirs[0] and (_is_within(ours[1], theirs[1]) or _is_within(theirs[1], ours[1])):
         raise CopyRefused(
             target.uri,
-            f"it lies within {source.uri}, or that in it; give each a directory of its own",
+            f"source {source.uri} contains it, or is inside it; give each its own directory",
         )
 
 
@@ -119,7 +119,7 @@ def refuse_unfit(
     if reason is not None:
         raise CopyRefused(
             target.uri,
-            f"what is there isn't an earlier state of {where}: {reason}; copy to another location",
+            f"its objects aren't an earlier state of {where}: {reason}; copy to another location",
         )
 
 

@@ -77,11 +77,10 @@ def export(
 ) -> Exported:
     """Write the table at ``boundary`` to ``target``, which appears whole or not at all.
 
-    :raises ExportRefused: if ``target`` is there (and not to be replaced), can't be
-        written, or the format needs columns that the archive doesn't name; also if the
-        rows aren't the state that the manifest says.
-    :raises ArtifactDamaged: if a row isn't one of the archive's columns.
-    :raises ArchiveError: as reading does.
+    :raises ExportRefused: if ``target`` is there (and not to be replaced), can't be written, or the
+    format needs columns that the archive doesn't name; also if the rows aren't the state in the
+    manifest. :raises ArtifactDamaged: if a row isn't one of the archive's columns. :raises
+    ArchiveError: as reading does.
     """
     if os.path.lexists(target):
         if not replace:
@@ -116,7 +115,7 @@ def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str)
     ):
         raise ExportRefused(
             archive.uri,
-            f"at {boundary} its rows give {checksum!r}, the manifest says {expected.rows} rows,"
+            f"at {boundary} its rows give {checksum!r}, the manifest has {expected.rows} rows,"
             f" {expected.state_checksum}; see laredo-archive verify",
         )
     return Exported(checksum.rows, hashing.digest.size, hashing.digest.hex(), checksum.hex())
@@ -130,15 +129,15 @@ def _as_damage(archive: Archive, where: str, format_id: str) -> Iterator[None]:
     except ValueError as wrong:
         raise ArtifactDamaged(
             archive.uri,
-            f"{where}: a row can't be written as {format_id}: {wrong}. Is it what the manifest's"
-            " columns say? See laredo-archive verify",
+            f"{where}: a row can't be written as {format_id}: {wrong}. Does it fit the"
+            " manifest's columns? See laredo-archive verify",
         ) from wrong
 
 
 def _writer(
     archive: Archive, shape: RowFields, sink: "_Hashing", format_id: str
 ) -> tuple[Callable[[Rows], None], Callable[[], object]]:
-    """What takes the rows, and what ends the file."""
+    """Two functions: one writes rows, the other ends the file."""
     if format_id == CSV:
         return _csv_writer(shape, sink), lambda: None
     if codec.plain_format(format_id) != codec.JSONL and shape.columns is None:

@@ -71,7 +71,7 @@ FROM (SELECT md5(convert_to(line::text, 'UTF8')) AS digest FROM ({lines}) rows) 
 
 @dataclass(frozen=True)
 class Measured:
-    """The table as one snapshot saw it, which lies between two positions.
+    """The table as one snapshot saw it, which is between two positions.
 
     ``writers``: the transactions that held a lock on it after ``after`` was read; one of
     them may have committed by then without being visible yet.

@@ -52,7 +52,7 @@ class NamedObject(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Whether it is of a part of a merged diff."""
+        """True if the object is of a part of a merged diff."""
         return self.artifact is not self.top
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class NamedObject(NamedTuple):
 
 
 class DamagedObject(NamedTuple):
-    """An object that isn't what its entry says."""
+    """An object that differs from its entry."""
 
     named: NamedObject
     #: What is wrong with it.
@@ -80,7 +80,7 @@ class RepairedObject(NamedTuple):
 
 @dataclass
 class RepairReport:
-    """What was found in one destination, and done about it."""
+    """Report of a repair of one destination: findings and actions."""
 
     #: The manifest.
     uri: str
@@ -103,10 +103,10 @@ def repair(
 ) -> RepairReport:
     """Check every object that ``target``'s manifest names, and restore what isn't whole.
 
-    ``others`` are asked in this order; the bytes must be those that the manifest's sha256 says.
-    ``sums_bytes``: None reads every object; else those that the manifest names are compared by
-    their sizes in a listing, and only about so many bytes are read, of the newest artifacts.
-    ``dry_run``: nothing is written; what others have is read all the same.
+    ``others`` are asked in this order; the bytes must have the manifest's sha256. ``sums_bytes``:
+    None reads every object; else those that the manifest names are compared by their sizes in a
+    listing, and only about that many bytes are read, of the newest artifacts. ``dry_run``: nothing
+    is written; what others have is read all the same.
 
     :raises RepairRefused: if ``target`` or one of ``others`` can't be used for it.
     :raises OfTheOriginal: if the original program wrote it.
@@ -151,7 +151,7 @@ class _Repair:
         if target.is_renamed_copy:
             raise RepairRefused(
                 self._store.uri,
-                "the objects there have other names than their manifest says (was it moved?);"
+                "its objects have other names than its manifest has (was the archive moved?);"
                 " copy a whole archive there instead",
             )
         self._manifest = target.manifest
@@ -182,7 +182,7 @@ class _Repair:
             except (ArtifactMissing, ArtifactDamaged) as failure:
                 if _names(self._store.read(), {merged.parts.file.key, *_lists(top)}):
                     name = f"the list of the parts of {name_of(merged)}"
-                    why_not = ["each destination has a list of its own"]
+                    why_not = ["every destination has its own list"]
                     self._report.lost.append(
                         ArtifactLost(name, str(failure), why_not, is_part=True)
                     )
@@ -320,7 +320,7 @@ def _lists(top: Artifact) -> set[str]:
 
 
 def _names(manifest: Manifest | None, keys: set[str]) -> bool:
-    """Whether ``manifest`` still names one of them."""
+    """True if ``manifest`` still names one of these keys."""
     return manifest is not None and any(entry.key in keys for entry in manifest.named())
 
 
@@ -334,9 +334,9 @@ def _entry_in(
     parts: PartsFiles,
     named: NamedObject,
 ) -> FormatEntry | None:
-    """What ``archive`` has with the same content; None if it names nothing like it.
+    """Entry of ``archive`` with the same content; None if it names none.
 
-    :raises ArtifactMissing, ArtifactDamaged: if a file of parts that would say it can't be read.
+    :raises ArtifactMissing, ArtifactDamaged: if a file of parts that may name it can't be read.
     """
     wanted = identity(named.artifact, named.format_id, named.entry)
     there = known.get(wanted)

@@ -1,10 +1,10 @@
-"""What files of parts name, for the collector: kept while a file may be read, deleted after it.
+"""Objects that files of parts name, for the collector: kept while a file may be read.
 
 A manifest names a file of parts, and only the file names the diffs in it: they may be millions. So
-the collector goes by the file's own name, which says the positions that it covers. An object whose
-name says that it lies within them is taken for one that the file names, and stays. Once a retired
-file's grace period is over, the file is read: what it names takes its place in ``retired``, and is
-deleted like everything else there.
+the collector goes by the positions in the file's own name. An object whose name has positions
+within them counts as named by the file, and stays. Once a retired file's grace period is over, the
+collector reads the file. The objects that it names take its place in ``retired``, and are deleted
+like everything else there.
 """
 
 from bisect import bisect_right
@@ -43,7 +43,7 @@ class CoveredPositions:
         self._starts: list[Position] = [span.start for span in self._outermost]
 
     def has(self, key: str) -> bool:
-        """Whether the object's name says that it lies within the positions of one of the files.
+        """True if the positions in the object's name are within those of one of the files.
 
         A file may name objects of earlier epochs, as a re-base gives diffs to a later one.
         """
@@ -61,7 +61,7 @@ def file_keys_of(manifest: Manifest) -> list[str]:
 
 
 def is_file(key: str, key_prefix: str) -> bool:
-    """Whether the name is one of a file of parts."""
+    """True if the name is one of a file of parts."""
     span = object_keys.span_of(key, key_prefix)
     return span is not None and span.lists_parts
 
@@ -78,7 +78,7 @@ def named_in(destination: Destination, manifest: Manifest, key: str, key_prefix:
     try:
         diffs = parts_file.read(destination, key, entry, key_prefix)
     except (ArtifactMissing, ArtifactDamaged) as failure:
-        log.warning("retired list of parts unreadable", uri=failure.uri, reason=str(failure))
+        log.warning("retired parts file not read", uri=failure.uri, reason=str(failure))
         return []
     kept, within = manifest.kept_keys(), CoveredPositions([key], key_prefix)
     needed = CoveredPositions(file_keys_of(manifest), key_prefix)

@@ -42,7 +42,7 @@ class Folded:
 def fold_states(files: ArtifactFiles, epoch: Epoch, shape: RowFields) -> Folded:
     """The state at every boundary of ``epoch``.
 
-    :raises ArtifactDamaged: where a file isn't what its entry says.
+    :raises ArtifactDamaged: where a file differs from its entry.
     :raises TemporarySpaceLacking: if sorting needs room that isn't there.
     """
     states: list[BoundaryState] = []

@@ -1,9 +1,8 @@
 """Verifies an archive: every file against its entry, every checksum by merging base and diffs.
 
-First every object, in every format: size, sha256, rows, order, splits, and that
-all formats of an artifact hold the same. Then every epoch is folded once, key by
-key: each change must fit the row it changes, and each boundary's row count and
-checksum must be those that its entry says.
+First every object, in every format: size, sha256, rows, order, splits, and that all formats of an
+artifact hold the same. Then every epoch is folded once, key by key: each change must fit the row it
+changes, and each boundary's row count and checksum must be those of its entry.
 """
 
 from collections.abc import Iterator
@@ -29,7 +28,10 @@ from laredo_model.checksum import MODULUS, sum_of
 
 @dataclass
 class VerifyReport:
-    """What was found. ``problems`` is empty if the archive is sound; ``remarks`` are none."""
+    """Report of a verification.
+
+    ``problems`` is empty if the archive is sound; ``remarks`` aren't problems.
+    """
 
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -76,7 +78,7 @@ def verify(archive: Archive, progress: ReadProgress = UNWATCHED) -> VerifyReport
             _check_files(archive, artifact, shape, report)
         if len(report.problems) > before:
             report.problems.append(
-                f"epoch {epoch.number}: its states aren't proven, because of its files"
+                f"epoch {epoch.number}: damaged files keep its states from being checked"
             )
             progress.expect(-_bytes_to_fold(archive, epoch))
             head = None
@@ -167,7 +169,7 @@ def _check_content(archive: Archive, artifact: Artifact, shape: RowFields, forma
             artifact.formats[format_id],
             "it has a TRUNCATE that its entry doesn't name"
             if truncates
-            else "its entry says it truncates, and it has no TRUNCATE",
+            else "its entry records a TRUNCATE, and the file has none",
         )
     return total % MODULUS
 
@@ -190,7 +192,7 @@ def _check_splits(archive: Archive, artifact: Artifact, shape: RowFields, format
         found = archive.files.key_at(artifact, shape, format_id, offset)
         if found != key.encode():
             archive.files.refuse(
-                entry, f"its splits say that {key!r} is at byte {offset}, and {found!r} is there"
+                entry, f"its splits have {key!r} at byte {offset}, the file has {found!r} there"
             )
         last = (key, offset)
 
@@ -228,10 +230,10 @@ def _check_states(
 def _differences(artifact: Artifact, state: BoundaryState) -> Iterator[str]:
     where = f"{name_of(artifact)} of epoch {artifact.epoch}"
     if artifact.rows not in (None, state.rows):
-        yield f"{where}: folding gives {state.rows} rows, the manifest says {artifact.rows}"
+        yield f"{where}: folding gives {state.rows} rows, the manifest has {artifact.rows}"
     if artifact.state_checksum not in (None, state.checksum):
         yield (
-            f"{where}: folding gives the checksum {state.checksum}, the manifest says"
+            f"{where}: folding gives the checksum {state.checksum}, the manifest has"
             f" {artifact.state_checksum}"
         )
 
@@ -240,7 +242,7 @@ def _break(before: BoundaryState, base: BoundaryState, epoch: Epoch) -> str | No
     if (before.rows, before.checksum) == (base.rows, base.checksum):
         return None
     return (
-        f"epoch {epoch.number} says that it continues the one before, which has {before.rows}"
+        f"epoch {epoch.number} continues the one before, which has {before.rows}"
         f" rows and the checksum {before.checksum} at {positions.text(before.position)}; its base"
         f" has {base.rows} and {base.checksum}"
     )

@@ -31,9 +31,9 @@ class PartsProof:
         """Boundaries between the merged diffs' own that were proven."""
 
     def problems(self, diffs: Sequence[Artifact], shape: RowFields) -> Iterator[str]:
-        """What is wrong with the parts of ``diffs``, whose own objects were checked, as sentences.
+        """Problems of the parts of ``diffs``, as sentences; the diffs' own objects were checked.
 
-        :raises TemporarySpaceLacking: if sorting needs room that isn't there.
+        :raises TemporarySpaceLacking: if there is too little disk space for sorting.
         """
         for diff in diffs:
             if diff.parts is not None:
@@ -60,7 +60,7 @@ class PartsProof:
             yield from self.problems(parts, shape)
 
     def _make(self, parts: Sequence[Artifact], merged: Artifact, shape: RowFields) -> bool:
-        """Whether the changes of ``parts``, net, are those of ``merged``, byte for byte."""
+        """True if the net changes of ``parts`` are those of ``merged``, byte for byte."""
         files = self._archive.files
         start, keys = fold.timelines(files, parts, shape)
         records = files.changes(merged, shape)

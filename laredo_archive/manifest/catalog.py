@@ -1,7 +1,7 @@
 """catalog.json: the archives of one destination, and positions at which all of them are known.
 
-It is made from what the archives' manifests say, and holds nothing that is lost with it. Each
-writer process has a group of tables in it; what other processes have written stays.
+It is made from the archives' manifests, and has nothing that is lost with it. Each writer process
+has a group of tables in it; what other processes have written stays.
 """
 
 import json
@@ -123,7 +123,7 @@ class DatabaseCatalog:
         }
 
     def boundaries(self, prefix: str) -> tuple[GroupBoundary, ...]:
-        """Where the archive at ``prefix`` is known together with its group."""
+        """Boundaries at which the archive at ``prefix`` is known together with its group."""
         return self.groups.get(self.archives[prefix].group, ())
 
     def with_group(
@@ -151,9 +151,9 @@ class DatabaseCatalog:
         return replace(self, archives={**others, **archives}, groups={**known, **mine})
 
     def inherited_by(self, archives: Iterable[str]) -> "Inherited":
-        """What a process that takes over these archives knows by the one before it.
+        """Boundaries and archives that a process takes over from the one before it.
 
-        Nothing unless all of them were of one group: what was known of it holds for its archives.
+        Nothing unless all of its archives were in one group.
         """
         taken = self.taken_from(archives)
         if len(taken) != 1:
@@ -215,7 +215,7 @@ def parse(data: bytes, where: str) -> DatabaseCatalog:
 def _prefixed(archives: dict[str, CatalogEntry]) -> dict[str, CatalogEntry]:
     for prefix in archives:
         if prefix and not is_plain(prefix.removesuffix("/")):
-            raise WrongField(f"archives: {prefix!r} doesn't lie inside a destination")
+            raise WrongField(f"archives: {prefix!r} isn't inside a destination")
     return archives
 
 

@@ -1,8 +1,8 @@
 """The positions at which several tables are known at once, from their manifests alone.
 
-A boundary says what a table is at one position. Up to ``unchanged_until`` no transaction changed
-it after that, so that it is known at every position in between; another table's boundary there is
-one of both.
+A boundary has a table's state at one position. Up to ``unchanged_until`` no transaction changed it
+after that, so that it is known at every position in between; another table's boundary there is one
+of both.
 """
 
 from bisect import bisect_right
@@ -80,7 +80,7 @@ def spans_of(manifest: Manifest, where: str) -> Spans:
 def _after_head(manifest: Manifest) -> Position | None:
     if manifest.unchanged_until is None or manifest.seen_position is None:
         return None
-    # A writer of before knows only seen_position, and begins that again in a new history.
+    # An older writer knows only seen_position, and begins that again in a new history.
     return min(manifest.unchanged_until, manifest.seen_position)
 
 
@@ -92,12 +92,12 @@ def _with_ends(epoch: Epoch, after_head: Position | None) -> Iterator[tuple[Arti
 
 
 def known_too(spans: Spans, positions: Iterable[tuple[History, Position]]) -> Spans:
-    """The spans of a table that is also known at ``positions``, which a catalog says: there it is
-    as at its last boundary at or before each.
+    """The spans of a table that is also known at ``positions``, by a catalog: there it is as at its
+    last boundary at or before each.
 
-    Only where no diff follows that boundary. A diff says itself how far the table stayed as it was
-    (``unchanged_until``), and one that was merged hides the boundaries in between, of which one
-    may be the last before the position.
+    Only where no diff follows that boundary. A diff itself records up to which position the table
+    was unchanged (``unchanged_until``), and one that was merged hides the boundaries in between, of
+    which one may be the last before the position.
     """
     found = {history: list(of_history) for history, of_history in spans.items()}
     for history, position in positions:

@@ -1,4 +1,4 @@
-"""What stands inside an artifact's entry: its objects, and the head that a base follows."""
+"""Members of an artifact's entry: its objects, and the head that a base follows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class FormatEntry:
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def same_content(self, other: "FormatEntry") -> bool:
-        """Whether both are the same bytes, wherever they are."""
+        """True if both have the same bytes, wherever the objects are."""
         return self.size_bytes == other.size_bytes and self.sha256 == other.sha256
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Follows:
     state_checksum: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The object as it stands in a snapshot's entry."""
+        """The object as it is in a snapshot's entry."""
         return {
             "epoch": self.epoch,
             "position": positions.text(self.position),

@@ -17,7 +17,7 @@ class WrongField(ValueError):
 
 
 def name_of(value: object) -> str:
-    """What kind of JSON value it is."""
+    """Name of a JSON value's type."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
     return "null" if value is None else names.get(type(value), "a number")
 
@@ -36,7 +36,7 @@ class Fields:
         return f"{self._path}.{name}" if self._path else name
 
     def has(self, name: str) -> bool:
-        """Whether the field is there, and not taken yet."""
+        """True if the field exists, and wasn't taken yet."""
         return name in self._left
 
     def take(self, name: str, read: Callable[[object, str], T]) -> T:

@@ -34,7 +34,7 @@ class KeyRange:
 
     @property
     def whole(self) -> bool:
-        """Whether every key is in it."""
+        """True if it contains every key."""
         return self.low is None and self.high is None
 
 
@@ -69,17 +69,17 @@ class ObjectSlice:
 
     @property
     def whole(self) -> bool:
-        """Whether it is the whole file, whose sha256 can then be checked."""
+        """True if it is the whole file, whose sha256 can then be checked."""
         return self.start == 0 and self.stop is None
 
     @property
     def size_bytes(self) -> int:
-        """How much there is to read."""
+        """Number of bytes to read."""
         return self._end - self.start
 
     @property
     def blocks(self) -> list[Block]:
-        """What it is made of; empty if it isn't made of whole blocks, or none are known."""
+        """Blocks of the slice; empty if it isn't made of whole blocks, or none are known."""
         inside = [block for block in self.entry.blocks if self.start <= block[0] < self._end]
         ends = {self.entry.size_bytes, *(offset for offset, _ in self.entry.blocks)}
         if not inside or inside[0][0] != self.start or self._end not in ends:
@@ -90,14 +90,14 @@ class ObjectSlice:
 
     @property
     def last_block(self) -> Block | None:
-        """The file's; where parquet says what is in the others."""
+        """The file's; where parquet describes the others."""
         if not self.entry.blocks:
             return None
         offset, sum_ = self.entry.blocks[-1]
         return Block(offset, self.entry.size_bytes, sum_)
 
     def for_task(self) -> "ObjectSlice":
-        """The same slice without the splits and checksums of the rest of the file."""
+        """Copy the slice without the splits and checksums of the rest of the file."""
         near = [block for block in self.entry.blocks if self.start <= block[0] <= self._end]
         blocks = dict([*near, *self.entry.blocks[-1:]])
         entry = replace(self.entry, splits=(), blocks=tuple(blocks.items()), source={})
@@ -121,12 +121,12 @@ class RangeRead:
 
     @property
     def size_bytes(self) -> int:
-        """How much there is to read."""
+        """Number of bytes to read."""
         return sum(part.size_bytes for part in (self.base, *self.diffs) if part is not None)
 
 
 def is_sorted(boundary: Boundary, choose: Choose) -> bool:
-    """Whether all artifacts that lead to ``boundary`` are sorted, so that ranges can be cut."""
+    """True if all artifacts that lead to ``boundary`` are sorted, so that ranges can be cut."""
     return all(choose(artifact)[1].sorted for artifact in _needed(boundary))
 
 
@@ -146,9 +146,9 @@ def plan(boundary: Boundary, choose: Choose, parts: int) -> list[RangeRead]:
 def joined(
     boundary: Boundary, choose: Choose, wanted: Sequence[KeyRange], parts: int
 ) -> list[RangeRead]:
-    """What holds ``wanted``, ascending ranges, each block of the base in one read at most.
+    """Reads that cover ``wanted``, ascending ranges; at most one reads a block of the base.
 
-    So what lies between two of them in a block is read too. Long ranges are cut as a plan in
+    So keys between two of the ranges in a block are read too. Long ranges are cut as a plan in
     ``parts`` cuts the table.
     """
     needed = [_slice(artifact, choose) for artifact in _needed(boundary)]
@@ -194,7 +194,7 @@ def _slice(artifact: Artifact, choose: Choose) -> ObjectSlice:
 
 
 def narrowed(whole: ObjectSlice, keys: KeyRange) -> ObjectSlice:
-    """What may hold the range's keys, of a sorted artifact; a TRUNCATE's line is before them."""
+    """Slice of a sorted artifact that may have the range's keys, after a TRUNCATE's line."""
     splits = whole.entry.splits
     starts = [key.encode() for key, _ in splits]
     start, stop = 0, None

@@ -1,9 +1,8 @@
 """The model of manifest.json, version 1: the list of an archive's artifacts.
 
-An immutable value: every change makes a new manifest. Unknown fields are kept
-(in ``source``) and written again, wherever they stand; fields that this program
-adds to the original format (columns, rows, checksums, histories) are None where
-they are missing. manifest_parser reads it.
+An immutable value: every change makes a new manifest. Unknown fields are kept (in ``source``) and
+written again, wherever they are; fields that this program adds to the original format (columns,
+rows, checksums, histories) are None where they are missing. manifest_parser reads it.
 """
 
 import json
@@ -108,17 +107,17 @@ class Artifact:
 
     @property
     def by_original(self) -> bool:
-        """Whether the original writer wrote it (docs/archive-format.md)."""
+        """True if the original writer wrote it (docs/archive-format.md)."""
         return any(entry.by_original for entry in self.formats.values())
 
     @property
     def knows_its_end(self) -> bool:
-        """Whether ``to_position`` is recorded: it isn't of the original's first base."""
+        """True if ``to_position`` is recorded: the original's first base lacks it."""
         return not (self.by_original and self.to_position == positions.ZERO)
 
     @property
     def says_truncation(self) -> bool:
-        """Whether ``truncate`` is recorded; other writers' diffs leave it out."""
+        """True if ``truncate`` is recorded; other writers' diffs leave it out."""
         return self.truncate or self.history is not None
 
     @cached_property
@@ -144,7 +143,7 @@ class Artifact:
             yield from part.with_parts()
 
     def same_as(self, other: "Artifact") -> bool:
-        """Whether both are the same artifact, wherever their objects are.
+        """True if both are the same artifact, wherever their objects are.
 
         A diff stays itself when a re-base gives it another epoch.
         """
@@ -159,11 +158,11 @@ class Artifact:
         )
 
     def relabelled(self, epoch: int) -> "Artifact":
-        """The same artifact as part of another epoch."""
+        """Copy the artifact into another epoch."""
         return replace(self, epoch=epoch)
 
     def moved(self, entries: Mapping[str, FormatEntry]) -> "Artifact":
-        """The same artifact with other objects, ``entries``, by the keys of those that it had."""
+        """Copy the artifact with other objects; ``entries`` has them by their former keys."""
         formats = {id_: entries.get(entry.key, entry) for id_, entry in self.formats.items()}
         parts = None if self.parts is None else self.parts.moved(entries)
         return replace(self, formats=formats, parts=parts)
@@ -249,12 +248,12 @@ class Parts:
             yield from diff.objects()
 
     def moved(self, entries: Mapping[str, FormatEntry]) -> "Parts":
-        """The same parts with other objects, by the keys of those that they had."""
+        """Copy the parts with other objects; ``entries`` has them by their former keys."""
         file = None if self.file is None else entries.get(self.file.key, self.file)
         return replace(self, diffs=tuple(diff.moved(entries) for diff in self.diffs), file=file)
 
     def to_json(self) -> dict[str, Any]:
-        """The object as it stands in a diff's entry."""
+        """The object as it is in a diff's entry."""
         if self.file is not None:
             return {"count": self.count, "file": self.file.to_json()}
         return {"count": self.count, "diffs": [diff.to_json() for diff in self.diffs]}
@@ -315,7 +314,7 @@ class Manifest:
 
     @property
     def by_original(self) -> bool:
-        """Whether the original writer wrote artifacts of it; then it is read, and not changed."""
+        """True if the original writer wrote any of its artifacts; it is never changed then."""
         return any(artifact.by_original for artifact in self.artifacts)
 
     def named(self) -> Iterator[FormatEntry]:

@@ -92,12 +92,15 @@ class Notices:
         with self._lock:
             self._missed[sink] += len(gone)
         log.warning(
-            "artifacts left the manifest before the sink was notified of them",
+            "artifacts dropped from the manifest before the sink was notified",
             table=table,
             sink=sink,
             artifacts=len(gone),
             epochs=sorted({artifact.epoch for artifact in gone}),
-            advice="it goes on with what is there; mend the sink, or raise retention.keep_epochs",
+            advice=(
+                "the sink continues with the remaining artifacts; repair the sink, or raise"
+                " retention.keep_epochs"
+            ),
         )
 
     def _first(self, sink: str, manifest: Manifest) -> int:
@@ -115,7 +118,7 @@ def _oldest_epoch(manifest: Manifest) -> int:
 
 
 def _identity(artifact: Artifact) -> tuple[object, ...]:
-    """The same for a diff in whatever epoch a re-base put it."""
+    """Identity of an artifact; a diff keeps it when a re-base puts it in another epoch."""
     epoch = artifact.epoch if artifact.is_snapshot else None
     return artifact.kind, epoch, artifact.history, artifact.from_position, artifact.to_position
 

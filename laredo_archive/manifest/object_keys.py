@@ -1,7 +1,7 @@
 """Object keys: the names that writers give, and which names are theirs.
 
-A reader goes by the manifest's entries and takes any name. A program that deletes goes by the
-names here: an object with another form of name is never ours to delete, whatever a manifest says.
+A reader goes by the manifest's entries and takes any name. A program that deletes goes by the names
+here: an object with another form of name is never ours to delete, whatever a manifest names.
 """
 
 import re
@@ -40,9 +40,9 @@ _SPAN = re.compile(
 
 
 def default_prefix(table: str) -> str:
-    """Where the archive of ``table`` (its name without the schema) is in a destination.
+    """Default key prefix of the archive of ``table`` (its name without the schema).
 
-    The one default of all programs; a configuration's ``key_prefix`` says otherwise.
+    It is the default of all programs; a configuration's ``key_prefix`` replaces it.
     """
     return f"{table}/"
 
@@ -61,17 +61,17 @@ def directory_prefix(key_prefix: str) -> str:
 
 
 def is_own(key: str, key_prefix: str) -> bool:
-    """Whether ``key`` has the form that writers give an artifact's object below ``key_prefix``."""
+    """True if ``key`` has the form that writers give an artifact's object below ``key_prefix``."""
     return key.startswith(key_prefix) and bool(_OWN.fullmatch(key, len(key_prefix)))
 
 
 def is_begun(key: str, key_prefix: str) -> bool:
-    """Whether an upload of ``key`` can be a writer's: an artifact's object, or the manifest."""
+    """True if an upload of ``key`` can be a writer's: an artifact's object, or the manifest."""
     return key == manifest_key(key_prefix) or is_own(key, key_prefix)
 
 
 def objects_prefix(key_prefix: str) -> str:
-    """What all names of artifacts' objects begin with: nothing else needs to be listed."""
+    """Common prefix of all artifacts' objects: nothing else needs to be listed."""
     return f"{key_prefix}epoch="
 
 
@@ -101,7 +101,7 @@ def parts_key(key_prefix: str, epoch: int, from_position: Position, to_position:
 
 
 class Span(NamedTuple):
-    """What the name of a diff, or of a file of parts, says that it covers."""
+    """Positions and epoch in the name of a diff, or of a file of parts."""
 
     #: The epoch whose folder it is in.
     epoch: int
@@ -113,12 +113,12 @@ class Span(NamedTuple):
     end: Position
 
     def covers(self, other: "Span") -> bool:
-        """Whether ``other`` lies within it, and isn't of a later epoch."""
+        """True if ``other`` is within its positions, and isn't of a later epoch."""
         return other.epoch <= self.epoch and self.start <= other.start and other.end <= self.end
 
 
 def span_of(key: str, key_prefix: str) -> Span | None:
-    """What an object's own name says that it covers; None if it isn't a writer's, or a base's."""
+    """Span in an object's name; None if the name is a base's, or not a writer's."""
     found = _SPAN.match(key, len(key_prefix)) if is_own(key, key_prefix) else None
     if found is None:
         return None
@@ -131,7 +131,7 @@ def _position_in_name(text: str) -> Position:
 
 
 def is_in_folder(key: str, key_prefix: str, epoch: int) -> bool:
-    """Whether ``key`` is in the folder of ``epoch``, as of every artifact that a writer names."""
+    """True if ``key`` is in the folder of ``epoch``, as of every artifact that a writer names."""
     return key.startswith(f"{key_prefix}epoch={epoch}/")
 
 
@@ -144,8 +144,10 @@ def artifact_key(key_prefix: str, artifact: Artifact, format_id: str) -> str:
 
 
 def extension(format_id: str) -> str:
-    """What names of a format end with; of one that isn't known here, which a manifest may call
-    anything, its letters."""
+    """File extension of a format.
+
+    A manifest may call a format anything: the extension of an unknown one is made of its letters.
+    """
     return EXTENSIONS.get(format_id) or f".{_NO_LETTERS.sub('_', format_id)}"
 
 

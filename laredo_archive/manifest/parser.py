@@ -106,7 +106,7 @@ def _sha256(value: object, path: str) -> str:
 def _key(value: object, path: str) -> str:
     key = text(value, path)
     if not is_plain(key):
-        raise WrongField(f"{path}: the key {key!r} doesn't lie inside a destination")
+        raise WrongField(f"{path}: the key {key!r} isn't inside a destination")
     return key
 
 

@@ -1,6 +1,6 @@
 """The rules of a manifest's next version, as pure functions from one manifest to the next.
 
-Artifacts stand in (epoch, position) order; an epoch is a snapshot and the diffs
+Artifacts are in (epoch, position) order; an epoch is a snapshot and the diffs
 after it, contiguous by position.
 """
 
@@ -176,7 +176,7 @@ def with_unchanged(manifest: Manifest, until: Position | None) -> Manifest:
 
 
 def following(artifact: Artifact | None) -> Follows | None:
-    """What a base that is put after ``artifact`` says of it."""
+    """Reference of a base to ``artifact``, which it follows."""
     if artifact is None:
         return None
     return Follows(

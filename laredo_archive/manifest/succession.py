@@ -95,7 +95,7 @@ def time_of_base(
 def _refuse_going_back(table: str, last: Artifact, position: Position) -> None:
     if position < last.to_position:
         raise OutOfOrder(
-            f"{table}: {positions.text(position)} lies before the archive's head,"
+            f"{table}: {positions.text(position)} is before the archive's head,"
             f" {positions.text(last.to_position)}"
         )
 

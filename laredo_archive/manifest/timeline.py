@@ -177,7 +177,7 @@ def find(
 
 
 def _is_placed(boundary: Boundary, as_of: Position | datetime) -> bool:
-    """Whether it is known to be before or after ``as_of``; 0/0 asks for what has no position."""
+    """True if it is known to be before or after ``as_of``; 0/0 has no position."""
     return isinstance(as_of, datetime) or as_of == positions.ZERO or boundary.last.knows_its_end
 
 
@@ -201,7 +201,7 @@ def _refuse_future(
         if as_of > known:
             raise NoSuchBoundary(
                 where,
-                f"{text_of_time(as_of)} is later than what the archive has seen, which ends at"
+                f"{text_of_time(as_of)} is later than the archive's last seen time,"
                 f" {text_of_time(known)}; leave --as-of out for its head, or wait",
             )
         return
@@ -209,7 +209,7 @@ def _refuse_future(
     if as_of > seen:
         raise NoSuchBoundary(
             where,
-            f"{positions.text(as_of)} is beyond what the archive has seen, which ends at"
+            f"{positions.text(as_of)} is after the archive's last seen position,"
             f" {positions.text(seen)}; leave --as-of out for its head, or wait",
         )
 

@@ -33,7 +33,7 @@ class Retired:
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """The object as it stands in ``retired``."""
+        """The object as it is in ``retired``."""
         known: dict[str, Any] = {"key": self.key}
         if self.at is not None:
             known["at"] = text_of_time(self.at)
@@ -57,5 +57,5 @@ class Former:
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """The object as it stands in ``former``."""
+        """The object as it is in ``former``."""
         return with_unknown({"key": self.key, "epoch": self.epoch}, self.source)

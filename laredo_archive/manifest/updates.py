@@ -12,7 +12,7 @@ from laredo_model.position import Position
 
 
 class ManifestUpdates:
-    """Makes the next version of a manifest; each records what sinks were notified of by then."""
+    """Makes the next version of a manifest; each records the sinks' notices by then."""
 
     def __init__(
         self, notices: Notices, keep_epochs: int | None, now: Callable[[], datetime]

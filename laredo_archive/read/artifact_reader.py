@@ -44,8 +44,8 @@ PREFERRED_FORMATS = (
 SIZES_AT_ONCE = 16
 _DRAIN_BYTES = 1 << 20
 _NAME_THE_KEY = (
-    ". (The manifest doesn't say which column is the key, so id was taken for it; --key says it,"
-    " in Spark key_fields)"
+    ". (The manifest doesn't name the key column, so id was assumed; set it with --key, in"
+    " Spark with key_fields)"
 )
 
 
@@ -56,13 +56,13 @@ class RowFields:
     columns: tuple[Column, ...] | None
     key_fields: tuple[str, ...]
     key_is_known: bool = True
-    """Whether the key was named by manifest or reader; else it is assumed to be ``id``."""
+    """True if manifest or reader named the key; else it is assumed to be ``id``."""
 
     @classmethod
     def of(cls, base: Artifact, key_fields: Sequence[str] | None = None) -> "RowFields":
         """Of an epoch: as its base says; ``key_fields`` for one that doesn't say; else ``id``.
 
-        A base that says that there are no key fields is of a table without a key.
+        A base that records no key fields is of a table without a key.
         """
         if base.columns and base.key_fields == ():
             return cls(base.columns, ())
@@ -94,7 +94,7 @@ class ArtifactFiles:
         self._opener = opener(destination)
 
     def uri(self, entry: FormatEntry) -> str:
-        """Where the object is."""
+        """URI of the object."""
         return self._destination.uri_of(self._locate(entry.key))
 
     def choose(self, artifact: Artifact, format_id: str | None = None) -> tuple[str, FormatEntry]:
@@ -125,7 +125,7 @@ class ArtifactFiles:
         """Compare the object's size with its entry's, without reading it.
 
         :raises ArtifactMissing: if it isn't there.
-        :raises ArtifactDamaged: if it has another size than its entry says.
+        :raises ArtifactDamaged: if it has another size than in its entry.
         """
         found = self._destination.head(self._locate(entry.key))
         if found is None:
@@ -190,7 +190,7 @@ class ArtifactFiles:
         return ranged(opened, entry.size_bytes) if format_id == codec.PARQUET else opened(offset)
 
     def gives_lines(self, artifact: Artifact, format_id: str | None = None) -> bool:
-        """Whether a snapshot's lines come out of this format as they went in.
+        """True if this format returns a snapshot's lines byte for byte.
 
         :raises ArtifactDamaged: if that can't be determined.
         """
@@ -212,9 +212,9 @@ class ArtifactFiles:
     def rows(
         self, artifact: Artifact, shape: RowFields, format_id: str | None = None
     ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """A snapshot's rows, keys beside lines, a block at a time.
+        """A snapshot's rows as keys and lines, a block at a time.
 
-        :raises ArtifactDamaged: where the file isn't what its entry says.
+        :raises ArtifactDamaged: where the file differs from its entry.
         """
         id_, entry = self.choose(artifact, format_id)
 
@@ -241,7 +241,7 @@ class ArtifactFiles:
             last = keys[-1]
             if expected is not None and count > expected:
                 # Some kilobytes of parquet can have rows without an end.
-                self.refuse(entry, f"it has more rows than the {expected} that the manifest says")
+                self.refuse(entry, f"it has more rows than the {expected} in the manifest")
             yield keys, lines
         self._check_count(entry, count, expected, "rows")
 
@@ -263,7 +263,7 @@ class ArtifactFiles:
     ) -> Iterator[Change]:
         """A diff's changes; a TRUNCATE comes first.
 
-        :raises ArtifactDamaged: where the file isn't what its entry says.
+        :raises ArtifactDamaged: where the file differs from its entry.
         """
         id_, entry = self.choose(artifact, format_id)
 
@@ -322,7 +322,7 @@ class ArtifactFiles:
     def _check_count(self, entry: FormatEntry, count: int, expected: int | None, what: str) -> None:
         if expected is not None and count != expected:
             raise ArtifactDamaged(
-                self.uri(entry), f"it has {count} {what}, the manifest says {expected}"
+                self.uri(entry), f"it has {count} {what}, the manifest has {expected}"
             )
 
 
@@ -355,7 +355,7 @@ def _check_order(uri: str, last: bytes | None, keys: list[bytes]) -> None:
 def _refuse_order(uri: str, before: bytes, after: bytes) -> NoReturn:
     raise ArtifactDamaged(
         uri,
-        f"the manifest says it is sorted, and the key {after.decode(errors='replace')!r} comes"
+        f"the manifest declares it sorted, but the key {after.decode(errors='replace')!r} comes"
         f" after {before.decode(errors='replace')!r}",
     )
 

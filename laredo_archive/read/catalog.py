@@ -20,7 +20,7 @@ class FoundCatalog(NamedTuple):
     catalog: DatabaseCatalog
 
     def uri_of(self, prefix: str) -> str:
-        """Where the archive at ``prefix`` is."""
+        """URI of the archive at ``prefix``."""
         return f"{self.base}{prefix}"
 
 

@@ -64,5 +64,5 @@ class CheckedBlocks:
             raise ArtifactDamaged(
                 self._uri,
                 f"the CRC-32 of its bytes {block.start} to {block.stop} is {found}, the manifest"
-                f" says {block.sum}: they have changed since they were written. {CHECK_AND_CURE}",
+                f" has {block.sum}: they have changed since they were written. {CHECK_AND_CURE}",
             )

@@ -52,16 +52,16 @@ class Checked:
         if self._entry.sha256 not in (None, found):
             raise ArtifactDamaged(
                 self._uri,
-                f"its sha256 is {found}, the manifest says {self._entry.sha256}: its bytes have"
+                f"its sha256 is {found}, the manifest has {self._entry.sha256}: its bytes have"
                 f" changed since they were written. {_CURE}",
             )
 
 
 def wrong_size(size: int, entry: FormatEntry) -> str:
-    """What to say of an object of another size than its entry's."""
+    """Message about an object of another size than its entry's."""
     how = "cut off: " if size < entry.size_bytes else ""
-    return f"{how}it has {size} bytes, the manifest says {entry.size_bytes}. {_CURE}"
+    return f"{how}it has {size} bytes, the manifest has {entry.size_bytes}. {_CURE}"
 
 
 def _longer(entry: FormatEntry) -> str:
-    return f"it has more than the {entry.size_bytes} bytes that the manifest says. {_CURE}"
+    return f"it has more than the {entry.size_bytes} bytes in the manifest. {_CURE}"

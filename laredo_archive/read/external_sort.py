@@ -9,11 +9,11 @@ from laredo_archive.errors import TemporaryFileUnreadable, TemporarySpaceLacking
 from laredo_model.files.record_file import Record, RecordFile
 
 MEMORY_BYTES = 24 * 1024 * 1024
-"""How many bytes of records are held before they go to a file."""
+"""Bytes of records that are held before they go to a file."""
 
 MERGED_AT_ONCE = 32
 _RECORD_OVERHEAD = 250
-"""Bytes that a record takes beside those of its values: a tuple and small integers."""
+"""Bytes that a record takes in addition to its values: a tuple and small integers."""
 
 
 class Sorter:

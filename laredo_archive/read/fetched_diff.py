@@ -46,7 +46,7 @@ def fetch(found: FoundArchive, entry: FormatEntry, directory: Path | None) -> IO
     """The object, whole and right, in a temporary file below ``directory``; close it.
 
     :raises ArtifactMissing: if it isn't there.
-    :raises ArtifactDamaged: if it isn't what its entry says.
+    :raises ArtifactDamaged: if it differs from its entry.
     :raises DestinationError: if it can't be read.
     :raises NoRoomToFetch: if there is no room for it.
     """
@@ -66,7 +66,7 @@ def fetch(found: FoundArchive, entry: FormatEntry, directory: Path | None) -> IO
             least = "more than " if digest.size > entry.size_bytes else ""
             raise ArtifactDamaged(
                 content.origin,
-                f"it has {least}{digest.size} bytes with sha256 {digest.hex()}, the manifest says"
+                f"it has {least}{digest.size} bytes with sha256 {digest.hex()}, the manifest has"
                 f" {entry.size_bytes} with {entry.sha256}",
             )
         file.seek(0)
@@ -107,5 +107,5 @@ def changes(
             raise ArtifactDamaged(entry.uri, str(wrong)) from wrong
     if count != artifact.change_count:
         raise ArtifactDamaged(
-            entry.uri, f"it has {count} changes, the manifest says {artifact.change_count}"
+            entry.uri, f"it has {count} changes, the manifest has {artifact.change_count}"
         )

@@ -17,7 +17,7 @@ from laredo_archive.read.external_sort import Sorter
 from laredo_model.change import Action, Change
 
 Rows = tuple[list[bytes], list[bytes]]
-"""Keys beside lines, in key order."""
+"""Keys and lines, in key order."""
 
 OPEN_AT_ONCE = 48
 _ROWS_AT_ONCE = 2000
@@ -45,10 +45,11 @@ class Timelines(NamedTuple):
 
 
 def timelines(files: ArtifactFiles, diffs: Sequence[Artifact], shape: RowFields) -> Timelines:
-    """What ``diffs``, which follow each other, do to each key.
+    """Changes of each key by ``diffs``, which follow each other.
 
-    :raises ArtifactDamaged: where a file isn't what its entry says, also while reading.
-    :raises TemporarySpaceLacking: if sorting needs room that isn't there.
+    :raises ArtifactDamaged: if a file differs from its entry, also while reading.
+
+    :raises TemporarySpaceLacking: if there is too little disk space for sorting.
     """
     flagged = [index for index, diff in enumerate(diffs) if diff.truncate]
     start = flagged[-1] if flagged else None
@@ -130,7 +131,7 @@ def net(keys: Iterable[tuple[bytes, list[OrderedChange]]]) -> Iterator[Change]:
 def base_rows(files: ArtifactFiles, base: Artifact, shape: RowFields) -> Iterator[Rows]:
     """A snapshot's rows in key order, sorted here if the file isn't.
 
-    :raises ArtifactDamaged: where the file isn't what its entry says, or two rows have one key.
+    :raises ArtifactDamaged: where the file differs from its entry, or two rows have one key.
     :raises TemporarySpaceLacking: if sorting needs room that isn't there.
     """
     rows = files.rows(base, shape)

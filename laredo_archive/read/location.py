@@ -44,7 +44,7 @@ class FoundArchive(NamedTuple):
 
     @property
     def is_renamed_copy(self) -> bool:
-        """Whether the objects have other keys than the manifest says."""
+        """True if the objects have other keys than the manifest names."""
         return self.locate is not as_it_is
 
 
@@ -92,7 +92,7 @@ def read_manifest(destination: Destination, manifest_key: str) -> Manifest:
 
 @lru_cache(maxsize=2)
 def _parsed(data: bytes, where: str, key_prefix: str) -> Manifest:
-    """The same bytes are parsed once: Spark reads a manifest again for each query."""
+    """Parse a manifest; equal bytes are parsed once, as Spark reads it again for each query."""
     return parser.parse(data, where, key_prefix)
 
 
@@ -121,7 +121,7 @@ def _location_of(manifest_uri: str) -> str:
 def find(uri: str, access: S3Access | None = None) -> FoundArchive:
     """Find the archive at a path or URI, of the manifest or of its directory.
 
-    ``access`` is how S3 is reached; without it, as the environment says.
+    ``access`` is how S3 is reached; without it, as the environment sets.
 
     :raises ArchiveMissing: if there is no manifest.
     :raises ManifestError: if it is damaged or newer than this program.
@@ -148,7 +148,7 @@ def found(location: ArchiveLocation) -> FoundArchive:
 
 
 def absolute(uri: str) -> str:
-    """The same location for a process that has another working directory."""
+    """Make a location absolute, for a process that has another working directory."""
     if "://" in uri and not uri.startswith("file:"):
         return uri
     return os.path.abspath(Path(_local_path(uri)).expanduser())  # noqa: PTH100  # not symbolic links
@@ -190,7 +190,7 @@ def _parse_s3(uri: str, access: S3Access) -> ArchiveLocation:
 
 
 def _without_manifest(path: str) -> tuple[str, str]:
-    """What holds the manifest, and what its name begins with, if ``path`` is a manifest's."""
+    """Directory and name prefix of the archive whose manifest ``path`` names."""
     if not path.endswith(object_keys.MANIFEST):
         return path, ""
     holder, slash, name = path.rpartition("/")

@@ -2,7 +2,7 @@
 
 Its keys are Go's %v of values whose types differ between a base and the diffs after it, so keys
 are computed here, from the key's columns. A diff is what its writer held for each key, in no order:
-the TRUNCATE may stand anywhere, an action is the last one, and an UPDATE that changes the key
+the TRUNCATE may be anywhere, an action is the last one, and an UPDATE that changes the key
 leaves the row of the former key to be removed.
 """
 
@@ -137,7 +137,7 @@ def _known(key: bytes, line: bytes, key_fields: Sequence[str]) -> bytes:
 
 
 def _last(key: bytes, records: Sequence[tuple[int, bytes | None, bytes | None]]) -> Change:
-    """What became of one key. A row that got another key did so before, or after, its record."""
+    """Net change of one key. A row that got another key did so before, or after, its record."""
     own = [(old, new) for rank, old, new in records if rank == _OWN]
     moved = [old for rank, old, _ in records if rank == _MOVED]
     if not own:

@@ -1,9 +1,9 @@
 """Fetches objects before they are read, where every request has a latency.
 
-A reader says which objects it will read, in which order. The first bytes of the
-next ones are fetched side by side, and whichever is being read is fetched on
-while what came is parsed. So a reader waits for bandwidth, not for latency; and
-it holds a bounded number of bytes, whatever the objects' size.
+A reader declares the objects that it will read, in order. The first bytes of the next ones are
+fetched side by side, and whichever is being read is fetched on while what came is parsed. So a
+reader waits for bandwidth, not for latency; and it holds a bounded number of bytes, whatever the
+objects' size.
 """
 
 import threading
@@ -26,7 +26,7 @@ IDLE_S = 2.0
 
 
 class Opened(ByteSource, Protocol):
-    """What is read, and closed."""
+    """Source of bytes that can be closed."""
 
     def close(self) -> None: ...
 
@@ -137,7 +137,7 @@ class _Fetched:
             self._fetch_on()
 
     def read(self, size: int = -1, /) -> bytes:
-        """What is next, at most ``size`` bytes of it; nothing at the object's end."""
+        """Next bytes, at most ``size``; none at the object's end."""
         if size < 0:
             return b"".join(iter(lambda: self.read(HELD_BYTES), b""))
         with self._changed:
@@ -182,7 +182,7 @@ class _Fetched:
         return self._source.read(PIECE_BYTES)
 
     def _take(self, piece: bytes) -> bool:
-        """Whether there is room for more."""
+        """Keep a piece that was fetched; True if there is room for more."""
         with self._changed:
             if not piece or self._ended:
                 self._end()

@@ -17,9 +17,10 @@ Encryption = Literal["AES256", "aws:kms"]
 
 @dataclass(frozen=True)
 class S3Access:
-    """Whose rights (``credentials`` names one of the clients' profiles), where, and how.
+    """Access to S3: the rights (``credentials`` names a profile of the clients), region and
+    options.
 
-    ``server_side_encryption`` and what follows is for what is written.
+    ``server_side_encryption`` and the fields after it are for written objects.
     """
 
     clients: AwsClients = field(default_factory=AwsClients)

@@ -1,10 +1,9 @@
 """The interface of storage: the operations that a commit needs of a directory or bucket.
 
-A destination is safe for use by several threads. Errors are those of
-laredo_archive.errors below DestinationError; whatever else comes out is a bug.
-An operation that changes something either did it, surely didn't
-(DestinationUnavailable, NameTaken, CommitConflict), or says that it doesn't know
-(CommitStateUnknown). Keys are relative, ``/``-separated.
+A destination is safe for use by several threads. Errors are those of laredo_archive.errors below
+DestinationError; whatever else comes out is a bug. An operation that changes something either did
+it, surely didn't (DestinationUnavailable, NameTaken, CommitConflict), or reports that it doesn't
+know (CommitStateUnknown). Keys are relative, ``/``-separated.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +44,7 @@ class ObjectInfo(NamedTuple):
 
 
 def is_plain(key: str) -> bool:
-    """Whether ``key`` stays inside a destination, and is one that every store can hold."""
+    """True if ``key`` stays inside a destination, and every store can hold it."""
     parts = key.split("/")
     return all(parts) and "." not in parts and ".." not in parts and "\0" not in key
 
@@ -90,7 +89,7 @@ class Destination(Protocol):
         """
 
     def uri_of(self, key: str) -> str:
-        """Where the object ``key`` is.
+        """URI of the object ``key``.
 
         :raises BadKey: if ``key`` leads out of the destination.
         """
@@ -148,5 +147,5 @@ class Destination(Protocol):
     ) -> int:
         """Drop what uploads below ``prefix`` left behind that long ago; how many there were.
 
-        Only of keys that ``is_ours`` says yes to: another program may upload there too.
+        Only of keys that ``is_ours`` accepts: another program may upload there too.
         """

@@ -31,7 +31,7 @@ def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
         running = [threads.submit(task) for task in tasks]
     failures = [failure for done in running if (failure := done.exception()) is not None]
     for failure in failures[1:]:
-        log.warning("another request failed too", failure=str(failure))
+        log.warning("parallel request failed", failure=str(failure))
     if failures:
         if isinstance(failures[0], DestinationError):
             failures[0].others = tuple(f for f in failures[1:] if isinstance(f, DestinationError))

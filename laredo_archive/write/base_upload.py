@@ -110,7 +110,7 @@ class BaseUpload:
         return codec.snapshot_encoder(format_id, self._plan.columns, _Tee(uploads))
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
-        """Add rows: their keys beside their lines.
+        """Add rows: as keys and lines.
 
         :raises CommitUnavailable: if a destination is unavailable; the base has to be made again.
         """

@@ -39,7 +39,7 @@ class CatalogStore:
     def enter(
         self, archives: Mapping[str, CatalogEntry], boundaries: Iterable[GroupBoundary]
     ) -> None:
-        """Have the catalog say what this process writes, and leave what others do.
+        """Record this process's archives in the catalog, and leave those of others.
 
         :raises CatalogUnusable: if what is there isn't a catalog; it stays.
         :raises DestinationError: if it can't be read or written now.
@@ -56,7 +56,7 @@ class CatalogStore:
             if after == before:
                 return
             if others := before.taken_from(archives) - {self._group}:
-                log.info("catalog: archives taken over", catalog=self.uri, groups=sorted(others))
+                log.info("catalog archives taken over", catalog=self.uri, groups=sorted(others))
             try:
                 self._swap(replace(after, updated_at=now, revision=before.revision + 1))
             except (CommitConflict, CommitStateUnknown) as failure:
@@ -65,7 +65,7 @@ class CatalogStore:
             else:
                 return
         raise DestinationUnavailable(
-            self.uri, f"no swap came through in {ATTEMPTS} tries; the last time it {trouble}"
+            self.uri, f"no swap succeeded in {ATTEMPTS} attempts; the last time it {trouble}"
         ).at(self._destination.location)
 
     def _current(self) -> DatabaseCatalog | None:

@@ -59,7 +59,7 @@ def claim(
             for store in stores:
                 _claim_one(store, table, wanted, names)
         except _Overtaken:
-            log.info("claim starts over: another writer claims too", table=table, term=term)
+            log.info("claim restarted: another writer claims too", table=table, term=term)
             stores[0].environment.back_off(attempt)
         else:
             log.info("archive claimed", table=table, writer_id=writer_id, term=term)
@@ -87,7 +87,7 @@ def _claim_one(store: ManifestStore, table: str, wanted: Claim, sinks: tuple[str
         else:
             reach("claim.swapped")
             return
-    raise DestinationUnavailable(store.uri, f"it couldn't be claimed in {ATTEMPTS} tries").at(
+    raise DestinationUnavailable(store.uri, f"it couldn't be claimed in {ATTEMPTS} attempts").at(
         store.destination.location
     )
 
@@ -126,7 +126,7 @@ def drop_unfinished(store: ManifestStore) -> None:
         dropped = destination.collect_unfinished(prefix, timedelta(0), is_ours)
     except DestinationError as failure:
         store.counts.count_error(destination.location)
-        log.warning("unfinished uploads couldn't be dropped", uri=failure.uri, failure=str(failure))
+        log.warning("unfinished uploads not dropped", uri=failure.uri, failure=str(failure))
         return
     if dropped:
         log.info("unfinished uploads dropped", uri=destination.uri, count=dropped)

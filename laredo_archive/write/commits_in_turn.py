@@ -31,7 +31,7 @@ class CommitsInTurn:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a commit waits for a destination."""
+        """True if a commit waits for a destination."""
         return self._pending is not None
 
     @contextmanager
@@ -49,11 +49,13 @@ class CommitsInTurn:
             except Fenced as fenced:
                 self._fenced = fenced
                 self._drop()
-                log.error("another writer has taken over", table=self._table, reason=str(fenced))
+                log.error(
+                    "archive taken over by another writer", table=self._table, reason=str(fenced)
+                )
                 raise
             except DestinationError as failure:
                 location = self._stores[0].counts.note(failure, self._stores)
-                log.warning("commit waits", table=self._table, reason=str(failure))
+                log.warning("commit delayed", table=self._table, reason=str(failure))
                 raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
 
     def begin(self, commit: PendingCommit, spool: DiffSpool | None = None) -> None:

@@ -1,7 +1,7 @@
 """Puts a relabelled diff's objects into its new epoch's folder (commit protocol, re-base).
 
 Readers of other writers' programs compute an object's name from its artifact's epoch, and others
-list by ``epoch=N/``. So an object lies in its own epoch's folder before a manifest says that epoch:
+list by ``epoch=N/``. So an object is in its own epoch's folder before a manifest has that epoch:
 by a link, by a copy that the store makes, or by an upload of the same bytes. What the former
 epoch's folder holds stays there, as ``former`` in the manifest, until that epoch is retired.
 """
@@ -98,7 +98,7 @@ class EpochFolders:
                 key = self._copy(version, entry, name)
             except ArtifactMissing as missing:
                 # Nothing is lost by the re-base that isn't lost already; a base may be the cure.
-                log.warning("relabelled diff is missing", uri=missing.uri)
+                log.warning("relabelled diff not found", uri=missing.uri)
                 return None
         self._placed[target] = version.manifest, key
         return replace(entry, key=key, uri=store.destination.uri_of(key))

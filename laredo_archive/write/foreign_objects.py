@@ -70,16 +70,16 @@ def report(destination: Destination, key_prefix: str) -> None:
         found = objects_at(destination, key_prefix)
     except DestinationError as failure:
         # A writer needn't be allowed to list.
-        log.warning("what else is there couldn't be listed", uri=uri, failure=str(failure))
+        log.warning("foreign objects not listed", uri=uri, failure=str(failure))
         return
     if found:
-        log.warning("this location holds something else", uri=uri, found=str(found))
+        log.warning("foreign objects found", uri=uri, found=str(found))
 
 
 def refuse_other_prefix(destination: Destination, table: str, key_prefix: str) -> None:
     """Check that ``key_prefix`` without its ``/`` isn't where the table's archive is.
 
-    A prefix was once taken as it stood: ``users`` gave ``usersmanifest.json``.
+    A prefix was once taken verbatim: ``users`` gave ``usersmanifest.json``.
 
     :raises PrefixMeant: if it is.
     :raises DestinationUnavailable: if that can't be read now.

@@ -100,7 +100,7 @@ class Claim:
     term: int
 
     def owns(self, manifest: Manifest) -> bool:
-        """Whether ``manifest`` names this writer."""
+        """True if ``manifest`` names this writer."""
         return manifest.writer_id == self.writer_id and manifest.writer_term == self.term
 
 
@@ -217,7 +217,7 @@ class ManifestStore:
                 reach("commit.swapped")
                 return done
         raise DestinationUnavailable(
-            self.uri, f"no swap came through in {ATTEMPTS} tries; the last time it {trouble}"
+            self.uri, f"no swap succeeded in {ATTEMPTS} attempts; the last time it {trouble}"
         ).at(self.destination.location)
 
     def _claimed(self, manifest: Manifest | None, claim: Claim | None) -> Manifest:
@@ -240,7 +240,7 @@ class ManifestStore:
         else:
             self.counts.count_error(self.destination.location)
         log.warning(
-            "manifest swap to be settled by reading",
+            "manifest swap not confirmed",
             table=self._table,
             manifest=self.uri,
             attempt=attempt + 1,

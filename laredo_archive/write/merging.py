@@ -1,6 +1,6 @@
 """The writer's side of compaction: a merged diff takes the place of its parts on every destination.
 
-What is merged is read and encoded beside the commits, by maintain/compact.py; only the manifests'
+What is merged is read and encoded while commits go on, by maintain/compact.py; only the manifests'
 change takes its turn among them.
 """
 
@@ -139,7 +139,7 @@ class Merging:
                 store.rewrite(partial(_without_old, store, keep), self._claim)
 
     def _notified_until(self, manifest: Manifest) -> Position | None:
-        """Where the newest diff ends of which every sink was notified; None if there are none."""
+        """End of the newest diff of which every sink was notified; None if there are no sinks."""
         ends = [
             mark.position if mark is not None and mark.epoch == manifest.epoch else positions.ZERO
             for mark in self._notices.notified_of.values()

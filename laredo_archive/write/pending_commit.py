@@ -46,7 +46,7 @@ class PendingCommit:
         self.artifact = artifact
         self._lists = lists
         self.merges = lists is not None
-        """Whether the artifact takes the place of others, which make it together."""
+        """True if the artifact replaces others, of which it was merged."""
         self._folders = folders
         self._contents = contents
         self._keys = dict(keys)
@@ -58,7 +58,7 @@ class PendingCommit:
 
     @property
     def begun(self) -> bool:
-        """Whether a manifest has it; then it has to come into the others too.
+        """True if a manifest has it; then it has to come into the others too.
 
         A swap of unclear outcome doesn't count: its objects are only ever deleted after
         another version of that manifest has retired them, which voids it.

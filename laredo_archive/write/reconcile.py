@@ -67,8 +67,9 @@ def _parts_of(store: ManifestStore) -> PartsFiles:
 
 
 def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
-    """Why ``other`` can't be an earlier state of ``ahead``, whose ``parts`` these are; None if it
-    can.
+    """Reason why ``other`` can't be an earlier state of ``ahead``, or None.
+
+    ``parts`` belong to ``ahead``.
 
     :raises ArtifactMissing, ArtifactDamaged: if a file that lists parts can't be read.
     """
@@ -84,12 +85,13 @@ def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
     if not at_head:
         if last.to_position < min(map(_position, boundaries)):
             return None
-        return f"the one's head isn't an artifact's end of the other ({heads})"
+        return f"the head of one isn't an artifact's end of the other ({heads})"
     for known in at_head:
         if _differ(known.rows, last.rows) or _differ(known.state_checksum, last.state_checksum):
             return (
-                f"at {positions.text(last.to_position)} the one has {known.rows} rows, checksum"
-                f" {known.state_checksum}, the other {last.rows}, {last.state_checksum} ({heads})"
+                f"at {positions.text(last.to_position)} one has {known.rows} rows, checksum"
+                f" {known.state_checksum}, the other {last.rows}, {last.state_checksum}"
+                f" ({heads})"
             )
     return None
 
@@ -106,7 +108,7 @@ def _position(boundary: Boundary) -> int:
 
 
 def _same(one: History | None, other: History | None) -> bool:
-    # An archive of before there were histories fits any: its artifacts' ends must then agree.
+    # An archive from before there were histories fits any: its artifacts' ends must then agree.
     return one is None or other is None or one == other
 
 

@@ -41,8 +41,8 @@ from laredo_model.position import Position
 class TableArchive:
     """A table's archive on all its destinations, claimed by this writer.
 
-    Every method may be called from any thread; they take turns, but for the
-    properties, which never wait, and for a base's upload, beside which diffs go on.
+    Every method may be called from any thread; they take turns, but for the properties, which never
+    wait, and for a base's upload, during which diffs go on.
 
     After Fenced it can't be used any more, and its process must not open it again.
     After CommitUnavailable call the same again, with the same arguments: it goes
@@ -88,7 +88,7 @@ class TableArchive:
             encoded=self._encode,
             finish=self._finish,
         )
-        """What compaction does to the manifests."""
+        """Compaction's changes of the manifests."""
         self._manifest: Manifest | None = None
         self._published: NoticeSource | None = None
         self._head: Head | None = None
@@ -111,10 +111,10 @@ class TableArchive:
     ) -> "TableArchive":
         """Claim the table's manifest on every destination, and bring all to one state.
 
-        ``writer_id`` defaults to a random one and must be new with every start of the
-        process; ``keep_epochs``: None keeps all;
-        ``sinks``: the ARNs or URLs that are notified of artifacts, with the URIs of the first of
-        ``destinations``. ``go_keys``: jsonl diffs say keys as Go prints them too.
+        ``writer_id`` defaults to a random one and must be new with every start of the process;
+        ``keep_epochs``: None keeps all; ``sinks``: the ARNs or URLs that are notified of artifacts,
+        with the URIs of the first of ``destinations``. ``go_keys``: jsonl diffs contain keys as Go
+        prints them too.
 
         :raises DestinationUnavailable: if one is unavailable; open it again later.
         :raises ManifestDamaged, ManifestNewer: if one can't be used; none was changed.
@@ -191,7 +191,7 @@ class TableArchive:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a commit waits for a destination."""
+        """True if a commit waits for a destination."""
         return self._commits.unfinished
 
     def snapshot(
@@ -355,8 +355,8 @@ class TableArchive:
             self._finish()
             if self._head is None or position < self._head.position:
                 raise OutOfOrder(
-                    f"{self._table}: {positions.text(position)} can't be seen: it isn't at or"
-                    " after the archive's head"
+                    f"{self._table}: {positions.text(position)} can't be recorded as seen: it is"
+                    " before the archive's head"
                 )
             for store in self._stores:
                 store.rewrite(

@@ -66,7 +66,7 @@ def store_object(
     An object of that name with the same bytes is adopted. Names in ``avoid`` (named by
     another entry, or retired) are neither taken nor adopted.
 
-    :raises ArtifactDamaged: if what is read isn't what ``content`` says.
+    :raises ArtifactDamaged: if what is read differs from ``content``.
     :raises DestinationUnavailable: if the destination is unavailable.
     """
     put = partial(_put, destination, content=content, environment=environment)
@@ -124,7 +124,7 @@ def _under_free_name(
             name = new_names.instead_of(key)
         if put(name):
             if name != key:
-                log.info("name taken, another used", key=key, name=name, uri=destination.uri)
+                log.info("object renamed: name taken", key=key, name=name, uri=destination.uri)
             return name
         name = new_names.instead_of(key)
         environment.back_off(attempt)
@@ -158,7 +158,7 @@ def finish(upload: UnfinishedObject, environment: Environment) -> None:
             upload.finish()
         except CommitStateUnknown as failure:
             unclear = failure
-            log.warning("upload to be finished again", uri=failure.uri, failure=str(failure))
+            log.warning("upload completion retried", uri=failure.uri, failure=str(failure))
             environment.back_off(attempt)
         else:
             return
@@ -178,16 +178,16 @@ def _copy(content: Content, upload: Upload) -> None:
             )
     if digest.size != content.size_bytes:
         raise ArtifactDamaged(
-            content.origin, f"it has {digest.size} bytes, its entry says {content.size_bytes}"
+            content.origin, f"it has {digest.size} bytes, its entry has {content.size_bytes}"
         )
     if content.sha256 not in (None, digest.hex()):
         raise ArtifactDamaged(
-            content.origin, f"its sha256 is {digest.hex()}, its entry says {content.sha256}"
+            content.origin, f"its sha256 is {digest.hex()}, its entry has {content.sha256}"
         )
 
 
 def is_there(destination: Destination, key: str, size_bytes: int) -> bool:
-    """Whether there is an object of that name and size."""
+    """True if there is an object of that name and size."""
     found = destination.head(key)
     return found is not None and found.size_bytes == size_bytes
 
@@ -195,7 +195,7 @@ def is_there(destination: Destination, key: str, size_bytes: int) -> bool:
 def holds(
     destination: Destination, key: str, content: Content, advance: Advance = _to_nobody
 ) -> bool:
-    """Whether the object ``key`` has the bytes of ``content``."""
+    """True if the object ``key`` has the bytes of ``content``."""
     if content.sha256 is None or not is_there(destination, key, content.size_bytes):
         return False
     there = stored(destination, key, content.size_bytes, content.sha256)

@@ -1,4 +1,4 @@
-"""The server program: ingest in the main process, serving processes beside it, HTTP, metrics.
+"""The server program: ingest in the main process, serving processes, HTTP, metrics.
 
 The main process is the only writer of the store and the only one that talks to
 PostgreSQL. Serving processes are fresh interpreters; what they share with it goes

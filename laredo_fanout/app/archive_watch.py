@@ -39,7 +39,7 @@ class ArchiveCheck:
     found: FoundArchive | None
     problem: str | None
     covers_journal: bool = False
-    """Whether the archive led to the table's journal then: else it can't catch up a client."""
+    """True if the archive led to the table's journal then: else it can't catch up a client."""
 
     def of_history(self, history: History | None) -> tuple[int | None, int | None]:
         """The archive's first boundary in this history, and the position that it reaches."""

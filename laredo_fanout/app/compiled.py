@@ -34,9 +34,10 @@ def warnings() -> list[str]:
     if not names:
         return []
     return [
-        f"C modules: {', '.join(names)} missing: rows are taken apart in Python, several times"
-        " slower. No C compiler was there when this was installed: install one (Debian: apt-get"
-        " install gcc libc6-dev), then pip install --no-cache-dir --force-reinstall --no-deps it"
+        f"C modules: {', '.join(names)} missing: rows are decoded in Python, several times"
+        " slower. There was no C compiler at the installation: install one (Debian: apt-get"
+        " install gcc libc6-dev), then pip install --no-cache-dir --force-reinstall --no-deps"
+        " it"
     ]
 
 

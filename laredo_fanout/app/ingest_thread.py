@@ -110,7 +110,7 @@ class IngestThread:
 
     @property
     def reads_split_backlog(self) -> bool:
-        """Whether a change of tables waits for the end of a split backlog."""
+        """True while a split backlog is read; a change of tables waits for its end."""
         return self._ingest.reads_split_backlog
 
     def recopy(self, table: str) -> Future[None]:
@@ -123,7 +123,7 @@ class IngestThread:
         except BaseException as error:
             self.crash = error
             self.error = f"the ingest crashed: {error!r}"
-            log.error("the ingest crashed", exc_info=error)
+            log.error("ingest crashed", exc_info=error)
         finally:
             if not self._stop.is_set():
                 on_end()
@@ -138,12 +138,12 @@ class IngestThread:
         self._full_until = store.source, reached
 
     def _log_failure(self, error: str, pause: float) -> None:
-        """What is new at once, the same again every ten minutes."""
+        """Log a new error at once, and a repeated one every ten minutes."""
         now = time.monotonic()
         if error == self._logged and now - self._logged_at < _LOG_AGAIN_S:
             return
         self._logged, self._logged_at = error, now
-        log.error("the ingest gave up; it is restarted", error=error, after_s=round(pause, 1))
+        log.error("ingest failed; restart scheduled", error=error, after_s=round(pause, 1))
 
     def _run_until_stopped(self) -> None:
         failures, pause = 0, _RETRY.delay(1)

@@ -68,7 +68,7 @@ def run(config: Config, log_settings: LogSettings, load: Callable[[], Config]) -
     try:
         return asyncio.run(_run(config, log_settings, load))
     except (FanoutError, SourceError, StoreError) as error:
-        log.error("the server can't run", error=str(error))
+        log.error("server failed", error=str(error))
         return FAILED
 
 
@@ -214,7 +214,7 @@ class _Server:
         )
 
     def _make_discovery(self, known: frozenset[TableName]) -> TableDiscovery | None:
-        """What follows patterns, those of a later reload too; a relay has none."""
+        """Make the discovery of tables that match patterns; None for a relay."""
         if self.config.source is None:
             return None
         loop = asyncio.get_running_loop()
@@ -301,15 +301,15 @@ class _Server:
     async def _stop(self) -> None:
         """Stop, clients first: they may stay for the grace, and are served changes until then."""
         grace = self.children.options.listener.drain_grace_s
-        log.info("draining", clients=len(self.clients), grace_s=grace)
+        log.info("drain started", clients=len(self.clients), grace_s=grace)
         await asyncio.gather(self.snapshots.stop(), self.archives.stop(), self.children.drain())
         if not await asyncio.to_thread(self.ingest.stop, _INGEST_PATIENCE):
-            log.error("the ingest doesn't end; leaving it", patience_s=_INGEST_PATIENCE)
+            log.error("ingest abandoned", patience_s=_INGEST_PATIENCE)
             # The store can't be closed under it; what was confirmed is durable.
             os._exit(FAILED)
         if self.ingest.crash is not None:
             self._exit_code = FAILED
-        log.info("stopped", position=self.view.position_text, exit_code=self._exit_code)
+        log.info("server stopped", position=self.view.position_text, exit_code=self._exit_code)
 
     async def _announce_readiness(self) -> None:
         """Log when the server becomes ready, and when and why it no longer is; the serving
@@ -320,9 +320,9 @@ class _Server:
             problems = self.view.problems()
             if problems != before:
                 if problems:
-                    log.info("not ready", problems=problems)
+                    log.info("server not ready", problems=problems)
                 else:
-                    log.info("ready", seconds=round(time.monotonic() - started, 3))
+                    log.info("server ready", seconds=round(time.monotonic() - started, 3))
                 if before is None or bool(before) != bool(problems):
                     self.children.update_ready(not problems)
                 before = problems
@@ -361,7 +361,7 @@ class _Server:
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._stopping.is_set():
-            log.warning("second signal: stopping at once", signal=number.name)
+            log.warning("second signal received", signal=number.name)
             # Nothing is lost: what was confirmed is durable, and serving processes see us go.
             os._exit(STOPPED_BY_SECOND_SIGNAL)
         log.info("signal received", signal=number.name)

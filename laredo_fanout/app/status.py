@@ -82,7 +82,9 @@ class ServerView:
         return position.text(self._store.position)
 
     def problems(self) -> list[str]:
-        """Why the server isn't ready; empty if it is: connected, every table live, serving."""
+        """Reasons why the server isn't ready; empty if it is connected, serving, and all tables are
+        live.
+        """
         if self.draining:
             return ["draining"]
         source = self._ingest.status()
@@ -99,9 +101,10 @@ class ServerView:
         return [*found, *self._not_listening()]
 
     def unserved(self) -> list[str]:
-        """Why the rows that the server has aren't served; empty if they are, however old.
+        """Reasons why the server can't serve the rows that it has; empty if it serves them, however
+        old.
 
-        A source that is unavailable, or a table that is copied while another is served, is none.
+        An unavailable source isn't a reason, nor is a table that is copied while another is served.
         """
         if self.draining:
             return ["draining"]
@@ -293,7 +296,7 @@ class ServerView:
         }
 
     async def metrics(self, accept: str) -> Exposition:
-        """What /metrics answers to a request with this Accept header."""
+        """Answer a request of /metrics that has this Accept header."""
         return await self._scrape.answer(accept)
 
 

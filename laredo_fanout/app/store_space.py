@@ -8,7 +8,7 @@ from typing import NamedTuple
 from laredo_fanout.store.writer import Store
 
 _BLOCK = 512
-"""What st_blocks counts, whatever the file system's own blocks are."""
+"""Unit of st_blocks, whatever the file system's own blocks are."""
 
 
 class StoreSpace(NamedTuple):

@@ -32,10 +32,10 @@ class XidSnapshot(NamedTuple):
     running: frozenset[int]
 
     def shows(self, xid: int) -> bool:
-        """Whether the changes of this committed transaction are visible to the snapshot.
+        """True if the snapshot sees the changes of this committed transaction.
 
-        ``xid`` is the stream's: its lower 32 bits, of a transaction that is never
-        further than 2^31 from the snapshot.
+        ``xid`` is the stream's: the lower 32 bits of a transaction that is never further than 2^31
+        from the snapshot.
         """
         whole = self.xmax - self.xmax % _EPOCH + xid
         if whole - self.xmax > _EPOCH // 2:
@@ -60,12 +60,12 @@ class TransactionFilter:
 
     def __init__(self, *, live: bool) -> None:
         self.live = live
-        """Whether the copy is done: every transaction is applied from here on."""
+        """True once the copy is done: every transaction is applied from here on."""
         self._left_out: set[int] = set()
         self._snapshot: XidSnapshot | None = None
 
     def takes(self, xid: int) -> bool:
-        """Whether the changes of this transaction are applied."""
+        """True if the changes of this transaction are applied."""
         if self.live:
             return True
         if self._snapshot is None:
@@ -98,7 +98,9 @@ class PublicationGate:
         self._made_before: int | None = None
 
     def is_open(self, connection: Connection) -> bool:
-        """Whether they have ended, read by a connection to which the publication is visible.
+        """True once the transactions that began before the publication have ended.
+
+        The connection must see the publication.
 
         :raises psycopg.Error: if the connection is cut.
         """

@@ -1,4 +1,4 @@
-"""The tables in the catalog that the configured patterns stand for."""
+"""The tables in the catalog that the configured patterns match."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartitio
 
 
 class Discovered(NamedTuple):
-    """The tables that some patterns stand for."""
+    """The tables that some patterns match."""
 
     tables: frozenset[TableName]
     unnameable: frozenset[TableName]
@@ -37,7 +37,7 @@ class Discovered(NamedTuple):
 
 
 def read(connection: Connection, patterns: Sequence[TablePattern]) -> Discovered:
-    """The tables that any of the patterns stands for.
+    """The tables that any of the patterns matches.
 
     :raises psycopg.Error: if the catalog can't be read.
     """
@@ -55,7 +55,7 @@ _NOTHING = Discovered(frozenset(), frozenset())
 
 
 def unnameable_cure(names: Iterable[TableName]) -> str:
-    """What an operator does for tables whose schema has a dot."""
+    """Advice for tables whose schema has a dot in its name."""
     schemas = sorted({name.schema for name in names})
     renamed = " ".join(f"ALTER SCHEMA {identifier(schema)} RENAME TO ...;" for schema in schemas)
     return f"exclude them, or {renamed}"
@@ -64,7 +64,7 @@ def unnameable_cure(names: Iterable[TableName]) -> str:
 def _log_unnameable(names: frozenset[TableName]) -> None:
     if names:
         _log.warning(
-            "tables left out; a schema's name must not have a dot",
+            "tables left out: schema name with a dot",
             tables=[".".join(name) for name in sorted(names)[:_SHOWN]],
             number=len(names),
             cure=unnameable_cure(names),
@@ -72,7 +72,7 @@ def _log_unnameable(names: frozenset[TableName]) -> None:
 
 
 class TableDiscovery:
-    """Follows the tables that patterns stand for, in the side connection's thread.
+    """Follows the tables that patterns match, in the side connection's thread.
 
     A table is gone only when two checks in a row don't show it: what is gone loses its rows.
     """

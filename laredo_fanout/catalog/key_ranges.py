@@ -99,7 +99,7 @@ def keys_condition(table: SourceTable, keys: Sequence[bytes]) -> str:
 
 
 def quoted(text: str) -> str:
-    """``text`` as an SQL string literal, whatever standard_conforming_strings says."""
+    """``text`` as an SQL string literal, whatever standard_conforming_strings is."""
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f" E'{escaped}'" if "\\" in text else f"'{escaped}'"
 

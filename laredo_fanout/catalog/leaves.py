@@ -126,7 +126,7 @@ class Account(NamedTuple):
     """The comparison of partitions that brought rows with a catalog snapshot."""
 
     lost: str | None
-    """Why rows of them may be the root's no more; None if they can't be."""
+    """Reason why rows of them may no longer be the root's, or None."""
     undecided: tuple[Leaf, ...]
     """It was taken too early to say."""
 
@@ -161,7 +161,7 @@ def account(
 
 
 def _lost(leaf: Leaf, there: Partition) -> str | None:
-    """Why this partition may not have all the rows that it brought.
+    """Reason why this partition may have lost rows that it brought, or None.
 
     A table's first file has the table's oid as its number; TRUNCATE gives it another one, except
     in the transaction, or subtransaction, that made the table.

@@ -26,7 +26,7 @@ class StoredPartition(NamedTuple):
     """The transaction that attached it."""
     file: int
     detaching: bool
-    """Whether DETACH CONCURRENTLY has begun; its rows are not the root's any more."""
+    """True if DETACH CONCURRENTLY has begun; the partition's rows are no longer the root's."""
 
 
 class Partition(NamedTuple):
@@ -48,7 +48,7 @@ class Partition(NamedTuple):
 
     @property
     def holds_rows(self) -> bool:
-        """Whether it isn't itself partitioned."""
+        """True if it isn't itself partitioned."""
         return self.kind != "p"
 
 
@@ -105,7 +105,7 @@ def read(connection: Connection, roots: Sequence[int]) -> dict[int, tuple[Partit
 
 
 def moved(before: Iterable[StoredPartition], now: Iterable[Partition]) -> str | None:
-    """Why rows may have come or gone with partitions since ``before``; None if they can't have.
+    """Reason why rows may have come or gone with partitions since ``before``, or None.
 
     A new file may be VACUUM FULL's, CLUSTER's or that of a TRUNCATE of the root, which the stream
     shows; but any of them may hide a TRUNCATE of the partition alone.

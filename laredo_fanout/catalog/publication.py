@@ -119,12 +119,12 @@ class Publication(NamedTuple):
     oid: int
     all_tables: bool
     additions: bool
-    """Whether it publishes inserts and truncates."""
+    """True if it publishes INSERT and TRUNCATE."""
     changes: bool
-    """Whether it publishes updates and deletes."""
+    """True if it publishes UPDATE and DELETE."""
     any_changes: bool
     via_root: bool
-    """Whether a partition's changes come as the root's."""
+    """True if a partition's changes come as the root's."""
 
     @property
     def identity(self) -> str:
@@ -132,7 +132,7 @@ class Publication(NamedTuple):
         return f"{self.name}:{self.oid}"
 
     def fits(self, options: PublicationOptions) -> bool:
-        """Whether it publishes what it is for: every kind of change, or additions alone."""
+        """True if it publishes every kind of change, or, for append-only tables, INSERT alone."""
         return self.additions and (not self.any_changes if options.append_only else self.changes)
 
 
@@ -155,7 +155,7 @@ class Membership(NamedTuple):
     altered: tuple[str | None, int | None, bool]
     """As the version has it: the last transaction, the owner, whether that was OWNER TO."""
     generated: bool
-    """Whether tables without a column list are published with their stored generated columns."""
+    """True if tables without a column list are published with their stored generated columns."""
 
 
 def membership(connection: Connection, name: str, oids: Sequence[int]) -> Membership:
@@ -319,7 +319,7 @@ def follow_roots(connection: Connection, options: PublicationOptions, table: Nam
     except _REFUSALS as refused:
         why = f"{reason}, and that can't be altered now: {refused.diag.message_primary}"
         raise TableNotPublished(table.qualified, why, "it is tried again") from refused
-    _log.warning("publication follows partitioned tables by their root", publication=options.name)
+    _log.warning("publication altered: publish_via_partition_root set", publication=options.name)
 
 
 def remove(connection: Connection, options: PublicationOptions, table: NamedTable) -> bool:
@@ -339,7 +339,7 @@ def remove(connection: Connection, options: PublicationOptions, table: NamedTabl
         psycopg.errors.ObjectNotInPrerequisiteState,  # FOR ALL TABLES
     ) as denied:
         _log.error(
-            "table can't be taken out of the publication; its UPDATE and DELETE fail",
+            "table not dropped from publication; its UPDATE and DELETE fail",
             table=table.qualified,
             publication=options.name,
             error=str(denied),
@@ -348,9 +348,7 @@ def remove(connection: Connection, options: PublicationOptions, table: NamedTabl
         return False
     except (psycopg.errors.UndefinedObject, *_DROPPED):
         return True
-    _log.warning(
-        "table taken out of the publication", table=table.qualified, publication=options.name
-    )
+    _log.warning("table dropped from publication", table=table.qualified, publication=options.name)
     return True
 
 
@@ -377,4 +375,4 @@ def _create(connection: Connection, options: PublicationOptions) -> None:
         ) from denied
     except psycopg.errors.DuplicateObject:
         return
-    _log.info("publication made", publication=name)
+    _log.info("publication created", publication=name)

@@ -96,7 +96,7 @@ def server_problems(connection: Connection) -> list[SourceError]:
 def table_problem(
     wanted: SourceTableOptions, table: SourceTable | None, role: str
 ) -> TableRefused | None:
-    """Why this table can't be replicated as it is; None if it can.
+    """Problem that keeps this table from being replicated as it is, or None.
 
     A table that passes may enter a publication without making a statement of the
     application fail.
@@ -113,9 +113,9 @@ def table_problem(
 
 
 def _leave_out(wanted: SourceTableOptions) -> str:
-    """What an operator does for a table that isn't to be followed."""
+    """Advice for leaving a table out."""
     if wanted.by_pattern:
-        return f"exclude {wanted.qualified} from the pattern that stands for it"
+        return f"exclude {wanted.qualified} from the pattern that matches it"
     return f"take {wanted.qualified} out of tables"
 
 
@@ -125,8 +125,8 @@ def _unfit(table: SourceTable, wanted: SourceTableOptions) -> TableRefused | Non
         cure = f"take {name} out of tables, and list {table.hidden_by}"
         if wanted.by_pattern:
             cure = (
-                "a pattern stands for no partition, so it is left out from the next checks on; list"
-                f" {table.hidden_by}, unless a pattern stands for it"
+                "patterns don't match partitions, so it is left out from the next check on; list"
+                f" {table.hidden_by}, unless a pattern matches it"
             )
         return TableUnfit(
             name,

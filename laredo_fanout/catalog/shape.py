@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     append_only: bool = False
 
     def fits(self, relation: Relation) -> bool:
-        """Whether the stream announces the table in this shape.
+        """True if the stream announces the table in this shape.
 
         With REPLICA IDENTITY FULL every column is flagged as key, so the key
         isn't compared.
@@ -55,11 +55,11 @@ class Shape(NamedTuple):
         return flagged == set(self.key)
 
     def identifies(self, partition: Relation, usual: str | None) -> bool:
-        """Whether the stream has the key of each row that is updated or deleted in a partition.
+        """True if the stream has the key of each row that is updated or deleted in a partition.
 
-        ``usual``: the replica identity (pg_class.relreplident) that the catalog shows of it. It is
-        all there is to compare where a column list hides columns of a partition: PostgreSQL
-        applies the root's column numbers to it.
+        ``usual`` is the replica identity (pg_class.relreplident) that the catalog shows for the
+        partition. Nothing else can be compared where a column list hides columns of a partition,
+        since PostgreSQL applies the root's column numbers to it.
         """
         if partition.replica_identity == "f":
             return True

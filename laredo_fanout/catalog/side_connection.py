@@ -41,7 +41,7 @@ _RETRY = Backoff(initial=0.2, maximum=15.0)
 _STOP_INTERVAL = 0.2
 _PAUSE_AT_LEAST, _PAUSE_AT_MOST = 0.2, 1.0
 _PAUSE_SHARE = 20
-"""Catalog checks on demand take one part in so many of the time, but none waits for long."""
+"""Divisor of the time for catalog checks on demand; none waits for long."""
 
 
 class Prepared(NamedTuple):
@@ -112,7 +112,7 @@ class BarrierRequest(NamedTuple):
     shape: shape.Shape
     version: Version
     beside: bool
-    """Whether it is a re-copy's: what moves with partitions meanwhile is repaired later."""
+    """True for a re-copy: rows that move with partitions meanwhile are repaired later."""
 
 
 class CheckRequest(NamedTuple):

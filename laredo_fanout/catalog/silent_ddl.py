@@ -72,7 +72,7 @@ _SCHEMAS = """
 """Since version 15."""
 
 PREPARED = 0
-"""Stands for the process of a prepared transaction."""
+"""Placeholder for the process id of a prepared transaction, which has none."""
 
 
 class DdlLocks(NamedTuple):

@@ -36,7 +36,7 @@ class CatalogSnapshot(NamedTuple):
     answers: int = 0
     """The last CheckRequest that came before it."""
     appends_may_stream: bool = False
-    """Whether a stream that begins here finds the publication of the append-only tables."""
+    """True if a stream that begins here finds the publication of the append-only tables."""
     ddl_locks: DdlLocks = DdlLocks()
     """The locks of DDL that may not be visible yet: the stream may know more of it."""
     message: str = ""
@@ -135,7 +135,7 @@ def with_attachments(
 
 
 def _harms(problem: TableRefused, table: SourceTable) -> bool:
-    """Whether the table's membership makes the application's UPDATE and DELETE fail."""
+    """True if the table's membership makes the application's UPDATE and DELETE fail."""
     member = table.changes_published if table.append_only else table.published is not None
     return member and isinstance(problem, IdentityMissing)
 

@@ -60,7 +60,7 @@ class SourceTable:
     """pg_class.relreplident: d default, i index, f full, n nothing."""
     may_select: bool
     row_security: bool
-    """Whether row-level security would hide rows from this role."""
+    """True if row-level security would hide rows from this role."""
     pages: int
     rows_estimated: float
     columns: tuple[SourceColumn, ...]
@@ -75,11 +75,11 @@ class SourceTable:
     hidden_by: str | None = None
     """The root that the publication has in this partition's place."""
     is_partition: bool = False
-    """Whether it is a partition of any table, published or not."""
+    """True if it is a partition of any table, published or not."""
     append_only: bool = False
-    """Whether it is configured as such: it has no key, whatever its indexes are."""
+    """True if it is configured as append-only: it has no key, whatever its indexes are."""
     changes_published: bool = False
-    """Whether it is append-only, and in the publication of the other tables as well."""
+    """True if it is append-only, and in the publication of the other tables as well."""
 
     @property
     def qualified(self) -> str:
@@ -146,7 +146,7 @@ class SourceTable:
 
     @property
     def partitioned(self) -> bool:
-        """Whether its rows are in partitions."""
+        """True if its rows are in partitions."""
         return self.kind == "p"
 
     @property
@@ -155,11 +155,11 @@ class SourceTable:
         return [self.oid, *(each.known.oid for each in self.partitions)]
 
     def changed_since(self, before: Version) -> str | None:
-        """Why rows or values may have changed by silent DDL; see ``table_version.changed``."""
+        """Reason why silent DDL may have changed rows or values; see ``table_version.changed``."""
         return version_.changed(before, self.version, self.partitions, partitioned=self.partitioned)
 
     def rewritten_since(self, before: Version) -> str | None:
-        """The same without regard to partitions."""
+        """Reason why silent DDL may have changed rows or values, without regard to partitions."""
         return version_.changed(before, self.version, (), partitioned=False)
 
 

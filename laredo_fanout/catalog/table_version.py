@@ -45,7 +45,7 @@ class Version(NamedTuple):
     schema: str = ""
     """How the table belongs to the publication by its schema; empty: it doesn't."""
     by_name: bool = True
-    """Whether the publication names the table, so that PostgreSQL refuses SET UNLOGGED."""
+    """True if the publication names the table, so that PostgreSQL refuses SET UNLOGGED."""
 
 
 def changed(
@@ -66,10 +66,10 @@ def changed(
 
 
 def _narrowed(before: Version, now: Version) -> bool:
-    """Whether the publication may not have published everything in between.
+    """True if the publication may not have published everything in between.
 
-    OWNER TO writes the same row as SET (publish = ...). Where one OWNER TO is what wrote it last,
-    the catalog has no trace of a version between the two, and it is believed that there was none.
+    OWNER TO writes the same row as SET (publish = ...). If an OWNER TO wrote it last, the catalog
+    has no trace of a version between the two, and we assume that there was none.
     """
     if now.publication == before.publication:
         return False
@@ -78,11 +78,11 @@ def _narrowed(before: Version, now: Version) -> bool:
 
 
 def _rewritten(before: Version, now: Version) -> str | None:
-    """Whether values of the table's own columns may be others.
+    """Reason why values of the table's own columns may have changed, or None.
 
-    ALTER TYPE ... USING writes pg_attribute rows and a new file. The rows alone are harmless (SET
-    STATISTICS), and so is the file (VACUUM FULL, TRUNCATE), but where it may be the second one of
-    SET UNLOGGED and SET LOGGED: what was written in between isn't in the WAL.
+    ALTER TYPE ... USING writes pg_attribute rows and a new file. Changed rows alone are harmless
+    (SET STATISTICS), and so is a new file (VACUUM FULL, TRUNCATE), unless it may be the second one
+    of SET UNLOGGED and SET LOGGED: changes between these two aren't in the WAL.
     """
     altered = now.attributes != before.attributes
     if now.columns != before.columns:
@@ -97,7 +97,7 @@ def _rewritten(before: Version, now: Version) -> str | None:
 def _type_changed(before: Sequence[str], now: Sequence[str]) -> str | None:
     """Whether a type prints what is stored in another way, or did.
 
-    An enum may get labels; what was there must stay, and be of the same row in the catalog.
+    An enum may get labels. Earlier labels must stay, and be of the same row in the catalog.
     """
     if set(now).issuperset(before):
         return None

@@ -20,11 +20,11 @@ _log = structlog.get_logger()
 
 _INTERVAL_S = 3.0
 _SHARE = 10
-"""One part in so many of the time is for it: it reads the WAL in between."""
+"""Divisor of the time for it: it reads the WAL in between."""
 
 _ADVANCE = "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)"
 ADVANCE = "SELECT pg_replication_slot_advance('{slot}', '{position}')"
-"""The same for a replication connection, which takes no parameters.
+"""SQL that moves the slot, for a replication connection, which takes no parameters.
 
 To be run twice. The first moves confirmed_flush_lsn, but restart_lsn only to the first place
 that the server finds then; the second, from there, moves it close to ``position``. A stream
@@ -39,7 +39,8 @@ class Anchor:
         self._due_at = 0.0
         self._moved_to = 0
         self.tried = 0
-        """Where it was to be moved last; segments don't wait for a slot that can't be."""
+        """Last position to which the slot was to be moved; segments don't wait for a slot that
+        can't be."""
 
     def advance(self, connection: Connection, durable: int, *, at_once: bool) -> None:
         """Move it to what is durable, so that it keeps no WAL that nobody needs; ``at_once``, or
@@ -58,7 +59,7 @@ class Anchor:
             if connection.broken:
                 raise
             # A stream that was just ended may hold it for a moment.
-            _log.info("the slot can't be moved on just now", error=str(refused).strip())
+            _log.info("slot not advanced", error=str(refused).strip())
         self.tried = durable
         ended = time.monotonic()
         self._due_at = ended + max(_INTERVAL_S, _SHARE * (ended - began))

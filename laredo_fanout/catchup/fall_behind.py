@@ -1,4 +1,4 @@
-"""When a backlog is split, into how many segments, and when the slot's own stream goes on."""
+"""Decisions of fall-behind mode: when to split a backlog, into how many segments, when to end."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class FallBehind:
         self._sessions = (0, 0)
         self._anchor = Anchor("")
         self._is_moved = False
-        """Whether the slot was moved after everything was released, if it could be."""
+        """True once the slot was moved after the last release, if it could be."""
         self._restarts = 0
         self._plans = 0
         self._given_up = 0
@@ -142,7 +142,7 @@ class FallBehind:
         return self._release
 
     def is_over(self, level: int) -> bool:
-        """Whether segments must begin, or have come to their end."""
+        """True if segments must begin, or have reached their end."""
         release = self._release
         if release is not None and release.over:
             # Where the slot lags, the next session first compares all WAL in between.
@@ -165,11 +165,11 @@ class FallBehind:
 
     @property
     def mode(self) -> CatchupMode:
-        """When a backlog is split."""
+        """Mode that decides when a backlog is split."""
         return self._options.mode
 
     def status(self) -> CatchupStatus:
-        """How it stands; from any thread."""
+        """Current status; callable from any thread."""
         release = self._release
         return CatchupStatus(
             mode=self._options.mode,
@@ -188,11 +188,12 @@ class FallBehind:
     # ------------------------------------------------------------ begin and end
 
     def _may_split(self, release: Release | None) -> bool:
-        """Whether a new plan would lose nothing: the last segment alone is left, what it had is
-        released, and so is everything that its plan was made for.
+        """True if a new plan would lose no work.
 
-        A large transaction that is being decoded would be restarted again and again. Where the
-        backlog has grown by the threshold meanwhile, it is restarted as a segment that ends, once.
+        That is so once only the last segment is left, and everything that its plan was made for is
+        released. A large transaction that is being decoded would be restarted again and again. Only
+        if the backlog has grown by the threshold meanwhile is it restarted, once, as a segment that
+        ends.
         """
         if release is None:
             return True
@@ -231,8 +232,11 @@ class FallBehind:
             _log.info(self._trouble)
 
     def _may_end(self, level: int) -> bool:
-        """Whether the segments may end at ``level``: little is left, and the slot has been moved
-        close to it, so that its own stream goes on at once."""
+        """True if the segments may end at ``level``.
+
+        Little is left then, and the slot has been moved close to it, so that its own stream resumes
+        at once.
+        """
         least = self._options.threshold_bytes
         return max(self._lag(level), level - self._anchor.tried) * _SMALL_PART < least
 
@@ -263,7 +267,7 @@ class FallBehind:
         self._trouble = None
         self._sessions = (0, 0)
         _log.info(
-            "fell behind: the backlog is split",
+            "backlog split",
             bytes=end - position,
             starts=[position_.text(segment.start) for segment in segments],
         )
@@ -281,10 +285,10 @@ class FallBehind:
         if plan.source != self._identity():
             why = "its positions mean nothing in the present history"
         elif self._sessions[1] > _MOST_SESSIONS:
-            why = f"{_MOST_SESSIONS} attempts didn't get on with it"
+            why = f"{_MOST_SESSIONS} attempts made no progress with it"
         if why is None:
             return plan
-        _log.warning("a split backlog is read through the one slot again", reason=why)
+        _log.warning("split backlog given up", reason=why)
         self._given_up += 1
         self._rest_until = time.monotonic() + _REST_S
         self._store_plan(None)

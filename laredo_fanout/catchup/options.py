@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 class CatchupMode(StrEnum):
-    """When a backlog is split."""
+    """Trigger for the splitting of a backlog: the threshold, or a command."""
 
     AUTO = "auto"
     """When it is larger than the threshold."""
     MANUAL = "manual"
-    """When an operator asks for it."""
+    """A backlog is split when an operator asks for it."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class CatchupOptions:
 
     ``auto`` begins when the lag was above ``threshold_bytes`` at three checks in a row,
     and ends below a quarter of it. ``reserve`` slots and walsenders are left to
-    others. What is decoded and not yet released lies in ``spool_directory``, at
+    others. What is decoded and not yet released is in ``spool_directory``, at
     most about ``spool_max_bytes`` of it.
     """
 
@@ -37,4 +37,4 @@ class CatchupOptions:
     piece_bytes: int = 64 << 20
     """A spool's files are about so large, and removed one by one."""
     keep_interval: float = 5.0
-    """How often the segments' progress is written into the store."""
+    """Seconds between two records of the segments' progress in the store."""

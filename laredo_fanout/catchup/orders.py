@@ -19,7 +19,7 @@ PAUSE, GO_ON, FINISH = b"p", b"g", b"f"
 
 
 class Failure(StrEnum):
-    """Why a segment's process gave up."""
+    """Reason why a segment's process gave up."""
 
     UNREACHABLE = "unreachable"
     """No connection can be made."""
@@ -37,8 +37,10 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True)
 class Order:
-    """What to decode and where to put it: transactions from ``start`` on, before ``stop``,
-    into pieces from number ``piece`` on."""
+    """Order to decode transactions from ``start`` up to, not including, ``stop``.
+
+    They go into pieces, the first of which has number ``piece``.
+    """
 
     connection: str
     slot: str
@@ -68,7 +70,7 @@ class Order:
 
     @property
     def path(self) -> Path:
-        """Where the pieces go."""
+        """Directory for the pieces."""
         return Path(self.directory)
 
     def to_bytes(self) -> bytes:
@@ -78,11 +80,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Report:
-    """How far a segment's process is.
+    """Progress of a segment's process.
 
-    ``size`` bytes of whole transactions are in the piece, the last of which ends at
-    ``position``; ``reached`` is how far the server has decoded. ``synced``: so much,
-    and all pieces before, survive a power loss. ``changes`` counts rows.
+    The piece has ``size`` bytes of whole transactions, the last of which ends at ``position``;
+    ``reached`` is the position up to which the walsender has decoded. If ``synced``, these bytes
+    and all pieces before survive a power loss. ``changes`` counts rows.
     """
 
     piece: int
@@ -101,12 +103,12 @@ class Report:
 
 
 def order_from_bytes(line: bytes) -> Order:
-    """What ``Order.to_bytes`` wrote."""
+    """Parse a line that ``Order.to_bytes`` wrote."""
     return Order(**orjson.loads(line))
 
 
 def report_from_bytes(line: bytes) -> Report:
-    """What ``Report.to_bytes`` wrote."""
+    """Parse a line that ``Report.to_bytes`` wrote."""
     read: dict[str, Any] = orjson.loads(line)
     failure = read["failure"]
     return Report(**{**read, "failure": None if failure is None else Failure(failure)})

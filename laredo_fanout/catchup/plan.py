@@ -1,4 +1,4 @@
-"""The plan: which segment owns which transactions, and what of them lies safe in spools.
+"""The plan: which segment owns which transactions, and what of them is safe in spools.
 
 Segment k owns exactly the transactions whose commit record begins in [S_k, S_k+1):
 the server skips a transaction iff its commit record begins before the position
@@ -36,7 +36,7 @@ class Segment:
 
     @property
     def position(self) -> int:
-        """Where its decoding goes on."""
+        """Position where its decoding resumes."""
         return self.pieces[-1].position if self.pieces else self.start
 
     @property
@@ -47,7 +47,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CatchupPlan:
-    """``source`` says whose positions these are; ``token`` names the plan's spools."""
+    """``source`` identifies the positions' source; ``token`` names the plan's spools."""
 
     token: str
     source: str

@@ -113,7 +113,7 @@ class Release:
         return 0
 
     def confirm(self, position: int, *, reply: bool = False) -> None:
-        """So much is durable: spools of it aren't needed any more."""
+        """Record that the store is durable up to ``position``; spools of earlier changes may go."""
         del reply
         self.durable = position
 
@@ -122,7 +122,7 @@ class Release:
         return SourceUnavailable("the segments' release ended")
 
     def close(self) -> None:
-        """End every process; what lies in spools stays for the next session, if the plan does."""
+        """End every process; what is in spools stays for the next session, if the plan does."""
         for run in self.runs:
             run.kill()
         self._reader.close()
@@ -133,12 +133,12 @@ class Release:
 
     @property
     def spooled_bytes(self) -> int:
-        """What lies in spools."""
+        """Size of all spools, in bytes."""
         return sum(run.spooled_bytes for run in self.runs)
 
     @property
     def only_tail(self) -> bool:
-        """Whether the last segment is the head."""
+        """True if the last segment is the head."""
         return self.head == len(self.runs) - 1
 
     @property
@@ -150,25 +150,25 @@ class Release:
 
     @property
     def decoded(self) -> int:
-        """How far the last segment's decoding is."""
+        """Position that the decoding of the last segment has reached."""
         return self.runs[-1].reached
 
     @property
     def waits_for_tail(self) -> bool:
-        """Whether only the last segment is left, and little of it lies in its spool."""
+        """True if only the last segment is left, and its spool has little that is unread."""
         unread = self._reader.unread_bytes
         heard = self.runs[-1].heard
         return self.only_tail and heard and unread < self._options.min_segment_bytes
 
     @property
     def is_kept(self) -> bool:
-        """Whether a power loss would leave everything that the segments have reported."""
+        """True if a power loss would lose nothing that the segments have reported."""
         kept = {segment.number: segment for segment in self._plan.segments}
         return all(kept.get(run.number) == run.segment for run in self.runs[self.head :])
 
     @property
     def restarts(self) -> int:
-        """How many processes ended before their segments."""
+        """Number of processes that ended before their segments."""
         return sum(run.restarts for run in self.runs)
 
     def status(self) -> tuple[SegmentStatus, ...]:
@@ -249,8 +249,9 @@ class Release:
                 self.give_up(f"segment {run.number} can't be decoded: {run.error or 'killed'}")
 
     def _make_room(self) -> bool:
-        """Where a spool can't be written: remove what was released, or have the last segment give
-        its room back; whether there will be any.
+        """Free disk space for a spool that can't be written; False if there is none to free.
+
+        Remove what was released, or have the last segment give up its spool.
         """
         released = any(run.pieces for run in self.runs[: self.head])
         read = any(piece.number < self._reader.piece for piece in self.runs[self.head].pieces)
@@ -277,7 +278,7 @@ class Release:
             run = self.runs[self.head]
             self._reader = self._reader_of(run)
             self._reader.know(run.pieces)
-            _log.info("the next segment is released", segment=run.number)
+            _log.info("segment release started", segment=run.number)
         try:
             taken = self._reader.read()
         except OSError as failed:
@@ -314,7 +315,7 @@ class Release:
             self._batch.when_durable(self._unlink)
 
     def _is_over(self, run: SegmentRun, piece: SpoolPiece) -> bool:
-        """Whether nobody will read this piece any more."""
+        """True if nothing will read this piece again."""
         head = self.runs[self.head].number
         read = run.number < head or (run.number == head and piece.number < self._reader.piece)
         return read and piece.position <= self.durable
@@ -334,7 +335,7 @@ class Release:
             run.kill()
         if self.trouble is not None:
             _log.error(
-                "the backlog is read through the one slot again; nothing is lost",
+                "split backlog given up; no change lost",
                 reason=self.trouble,
             )
         self._batch.transaction.set_catchup_plan(None)
@@ -344,4 +345,4 @@ class Release:
         self.over_at = time.monotonic()
         self.over = True
         shutil.rmtree(self._directory, ignore_errors=True)
-        _log.info("the segments are released", position=position_.text(self.durable))
+        _log.info("segments released", position=position_.text(self.durable))

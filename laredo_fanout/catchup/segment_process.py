@@ -45,7 +45,7 @@ _STATUS_INTERVAL = 5.0
 _ATTEMPTS, _ATTEMPT_PAUSE = 4, 0.3
 _NEVER = (1 << 64) - 1
 _NICE = 10
-"""Where cores are few, what is decoded is to be released first: all wait for that in the end."""
+"""Lower priority of decoding: where cores are few, the release has to go first."""
 
 
 class SegmentDecoder:
@@ -73,7 +73,7 @@ class SegmentDecoder:
 
     @property
     def busy(self) -> bool:
-        """Whether more is waiting in libpq's buffer, so that nobody need be waited for."""
+        """True if libpq's buffer has more messages, so that there is no need to wait."""
         return self._more and not self.paused
 
     _more = False

@@ -59,7 +59,7 @@ class SegmentRun:
         self.error = ""
         self.paused = False
         self.held_back = False
-        """Whether it is to wait until it is the head."""
+        """True if it has to wait until it is the head."""
         self.done = segment.done
 
     @property
@@ -74,12 +74,12 @@ class SegmentRun:
 
     @property
     def spooled_bytes(self) -> int:
-        """What lies in its pieces."""
+        """Size of its pieces, in bytes."""
         return sum(piece.size for piece in self.pieces)
 
     @property
     def due(self) -> bool:
-        """Whether a process should be started."""
+        """True if a process should be started."""
         waits = self.held_back or time.monotonic() < self._start_at
         return not self.done and self._process is None and not waits
 
@@ -209,7 +209,7 @@ class SegmentRun:
         pause = (_NO_ROOM_RETRY if no_room else _RETRY).delay(self.failures)
         self._start_at = time.monotonic() + pause
         _log.warning(
-            "a segment's process ended before its segment; another goes on",
+            "segment process died; restart scheduled",
             segment=self.number,
             pid=process.pid,
             exit_code=code,

@@ -31,7 +31,7 @@ _ANNOUNCING = (message_.RELATION, message_.TYPE)
 
 
 def path(directory: Path, segment: int, piece: int) -> Path:
-    """Where a piece lies."""
+    """Path of a piece."""
     return directory / f"{segment:04d}-{piece:06d}"
 
 
@@ -77,7 +77,7 @@ def _size(file: Path) -> int:
 
 
 def final_position(message: bytes | memoryview) -> int:
-    """Where the commit record begins of the transaction that this BEGIN opens."""
+    """Position of the commit record of the transaction that this BEGIN opens."""
     found: int = _FINAL(message, message_.ENVELOPE + 1)[0]
     return found
 
@@ -106,7 +106,7 @@ class Announced:
             self._missing.discard(oid)
 
     def missing_before(self, message: bytes | memoryview) -> list[bytes]:
-        """What must be repeated before this one."""
+        """Messages that must be repeated before this one."""
         kind = message[_KIND]
         if kind in _ROWS:
             return self._repeat(bytes(message[_OID]))
@@ -205,12 +205,12 @@ class SegmentReader:
         self.piece = -1
 
     def know(self, pieces: Sequence[SpoolPiece]) -> None:
-        """So much is there now: pieces grow, get successors, and go when they were read."""
+        """Take note of the pieces that exist now: they grow, get successors, and go when read."""
         self._pieces = pieces
 
     @property
     def at_end(self) -> bool:
-        """Whether all that is known was given."""
+        """True if everything in the known pieces was given."""
         if self._frames.left or self._repeated:
             return False
         newest = self._pieces[-1] if self._pieces else None
@@ -243,7 +243,7 @@ class SegmentReader:
 
     @property
     def unread_bytes(self) -> int:
-        """What is known to be there and wasn't read yet."""
+        """Number of bytes in the known pieces that weren't read yet."""
         sizes = sum(piece.size for piece in self._pieces if piece.number >= self.piece)
         return sizes - self._offset
 
@@ -270,7 +270,7 @@ class SegmentReader:
         return True
 
     def _get_behind(self, _: int) -> tuple[int, bytes]:
-        """The same, without what ends before ``after``; what was announced there is repeated."""
+        """Next message after position ``after``; announcements from before it are repeated."""
         while not self._repeated:
             size, message = self._frames.get(1)
             if size <= 0:

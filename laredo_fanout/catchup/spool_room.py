@@ -1,4 +1,4 @@
-"""What spools may take of the disk: the last segments are the first to wait."""
+"""Limit of the spools' disk space: the last segments are the first to wait."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _PAUSE_FROM, _GO_ON_BELOW = 0.9, 0.7
 
 
 def bound(runs: Sequence[SegmentRun], unread_bytes: int, options: CatchupOptions) -> None:
-    """Where there is too much: stop the last ones first; the head, of which so much wasn't read
-    yet, only if that is enough. ``runs`` begin with the head."""
+    """Pause segments if the spools are too large, the last one first.
+
+    ``runs`` begin with the head, which has ``unread_bytes`` left to read. The head is paused only
+    if that is enough to go on with.
+    """
     head = runs[0]
     most, spooled = options.spool_max_bytes, sum(run.spooled_bytes for run in runs)
     active = [run for run in runs if run.pid is not None]
@@ -46,7 +49,7 @@ def give_back(behind: Sequence[SegmentRun], directory: Path) -> bool:
         return False
     run = spooling[-1]
     _log.warning(
-        "no room for spools: the last segment waits for its turn",
+        "segment delayed: no disk space for its spool",
         segment=run.number,
         bytes=run.spooled_bytes,
         error=run.error or None,

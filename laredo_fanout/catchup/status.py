@@ -45,7 +45,7 @@ class CatchupStatus(NamedTuple):
 
     ``restarts`` counts segments' processes that were restarted, ``plans`` backlogs
     that were split, ``given_up`` those of them that were read through the one slot
-    after all; ``trouble`` says why the last one was, or wasn't split.
+    after all; ``trouble`` has the reason why the last one was, or wasn't split.
     """
 
     mode: str

@@ -102,7 +102,7 @@ class PermissionDenied(StreamError):
 
 
 class NotAReplicationServer(StreamError):
-    """What listens there doesn't speak laredo.replication.v1 (UNIMPLEMENTED)."""
+    """The port answers, but doesn't speak laredo.replication.v1 (UNIMPLEMENTED)."""
 
 
 class ServerUnavailable(StreamError):
@@ -149,6 +149,6 @@ _BY_CODE: dict[grpc.StatusCode, type[StreamError]] = {
 
 
 def of_status(server: str, code: grpc.StatusCode, details: str | None) -> StreamError:
-    """The error that a gRPC status stands for; codes as in the design's wire contract."""
+    """The error for a gRPC status; codes as in the design's wire contract."""
     kind = _BY_CODE.get(code, StreamBroken)
     return kind(server, details or f"the stream ended with {code.name}")

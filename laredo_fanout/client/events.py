@@ -17,7 +17,7 @@ from laredo_model.position import Position
 
 
 class Mode(IntEnum):
-    """How the server catches this client up; the numbers are the wire's."""
+    """Way in which the server catches this client up; the numbers are the wire's."""
 
     FULL_SNAPSHOT = 1
     DELTA = 2
@@ -27,7 +27,7 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HistoryOrigin:
-    """Where a server's history comes from, for a relay of it."""
+    """Origin of a server's history, for a relay of it."""
 
     #: The histories that it goes on from, oldest first.
     ancestors: tuple[Ancestor, ...]
@@ -68,7 +68,7 @@ class Handshake:
 
     @property
     def snapshot_follows(self) -> bool:
-        """Whether a snapshot comes before the first change."""
+        """True if a snapshot comes before the first change."""
         return self.mode is Mode.FULL_SNAPSHOT
 
 

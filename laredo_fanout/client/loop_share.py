@@ -34,7 +34,7 @@ class LoopShare:
 
     @property
     def is_used(self) -> bool:
-        """Whether the slice is over."""
+        """True if the slice is over."""
         self.note_work()
         return perf_counter() - (self._since or 0) > _SLICE_S
 

@@ -86,7 +86,7 @@ class TableClient:
 
     @property
     def disconnects(self) -> int:
-        """How often a stream was lost or an attempt failed since the start."""
+        """Number of lost streams and failed attempts since the start."""
         return 0 if self._follower is None else self._follower.disconnects
 
     @property

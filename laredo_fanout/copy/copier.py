@@ -73,17 +73,17 @@ class Copier:
 
     @property
     def active(self) -> bool:
-        """Whether rows are being read."""
+        """True while rows are being read."""
         return bool(self._jobs)
 
     @property
     def connections(self) -> int:
-        """How many connections copy rows, or are being opened for that."""
+        """Number of connections that copy rows, or are being opened for that."""
         return len(self._jobs) + len(self._idle) + self._requested
 
     @property
     def bytes_in_flight(self) -> int:
-        """What was read and isn't written yet; from any thread."""
+        """Number of bytes that were read and not written yet; callable from any thread."""
         return sum(job.bytes for job in list(self._jobs.values()))
 
     def readers(self) -> list[CopyReader]:
@@ -165,7 +165,7 @@ class Copier:
             self._reading_failed(reader, job, failed)
 
     def _may_use(self, reader: CopyReader, job: _ChunkJob) -> bool:
-        """Whether an append-only table's snapshot shows all that was streamed before it."""
+        """True if an append-only table's snapshot sees all that was streamed before it."""
         if job.copy.transaction_filter is None or reader.snapshot is None or job.snapshot_known:
             return True
         taken = append_only.snapshot(reader.snapshot)
@@ -200,8 +200,10 @@ class Copier:
             self._fill(job)
 
     def _pace(self, rows: int) -> None:
-        """What was read puts off the next range: in a range nothing waits, or its lock and its
-        snapshot would live longer."""
+        """Delay the next range after these rows, to keep the configured rate.
+
+        Inside a range nothing waits, since its lock and its snapshot would live longer.
+        """
         rate = self._options.copy.max_rows_per_second
         if rate is not None:
             self._paced_until = max(self._paced_until, time.monotonic()) + rows / rate
@@ -225,7 +227,7 @@ class Copier:
         self._copies.finished(job.copy, job.reading)
 
     def _is_ignored(self, job: _ChunkJob) -> bool:
-        """Whether its rows are of no use: the incarnation has ended, or was truncated since."""
+        """True if its rows have no use: the incarnation has ended, or was truncated since."""
         return (
             job.copy.machine.ended
             or self._batch.generation(job.copy.table_id) != job.reading.generation

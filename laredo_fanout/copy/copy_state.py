@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MOST_REFUSALS = 5
-"""So many chunks refused in a row end the copy."""
+"""Number of chunks refused in a row that ends the copy."""
 
 KEYS_A_CHUNK = 500
 """Rows that one SELECT reads again by their keys."""
@@ -64,17 +64,17 @@ class CopyState(Enum):
 
     @property
     def phase(self) -> str:
-        """What /status says."""
+        """Name of the state in /status."""
         return _PHASES[self]
 
     @property
     def ended(self) -> bool:
-        """Whether nothing follows."""
+        """True if no other state follows."""
         return self in (CopyState.PUBLISHED, CopyState.FAILED, CopyState.DISCARDED)
 
 
 class Event(Enum):
-    """What happens to a copy."""
+    """Event in a copy's state machine."""
 
     WRITERS_LEFT = "transactions that wrote to the table are still running"
     PLANNED = "the first chunk may be read"
@@ -160,8 +160,8 @@ class IllegalTransition(Exception):
 
     def __init__(self, table: str, state: CopyState, problem: str) -> None:
         super().__init__(
-            f"the copy of {table} is {state.name}: {problem} can't happen now; restart the server,"
-            " the copy goes on from what is durable, and report this with the log"
+            f"the copy of {table} is {state.name}: {problem} can't happen now. Restart the"
+            " server: the copy continues from its durable chunks. Report this with the log"
         )
 
 
@@ -197,7 +197,7 @@ class CopyMachine:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is read or written for it."""
+        """True if nothing more is read or written for it."""
         return self.state.ended
 
     @property
@@ -207,12 +207,12 @@ class CopyMachine:
 
     @property
     def active(self) -> int:
-        """How many chunks are being read."""
+        """Number of chunks that are being read."""
         return len(self._active)
 
     @property
     def has_work(self) -> bool:
-        """Whether a reader may :meth:`take` a chunk."""
+        """True if a reader may :meth:`take` a chunk."""
         return bool(self._todo) and Event.CHUNK_TAKEN in _TRANSITIONS[self.state]
 
     def wait_for(self, pids: Sequence[int]) -> None:
@@ -221,7 +221,7 @@ class CopyMachine:
         self.waiting_for = tuple(pids)
 
     def plan(self, ranges: int) -> None:
-        """The first chunk may be read: so many ranges, less those that were done before."""
+        """The first chunk may be read: the number of ranges, less those that were done before."""
         self._move(Event.PLANNED)
         self.waiting_for = ()
         self._todo.extend(CopyChunk(number) for number in range(ranges) if number not in self._done)
@@ -284,7 +284,7 @@ class CopyMachine:
         self._move(Event.BARRIER_DURABLE)
 
     def awaits(self, payload: str) -> bool:
-        """Whether this is the barrier that was sent last."""
+        """True if this is the barrier that was sent last."""
         return self.state is CopyState.BARRIER_SENT and self.barrier == payload
 
     def publish(self) -> None:
@@ -301,7 +301,9 @@ class CopyMachine:
 
     def _end(self, reading: CopyChunk, event: Event) -> None:
         if reading not in self._active:
-            raise IllegalTransition(self._table, self.state, "the end of a chunk that nobody reads")
+            raise IllegalTransition(
+                self._table, self.state, "the end of a chunk that isn't being read"
+            )
         self._move(event)
         self._active.remove(reading)
 

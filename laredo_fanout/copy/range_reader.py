@@ -31,7 +31,7 @@ _TRAILER = b"\xff\xff"
 
 
 class Progress(Enum):
-    """How far the answer to one statement has come."""
+    """Progress of the answer to one statement."""
 
     WAITING = auto()
     READING = auto()
@@ -48,7 +48,7 @@ class ReadFailed(Exception):
 
 
 def statement(table: SourceTable, condition: str) -> bytes:
-    """What reads the rows under ``condition``: one transaction with a snapshot of its own.
+    """SQL that reads the rows under ``condition`` in a transaction with a snapshot of its own.
 
     The lock comes first, in a statement of its own: COPY takes its snapshot
     before it waits for a lock, and a snapshot from before an ALTER TABLE that
@@ -72,7 +72,7 @@ def statement(table: SourceTable, condition: str) -> bytes:
 
 
 def append_only_statement(table: SourceTable) -> bytes:
-    """What reads all rows of a table without a key, whose snapshot is sent first.
+    """SQL that reads all rows of a table without a key, and sends its snapshot first.
 
     The keys are empty.
     """
@@ -161,7 +161,7 @@ class CopyReader:
         self._connection.close()
 
     def _take_leaves(self) -> None:
-        """What comes in front of the rows, if it has come."""
+        """Take what precedes the rows, if it has arrived."""
         while True:
             size, data = self._pgconn.get_copy_data(1)
             if size == -1:

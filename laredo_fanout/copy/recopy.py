@@ -1,13 +1,12 @@
-"""Re-copies: a live table is read again beside its readers, and what differs is repaired.
+"""Re-copies: a live table is read again while its readers go on, and what differs is repaired.
 
 The copy is a second incarnation, hidden, which takes the stream's changes as the live one
 does, and copied rows where none are yet. At its barrier both are consistent at one
 position: what differs is what the live one had wrong, and enters its journal there as
 ordinary changes. Until then the store holds the table's rows twice.
 
-The hidden incarnation's record says beside which one it is copied, so a restart goes on.
-Whatever ends the live incarnation (another schema, a lost slot) ends it too: the table is
-then copied again anyway.
+The hidden incarnation's record names the live one, so a restart goes on. Whatever ends the live
+incarnation (another schema, a lost slot) ends it too: the table is then copied again anyway.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class RecopyAsked(NamedTuple):
     SourceUnavailable if the stream ended."""
 
     def is_awaited(self) -> bool:
-        """Whether whoever asked is still there to be answered; ask once."""
+        """True if the caller is still waiting for an answer; ask once."""
         return self.answer.set_running_or_notify_cancel()
 
     def refuse_ended(self) -> None:
@@ -77,7 +76,7 @@ class Recopies:
         self._counters = counters
 
     def begin(self, tracked: TrackedTable, transaction: Transaction, copies: Copies) -> None:
-        """Begin one beside this table.
+        """Begin a re-copy of this table.
 
         :raises RecopyRefused: if there is one, or the table isn't live, or is append-only.
         """
@@ -93,8 +92,8 @@ class Recopies:
         if tracked.transaction_filter is not None:
             raise RecopyRefused(
                 name,
-                "it is append-only: what is copied of it must leave out each transaction that its"
-                " snapshot shows, and its readers need them all meanwhile",
+                "it is append-only: a re-copy would leave out the transactions that its"
+                " snapshot shows, and its readers need all of them",
                 "to have it copied again, take it out of the configuration, restart, put it back"
                 " and restart: its readers then get a new snapshot, its archive a new epoch",
             )
@@ -108,7 +107,7 @@ class Recopies:
         )
         self._connect(tracked, record.id, copied.id)
         self._add(tracked, source, copied, copies)
-        _log.info("table is to be copied again beside its readers", table=name)
+        _log.info("re-copy requested", table=name)
 
     def resume(self, tracked: TrackedTable, record: TableRecord, transaction: Transaction) -> None:
         """Take up the one that an earlier session began, if the live table is still the same."""
@@ -136,7 +135,7 @@ class Recopies:
         self._gave_up(tracked, transaction, error)
 
     def done(self, tracked: TrackedTable, transaction: Transaction, differing: int) -> None:
-        """What differed is in the live table's journal."""
+        """Record a re-copy whose differences are in the live table's journal."""
         self._disconnect(tracked)
         self._ended(tracked, transaction, LastRecopy(time.time(), differing))
 
@@ -157,7 +156,7 @@ class Recopies:
 
     def _gave_up(self, tracked: TrackedTable, transaction: Transaction, error: str) -> None:
         self._ended(tracked, transaction, LastRecopy(time.time(), error=error))
-        _log.error("re-copy ended without a result", table=tracked.options.qualified, error=error)
+        _log.error("re-copy failed", table=tracked.options.qualified, error=error)
 
     def _ended(self, tracked: TrackedTable, transaction: Transaction, ended: LastRecopy) -> None:
         name = tracked.options.qualified

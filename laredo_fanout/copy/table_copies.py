@@ -70,7 +70,7 @@ class TableCopies:
         self._request(PrepareRequest(copy.table_id, copy.table, copy.splits))
 
     def remove(self, table_id: int) -> None:
-        """Discard the copy of an incarnation that has ended, and a re-copy beside it."""
+        """Discard the copy of an incarnation that has ended, and its re-copy."""
         for copy in self.under_way:
             if table_id in (copy.table_id, copy.beside):
                 del self._copies[copy.table_id]
@@ -83,7 +83,7 @@ class TableCopies:
             return
         copy.plan(prepared.splits)
         _log.info(
-            "copy begins",
+            "copy started",
             table=copy.table.qualified,
             ranges=copy.ranges,
             done=copy.ranges_done,
@@ -98,7 +98,7 @@ class TableCopies:
             return
         copy.machine.wait_for(waiting.pids)
         _log.info(
-            "copy waits for transactions that were writing to the table",
+            "copy delayed by writing transactions",
             table=copy.table.qualified,
             pids=list(waiting.pids),
         )
@@ -128,7 +128,7 @@ class TableCopies:
         else:
             machine.refuse(reading)
         _log.warning(
-            "reading a chunk failed",
+            "chunk not read",
             table=copy.table.qualified,
             error=str(failed),
             sqlstate=failed.sqlstate,
@@ -187,7 +187,7 @@ class TableCopies:
         live, differing = recopy.publish(copy, transaction, position, time_us, between)
         self._batch.touch(live.id)
         _log.info(
-            "re-copy done",
+            "re-copy completed",
             table=copy.table.qualified,
             differing=differing,
             rows=live.rows,
@@ -195,7 +195,7 @@ class TableCopies:
         )
         if live.suspect_ranges and (suspect_range := live.suspect_ranges[-1]).end == position:
             _log.info(
-                "rows that had moved with a partition are repaired",
+                "rows repaired after a partition moved",
                 table=copy.table.qualified,
                 since=position_.text(suspect_range.start),
                 until=position_.text(suspect_range.end),
@@ -239,7 +239,7 @@ class TableCopies:
         transaction.put_table(replace(record, copy=copy.to_json()))
 
     def _give_up(self, copy: TableCopy, problem: str) -> None:
-        """What was copied is discarded."""
+        """Discard the rows of a copy that failed, and report the problem."""
         name = copy.table.qualified
         then = "it is tried again later" if copy.beside is None else "ask again for the re-copy"
         self._failed(copy.table_id, CopyFailed(name, problem, then))

@@ -41,9 +41,9 @@ class TableCopy:
         self.transaction_filter = transaction_filter
         """Of an append-only table, which is read in one piece, with one snapshot."""
         self.beside: int | None = stored.get("beside")
-        """Of a re-copy: the live incarnation that it is made beside."""
+        """Of a re-copy: the live incarnation, if this is a re-copy of it."""
         self.splits: list[Split] | None = None
-        """Where the key ranges are cut; None: not chosen yet."""
+        """Split points between the key ranges; None: not chosen yet."""
         if "splits" in stored:
             self.splits = [tuple(split) for split in stored["splits"]]
         done = {number for run in stored.get("done", []) for number in range(*run)}
@@ -71,7 +71,7 @@ class TableCopy:
 
     @property
     def phase(self) -> str:
-        """What /status says; from any thread."""
+        """Phase in /status; callable from any thread."""
         return self.machine.state.phase
 
     @property
@@ -81,12 +81,12 @@ class TableCopy:
 
     @property
     def ranges(self) -> int:
-        """How many ranges there are; 0 until they are known."""
+        """Number of ranges; 0 until they are known."""
         return 0 if self.splits is None else len(self.splits) + 1
 
     @property
     def ranges_done(self) -> int:
-        """How many of them are finished."""
+        """Number of finished ranges."""
         return len(self.machine.done)
 
     def plan(self, splits: Sequence[Split]) -> None:
@@ -96,7 +96,7 @@ class TableCopy:
         self.machine.plan(self.ranges)
 
     def progress(self, now: float) -> CopyProgress:
-        """How far it is; from any thread."""
+        """Progress of the copy; callable from any thread."""
         estimated = int(self.table.rows_estimated)
         seconds = now - self._reads_since if self._reads_since else 0.0
         rate = (self.rows - self._rows_before) / seconds if seconds > 0 else 0.0
@@ -113,7 +113,7 @@ class TableCopy:
         )
 
     def has_work(self, now: float) -> bool:
-        """Whether a reader can begin a chunk."""
+        """True if a reader can begin a chunk."""
         return self.machine.has_work and now >= self.not_before
 
     def statement(self, reading: CopyChunk) -> bytes:
@@ -127,7 +127,7 @@ class TableCopy:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What the table's record keeps."""
+        """State of the copy for the table's record."""
         stored = {**shape.to_json(self.shape, self.version), "rows": self.rows}
         if self.splits is not None:
             stored["splits"] = [list(split) for split in self.splits]

@@ -22,7 +22,7 @@ def _ignore_delete(message: bytes) -> None:
 
 
 class Route:
-    """Where one relation's changes go; without ``table_id`` they are ignored."""
+    """Destination of one relation's changes; without ``table_id`` they are ignored."""
 
     __slots__ = (
         "changes",
@@ -44,9 +44,9 @@ class Route:
         self.put: Callable[[bytes, int], None] = _ignore
         self.delete: Callable[[bytes], None] = _ignore_delete
         self.plain: PlainRows | None = None
-        """How plain rows lie, for the compiled scan; None: ``put`` takes every one."""
+        """Layout of plain rows for the compiled scan; None: ``put`` takes every row."""
         self.takes: Callable[[], bool] | None = None
-        """Whether the transaction that is being decoded counts; None: every one does."""
+        """Predicate for the transaction that is being decoded; None: every transaction counts."""
         self.numbered = False
         """Keys are digests of lines, which the store distinguishes by numbers."""
 
@@ -102,10 +102,10 @@ IGNORED = Route()
 
 
 class Tables(Protocol):
-    """Who knows which relations are wanted."""
+    """Interface to the tables: which relations are wanted."""
 
     def route(self, relation: Relation) -> Route:
-        """Where the changes of a relation that was just announced go."""
+        """Destination for the changes of a relation that was just announced."""
 
     def announced_again(self, relation: Relation) -> None:
         """A relation was announced as it was before: something of it may have been altered."""

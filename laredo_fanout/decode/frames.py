@@ -23,18 +23,18 @@ _ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
 
 
 class Gathered(NamedTuple):
-    """Why a gathering stopped, and how far it came."""
+    """Reason why gathering stopped, and its extent."""
 
     size: int
     """``get``'s last result: 0 nothing has arrived, -1 the end; else a message or the limit."""
     message: bytes | None
     """The message that isn't a row of the relation: it is to be handled elsewhere."""
     messages: int
-    """How many were taken, that one included."""
+    """Number of messages that were taken, that one included."""
 
 
 class Frames(Protocol):
-    """What :class:`PlainFrames` is, and what ``new_frames`` makes, compiled where that is there."""
+    """Interface of :class:`PlainFrames` and of its compiled twin; ``new_frames`` makes either."""
 
     @property
     def left(self) -> int: ...
@@ -43,7 +43,7 @@ class Frames(Protocol):
 
 
 class Gather(Protocol):
-    """What :func:`gather_plainly` is, and ``gather``, the compiled one where there is one."""
+    """Signature of :func:`gather_plainly` and of its compiled twin; ``gather`` is one of them."""
 
     def __call__(
         self, get: Get, limit: int, relation: bytes, into: bytearray, /

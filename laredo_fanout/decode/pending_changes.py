@@ -26,13 +26,15 @@ class PendingChanges:
 
     @property
     def count(self) -> int:
-        """How many changes they have."""
+        """Number of pending changes."""
         return sum(route.counted for route in self._pending)
 
     @property
     def ends_pieces(self) -> bool:
-        """Whether a transaction's last piece is among them. It must be applied before the next
-        transaction's changes are added."""
+        """True if a transaction's last piece is pending.
+
+        It must be applied before the next transaction's changes are added.
+        """
         return any(route.open for route in self._pending)
 
     def commit(self, position: int, time_us: int) -> None:
@@ -44,8 +46,7 @@ class PendingChanges:
         self._touched.clear()
 
     def add_piece(self, position: int, time_us: int) -> None:
-        """What there is of the transaction that is being decoded is a piece of it, open at its
-        end."""
+        """Close a piece of the transaction that is being decoded; the piece is open at its end."""
         for route in self._touched:
             route.count(position, time_us)
             if route.counted:

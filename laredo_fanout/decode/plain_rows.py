@@ -1,7 +1,7 @@
 """The layout of a relation's plain rows, as the compiled scan (``_row_scan.c``) is given it.
 
-For each column its rule's letter says how its text becomes JSON. What C doesn't do
-itself is encoded by the rule's function, called from there.
+For each column its rule's letter defines how its text becomes JSON. What C doesn't do itself is
+encoded by the rule's function, called from there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ else:
 
 
 class ChangeSink(Protocol):
-    """Where a table's decoded changes are put, in the stream's order."""
+    """Sink for a table's decoded changes, in the stream's order."""
 
     actions: bytearray
     keys: list[bytes]
@@ -31,7 +31,7 @@ class ChangeSink(Protocol):
 def plain_rows(
     names: Sequence[str], types: Sequence[TypeInfo], key_positions: Sequence[int], sink: ChangeSink
 ) -> PlainRows | None:
-    """How rows with these columns are taken apart, and put into ``sink``.
+    """Decoder that splits rows with these columns and puts them into ``sink``.
 
     None where nothing is compiled.
     """

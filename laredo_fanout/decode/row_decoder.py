@@ -3,7 +3,7 @@
 A row is a list of columns, each a kind byte (n null, u unchanged TOAST, t text)
 and, for text, a length and that many bytes
 (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html,
-TupleData). How a type's text becomes JSON stands in ``laredo_model.rule`` (its rule)
+TupleData). How a type's text becomes JSON is in ``laredo_model.rule`` (its rule)
 and ``laredo_model.fragment`` (what that does). The compiled scan (``_row_scan.c``) does the
 same for plain rows; what it hands back is decoded here, and every error is raised here.
 """
@@ -45,7 +45,7 @@ class RowDecoder(NamedTuple):
     """INSERT and UPDATE messages; the number is the action."""
     delete: Callable[[bytes], None]
     plain: PlainRows | None = None
-    """The same for plain rows, where that is compiled."""
+    """Decoder of plain rows, where it is compiled."""
 
 
 def row_decoder(

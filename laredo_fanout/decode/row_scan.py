@@ -25,23 +25,23 @@ _NEW = ord("N")
 
 
 class Scanned(NamedTuple):
-    """Why a scan stopped, and how far it came."""
+    """Reason why a scan stopped, and its extent."""
 
     size: int
-    """What ``get`` returned last: 0 nothing has arrived, -1 the end; else a message, or the limit
-    was reached."""
+    """Last result of ``get``: 0 nothing has arrived, -1 the end; else a message, or the limit was
+    reached."""
     message: bytes | None
     """The message that isn't a plain row: it is to be handled elsewhere."""
     messages: int
-    """How many were taken, that one included."""
+    """Number of messages that were taken, that one included."""
     received: int
     """Their bytes."""
     wal_end: int
-    """How far the server's WAL reached, as the last plain row says; 0 if there was none."""
+    """End of the server's WAL in the last plain row; 0 if there was none."""
 
 
 class Scan(Protocol):
-    """What :func:`scan_plainly` is, and ``scan``, the compiled one where there is one."""
+    """Signature of :func:`scan_plainly` and of its compiled twin; ``scan`` is one of them."""
 
     def __call__(
         self, get: Get, limit: int, routes: dict[bytes, Route], touched: dict[Route, None], /
@@ -51,7 +51,7 @@ class Scan(Protocol):
 def scan_plainly(
     get: Get, limit: int, routes: dict[bytes, Route], touched: dict[Route, None]
 ) -> Scanned:
-    """Put rows where their relation's route says, until a message that isn't a plain row.
+    """Put rows into their relation's route, until a message that isn't a plain row.
 
     A plain row is that of an INSERT, or of an UPDATE that comes without its old row, of a
     relation in ``routes``. One that can't be decoded is handed back; the row decoder raises its

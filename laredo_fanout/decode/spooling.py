@@ -23,15 +23,15 @@ _XID_END = _KIND_END + message_.XID_BYTES
 
 
 class Spooled(NamedTuple):
-    """Why spooling stopped, and how far it came."""
+    """Reason why spooling stopped, and its extent."""
 
     size: int
-    """What ``get`` returned last: 0 nothing has arrived, -1 the end; else a message, or the limit
-    was reached."""
+    """Last result of ``get``: 0 nothing has arrived, -1 the end; else a message, or the limit was
+    reached."""
     message: bytes | None
     """A keepalive, or the end of what is spooled: it is to be handled elsewhere."""
     messages: int
-    """How many were taken, that one included."""
+    """Number of messages that were taken, that one included."""
 
 
 class EmittedMessages:
@@ -39,14 +39,14 @@ class EmittedMessages:
 
     def __init__(self) -> None:
         self.swollen_at = 0
-        """Where another program's large message was: libpq's buffer keeps the room that it took."""
+        """Position of another program's large message, for which libpq's buffer grew for good."""
 
     def large_at(self, position: int) -> None:
         """A large one that isn't ours was at ``position``."""
         self.swollen_at = max(self.swollen_at, position)
 
     def may_be_ours(self, data: bytes | memoryview, fields: int) -> bool:
-        """Whether the one in ``data``, whose fields begin at ``fields``, has our prefix."""
+        """True if the message in ``data``, whose fields begin at ``fields``, has our prefix."""
         if len(data) <= message_.KEPT_BYTES and message_.is_emitted_with(_PREFIX, data, fields):
             return True
         if len(data) > LARGE_BYTES:
@@ -55,7 +55,7 @@ class EmittedMessages:
 
 
 Spooling = Callable[[Get, int, TransactionSpool, EmittedMessages], Spooled]
-"""What :func:`spool_part` and :func:`spool_transaction` are."""
+"""Signature of :func:`spool_part` and :func:`spool_transaction`."""
 
 
 def spool_part(get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMessages) -> Spooled:

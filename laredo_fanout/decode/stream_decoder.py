@@ -38,14 +38,15 @@ _WHOLE = 0
 
 
 class Drained(Enum):
-    """Why :meth:`StreamDecoder.drain` returned."""
+    """Reason why :meth:`StreamDecoder.drain` returned."""
 
     EMPTY = auto()
     """Nothing more has arrived."""
     MORE = auto()
     """The limit was reached."""
     PIECE = auto()
-    """What is pending ends with a piece of a giant transaction: apply it before the next drain."""
+    """The pending changes end with a piece of a giant transaction: apply it before the next
+    drain."""
     EVENT = auto()
     """A transaction ended that has ``events``: handle them before the next drain."""
     ENDED = auto()
@@ -84,7 +85,7 @@ class StreamDecoder:
         self._announced: list[int] = []
         """The relations that were announced last, if nothing else has come since."""
         self._part: TransactionSpool | None = None
-        """Where the messages go that come now: a part of a transaction."""
+        """Spool for the messages that come now: a part of a transaction."""
         self._streamed: tuple[int, Commit] | None = None
         """The transaction that was spooled and must be decoded now."""
         self._pieces: Iterator[None] | None = None
@@ -108,12 +109,12 @@ class StreamDecoder:
 
     @property
     def pending_changes(self) -> int:
-        """How many changes they have."""
+        """Number of changes in pending transactions."""
         return self._pending.count
 
     @property
     def swollen_at(self) -> int:
-        """Where another program's large message was: libpq's buffer keeps the room that it took."""
+        """Position of another program's large message, for which libpq's buffer grew for good."""
         return self._emitted_messages.swollen_at
 
     def applied(self) -> None:

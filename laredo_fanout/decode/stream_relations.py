@@ -1,6 +1,6 @@
 """The relations that the replication stream has announced, and where each one's changes go.
 
-The decoder writes down what the stream says; whoever knows the tables (``RelationRoutes``) sends
+The decoder records what the stream announces; whoever knows the tables (``RelationRoutes``) sends
 relations elsewhere. Neither knows the other by this.
 """
 
@@ -43,7 +43,7 @@ class StreamRelations:
         return int.from_bytes(self.xid_bytes, "big")
 
     def route_of(self, oid: int) -> Route:
-        """Where the changes of relation ``oid`` go."""
+        """Destination for the changes of relation ``oid``."""
         return self.routes.get(oid.to_bytes(4, "big"), IGNORED)
 
     def set_route(self, oid: int, route: Route | None) -> None:

@@ -182,7 +182,7 @@ class TransactionSpools:
         return spool
 
     def has(self, xid: int) -> bool:
-        """Whether a part of this transaction has come."""
+        """True if a part of this transaction has come."""
         return xid in self._spools
 
     def roll_back(self, xid: int, subtransaction: int) -> None:

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class MessageFeed(Protocol):
-    """Where a session of the stream takes its messages: what a replication connection has of it."""
+    """Source of a session's messages: the part of a replication connection that it needs."""
 
     @property
     def local(self) -> bool:
-        """Whether waiting for more to come at once only costs time."""
+        """True if waiting for more messages at once only costs time."""
 
     @property
     def get(self) -> Get:
-        """What :meth:`read_available` brought, message by message; fetch it again after each."""
+        """Function that returns the next message of a read; get it again after each read."""
 
     def fileno(self) -> int:
         """Readable when there is something."""
@@ -75,7 +75,7 @@ class ChangeSource(Protocol):
         """
 
     def is_over(self, level: int) -> bool:
-        """Whether this session must end, for one with another source of changes.
+        """True if this session must end, for one with another source of changes.
 
         ``level`` is the position up to which nothing is missing in the store.
         """

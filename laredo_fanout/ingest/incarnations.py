@@ -79,7 +79,7 @@ class Incarnations:
                     record.id, tracked.options, source, record.copy, tracked.transaction_filter
                 )
             )
-        _log.info("table is to be copied", table=source.qualified, incarnation=record.incarnation)
+        _log.info("table copy scheduled", table=source.qualified, incarnation=record.incarnation)
         return record
 
     def keep(
@@ -128,15 +128,13 @@ class Incarnations:
         self._disconnect(tracked)
         transaction.put_table(replace(record, status=Status.FAILED, error=str(problem), copy={}))
         self._batch.touch(record.id)
-        _log.error("table can't be replicated any more", error=str(problem))
+        _log.error("table closed: it can't be replicated", error=str(problem))
 
     def close(self, tracked: TrackedTable, transaction: Transaction, position: int) -> None:
         """End the incarnation: a live one is shown as it is until the next one is published."""
         assert tracked.table_id is not None
         record = transaction.tables[tracked.table_id]
-        _log.warning(
-            "table closed; it is copied again", table=record.qualified, reason=tracked.closing
-        )
+        _log.warning("table closed; copy scheduled", table=record.qualified, reason=tracked.closing)
         self._recopies.drop(tracked, transaction, f"the table is copied again: {tracked.closing}")
         self._disconnect(tracked)
         if record.status is Status.LIVE:

@@ -24,7 +24,7 @@ class StoppedWithin(Exception):
 
 
 class Keepalive:
-    """When the stream and the side connection were last heard of, and when we confirmed last.
+    """Times of the last message of stream and side connection, and of our last confirmation.
 
     Used by the ingest's thread, from :meth:`begin` on.
     """
@@ -91,7 +91,7 @@ class Keepalive:
 
     def keep_alive(self) -> None:
         """Within one long step of the loop (a giant transaction's pieces, a re-copy's comparison):
-        confirm now and then, so that PostgreSQL doesn't end a connection that says nothing.
+        confirm now and then, so that PostgreSQL doesn't end a silent connection.
 
         :raises StoppedWithin: if we are to stop.
         """

@@ -35,7 +35,7 @@ _LONGEST_WAIT_S = 1.0
 _COPIES_WAIT_S = 0.1
 _RECLAIM = 5_000
 _SILENCE_S = 0.05
-"""A shorter one says nothing: a sender sleeps, or reads WAL."""
+"""Shorter pauses don't mean that the stream is idle: the walsender may sleep, or read WAL."""
 
 
 class IngestLoop:
@@ -67,7 +67,7 @@ class IngestLoop:
         self._gathered = 0
         """Bytes since the last commit, about."""
         self._more = False
-        """Whether the decoder left messages that libpq's buffer has."""
+        """True if the decoder left messages in libpq's buffer."""
         self.busy = False
         self._background_reading = BackgroundReading(self._read_ahead)
 
@@ -104,12 +104,12 @@ class IngestLoop:
 
     @property
     def wal_end(self) -> int:
-        """How far the server's WAL reached, as the stream showed last."""
+        """End of the server's WAL, as the stream last reported it."""
         return self._decoder.wal_end
 
     @property
     def swollen_at(self) -> int:
-        """Where another program's large message was: libpq's buffer keeps the room that it took."""
+        """Position of another program's large message, for which libpq's buffer grew for good."""
         return self._decoder.swollen_at
 
     @property
@@ -227,7 +227,7 @@ class IngestLoop:
         decoder.applied()
 
     def _copy(self, ready: set[int]) -> None:
-        """Take copied rows. Beside a backlog of the stream they have a share of the time: a chunk
+        """Take copied rows. While the stream has a backlog they have a share of the time: a chunk
         that is read slowly keeps its lock and its snapshot for long."""
         copier = self._copier
         if not copier.connections and not self._copies.under_way:
@@ -247,7 +247,7 @@ class IngestLoop:
 
     @property
     def _holds_some(self) -> bool:
-        """Whether there is more to commit than a position."""
+        """True if there is more to commit than a position."""
         return bool(self._decoder.pending) or self._batch.is_open or self._batch.awaited
 
     def _due_in(self) -> float:

@@ -25,7 +25,7 @@ class Mailbox(Generic[T]):
         os.set_blocking(self._write, False)
 
     def fileno(self) -> int:
-        """What to wait for."""
+        """File descriptor that becomes readable when something was put in."""
         return self._read
 
     def put(self, thing: T) -> bool:
@@ -47,15 +47,17 @@ class Mailbox(Generic[T]):
                 os.write(self._write, b"\0")
 
     def take(self) -> Iterator[T]:
-        """What was left since the last time, one by one: what a failure keeps the caller from
-        reaching stays for the next call."""
+        """Take everything that was put in since the last call, one by one.
+
+        If the caller fails on one, the rest stays for the next call.
+        """
         with suppress(BlockingIOError):
             os.read(self._read, 65536)
         for _ in range(len(self._things)):
             yield self._things.popleft()
 
     def take_last(self) -> Iterator[T]:
-        """The same; nothing can be left from now on."""
+        """Close the mailbox, and take what is left in it."""
         with self._lock:
             self._ended = True
         return self.take()

@@ -4,7 +4,7 @@ differs is journaled, while readers go on.
 
 A catalog snapshot whose message the stream passes is compared with what the table's record keeps.
 Where rows may have moved (partitions.py, leaves.py), a suspect range begins at the last verified
-position, and a re-copy is made beside it (recopy.py). At its barrier what differs enters the
+position, and a re-copy is made meanwhile (recopy.py). At its barrier what differs enters the
 journal as ordinary changes, and the range ends. No position in between ever counts as verified.
 
 The range is kept with the table's record: a re-copy that ended without a result, or with the
@@ -50,10 +50,10 @@ _NEW_FILE = "it was truncated, or rewritten, as a partition"
 
 
 class Judged(NamedTuple):
-    """What a catalog snapshot says of a table's partitions."""
+    """Verdict of a catalog snapshot on a table's partitions."""
 
     closing: str | None = None
-    """Why the table must be copied again."""
+    """Reason why the table must be copied again."""
     keeps: bool = False
     """Its record keeps the partitions that it had."""
     settled: bool = True
@@ -136,7 +136,7 @@ class PartitionRepair:
         transaction: Transaction,
         copies: TableCopies,
     ) -> Judged:
-        """What this snapshot says of the table's partitions; begin a repair if one is needed."""
+        """Judge the table's partitions by this snapshot; begin a repair if one is needed."""
         assert tracked.table_id is not None and tracked.version is not None
         known = {each.oid for each in tracked.version.partitions}
         new = [each.known.oid for each in source.partitions if each.known.oid not in known]
@@ -223,7 +223,7 @@ class PartitionRepair:
         self._batch.touch(tracked.table_id)
         self._counters.count_repaired(name)
         _log.warning(
-            "rows moved with a partition; the table is repaired",
+            "repair scheduled: rows moved with a partition",
             table=name,
             why=because,
             since=position_.text(suspect_range.start),
@@ -237,7 +237,7 @@ class PartitionRepair:
             self._recopies.begin(tracked, transaction, copies)
         except RecopyRefused as refused:
             _log.warning(
-                "table can't be repaired yet; it is tried again",
+                "repair failed; retry scheduled",
                 table=tracked.options.qualified,
                 error=str(refused),
                 retry_after_s=round(pause, 1),

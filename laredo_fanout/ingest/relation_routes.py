@@ -41,7 +41,7 @@ class RelationRoutes:
         self._hinted = self._answered = 0
 
     def route(self, relation: Relation) -> Route:
-        """Where the changes of a relation that was just announced go."""
+        """Destination for the changes of a relation that was just announced."""
         tracked = self._by_oid(relation.oid)
         if tracked is None or tracked.table_id is None or tracked.closing is not None:
             return IGNORED
@@ -51,7 +51,7 @@ class RelationRoutes:
         return self._decoding(tracked)
 
     def announced_again(self, relation: Relation) -> None:
-        """Have a snapshot taken soon: a statement that rewrites values says no more than this."""
+        """Have a snapshot taken soon: a statement that rewrites values shows no more than this."""
         tracked = self._by_oid(relation.oid)
         if tracked is not None and self._hinted <= self._answered:
             self._hinted = self._request_snapshot()

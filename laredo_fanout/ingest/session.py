@@ -127,25 +127,25 @@ class IngestSession:
         self._side_connection.request(CheckSoonRequest())
 
     def recopy(self, asked: RecopyAsked) -> None:
-        """Have a table copied again beside its readers; from any thread."""
+        """Have a table copied again while its readers go on; from any thread."""
         if not self._mail.put(asked):
             asked.refuse_ended()
 
     @property
     def wal_end(self) -> int:
-        """How far the server's WAL is known to reach."""
+        """Highest known end of the server's WAL."""
         decoded = self._loop.wal_end if self._loop is not None else 0
         slot = self._counters.slot.slot
         return max(decoded, (slot and slot.wal_position) or 0)
 
     @property
     def brought_to(self) -> int:
-        """How far the stream had brought changes, committed or not."""
+        """Position up to which the stream had brought changes, committed or not."""
         return self._loop.wal_end if self._loop is not None else 0
 
     @property
     def busy(self) -> bool:
-        """Whether the stream brings more than is taken at once."""
+        """True if the stream brings more than is taken at once."""
         return self._loop is not None and self._loop.busy
 
     def run(self) -> None:
@@ -212,7 +212,9 @@ class IngestSession:
         position = position_.text(self._store.position)
         if self._on_connected is not None:
             self._on_connected()
-        _log.info(self.phase, slot=self._options.slot_name, position=position)
+        _log.info(
+            "stream started", phase=self.phase, slot=self._options.slot_name, position=position
+        )
         loop = IngestLoop(
             feed,
             decoder,
@@ -278,11 +280,9 @@ class IngestSession:
         return stream
 
     def _is_over(self, loop: IngestLoop) -> bool:
-        """Whether another session must follow, with another connection or change source."""
+        """True if another session must follow, with another connection or change source."""
         if self._is_swollen(loop) and not self._batch.is_open:
-            _log.info(
-                "another program's large message has passed; another connection frees its memory"
-            )
+            _log.info("connection replaced to free memory of a large message")
             return True
         if self._faults.current is not None:
             self._faults.passed(loop.caught_up_to)
@@ -301,9 +301,10 @@ class IngestSession:
         return source is not None and source.is_over(loop.caught_up_to)
 
     def _is_swollen(self, loop: IngestLoop) -> bool:
-        """Whether libpq's buffer, which never gets smaller, had to hold a large message of others.
+        """True if libpq's buffer, which never shrinks, had to hold a large message of others.
 
-        Where the message would come again nothing is gained, and no copy is disturbed for it.
+        If the message would come again, another connection gains nothing. Copies aren't disturbed
+        for it.
         """
         return (
             0 < loop.swollen_at <= self._store.position

@@ -75,7 +75,7 @@ class SessionTables:
         )
         self.copier = Copier(options, batch, self.copies, request, counters)
         self.trouble: SourceError | None = None
-        """Why the side connection doesn't work just now."""
+        """Error that keeps the side connection from working at the moment."""
 
     def transaction_ended(self, decoder: StreamDecoder) -> None:
         """A transaction ended, and is applied, that has one of our messages or closes a table."""
@@ -127,7 +127,7 @@ class SessionTables:
                     raise error
                 case SideConnectionDown(error):
                     if self.trouble is None:
-                        _log.warning("side connection failed; it is tried again", error=str(error))
+                        _log.warning("side connection failed; retry scheduled", error=str(error))
                     self.trouble = error
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True)
 class SourceChange(Generic[Options]):
-    """What the next session is to follow, and how."""
+    """Tables and options for the next session."""
 
     options: Options
     tables: tuple[SourceTableOptions, ...]
@@ -33,7 +33,7 @@ class PendingSourceChange(Generic[Options]):
 
     @property
     def waits(self) -> bool:
-        """Whether there is one."""
+        """True if a change is pending."""
         return self._change is not None
 
     def put(self, options: Options, tables: Sequence[SourceTableOptions]) -> Future[None]:

@@ -109,7 +109,7 @@ class Preparation:
         if lost is not None:
             self._refuse_loss(lost)
             self._check_owned(connection, server, found)
-            _log.error("changes are gone; every table is copied again", reason=lost)
+            _log.error("changes lost; every table copied again", reason=lost)
             former = self._let_go(known, comparable=verdict.broken is None)
             if known.slot != options.slot_name:
                 self._drop_former(connection, server, known.slot)
@@ -126,7 +126,7 @@ class Preparation:
         known: SourceIdentity,
         found: Slot | None,
     ) -> timeline.HistoryVerdict:
-        """Whether the server's WAL goes on from the store's position, by all that can be known."""
+        """Judge by all known marks if the server's WAL continues from the store's position."""
         options, store = self._options, self._store
         now_s = int(time.time())
         verdict = timeline.judge(known, store.position, server, now_s)
@@ -141,20 +141,20 @@ class Preparation:
             or found.confirmed >= marker.position
         ):
             return verdict
-        self._waits_for("comparing the server's WAL with what the store followed")
+        self._waits_for("comparing the server's WAL with the WAL that the store followed")
         with self._patience.suspended():
             other = differs_at(marker, options, connection, self._stopping)
         return verdict if other is None else timeline.another(known, server, now_s, other)
 
     def _go_on(self, known: SourceIdentity, lineage: Lineage) -> None:
-        """The same history, or one that goes on from it."""
+        """Continue in the same history, or in one that descends from it."""
         store = self._store
         now = replace(known, history=lineage.now, ancestors=lineage.ancestors)
         if now == known:
             return
         if known.history != now.history:
             _log.warning(
-                "failover: the stream goes on",
+                "failover detected; stream continued",
                 history=str(now.history),
                 switch=position_.text(now.ancestors[-1].until),
                 position=position_.text(store.position),

@@ -36,9 +36,9 @@ class StreamFaults:
         self._store = store
         self._counters = counters
         self._ways: frozenset[bool] = frozenset()
-        """Whether in parts: the ways in which the current fault was met."""
+        """Ways in which the current fault was met: True for transactions in parts."""
         self._until = 0
-        """How far WAL was written when the fault was met last: it lies before that."""
+        """End of the WAL when the fault was met last: the fault is before it."""
         self._slot = ""
         """The slot in whose stream it was met, by its token."""
         self.in_parts = True
@@ -49,7 +49,7 @@ class StreamFaults:
         again, transactions come in parts."""
         if self.is_left_behind or self._slot != self._token():
             if not self.in_parts:
-                _log.info("large transactions come in parts again")
+                _log.info("streaming of large transactions resumed")
             self.in_parts = True
             self.passed(self._until)
 
@@ -79,7 +79,7 @@ class StreamFaults:
 
     @property
     def is_left_behind(self) -> bool:
-        """Whether transactions come whole, and no session will decode again what must."""
+        """True if transactions come whole, and no session will decode again what must be."""
         if self.in_parts or self.current is not None:
             return False
         slot = self._counters.slot.slot
@@ -99,7 +99,7 @@ class StreamFaults:
             way, other = ("whole", "in parts") if self.in_parts else ("in parts", "whole")
             return f"{what}, {way}: {why}; it is tried {other} next"
         slot = "" if self._store.source is None else self._store.source.slot
-        cure = "see what is between the server and PostgreSQL"
+        cure = "check the network between the server and PostgreSQL"
         if isinstance(error, DecodingFailed):
             cure = "a larger logical_decoding_work_mem of the role may help"
         return (

@@ -152,7 +152,7 @@ class Ingest:
         if not known or now - self._logged_at > _LOG_AGAIN_S:
             self._logged_at = now
             _log.error(
-                "the stream can't be followed; it is tried again",
+                "stream failed; retry scheduled",
                 error=str(error),
                 retry_in_s=round(pause, 1),
                 attempts=self._counters.reconnects,
@@ -198,20 +198,22 @@ class Ingest:
 
     @property
     def reads_split_backlog(self) -> bool:
-        """Whether a change of tables waits for the end of a split backlog; from any thread."""
+        """True while a split backlog is read, on whose end a change of tables waits; any thread."""
         return self._change_source is not None and self._store.catchup_plan is not None
 
     def check_catalog_soon(self) -> None:
         """Have the catalog checked as soon as checks may be made; from any thread.
 
-        While the stream isn't followed it comes to nothing: whoever waits asks again.
+        While the stream isn't followed it has no effect: whoever waits asks again.
         """
         streaming = self._streaming
         if streaming is not None and streaming.connected:
             streaming.check_catalog_soon()
 
     def recopy(self, table: str) -> Future[None]:
-        """Have ``table`` copied again beside its readers; done when a restart would go on with it.
+        """Have ``table`` copied again while its readers go on.
+
+        It is done when a restart would go on with it.
 
         From any thread. The future fails with RecopyRefused or SourceUnavailable.
 
@@ -232,11 +234,11 @@ class Ingest:
 
     @property
     def brought_to(self) -> int:
-        """How far the last session's stream had brought changes, committed or not."""
+        """Position up to which the last session's stream had brought changes, committed or not."""
         return 0 if self._streaming is None else self._streaming.brought_to
 
     def status(self) -> IngestStatus:
-        """How it stands now; from any thread."""
+        """Current status; callable from any thread."""
         streaming, store = self._streaming, self._store
         connected = streaming is not None and streaming.connected
         watch = self._counters.slot

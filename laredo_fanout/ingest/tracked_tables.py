@@ -64,9 +64,9 @@ class TrackedTables:
         self.routes = RelationRoutes(self._tables, relations, request_snapshot, self._repair.shown)
         self._incarnations = Incarnations(batch, self.routes, self.recopies, counters)
         self.carries_appends = False
-        """Whether the stream has the publication of append-only tables."""
+        """True if the stream has the publication of append-only tables."""
         self.may_restart = True
-        """Whether the stream can be ended for one that has it."""
+        """True if the stream can be ended for one that has it."""
         self.must_restart = False
         """An append-only table waits for such a stream."""
 
@@ -91,7 +91,7 @@ class TrackedTables:
         for record in sorted(records.values(), key=lambda record: record.id):
             known = self._tables.get(record.qualified)
             if known is None:
-                _log.info("table is no longer configured; it is dropped", table=record.qualified)
+                _log.info("table dropped: not configured", table=record.qualified)
                 transaction.drop_table(record.id)
                 transaction.set_last_recopy(record.qualified, None)
             elif BESIDE in record.copy:
@@ -132,7 +132,7 @@ class TrackedTables:
         position: int,
         copies: TableCopies,
     ) -> None:
-        """The stream has passed this snapshot's message: begin, close or refuse tables as it says.
+        """The stream has passed this snapshot's message: begin, close or refuse tables by it.
 
         ``position``: the last one before the message.
         """
@@ -211,7 +211,7 @@ class TrackedTables:
     def _is_as_known(
         self, tracked: TrackedTable, source: SourceTable, problem: TableRefused | None
     ) -> bool:
-        """Whether nothing happened to the incarnation that takes changes."""
+        """True if nothing happened to the incarnation that takes changes."""
         if tracked.table_id is None or tracked.closing is not None or tracked.version is None:
             return False
         if problem is not None and not isinstance(problem, SelectDenied):
@@ -220,8 +220,10 @@ class TrackedTables:
         return unchanged and source.changed_since(tracked.version) is None
 
     def _carried(self, snapshot: CatalogSnapshot) -> bool:
-        """Whether the stream, or the one that is begun as soon as this is durable, has an
-        append-only table's changes from here on."""
+        """True if the stream has an append-only table's changes from here on.
+
+        If not, but a new stream would, ask for one: it begins as soon as this is durable.
+        """
         if not self.carries_appends and snapshot.appends_may_stream and self.may_restart:
             self.must_restart = True
         return self.carries_appends or self.must_restart
@@ -246,7 +248,7 @@ class TrackedTables:
                 _log.error("copy failed", error=str(failed), retry_after_s=round(pause, 1))
 
     def recopy(self, asked: RecopyAsked, transaction: Transaction, copies: TableCopies) -> None:
-        """Begin a re-copy beside the live table; it is answered when that is durable."""
+        """Begin a re-copy alongside the live table; it is answered when that is durable."""
         if not asked.is_awaited():
             return
         tracked = self._tables.get(asked.table)
@@ -261,7 +263,7 @@ class TrackedTables:
             self._batch.when_durable(lambda: asked.answer.set_result(None))
 
     def copied(self, table_id: int, differing: int) -> None:
-        """The table is live; or its re-copy found so many rows ``differing``."""
+        """The table is live; or its re-copy found ``differing`` rows."""
         for tracked in self._tables.values():
             if tracked.recopy_id == table_id:
                 self.recopies.done(tracked, self._batch.transaction, differing)

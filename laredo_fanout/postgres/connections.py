@@ -53,11 +53,11 @@ class ConnectionOptions(Protocol):
 
     @property
     def connect_timeout(self) -> float:
-        """How long connecting may take."""
+        """Longest time for connecting, in seconds."""
 
     @property
     def receive_timeout(self) -> float:
-        """How long the stream may bring nothing before its connection counts as lost."""
+        """Longest silence of the stream, in seconds, before its connection counts as lost."""
 
 
 def application_name(options: ConnectionOptions, role: str) -> str:
@@ -69,8 +69,8 @@ def application_name(options: ConnectionOptions, role: str) -> str:
 def connect(options: ConnectionOptions, *, role: str, replication: bool = False) -> Connection:
     """Open an autocommit connection with the session settings of :data:`select.SESSION`.
 
-    ``role`` says in pg_stat_activity what the connection is for. With ``replication``
-    it speaks the replication protocol (of this database).
+    ``role`` names the connection's purpose in pg_stat_activity. With ``replication`` it speaks the
+    replication protocol (of this database).
 
     :raises SourceUnavailable: if the server can't be reached or refuses.
     """
@@ -171,7 +171,7 @@ class TimeLimit:
         self.__enter__()
 
     def _lost(self) -> None:
-        _log.warning("no answer; the connection is broken off", waited_s=self._seconds)
+        _log.warning("connection closed: no answer", waited_s=self._seconds)
         sever(self._connection)
 
 

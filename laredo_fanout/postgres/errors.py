@@ -5,7 +5,7 @@ SourceError                PostgreSQL, or what we need of it
 ├── RightsMissing            the role lacks a right; names the GRANT
 ├── SlotLost                 the slot, its publication or its history isn't the stored one
 ├── SlotInUse                another process streams from the slot
-└── StreamFault              the reason lies in the WAL: see ingest/stream_faults.py
+└── StreamFault              the reason is in the WAL: see ingest/stream_faults.py
     ├── DecodingFailed         PostgreSQL can't decode a transaction
     └── ReplicationStreamBroken  bytes that are not the protocol's
 
@@ -39,7 +39,7 @@ class SlotInUse(SourceError):
 
 
 class StreamFault(SourceError):
-    """The stream ended for a reason that lies in the WAL, or in its decoding: an attempt from the
+    """The stream ended for a reason that is in the WAL, or in its decoding: an attempt from the
     same position meets it again."""
 
 

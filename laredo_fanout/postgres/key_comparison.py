@@ -30,18 +30,19 @@ FROM unnest(%(wanted)s::text[]) AS w(named)
 
 
 def above(key: Sequence[Selected], values: Sequence[str]) -> str:
-    """The condition that a row's key lies above these values (SQL expressions)."""
+    """The condition that a row's key is above these values (SQL expressions)."""
     return _compared(key, values, ">", ">")
 
 
 def up_to(key: Sequence[Selected], values: Sequence[str]) -> str:
-    """The condition that a row's key lies below these values or equals them."""
+    """The condition that a row's key is below these values or equals them."""
     return _compared(key, values, "<", "<=")
 
 
 def is_possible(connection: Connection, key: Sequence[Selected]) -> bool:
-    """Whether the key's types have operators of the usual names (hstore's aren't) that run no
-    code of another role.
+    """True if the key's types have operators of the usual names that run no other role's code.
+
+    hstore's operators have other names.
 
     :raises psycopg.Error: if the catalog can't be read.
     """
@@ -61,7 +62,7 @@ def is_possible(connection: Connection, key: Sequence[Selected]) -> bool:
 
 
 def is_built_in(key: Sequence[Selected]) -> bool:
-    """Whether pg_catalog has the operators of all of its types, and their values run no code."""
+    """True if pg_catalog has the operators of all key types, and their values run no code."""
     return all(_is_plain(base_of(column.type_info)) for column in key)
 
 

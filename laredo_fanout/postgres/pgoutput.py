@@ -29,7 +29,7 @@ KEPT_BYTES = 1024
 """The bytes of a MESSAGE that are used: any role may write one of a gigabyte, ours are short."""
 
 CUT_SHORT = (beyond_the_end, IndexError)
-"""The errors of a message that has fewer bytes than its kind says; caught once around many."""
+"""The errors of a message that has fewer bytes than its kind needs; caught once around many."""
 
 _EPOCH_US = 946_684_800_000_000
 """2000-01-01, where PostgreSQL's clock starts, in microseconds since 1970."""
@@ -112,7 +112,7 @@ class Emitted(NamedTuple):
     prefix: bytes
     #: Empty where it, or the prefix, isn't whole within KEPT_BYTES.
     content: bytes
-    #: Where the message lies in the WAL.
+    #: Where the message is in the WAL.
     position: int
 
 
@@ -173,7 +173,7 @@ def keepalive(message: bytes) -> KeepaliveMessage:
 
 
 def wal_end(message: bytes) -> int:
-    """How far the server's WAL reached when it sent ``message``."""
+    """End of the server's WAL when it sent ``message``."""
     end: int = _envelope(message, 1)[1]
     return end
 
@@ -194,13 +194,13 @@ def kept(data: bytes | memoryview) -> bytes | memoryview:
 
 
 def is_emitted_with(prefix: bytes, message: bytes | memoryview, fields: int = ENVELOPE + 1) -> bool:
-    """Whether the MESSAGE, whose fields begin at ``fields``, has this prefix; it isn't copied."""
+    """True if the MESSAGE, whose fields begin at ``fields``, has this prefix; it isn't copied."""
     start = fields + 9
     return message[start : start + len(prefix) + 1] == prefix + b"\0"
 
 
 def emitted_at(message: bytes | memoryview, fields: int) -> int:
-    """Where the MESSAGE, whose fields begin at ``fields``, lies in the WAL."""
+    """Position in the WAL of the MESSAGE, whose fields begin at ``fields``."""
     position: int = _message(message, fields)[1]
     return position
 

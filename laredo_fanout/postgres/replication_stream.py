@@ -80,7 +80,7 @@ class ReplicationStream:
         self._confirmed = 0
         self._reader = SocketReader(self.pgconn, _READ_BYTES)
         self.local = self.pgconn.host.startswith(b"/")
-        """Whether it is a unix socket, which napping would starve."""
+        """True if it is a unix socket, which napping would starve."""
         self.ended = False
 
     @classmethod
@@ -155,7 +155,7 @@ class ReplicationStream:
         return self._take(self._reader.read)
 
     def read_ahead(self) -> int:
-        """The same while messages of the last read are still in the buffer, within one bound."""
+        """Read more while messages of the last read are still in the buffer, within one bound."""
         return self._take(self._reader.read_ahead)
 
     def _take(self, read: Callable[[], int]) -> int:

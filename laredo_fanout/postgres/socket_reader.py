@@ -1,9 +1,9 @@
 """The reader of a connection's socket into libpq's buffer: in big reads, within a bound.
 
-libpq doesn't return how much a read took, and what the socket held before says little of it:
-PQconsumeInput goes on until the socket is empty or the buffer is full, and a server
-that sends meanwhile keeps it reading (pqReadData in libpq's fe-misc.c). The buffer
-doubles when it is full, and never gets smaller. So what may have come meanwhile counts.
+libpq doesn't return how much a read took, and the socket's earlier content shows little of it:
+PQconsumeInput goes on until the socket is empty or the buffer is full, and a server that sends
+meanwhile keeps it reading (pqReadData in libpq's fe-misc.c). The buffer doubles when it is full,
+and never gets smaller. So what may have come meanwhile counts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SocketReader:
         return self.read_ahead()
 
     def read_ahead(self) -> int:
-        """The same beside messages that are still there."""
+        """Read more from the socket while earlier messages are still in the buffer."""
         read = 0
         pending = self._in_socket()
         while self._taken < self._bound and (pending or (not read and self._poll.poll(0))):

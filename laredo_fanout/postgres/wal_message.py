@@ -80,7 +80,7 @@ class Awaited:
         self._contents.add(payload.encode())
 
     def meet(self, emitted: Emitted) -> bool:
-        """Whether the message is awaited; if so, it is taken off the list."""
+        """Return True if the message is expected, and take it off the list."""
         if emitted.prefix != PREFIX.encode():
             return False
         # Nothing longer can be a server's message.
@@ -93,8 +93,8 @@ class Awaited:
             if not self._warned:
                 self._warned = True
                 _log.info(
-                    "a message in the WAL has our prefix and wasn't awaited: an earlier"
-                    " connection of ours sent it, or another program; it is ignored"
+                    "unexpected WAL message ignored",
+                    reason="an earlier connection of ours sent it, or another program",
                 )
             self._count_strange()
         return False

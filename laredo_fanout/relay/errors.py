@@ -30,7 +30,7 @@ class RelayLoop(SourceError):
 
 
 class BatchAbandoned(Exception):
-    """What isn't committed was given up: every table's stream begins again where the store is."""
+    """The uncommitted batch was given up: all streams restart from the store's position."""
 
 
 class HistoryMoved(Exception):

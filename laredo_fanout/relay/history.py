@@ -21,9 +21,9 @@ _log = structlog.get_logger()
 
 
 def of_upstream(handshake: Handshake, server: str, known: SourceIdentity | None) -> SourceIdentity:
-    """The identity that this store has while it follows what the handshake says.
+    """The identity that this store has while it follows the history of the handshake.
 
-    :raises UpstreamTooOld: if the handshake doesn't say where the history comes from.
+    :raises UpstreamTooOld: if the handshake doesn't name the history's origin.
     """
     origin, history = handshake.origin, handshake.history
     if origin is None or history is None:
@@ -69,7 +69,7 @@ def adopt(store: Store, now: SourceIdentity) -> None:
             transaction.set_position(position, time_us)
     if known is not None and known.history != now.history:
         _log.warning(
-            "the upstream follows another history",
+            "upstream history changed",
             history=str(now.history),
             before=str(known.history),
             position=position_.text(position),

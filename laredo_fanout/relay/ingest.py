@@ -67,7 +67,7 @@ class RelayIngest:
         self.path: Path | None = None
         """The servers between PostgreSQL and this one, as they were last asked for."""
         self.delay_s: float | None = None
-        """How long after its commit the newest transaction was durable here."""
+        """Seconds from the newest transaction's commit until it was durable here."""
 
     def run(self) -> None:
         """Follow the upstream until :meth:`stop`.
@@ -169,7 +169,7 @@ class RelayIngest:
             await asyncio.sleep(_RETRY.delay(failures) if failures else 0)
             return failures + 1
         if isinstance(error, BatchAbandoned):
-            _log.info("a stream ended within a transaction; all begin again where the store is")
+            _log.info("streams restarted: one ended within a transaction")
             await asyncio.sleep(_RETRY.delay(failures + 1))
             return failures + 1
         if not isinstance(error, SourceError):
@@ -193,7 +193,7 @@ class RelayIngest:
         if not known or now - self._logged_at > _LOG_AGAIN_S:
             self._logged_at = now
             _log.error(
-                "the upstream can't be followed; it is tried again",
+                "upstream failed; retry scheduled",
                 error=str(error),
                 retry_in_s=round(pause, 1),
                 attempts=self._counters.reconnects,
@@ -227,12 +227,12 @@ class RelayIngest:
 
     @property
     def brought_to(self) -> int:
-        """How far the upstream was when its streams last reported it, committed or not."""
+        """Upstream's position as its streams last reported it, committed or not."""
         streams = {} if self._session is None else self._session.streams
         return max((each.writer.upstream_position for each in streams.values()), default=0)
 
     def status(self) -> IngestStatus:
-        """How it stands now; from any thread."""
+        """Current status; callable from any thread."""
         session, store = self._session, self._store
         streams = {} if session is None else session.streams
         connected = bool(streams) and all(stream.connected for stream in streams.values())

@@ -29,7 +29,7 @@ class RelayOptions:
     source_name: str = "NAME"
 
     def endpoint(self) -> Endpoint:
-        """Where to connect, with the token as it is now.
+        """Address of the upstream, with the token as it is now.
 
         :raises UpstreamUnavailable: if the token's file or a TLS file can't be used.
         """

@@ -1,9 +1,10 @@
 """One table of a relay: what its upstream sends, written into the open batch.
 
-Rows and changes are written as they come, byte by byte. A snapshot goes into an incarnation beside
-the one that is shown. If the columns are the same, only what differs enters that one's journal, as
-one transaction at the snapshot's position, and the positions that were missed become a suspect
-range: nobody may resume within it, as the differences don't lead on from what was there in between.
+Rows and changes are written as they come, byte by byte. A snapshot goes into an incarnation apart
+from the one that is shown. If the columns are the same, only what differs enters that one's
+journal, as one transaction at the snapshot's position, and the positions that were missed become a
+suspect range: nobody may resume within it, as the differences don't lead on from what was there in
+between.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _STANDS_FOR_MORE = "changes came as one transaction for all that were missed"
 
 
 class StartOver(Exception):
-    """What this table has doesn't go on: the next request asks for a snapshot."""
+    """The table's rows can't be continued from: the next request asks for a snapshot."""
 
 
 @dataclass
@@ -85,11 +86,11 @@ class ReceivedTable:
         self._columns: tuple[Column, ...] = ()
         self._copy: _ReceivedSnapshot | None = None
         self.is_open = False
-        """Whether a transaction is written in part."""
+        """True if a transaction is written in part."""
         self.upstream_position = 0
-        """How far the upstream is known to be."""
+        """Highest known position of the upstream."""
         self.forgets = False
-        """Whether the next request asks for a snapshot, whatever there is."""
+        """True if the next request asks for a snapshot, whatever the table has."""
         self._take: dict[type, Callable[[Any], None]] = {
             Handshake: self._handshake,
             SnapshotBegin: self._snapshot_begin,
@@ -108,20 +109,20 @@ class ReceivedTable:
 
     @property
     def position(self) -> int | None:
-        """Where to resume; None: a snapshot is needed."""
+        """Position to resume from; None if a snapshot is needed."""
         record = self.record
         live = record is not None and record.live and not self.forgets
         return record.position if live and record is not None else None
 
     @property
     def copy_rows(self) -> tuple[int, int] | None:
-        """How many rows of a snapshot have come, and how many will; None: none is on its way."""
+        """Received and expected rows of a snapshot; None if none is being received."""
         copy = self._copy
         return None if copy is None else (copy.received.rows, copy.expected_rows)
 
     @property
     def between_transactions(self) -> bool:
-        """Whether nothing is written in part."""
+        """True if nothing is written in part."""
         return not self.is_open and self._copy is None
 
     def take(self, event: Event) -> Iterator[None]:
@@ -157,7 +158,7 @@ class ReceivedTable:
         if event.snapshot_follows:
             return
         if self.position is None:
-            raise self._violation(f"{event.mode.name} to one who asked for a snapshot")
+            raise self._violation(f"{event.mode.name} to a request for a snapshot")
         record = self.record
         if record is None or not record.live or record.columns != event.columns:
             raise StartOver
@@ -173,7 +174,7 @@ class ReceivedTable:
         self._count_snapshot(self.options.qualified)
         record, transaction = self.record, self._batch.transaction
         _log.info(
-            "snapshot from the upstream",
+            "snapshot received",
             table=self.options.qualified,
             rows=event.row_count,
             position=None if event.position is None else position_.text(event.position),
@@ -244,7 +245,9 @@ class ReceivedTable:
         transaction = self._batch.transaction
         if record.position < position:
             transaction.begin_suspect_range(
-                record.id, copy.reason or "a snapshot was compared with what was here", unseen=True
+                record.id,
+                copy.reason or "a snapshot was compared with the stored rows",
+                unseen=True,
             )
         # Nothing says when the differences were committed.
         now_us = time.time_ns() // 1000
@@ -256,7 +259,7 @@ class ReceivedTable:
         last = LastRecopy(time.time(), differing)
         transaction.set_last_recopy(name, last)
         self._counters.last_recopies[name] = last
-        _log.info("snapshot compared with what was here", table=name, differing=differing)
+        _log.info("snapshot compared", table=name, differing=differing)
         return True
 
     def _changes(self, event: Changes) -> None:
@@ -307,7 +310,7 @@ class ReceivedTable:
     def _check_lines(self, lines: list[bytes]) -> None:
         """:raises ProtocolViolation: if one of them can't be a row's line, or a part of one is."""
         if not set(map(_FIRST_BYTE, filter(None, lines))) <= _OBJECT:
-            raise self._violation("what is no row's line")
+            raise self._violation("an invalid row")
 
     def _seen(self, position: int | None) -> None:
         self.upstream_position = max(self.upstream_position, position or 0)

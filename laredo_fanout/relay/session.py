@@ -88,7 +88,7 @@ class RelaySession:
 
     @property
     def was_connected(self) -> bool:
-        """Whether a table's stream was open."""
+        """True if a table's stream was open."""
         return self.moved_to is not None or any(
             each.was_connected for each in self.streams.values()
         )

@@ -1,4 +1,4 @@
-"""A relay's status and counters beside those of every ingest: plain values."""
+"""A relay's status and counters in addition to those of every ingest: plain values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from laredo_fanout.relay.path import Hop
 
 @dataclass
 class RelayCounters:
-    """What is counted over all sessions of a relay; its thread alone adds."""
+    """Counters over all sessions of a relay; only its thread adds to them."""
 
     #: Notices of the upstream that it is shutting down, one for each table's stream.
     goaways: int = 0

@@ -109,7 +109,7 @@ class TableStream:
                     self._relay_counters.goaways += 1
                     leaving, deadline = True, event.deadline
                     _log.info(
-                        "the upstream is shutting down",
+                        "GoAway received",
                         table=writer.options.qualified,
                         reason=event.reason,
                     )

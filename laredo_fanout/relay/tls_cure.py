@@ -1,6 +1,6 @@
-"""What to change in the configuration when no TLS connection to the upstream comes about.
+"""Advice for the configuration when no TLS connection to the upstream can be made.
 
-gRPC says why in words of its TLS library, which name no key of the configuration.
+gRPC reports its TLS library's error, which names no key of the configuration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _CLOSED = ("Socket closed", "Connection reset", "Broken pipe")
 
 
 def with_cure(error: str, options: RelayOptions) -> str:
-    """The error with what to change behind it, if it is about TLS."""
+    """The error, followed by the cure if it is about TLS."""
     found = _cure(error, options)
     return f"{error}; {found}" if found else error
 

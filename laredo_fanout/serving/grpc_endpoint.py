@@ -218,7 +218,7 @@ async def _abort(context: Any, refused: Refused) -> Never:
 
 
 def _is_no_departure(record: logging.LogRecord) -> bool:
-    """Whether the record is of something else than an answer that found its client gone.
+    """False if the record only reports an answer whose client had left.
 
     gRPC logs such a one as an error with a traceback.
     """

@@ -10,7 +10,7 @@ from typing import Literal
 
 
 class BufferPolicy(StrEnum):
-    """The policy for a live client whose cursor lies more than max_size behind."""
+    """The policy for a live client whose cursor is more than max_size behind."""
 
     DROP_DISCONNECT = "drop_disconnect"
     SLOW_DOWN = "slow_down"
@@ -28,7 +28,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """Where to listen for the Connect protocol; all else is as for gRPC."""
+    """Address for the Connect protocol; all other options are gRPC's."""
 
     host: str = "127.0.0.1"
     port: int = 4003

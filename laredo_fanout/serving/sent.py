@@ -1,4 +1,4 @@
-"""How much a serving process has sent to its clients."""
+"""Counters of changes and bytes that a serving process has sent to its clients."""
 
 from __future__ import annotations
 

@@ -71,13 +71,13 @@ async def serve(
     sent: SentCounts | None = None,
     changes: ServingOptionChanges | None = None,
 ) -> None:
-    """Listen and serve until `drain` is set, then say GoAway, wait for the grace and return.
+    """Listen and serve until `drain` is set, then send GoAway, wait for the grace and return.
 
-    `on_listening` is called once with gRPC's port (useful with port 0), `on_replay` with the
-    table and the outcome of each replay from an archive. `request_check` is called when a client
-    waits for a catalog check; it must not block. `readiness` is what the main process says of the
-    server; without it a process that listens is ready. `sent` counts what is sent to clients.
-    `changes` brings other tables and their options, another tokens file, another grace.
+    `on_listening` is called once with gRPC's port (useful with port 0), `on_replay` with the table
+    and the outcome of each replay from an archive. `request_check` is called when a client waits
+    for a catalog check; it must not block. `readiness` is the server's, as the main process reports
+    it; without it a process that listens is ready. `sent` counts what is sent to clients. `changes`
+    brings other tables and their options, another tokens file, another grace.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -111,7 +111,7 @@ async def serve(
     for endpoint in endpoints:
         await endpoint.start()
     ports = [endpoint.port for endpoint in endpoints]
-    log.info("serving", host=listener.host, ports=ports, tables=sorted(options.tables))
+    log.info("serving started", host=listener.host, ports=ports, tables=sorted(options.tables))
     if on_listening is not None:
         on_listening(endpoints[0].port)
 
@@ -153,7 +153,7 @@ async def _drain(
     """Send GoAway to the clients, and wait until they have left or the grace is over."""
     deadline = time.time() + grace_s
     going.begin("draining", int(deadline * 1000))
-    log.info("draining", clients=service.open_streams, grace_s=grace_s)
+    log.info("drain started", clients=service.open_streams, grace_s=grace_s)
     for tail in tails:
         tail.notify_all()
     # They stop listening at once, so that new connections reach the processes that stay.

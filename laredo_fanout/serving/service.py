@@ -59,7 +59,7 @@ SERVICE = "laredo.replication.v1.LaredoReplicationService"
 FETCHING = "(FetchSnapshot)"
 """The client id of a call that names none."""
 _END_WITHIN_S = 5.0
-"""How long, in seconds, clients have to take the answer that their table isn't served any more."""
+"""Time that clients have to take the answer that their table is no longer served, in seconds."""
 
 
 class ReplicationService:
@@ -352,7 +352,7 @@ class ReplicationService:
 
 def _log_refused(refused: Refused, caller: Caller) -> None:
     if isinstance(refused, BadRequest):
-        log.info("bad request", peer=caller.peer, error=str(refused)[:MAX_DETAILS])
+        log.info("request refused", peer=caller.peer, error=str(refused)[:MAX_DETAILS])
     elif refused.reason != Refused.reason:
         _log_ended(refused, caller)
 

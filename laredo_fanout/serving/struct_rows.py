@@ -78,7 +78,7 @@ class StructRows:
         return self.encode_plainly(row)
 
     def encode_plainly(self, row: dict[str, Any]) -> bytes:
-        """The same in Python, for a row that is parsed."""
+        """Encode a parsed row, in Python alone."""
         pieces: list[bytes] = []
         add = pieces.append
         columns = self._columns
@@ -101,7 +101,7 @@ class StructRows:
         return b"".join(pieces)
 
     def encode_large(self, line: bytes) -> Sliced[bytes]:
-        """The same for a line that may take long; only reading its JSON is done in one go."""
+        """Encode a line that may take long, in slices; only its JSON is parsed in one go."""
         pieces: list[bytes] = []
         counter = Slice()
         for name, value in parse(line).items():
@@ -136,7 +136,7 @@ class Encoder:
         return self._structs.encode(line)
 
     def encode_next(self, line: bytes) -> Sliced[bytes]:
-        """The same in the next slice, or in slices of its own."""
+        """Encode a line in the next slice, or in slices of its own."""
         if len(line) > _LARGE:
             return (yield from self._structs.encode_large(line))
         yield
@@ -194,7 +194,7 @@ def _value(value: Any, depth: int) -> bytes:  # noqa: PLR0911  one per kind of V
 
 
 def _sliced_value(value: Any, depth: int, counter: Slice) -> Sliced[bytes]:
-    """The same as `_value`, in slices."""
+    """Encode a value like `_value`, in slices."""
     if depth >= _DEEPEST or not isinstance(value, list | dict):
         if counter.done_with(0):
             yield

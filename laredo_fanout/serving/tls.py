@@ -24,9 +24,9 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 
 def grpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """What gRPC takes of them.
+    """Credentials for gRPC from these files.
 
-    :raises CannotListen: a file can't be used; gRPC itself wouldn't say which.
+    :raises CannotListen: if a file can't be used; gRPC itself wouldn't name it.
     """
     followed = _Followed(files)
 
@@ -42,7 +42,7 @@ def grpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """What asyncio takes of them; with a ``client_ca`` a client must show a certificate.
+    """TLS context for asyncio; with a ``client_ca`` a client must show a certificate.
 
     :raises CannotListen: a file can't be used.
     """
@@ -73,7 +73,7 @@ class _Followed:
         self._used = self._stamp()
 
     def changed(self) -> bool:
-        """Whether they are others than those that were found good last, and are good."""
+        """True if the files differ from the last good ones, and are good."""
         with self._lock:
             try:
                 stamp = self._stamp()
@@ -83,7 +83,7 @@ class _Followed:
             except (CannotListen, OSError) as error:
                 return self._refuse(error)
             self._used, self._refused = stamp, None
-            log.info("certificates read again", cert=str(self._files.cert))
+            log.info("certificates reloaded", cert=str(self._files.cert))
             return True
 
     def _refuse(self, error: Exception) -> bool:
@@ -92,7 +92,7 @@ class _Followed:
         except OSError:
             stamp = ()
         if stamp != self._refused:
-            log.warning("new certificates not usable, the former ones stay", error=str(error))
+            log.warning("new certificates not usable; former ones kept", error=str(error))
             self._refused = stamp
         return False
 

@@ -84,7 +84,7 @@ def _watch(
                     # It may have answered just now; twice means that nothing comes through.
                     answered = 0 if _works(connection, pid) else answered + 1
                     if answered > 1:
-                        _log.warning("the slot was created, but the answer was lost")
+                        _log.warning("slot created; answer lost")
                         connections.sever(maker)
                         return
                     waited_for = _sentence(connection, pid)
@@ -97,12 +97,12 @@ def _watch(
                         over.wait(_POLL_EVERY_S)
         except (SourceError, psycopg.Error) as failed:
             text = " ".join(str(failed).split())
-            _log.warning("can't read what the slot's creation waits for", error=text)
+            _log.warning("transactions that delay the slot not read", error=text)
             over.wait(_POLL_EVERY_S)
 
 
 def _works(connection: Connection, pid: int) -> bool:
-    """Whether the backend ``pid`` is still working; also where the role may not see that."""
+    """True if the backend ``pid`` is still working, or the role isn't allowed to see that."""
     row = connection.execute(_WORKS, (pid,)).fetchone()
     return row is not None and row[0] is not False
 

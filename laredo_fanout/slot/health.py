@@ -66,20 +66,21 @@ def _wal(slot: Slot) -> Iterator[SlotWarning]:
             "unreserved",
             f"slot {slot.name} keeps {retained}, more than max_slot_wal_keep_size: the next"
             " checkpoint may invalidate it",
-            "raise max_slot_wal_keep_size now (no restart is needed), and see why it lags",
+            "raise max_slot_wal_keep_size now (no restart is needed), and find out why the slot"
+            " lags",
         )
     elif slot.keep_bytes and (slot.safe_wal_size or 0) < SAFE_SHARE * slot.keep_bytes:
         yield SlotWarning(
             "safe_wal_size",
             f"slot {slot.name} will be invalidated after {slot.safe_wal_size or 0:,} more bytes"
             f" of WAL, of {slot.keep_bytes:,} that it may keep",
-            "raise max_slot_wal_keep_size (no restart is needed), or see why it lags",
+            "raise max_slot_wal_keep_size (no restart is needed), or find out why the slot lags",
         )
     elif slot.wal_status == "extended":
         yield SlotWarning(
             "extended",
             f"slot {slot.name} keeps {retained}, more than max_wal_size",
-            "watch the disk of the database, and see why it lags",
+            "watch the disk of the database, and find out why the slot lags",
         )
 
 
@@ -113,7 +114,7 @@ def _transactions(slot: Slot) -> Iterator[SlotWarning]:
         yield SlotWarning(
             "xmin",
             f"slot {slot.name} keeps catalog rows of {slot.xmin_age:,} transactions from VACUUM",
-            "see why it lags",
+            "find out why the slot lags",
         )
 
 
@@ -153,9 +154,9 @@ class SlotWatch:
                 event = "slot lost" if warning.kind in LOST else "slot in danger"
                 _log.warning(event, kind=warning.kind, what=str(warning))
         if kinds & LOST:
-            # What it was in danger of has come: nothing of that is over.
+            # The warnings about a lost slot clear when a new slot is healthy.
             self._logged |= kinds
             return
         for kind in sorted(self._logged - kinds):
-            _log.info("slot out of danger", kind=kind)
+            _log.info("slot recovered", kind=kind)
         self._logged = kinds

@@ -2,7 +2,7 @@
 
 Names of slots are the whole cluster's, and a slot carries nothing but its name, its database and
 its positions. Ours is the one whose name and database the store has, and whose confirmed position
-lies within what the store knows: only we move it, and only to where the store is. One that
+is within what the store knows: only we move it, and only to where the store is. One that
 was made for the store just before it died is known by the message that its stream begins with.
 """
 
@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 _DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database()"
 _FIRST_BYTES = 256 << 20
-"""Bytes of WAL behind a slot's beginning, within which the message written with it lies."""
+"""Bytes of WAL after a slot's beginning, within which the message written with it is."""
 
 
 def with_slot_name(options: SourceOptions, known: SourceIdentity | None) -> SourceOptions:
@@ -51,7 +51,7 @@ def with_slot_name(options: SourceOptions, known: SourceIdentity | None) -> Sour
         name = name_for(connection, options.slot_name, known)
     if name != options.slot_name and (known is None or known.slot != name):
         _log.warning(
-            "the default slot_name is another database's; no slot_name is configured",
+            "default slot_name taken by another database",
             taken=options.slot_name,
             slot=name,
         )
@@ -74,7 +74,7 @@ def name_for(connection: Connection, default: str, known: SourceIdentity | None 
 
 
 def is_used_by(store: Store, system_identifier: int, found: Slot) -> bool:
-    """Whether it is the slot of this cluster that the store has used, not moved by another one."""
+    """True if the store has used this slot of this cluster, and no other program moved it."""
     known = store.source
     return (
         known is not None
@@ -92,7 +92,7 @@ def is_made_for(
     connection: Connection,
     stopping: threading.Event,
 ) -> bool:
-    """Whether the slot was made for a store that was about to begin with it, and died.
+    """True if the slot was made for a store that died before it began with it.
 
     :raises SourceUnavailable: if the slot's stream was cut, or we are ``stopping``.
     """

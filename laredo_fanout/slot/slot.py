@@ -125,7 +125,7 @@ class Slot(NamedTuple):
 
     @property
     def is_of_this_database(self) -> bool:
-        """Whether a server that follows this database may have made it."""
+        """True if a server that follows this database may have made it."""
         return self.plugin == "pgoutput" and self.database == self.here
 
     def __str__(self) -> str:
@@ -220,7 +220,7 @@ def create(connection: Connection, name: str, token: str) -> int:
             f" ALTER ROLE {connection.info.user} REPLICATION;"
         ) from denied
     start = 0 if row is None else int(row[0])
-    _log.info("slot made", slot=name, position=position_.text(start))
+    _log.info("slot created", slot=name, position=position_.text(start))
     return start
 
 
@@ -247,7 +247,7 @@ def drop(connection: Connection, found: Slot) -> None:
 
 
 def gap(stored: Stored, slot: Slot | None, *, slot_name: str, publication: str) -> str | None:
-    """Why changes after the stored position can't be had from this slot; None if they can.
+    """Reason why this slot can't give the changes after the stored position, or None.
 
     START_REPLICATION at an earlier position would begin at confirmed_flush_lsn without an error.
     """

@@ -44,9 +44,9 @@ def first(server: Server) -> Lineage:
 
 
 def judge(known: SourceIdentity, position: int, server: Server, now_s: int) -> HistoryVerdict:
-    """Whether the store's ``position`` means the same on this server.
+    """Judge if the store's ``position`` means the same on this server.
 
-    ``now_s`` names a history that no number of PostgreSQL's distinguishes from the one before.
+    ``now_s`` names a history that PostgreSQL's own numbers don't distinguish from the one before.
     """
     before, now = known.history, server.history
     if before.system_identifier != now.system_identifier:
@@ -73,7 +73,7 @@ def judge(known: SourceIdentity, position: int, server: Server, now_s: int) -> H
 
 
 def another(known: SourceIdentity, server: Server, now_s: int, broken: str) -> HistoryVerdict:
-    """The same cluster with other WAL than the store followed."""
+    """Verdict for the same cluster with other WAL than the store followed."""
     # A timeline number beyond the known one is new; any other was that of other WAL once.
     restored = now_s if server.history.timeline <= known.history.timeline else 0
     history = server.history._replace(restored=restored)
@@ -85,12 +85,12 @@ def _went_back(position: int, server: Server) -> str | None:
         return None
     return (
         f"the server's WAL ends at {position_.text(server.position)}, before the stored position"
-        f" {position_.text(position)}: an earlier state of the database was put back"
+        f" {position_.text(position)}: an earlier state of the database was restored"
     )
 
 
 def _not_from(known: SourceIdentity, position: int, server: Server) -> str | None:
-    """Why a server on another timeline doesn't go on from the store's position."""
+    """Reason why a server on another timeline doesn't continue from the store's position."""
     before, now = known.history.timeline, server.history.timeline
     left = {switch.timeline: switch.position for switch in server.switches}
     if before not in left or now < before:
@@ -104,15 +104,15 @@ def _not_from(known: SourceIdentity, position: int, server: Server) -> str | Non
 
 
 def _other_switches(known: SourceIdentity, server: Server) -> str | None:
-    """The same numbers for other timelines: a backup that was restored more than once."""
+    """Reason why the same timeline numbers name other timelines: a backup was restored twice."""
     left = {switch.timeline: switch.position for switch in server.switches}
     for ancestor in known.ancestors:
         timeline = ancestor.history.timeline
         if left.get(timeline) != ancestor.until:
             there = "never" if timeline not in left else f"at {position_.text(left[timeline])}"
             return (
-                f"the server left timeline {timeline} {there}, what the store followed left it"
-                f" at {position_.text(ancestor.until)}: a backup was restored"
+                f"the server left timeline {timeline} {there}, the store's history left it at"
+                f" {position_.text(ancestor.until)}: a backup was restored"
             )
     return None
 

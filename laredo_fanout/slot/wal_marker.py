@@ -1,6 +1,6 @@
 """Checks that the server's WAL holds the message that the store read from it last.
 
-Only where the slot's confirmed position lies before that message: PostgreSQL writes the
+Only where the slot's confirmed position is before that message: PostgreSQL writes the
 position down with checkpoints, so after a crash it may be somewhat behind; after an earlier
 state of the disk was put back it is what it was then, and what follows is other WAL.
 """
@@ -49,7 +49,7 @@ _commit = Struct(">BQQ").unpack_from
 def differs_at(
     marker: Marker, options: SourceOptions, connection: Connection, stopping: threading.Event
 ) -> str | None:
-    """Why the WAL up to ``marker`` isn't the WAL that the store followed; None if it is.
+    """Reason why the WAL up to ``marker`` isn't the WAL that the store followed, or None.
 
     :raises SourceUnavailable: if the stream was cut, or we are ``stopping``.
     """
@@ -57,8 +57,8 @@ def differs_at(
     if _finds(search, options, connection, stopping):
         return None
     return (
-        f"the server's WAL at {position_.text(marker.position)} isn't what was there before:"
-        " an earlier state of the database was put back"
+        f"the server's WAL at {position_.text(marker.position)} isn't the WAL that the store"
+        " followed: an earlier state of the database was restored"
     )
 
 
@@ -69,7 +69,7 @@ def has_message(
     connection: Connection,
     stopping: threading.Event,
 ) -> bool:
-    """Whether the slot's stream has a message of ours with this content, up to ``until``.
+    """True if the slot's stream has a message of ours with this content, up to ``until``.
 
     :raises SourceUnavailable: if the stream was cut, or we are ``stopping``.
     """
@@ -79,7 +79,7 @@ def has_message(
 def _finds(
     search: _Search, options: SourceOptions, connection: Connection, stopping: threading.Event
 ) -> bool:
-    """Stream from the slot where it stands; nothing is confirmed, so it isn't moved.
+    """Stream from the slot's position; nothing is confirmed, so it isn't moved.
 
     ``connection`` is another one, to see that it is free again.
     """
@@ -118,7 +118,7 @@ class _Search:
     """A search of the stream for a message of ours, in the transaction that ends at ``position``.
 
     With ``anywhere`` in any one up to there. A copy that another program writes into the WAL
-    lies elsewhere.
+    is elsewhere.
     """
 
     def __init__(self, content: str, position: int, *, anywhere: bool) -> None:

@@ -84,9 +84,7 @@ def free(connection: Connection, slot: str, ours: Sequence[str]) -> bool:
     if row is not None and not row[0]:
         why = f"it was terminated and hasn't ended in {_PATIENCE_MS // 1000} s"
         raise _in_use(slot, found, why)
-    _log.warning(
-        "ended a walsender that an earlier connection of ours left", slot=slot, pid=found.pid
-    )
+    _log.warning("orphaned walsender terminated", slot=slot, pid=found.pid)
     return True
 
 

@@ -1,4 +1,4 @@
-"""A periodic snapshot's description: the small JSON file beside its rows."""
+"""A periodic snapshot's description: the small JSON file with its rows' file."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ class SnapshotInfo:
         return file_name(self.position, self.sequence)
 
     def to_bytes(self) -> bytes:
-        """The bytes of the JSON file beside the rows."""
+        """The bytes of the JSON file."""
         return orjson.dumps(
             {
                 "format": FORMAT,

@@ -1,4 +1,4 @@
-"""A copy of a table compared with the live incarnation beside it, block by block."""
+"""A copy of a table compared with the live incarnation, block by block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laredo_fanout.store.table import TableRecord
 
 
 class CopyTransaction(Protocol):
-    """What a comparison needs of the store's transaction."""
+    """Interface of a comparison to the store's transaction."""
 
     tables: dict[int, TableRecord]
 
@@ -62,7 +62,7 @@ class CopyComparison:
 
     @property
     def differs(self) -> bool:
-        """Whether a block that was compared differs."""
+        """True if a block that was compared differs."""
         return bool(self._differing)
 
     def publish(self, transaction: CopyTransaction, time_us: int) -> Iterator[None]:

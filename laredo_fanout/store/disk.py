@@ -23,9 +23,9 @@ _BASE_PAGES = 64
 _LARGEST_NODE = 2038
 """A value of more bytes is in pages of its own, whatever its key."""
 _NODE_BYTES = 16
-"""What a row's node takes beside its key and value."""
+"""Bytes of a row's node, in addition to its key and value."""
 _VALUE_NODE_BYTES = 48
-"""The same for a node of the journal, with its key."""
+"""Bytes of a node of the journal, with its key."""
 _LEAST_IN_A_LEAF = 1020
 """Bytes in the smaller half of a leaf that was split: the largest node may be in the other one."""
 _LEAVES_A_BRANCH = 2
@@ -83,7 +83,7 @@ class DiskSpace:
 
     @property
     def is_at_its_path(self) -> bool:
-        """Whether a later start would find this very file: not if it was deleted or replaced."""
+        """True if a later start would find this very file: it wasn't deleted or replaced."""
         try:
             there = self._path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -122,7 +122,7 @@ class DiskSpace:
         self._expected = self._bytes + size
 
     def reserve(self, changes: int, size: int) -> None:
-        """So many more puts and deletes, of so many bytes in all, in this transaction.
+        """Reserve space for puts and deletes of this transaction, of ``size`` bytes in all.
 
         :raises DiskFull: if the disk can't hold what they may need.
         """
@@ -131,7 +131,7 @@ class DiskSpace:
         self._ensure(min(self._used + self._bound(), self._max_pages))
 
     def reserve_values(self, *sizes: int) -> None:
-        """One more put for each of these values, of so many bytes, and one more change.
+        """One more put for each of these values, of this many bytes, and one more change.
 
         :raises DiskFull: if the disk can't hold what they may need.
         """
@@ -153,7 +153,7 @@ class DiskSpace:
         return _BASE_PAGES + leaves + branches + self._own_pages + self._used // 256
 
     def _missing(self, pages: int) -> int:
-        """Bytes beyond what is allocated: of so many pages, and what is expected beside them."""
+        """Bytes beyond what is allocated: of ``pages``, and those expected in addition."""
         to_come = max(0, self._expected - self._bytes)
         # A row is in a leaf and in the journal's own pages.
         pages += to_come // _LEAST_IN_A_LEAF + to_come // PAGE

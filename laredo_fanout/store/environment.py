@@ -23,7 +23,7 @@ from laredo_fanout.store.errors import (
 MAX_READERS = 1000
 MIN_SIZE = 1 << 20
 FILES = ("data.mdb", "lock.mdb", "server.lock")
-"""What is in a store's directory, by which it is known to be one."""
+"""Files of a store's directory, by which it is recognized."""
 _PAGE = disk.PAGE
 _META_PAGES = 2
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
@@ -135,7 +135,7 @@ def free_bytes(environment: Any, databases: Databases) -> int:
 
 
 def what_failed(directory: Path, failed: OSError) -> StoreError:
-    """What the operating system's error means for the store."""
+    """Typed error of the store for an error of the operating system."""
     why = failed.strerror or str(failed)
     if failed.errno in disk.NO_ROOM:
         return DiskFull(str(directory), MIN_SIZE, why)
@@ -143,7 +143,7 @@ def what_failed(directory: Path, failed: OSError) -> StoreError:
 
 
 def _what_failed(directory: Path, failed: lmdb.Error) -> StoreError:
-    """The same for LMDB's errors, which have the system's only in their text."""
+    """Typed error of the store for an LMDB error, whose text alone has the system's error."""
     for number in (*disk.NO_ROOM, *_FORBIDDEN):
         if os.strerror(number) in str(failed):
             return what_failed(directory, OSError(number, str(failed)))
@@ -151,7 +151,7 @@ def _what_failed(directory: Path, failed: lmdb.Error) -> StoreError:
 
 
 def check_format(directory: Path, stored: bytes | None) -> meta.StoreHead:
-    """What the store says of itself; a fresh one says nothing yet.
+    """Parse the store's head; a fresh store has none yet.
 
     :raises StoreFormatUnknown: if another version wrote it, in another format.
     :raises StoreDamaged: if it can't be read.

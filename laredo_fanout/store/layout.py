@@ -48,12 +48,12 @@ _U32_U64_U64 = Struct(">IQQ")
 
 
 def prefix(number: int) -> bytes:
-    """What stands before every key of this space or table."""
+    """Prefix of every key of this space or table."""
     return _U32.pack(number)
 
 
 def stored_key(space: bytes, key: bytes) -> bytes:
-    """Where the row with this key lies; ``space`` is a prefix."""
+    """Stored key of the row with this key; ``space`` is a prefix."""
     if len(key) <= LONGEST_KEY:
         return space + key
     digest = blake2b(key, digest_size=_DIGEST_BYTES).digest()
@@ -61,29 +61,29 @@ def stored_key(space: bytes, key: bytes) -> bytes:
 
 
 def stored_keys(space: bytes, keys: Sequence[bytes]) -> list[bytes]:
-    """Where the rows with these keys lie."""
+    """Stored keys of the rows with these keys."""
     if max(map(len, keys), default=0) > LONGEST_KEY:
         return [stored_key(space, key) for key in keys]
     return [space + key for key in keys]
 
 
 def is_cut(stored: bytes) -> bool:
-    """Whether the stored key (prefix included) isn't the whole row key."""
+    """True if the stored key (prefix included) isn't the whole row key."""
     return len(stored) == PREFIX_BYTES + CUT_KEY_BYTES
 
 
 def mark_key(kind: bytes, stored: bytes) -> bytes:
-    """Where the mark of this kind lies for a row stored there."""
+    """Key of the mark of this kind for a row stored there."""
     return stored[:PREFIX_BYTES] + kind + stored[PREFIX_BYTES:]
 
 
 def marked_key(mark: bytes) -> bytes:
-    """Where the row lies that this mark is about."""
+    """Stored key of the row that this mark is about."""
     return mark[:PREFIX_BYTES] + mark[PREFIX_BYTES + 1 :]
 
 
 def record_key(table_id: int, first_sequence: int) -> bytes:
-    """Where the journal record that begins with this sequence lies."""
+    """Key of the journal record that begins with this sequence."""
     return _U32_U64.pack(table_id, first_sequence)
 
 
@@ -93,7 +93,7 @@ def sequence_of(record: bytes) -> int:
 
 
 def position_key(table_id: int, position: int, sequence: int = 0) -> bytes:
-    """Where the journal record that ends at this position is found."""
+    """Index key of the journal record that ends at this position."""
     return _U32_U64_U64.pack(table_id, position, sequence)
 
 

@@ -46,7 +46,7 @@ _POSITION = Struct(">QQ")
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """Whose changes a store has: positions mean nothing elsewhere."""
+    """Source of a store's changes; its positions mean nothing elsewhere."""
 
     #: System identifier, timeline and database.
     history: History
@@ -85,7 +85,7 @@ class Marker(NamedTuple):
 
 
 class LastRecopy(NamedTuple):
-    """How a table's last re-copy ended."""
+    """Result of a table's last re-copy."""
 
     #: Unix time.
     ended_at: float
@@ -97,7 +97,7 @@ class LastRecopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreHead:
-    """What a store has once, beside its tables."""
+    """Data that a store has once, as opposed to once a table."""
 
     #: The environment's format number.
     format: int = FORMAT

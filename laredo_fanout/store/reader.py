@@ -15,7 +15,7 @@ from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.view import TableView, current, view_of
 
 RECORD_COST = 1500
-"""Reading a record costs as much as copying so many bytes: thousands of small ones aren't free."""
+"""Bytes whose copying costs as much as reading a record: thousands of small ones aren't free."""
 
 
 class StoreReader:
@@ -56,13 +56,13 @@ class StoreReader:
         return reader
 
     def source(self) -> SourceIdentity | None:
-        """Whose changes these are; None in a store that no session has used."""
+        """Source of these changes; None in a store that no session has used."""
         with self._environment.begin() as transaction:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
         return environment.check_format(self.path, stored).source
 
     def server_id(self) -> str:
-        """What was made up when the store was made."""
+        """Id that was generated when the store was created."""
         with self._environment.begin() as transaction:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
         return environment.check_format(self.path, stored).server_id
@@ -189,8 +189,8 @@ class StoreReader:
     ) -> int:
         """The first entry beyond ``position`` (``inclusive``: at or beyond it).
 
-        The newest sequence + 1 if there is none. Says nothing about entries
-        below the floor: compare with it first.
+        The newest sequence + 1 if there is none. Doesn't count entries below the floor: compare
+        with it first.
 
         :raises TableUnknown: if the table is gone.
         """

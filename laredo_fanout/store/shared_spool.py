@@ -1,8 +1,8 @@
 """The spool of a snapshot: rows that slow readers haven't taken yet, in one temporary file for all.
 
 A spool holds a snapshot's rows from some key on to the last one. The first reader that is too slow
-writes it from where it stands; one that stands before that writes only what lies between; all
-others write nothing. Each reads at its own offset.
+writes it from its position; one that is before that writes only what is between; all others write
+nothing. Each reads at its own offset.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ from laredo_model.files.record_file import RecordFile
 
 Pair = tuple[bytes, bytes]
 SnapshotId: TypeAlias = tuple[int, int, int]
-"""What says which rows they are: key space, incarnation and newest entry."""
+"""Identity of the rows: key space, incarnation and newest entry."""
 
 
 class SharedSpools:
@@ -50,7 +50,7 @@ class SharedSpools:
             self.bytes -= spool.close()
 
     def holds(self, snapshot: SnapshotId, after: bytes) -> bool:
-        """Whether a spool has all rows of the snapshot beyond this key already."""
+        """True if a spool already has all rows of the snapshot after this key."""
         with self._lock:
             spool = self._open.get(snapshot)
             return spool is not None and spool.holds(after)
@@ -125,7 +125,7 @@ class SharedSpool:
         self._writing = threading.Lock()
 
     def holds(self, after: bytes) -> bool:
-        """Whether all rows beyond this key are in it."""
+        """True if the spool has all rows after this key."""
         return bool(self._pieces) and self._pieces[0].after <= after
 
     def fill(self, after: bytes, batches: Iterable[list[Pair]]) -> None:

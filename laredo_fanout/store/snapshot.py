@@ -62,7 +62,7 @@ class Snapshot:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self.view.rows
 
     @property
@@ -72,17 +72,17 @@ class Snapshot:
 
     @property
     def age_s(self) -> float:
-        """How long the LMDB transaction has been open, in seconds; 0 once it is closed."""
+        """Time since the LMDB transaction was opened, in seconds; 0 once it is closed."""
         return monotonic() - self._opened if self._transaction is not None else 0.0
 
     @property
     def spooled_by_another(self) -> bool:
-        """Whether a reader of the same snapshot has written all that is left already."""
+        """True if a reader of the same snapshot has already written all remaining rows."""
         return self._spools.holds(self._id, self._last)
 
     @property
     def spilled(self) -> bool:
-        """Whether the rows come from a temporary file."""
+        """True if the rows come from a temporary file."""
         return self._spool is not None
 
     def batches(self, size: int = 1900) -> Iterator[Batch]:

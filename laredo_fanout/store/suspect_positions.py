@@ -9,9 +9,9 @@ from dataclasses import replace
 from laredo_fanout.store.table import SuspectRange, TableRecord
 
 _KEPT = 8
-"""However old they are: a session may stand within one of them."""
+"""However old they are: a session may be within one of them."""
 _MOST = 64
-"""Beyond so many a new range goes on from the one before it."""
+"""Number of ranges beyond which a new one goes on from the one before it."""
 
 
 def begun(record: TableRecord, start: int, because: str, *, unseen_after: int = 0) -> TableRecord:
@@ -45,8 +45,10 @@ def once_more(record: TableRecord, because: str) -> TableRecord:
 
 
 def ended(record: TableRecord, first: int, position: int, time_us: int) -> TableRecord:
-    """What differed is repaired at ``position``, unless more must be; ``first`` is the first entry
-    beyond the start."""
+    """End the suspect range at ``position``, where differences are repaired.
+
+    If another repair must follow, the range goes on. ``first`` is the first entry after its start.
+    """
     suspect_range = record.suspect_range
     assert suspect_range is not None
     if suspect_range.again:

@@ -1,4 +1,4 @@
-"""What the store knows of each table: its definition, and the figures that change with it."""
+"""The store's record of a table: its definition, and the figures that change with it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,13 +13,13 @@ from laredo_model.column import Column
 
 
 class Status(StrEnum):
-    """Where a table's incarnation stands.
+    """State of a table's incarnation.
 
     COPYING   rows arrive from copy and stream; nothing is shown to clients
     LIVE      consistent; every change enters the journal
     CLOSED    its schema changed: shown as it was, until the incarnation that
               is copied beside it is published
-    FAILED    ``error`` says why; nothing is shown
+    FAILED    ``error`` has the reason; nothing is shown
     """
 
     COPYING = "copying"
@@ -65,16 +65,18 @@ class SuspectRange(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Whether what differs isn't repaired yet."""
+        """True if the differences aren't repaired yet."""
         return not self.end
 
     def hides(self, position: int) -> bool:
-        """Whether the rows of this position aren't known to be the source's, and never will be."""
+        """True if the rows of this position may differ from the source's, for good."""
         return self.start < position < self.end
 
     def skips(self, position: int) -> bool:
-        """Whether the rows of this position were never here: the entries of the range don't lead
-        on from them."""
+        """True if the rows of this position were never here.
+
+        The entries of the range don't continue from them.
+        """
         return 0 < self.unseen_after < position < self.end
 
 
@@ -132,7 +134,7 @@ class TableRecord:
     suspect_ranges: tuple[SuspectRange, ...] = ()
 
     def same_definition(self, other: "TableRecord") -> bool:
-        """Whether at most the figures differ."""
+        """True if at most the figures differ."""
         return with_figures(self, figures_to_bytes(other)) == other
 
     @property
@@ -147,12 +149,12 @@ class TableRecord:
 
     @property
     def live(self) -> bool:
-        """Whether changes enter the journal."""
+        """True if changes enter the journal."""
         return self.status is Status.LIVE
 
     @property
     def shown(self) -> bool:
-        """Whether clients see it."""
+        """True if clients see it."""
         return self.status in (Status.LIVE, Status.CLOSED)
 
     @property
@@ -169,7 +171,7 @@ class TableRecord:
 
     @property
     def entries(self) -> int:
-        """How many entries the journal has."""
+        """Number of the journal's entries."""
         return self.sequence + 1 - self.oldest_sequence
 
 

@@ -61,12 +61,12 @@ class Transaction:
 
     @property
     def head(self) -> StoreHead:
-        """What the store knows of itself, as it is so far."""
+        """Head of the store, as this transaction has it so far."""
         return self._context.head
 
     @property
     def left_garbage(self) -> bool:
-        """Whether rows or journal records are to be removed later."""
+        """True if rows or journal records are to be removed later."""
         return self._context.left_garbage
 
     # ------------------------------------------------------------------ tables
@@ -81,7 +81,7 @@ class Transaction:
         identity: str = "",
         copy: dict[str, Any] | None = None,
     ) -> TableRecord:
-        """A new incarnation of a table, COPYING, beside any there is of this name."""
+        """A new incarnation of a table, COPYING, in addition to any existing one of this name."""
         table_id, self._context.head = self.head.take_table()
         space = self._context.take_space()
         before = [
@@ -147,9 +147,9 @@ class Transaction:
     def begin_suspect_range(
         self, table_id: int, because: str, *, again: bool = False, unseen: bool = False
     ) -> TableRecord:
-        """The table may have rows that went with their partition, or lack some: from where it
-        was verified on, until a re-copy's differences are repaired; ``again``: until those of the
-        re-copy after the one that is under way are. ``unseen``: what comes stands for all
+        """The table may have rows that went with their partition, or lack some: from where it was
+        verified on, until a re-copy's differences are repaired; ``again``: until those of the
+        re-copy after the one that is under way are. ``unseen``: what comes replaces all
         transactions since the table's position.
         """
         record = self._record(table_id)
@@ -175,7 +175,7 @@ class Transaction:
         self._applying.forget(table_id)
 
     def set_source(self, source: SourceIdentity) -> None:
-        """Whose changes these are from now on; another history or slot starts at position 0."""
+        """Set the source of later changes; another history or slot starts at position 0."""
         if source != self.head.source:
             self._context.head = replace(self.head, source=source)
             self.position = self.time_us = 0
@@ -185,7 +185,7 @@ class Transaction:
         self._context.head = replace(self.head, streams=names)
 
     def set_last_recopy(self, table: str, ended: LastRecopy | None) -> None:
-        """How this table's last re-copy ended; None: forget it."""
+        """Set the result of this table's last re-copy; None forgets it."""
         others = {name: last for name, last in self.head.last_recopies.items() if name != table}
         kept = others if ended is None else {**others, table: ended}
         self._context.head = replace(self.head, last_recopies=kept)
@@ -228,7 +228,7 @@ class Transaction:
             pass
 
     def apply_in_pieces(self, table_id: int, changes: TableChanges) -> Iterator[None]:
-        """The same, stopping after each bounded piece, half a millisecond's; take it to its end."""
+        """Apply changes in bounded pieces of half a millisecond; iterate to the end."""
         return self._applying.take(self._record(table_id), changes)
 
     def fill(
@@ -252,7 +252,7 @@ class Transaction:
         return added
 
     def numbered(self, table_id: int, digests: Sequence[bytes]) -> list[bytes]:
-        """Keys for rows that are added to a table without a key, as ``Rows.numbered`` says."""
+        """Keys for rows that are added to a table without a key, as in ``Rows.numbered``."""
         return self._spaces.rows_of(self._record(table_id)).numbered(digests)
 
     def partial_keys(self, table_id: int) -> Iterator[bytes]:

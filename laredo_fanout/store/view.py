@@ -29,22 +29,22 @@ class TableView:
 
     @property
     def status(self) -> Status:
-        """Where the incarnation stands."""
+        """State of the incarnation."""
         return self.record.status
 
     @property
     def shown(self) -> bool:
-        """Whether clients see it: LIVE, or CLOSED while its next incarnation is copied."""
+        """True if clients see it: LIVE, or CLOSED while its next incarnation is copied."""
         return self.record.shown
 
     @property
     def live(self) -> bool:
-        """Whether changes still come."""
+        """True if changes still come."""
         return self.record.live
 
     @property
     def error(self) -> str:
-        """Why it failed."""
+        """Reason of its failure."""
         return self.record.error
 
     @property
@@ -74,41 +74,41 @@ class TableView:
 
     @property
     def entries(self) -> int:
-        """How many entries the journal has."""
+        """Number of the journal's entries."""
         return self.record.entries
 
     @property
     def rows(self) -> int:
-        """How many rows the table has."""
+        """Number of the table's rows."""
         return self.record.rows
 
     @property
     def boundary(self) -> int:
-        """What is kept of the table may end at a position up to here.
+        """Last position at which an artifact of the table may end.
 
-        A catalog snapshot of the source has shown that no value up to here was rewritten in
-        silence; never beyond ``position``.
+        A catalog snapshot of the source has shown that silent DDL rewrote no value up to here. It
+        is never after ``position``.
         """
         return min(self.record.boundary, self.position)
 
     def boundary_at(self, position: int) -> int:
-        """The same for whoever has the rows of ``position``.
+        """Last position at which an artifact may end, for a reader with the rows of ``position``.
 
-        If these will never be known to be the source's, it goes no further than the last that are.
+        If these rows may differ from the source's for good, it is the last position before them.
         """
         starts = [each.start for each in self.record.suspect_ranges if each.hides(position)]
         return min(self.boundary, *starts) if starts else self.boundary
 
     def suspect(self, position: int) -> bool:
-        """Whether the rows of this position will never be known to be the source's."""
+        """True if the rows of this position may differ from the source's, for good."""
         return any(each.hides(position) for each in self.record.suspect_ranges)
 
     def leads_on_from(self, position: int) -> bool:
-        """Whether the journal has all that makes the rows now of those at ``position``."""
+        """True if the journal has every change from the rows at ``position`` to today's."""
         return self.floor <= position <= self.position and not self.skips(position)
 
     def skips(self, position: int) -> bool:
-        """Whether this is a relay that has never had the rows of this position."""
+        """True if this is a relay that has never had the rows of this position."""
         return any(each.skips(position) for each in self.record.suspect_ranges)
 
     @property
@@ -128,6 +128,6 @@ def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
 
 
 def current(records: list[TableRecord]) -> TableRecord | None:
-    """Which incarnation of a table stands for it: the shown one, else the newest."""
+    """The incarnation that represents a table: the shown one, else the newest."""
     shown = [record for record in records if record.shown]
     return max(shown or records, key=lambda record: record.incarnation, default=None)

@@ -95,12 +95,12 @@ class Store:
 
     @property
     def source(self) -> SourceIdentity | None:
-        """Whose changes these are; None in a fresh store."""
+        """Source of these changes; None in a fresh store."""
         return self._head.source
 
     @property
     def server_id(self) -> str:
-        """What was made up when the store was made."""
+        """Id that was generated when the store was created."""
         return self._head.server_id
 
     @property
@@ -115,7 +115,7 @@ class Store:
 
     @property
     def last_recopies(self) -> Mapping[str, LastRecopy]:
-        """How tables' last re-copies ended, by qualified name."""
+        """Results of tables' last re-copies, by qualified name."""
         return self._head.last_recopies
 
     @property
@@ -135,7 +135,7 @@ class Store:
 
     @property
     def catchup_plan(self) -> bytes | None:
-        """How a backlog was split, as ``Transaction.set_catchup_plan`` was given it."""
+        """Plan of a split backlog, as ``Transaction.set_catchup_plan`` was given it."""
         return self._catchup_plan
 
     @property
@@ -145,7 +145,7 @@ class Store:
 
     @property
     def free_bytes(self) -> int:
-        """What the store can still take (laredo_store_free_bytes)."""
+        """Number of bytes that the store can still take (laredo_store_free_bytes)."""
         return environment.free_bytes(self._environment, self._databases)
 
     def check_reachable(self) -> None:
@@ -287,4 +287,4 @@ class Store:
         self._checked_readers = now
         dead = self._environment.reader_check()
         if dead:
-            log.info("store_readers_cleared", path=str(self.path), dead=dead)
+            log.info("store readers cleared", path=str(self.path), dead=dead)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CopyProgress(NamedTuple):
-    """How far a copy is."""
+    """Progress of a copy."""
 
     #: What is being done for it, in a word or two.
     phase: str
@@ -38,7 +38,7 @@ class CopyProgress(NamedTuple):
 
     @property
     def fraction(self) -> float:
-        """How much of it is done, 0 to 1."""
+        """Finished share, 0 to 1."""
         if self.estimated_rows:
             return min(1.0, self.rows / self.estimated_rows)
         return self.ranges_done / self.ranges if self.ranges else 0.0
@@ -163,7 +163,7 @@ class IngestStatus:
 
 @dataclass
 class Counters:
-    """What is counted over all sessions of the stream; the ingest thread alone adds."""
+    """Counters over all sessions of the stream; only the ingest thread adds to them."""
 
     #: Changes of the stream, by action.
     changes: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))

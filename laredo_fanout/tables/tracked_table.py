@@ -59,12 +59,13 @@ class TrackedTable:
     repair_at: float = 0.0
 
     def may_have_been_partition(self, source: SourceTable) -> bool:
-        """Whether its changes may have come as another table's since the version that is known."""
+        """True if its changes may have come as another table's since the known version."""
         assert self.version is not None
         return source.is_partition or source.version.attributes != self.version.attributes
 
     def resume(self, record: TableRecord, snapshot: CatalogSnapshot) -> None:
-        """Take up the store's incarnation; ``closing`` says why it can't go on, if it can't."""
+        """Take up the store's incarnation; ``closing`` is the reason why it can't go on, if it
+        can't."""
         source = snapshot.tables.get(record.qualified)
         kept = shape_.from_json(record.copy)
         self.table_id = record.id

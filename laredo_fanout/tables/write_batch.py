@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 OnCommit = Callable[[CommitInfo], None]
 
 _SHARE = 10
-"""Under load at most one part in so many of the time goes into commits."""
+"""Divisor of the time: under load at most a tenth of it goes into commits."""
 _SHORTEST_INTERVAL = 0.05
 _UNNOTICED = 5
-"""Who is late anyway doesn't notice one part in so many more."""
+"""Divisor of the stream's lag: at a lag of L seconds, commits may be L/5 apart."""
 
 
 class _Abandoned(Exception):
@@ -65,7 +65,7 @@ class WriteBatch:
 
     @property
     def is_open(self) -> bool:
-        """Whether something isn't committed yet."""
+        """True if something isn't committed yet."""
         return self._transaction is not None
 
     @property
@@ -77,12 +77,12 @@ class WriteBatch:
         return self._transaction
 
     def interval(self, behind: float, *, waiting: bool) -> float:
-        """How long to gather under load before the next commit, in seconds.
+        """Time to gather changes under load before the next commit, in seconds.
 
-        Of a commit half the work is for pages that each commit writes again, whatever it changes
-        in them: fewer are better where nobody sees the delay. That is for rows that are only
-        copied, and in a backlog, whose newest change was committed ``behind`` seconds ago.
-        ``waiting``: changes of the stream are there that aren't written yet.
+        Half of a commit's work is for pages that each commit writes again, whatever it changes in
+        them. So commits are fewer where nobody sees the delay: for rows that are only copied, and
+        in a backlog, whose newest change was committed ``behind`` seconds ago. ``waiting``: the
+        stream has changes that aren't written yet.
         """
         shortest, longest = _SHORTEST_INTERVAL, self._intervals.backlog
         if waiting or self._tables or self._when_durable:
@@ -183,11 +183,11 @@ class WriteBatch:
 
     @property
     def awaited(self) -> bool:
-        """Whether something waits for the next commit."""
+        """True if something waits for the next commit."""
         return bool(self._when_durable)
 
     def generation(self, table_id: int) -> int:
-        """How often the table was truncated, as far as changes were written."""
+        """Number of the table's truncations, as far as changes were written."""
         return self.table(table_id).generation
 
     def abandon(self, because: Exception | None = None) -> None:

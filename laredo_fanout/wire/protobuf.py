@@ -61,7 +61,7 @@ class RepeatedBytes:
         self._heads = [self._tag + size for size in _VARINTS[: 1 << 12]]
 
     def pieces(self, values: Sequence[bytes]) -> list[bytes]:
-        """What a join turns into the field: head, value, head, value, ..."""
+        """Pieces that a join turns into the field: head, value, head, value, ..."""
         heads = self._heads
         limit = len(heads)
         pieces = [b""] * (2 * len(values))

@@ -1,4 +1,4 @@
-"""When the certificates that a configuration names expire: for ``check``, the log and metrics."""
+"""Expiry of the certificates that a configuration names: for ``check``, the log and metrics."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from cryptography import x509
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 WARN_DAYS = (30, 7, 1)
-"""So many days before its end a certificate is logged."""
+"""Days before its end at which a certificate is logged."""
 _CHECK_EVERY_S = 600.0
 
 log = structlog.get_logger("laredo.certificates")
@@ -33,7 +33,7 @@ class Certificate:
     any_will_do: bool = False
 
     def expiry(self) -> datetime:
-        """When it can't be used any more.
+        """Date after which it can't be used.
 
         :raises CertificateUnreadable: if the file can't be read, or holds no certificate.
         """
@@ -73,7 +73,7 @@ class CertificateWatch:
             await asyncio.sleep(_CHECK_EVERY_S)
 
     def check(self, now: datetime) -> None:
-        """Read the files, and log what is new to say of them at this time."""
+        """Read the files, and log new findings."""
         for certificate in self._certificates:
             try:
                 expiry = certificate.expiry()
@@ -106,14 +106,17 @@ class CertificateWatch:
                 path=str(certificate.path),
                 expiry=expiry.isoformat(),
                 days=max(0, left.days),
-                cure="put a new one in its place; it is read without a restart",
+                cure=(
+                    "replace the certificate's file; the program reads the new one without a"
+                    " restart"
+                ),
             )
 
     def families(self, prefix: str) -> Iterator[Metric]:
         """The metric of the expiries, as they were at the last :meth:`read`."""
         gauge = GaugeMetricFamily(
             f"{prefix}_certificate_expiry_timestamp_seconds",
-            "When the certificate of this configuration path expires (Unix time)",
+            "Unix time at which the certificate of this configuration path expires",
             labels=["certificate"],
         )
         for name, expiry in self._expiries.items():

@@ -35,7 +35,7 @@ def parse_http(text: str) -> datetime:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """The same time in UTC; without an offset it is in UTC already.
+    """Convert a time to UTC; without an offset it is in UTC already.
 
     :raises BadTime: if it is outside of the years 1 to 9999 there.
     """

@@ -45,10 +45,10 @@ def _tighten(directory: Path, marks: Collection[str]) -> None:
     if found.st_mode & _OTHERS:
         mode = stat.filemode(found.st_mode)
         if found.st_uid != os.geteuid() or (names and not names & set(marks)):
-            log.warning("directory is open to others, and not ours", path=str(directory), mode=mode)
+            log.warning("directory left open to others: not ours", path=str(directory), mode=mode)
             return
         directory.chmod(_DIRECTORY)
-        log.warning("directory was open to others, closed it", path=str(directory), mode=mode)
+        log.warning("directory closed to others", path=str(directory), mode=mode)
     for name in names & set(marks):
         _tighten_file(directory / name)
 

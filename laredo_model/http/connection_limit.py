@@ -9,7 +9,7 @@ MAX_CONNECTIONS = 128
 
 
 class LimitedConnection(Protocol):
-    """What the limit needs of a connection."""
+    """Interface of the limit to a connection."""
 
     def end(self, why: EndReason) -> None:
         """Close it now."""

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 
 class EndReason(StrEnum):
-    """Why this program ended a connection."""
+    """Reason why this program ended a connection."""
 
     SLOW = "slow"
     """Its request wasn't whole, or its answer not read, in time."""
@@ -21,7 +21,7 @@ class EndReason(StrEnum):
 
 @dataclass
 class HttpCounts:
-    """How many connections were ended, by reason, and how many couldn't be accepted."""
+    """Counters of ended connections, by reason, and of those that couldn't be accepted."""
 
     #: Connections that this program ended.
     ended: Counter[EndReason] = field(default_factory=Counter)

@@ -15,6 +15,6 @@ class Exposition(NamedTuple):
 
 
 def exposed(registry: CollectorRegistry, accept: str) -> Exposition:
-    """What the registry has, in the format that the request's Accept header asks for."""
+    """The registry's metrics, in the format that the request's Accept header asks for."""
     encoder, content_type = choose_encoder(accept)
     return Exposition(encoder(registry), content_type)

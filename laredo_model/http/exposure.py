@@ -24,7 +24,7 @@ def listening_host(configured: str | None, *, protected: bool) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a listener on ``host``."""
+    """True if only this machine reaches a listener on ``host``."""
     if host.lower() == "localhost":
         return True
     address = ip_address(host)

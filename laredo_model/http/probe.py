@@ -13,7 +13,7 @@ _SERVING = frozenset({200, 401})
 
 
 def serves(port: int) -> bool:
-    """Whether a program there answers that it serves."""
+    """True if a program on this port answers that it serves."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
     try:
         connection.request("GET", "/health/serving")

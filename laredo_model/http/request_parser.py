@@ -34,7 +34,7 @@ class RequestParser(h11.Connection):
 
     @property
     def trailing_data(self) -> tuple[bytes, bool]:
-        """What was received and isn't parsed; whether the client has closed."""
+        """Received bytes that aren't parsed yet, and True if the client has closed."""
         ahead, closed = super().trailing_data
         return ahead + self._received, closed
 

@@ -22,14 +22,15 @@ class HttpSettings(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the HTTP side; 0: any free one."""
     token: Secret | None = None
-    """Every request must bring it, as ``Authorization: Bearer``, but for ``public``."""
+    """Token that every request must have as ``Authorization: Bearer``, except those of ``public``.
+    """
     token_file: Path | None = None
     """A file with the token alone, in place of ``token``."""
     public: tuple[Literal["health", "metrics"], ...] = ()
-    """What is answered to everybody all the same: ``health``, ``metrics``."""
+    """Paths that need no token all the same: ``health``, ``metrics``."""
     allowed_hosts: tuple[str, ...] = ()
-    """Without a token: names by which this listener is reached, beside its IP addresses,
-    localhost and ``host``; ``.example.com`` stands for all below it."""
+    """Without a token: names by which this listener may be called, in addition to its IP addresses,
+    localhost and ``host``; ``.example.com`` includes all names below it."""
 
     @property
     def listening_host(self) -> str:
@@ -54,7 +55,7 @@ class HttpSettings(Section):
         for name in names:
             if not _NAME.fullmatch(name):
                 raise ValueError(
-                    f'"{name}" is no name; write fanout or .example.com, without a port'
+                    f'"{name}" is not a name; write fanout or .example.com, without a port'
                 )
         return names
 

@@ -1,1 +1,1 @@
-"""What a running program says of itself: its build, its memory."""
+"""Facts about a running program: its build, its memory."""

@@ -23,7 +23,7 @@ def version() -> str:
 
 @cache
 def commit() -> str:
-    """The commit as the build wrote it; of a work tree what git says; else ``unknown``.
+    """The commit as the build wrote it; of a work tree git's; else ``unknown``.
 
     ``-dirty`` at its end: files had been changed since.
     """

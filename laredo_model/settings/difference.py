@@ -1,4 +1,4 @@
-"""What differs between two configurations of a running program, and what of it can be taken up."""
+"""Difference of two configurations of a running program, and the part that applies live."""
 
 from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ class TakenUp(NamedTuple, Generic[S]):
 
 
 NeedsRestart = Callable[[Path, object, object], bool]
-"""Whether a path's value can't be taken up; called with its values before and now."""
+"""Predicate for values that apply after a restart only; called with those before and now."""
 
 
 def take_up(before: S, new: S, needs_restart: NeedsRestart) -> TakenUp[S]:
@@ -34,7 +34,7 @@ def take_up(before: S, new: S, needs_restart: NeedsRestart) -> TakenUp[S]:
 
 
 def below(*prefixes: Iterable[str | int]) -> Callable[[Path], bool]:
-    """Whether a path is one of these or below; ``*`` stands for any name."""
+    """Predicate for paths that are one of these or below; ``*`` matches any name."""
     wanted = [tuple(prefix) for prefix in prefixes]
 
     def is_below(path: Path) -> bool:

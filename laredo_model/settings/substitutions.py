@@ -1,9 +1,9 @@
 """Values of a HOCON tree: substitutions, merged blocks and put-together values, by HOCON's rules.
 
 A path has a stack of layers, the values that it was given. The last one counts; if it is an
-undefined optional substitution, the one before it does; blocks are merged. A substitution stands
-for the final value of its path. One that names its own key, or a path below, stands for what the
-layers before it give.
+undefined optional substitution, the one before it does; blocks are merged. A substitution is
+replaced by the final value of its path. One that names its own key, or a path below, is replaced by
+what the layers before it give.
 """
 
 import os
@@ -31,7 +31,7 @@ _MOST_VALUES = 1_000_000
 
 @dataclass
 class Configuration:
-    """What the files of a program come to."""
+    """Configuration that a program's files define."""
 
     values: dict[str, Any]
     #: ``file:line`` of each path.
@@ -111,7 +111,7 @@ class _Known(Node):
 
 @dataclass(eq=False)
 class _BlockMember(Node):
-    """A layer: the value at ``keys`` of the block that ``whole`` stands for, if it is one."""
+    """A layer: the value at ``keys`` of the value of ``whole``, if that is a block."""
 
     whole: Node
     keys: Keys
@@ -255,7 +255,7 @@ class _Resolution:
         return self._counted(_Value(text, 1 + len(text), whole.place), whole)
 
     def _referred_to(self, substitution: Substitution, keys: Keys) -> _Value | None:
-        """The value at ``keys`` of what a substitution stands for; None if it is undefined."""
+        """The value at ``keys`` of a substitution's value; None if it is undefined."""
         known = (substitution, keys)
         if known not in self._referred:
             self.substituted.add((*substitution.prefix, *substitution.keys)[0])
@@ -295,7 +295,7 @@ class _Resolution:
         return self._counted(found, substitution)
 
     def _targets(self, substitution: Substitution) -> list[list[Node]]:
-        """The layers that a substitution stands for: of the nearest path first."""
+        """The layers of a substitution's value: of the nearest path first."""
         paths = dict.fromkeys([(*substitution.prefix, *substitution.keys), substitution.keys])
         found = []
         own = substitution.field
@@ -310,7 +310,7 @@ class _Resolution:
         return found
 
     def _is_hiding(self, layer: _BlockMember) -> bool:
-        """Whether a layer without the wanted member isn't a block, and so hides earlier ones."""
+        """True if a layer without the wanted member isn't a block, and so hides earlier ones."""
         above: list[Node] = [layer.whole]
         for depth in range(len(layer.keys)):
             if self._is_plain(self._inside(above, layer.keys[:depth])):
@@ -318,7 +318,7 @@ class _Resolution:
         return False
 
     def _is_plain(self, layers: Sequence[Node]) -> bool | None:
-        """Whether the value is no block; None if there is none."""
+        """True if the value isn't a block; None if there is no value."""
         for layer in reversed(layers):
             if isinstance(layer, _Hidden):
                 return None
@@ -349,7 +349,7 @@ class _Resolution:
         if self._size > _MOST_VALUES:
             self._refuse(
                 node,
-                f"substitutions (${{...}}) come to more than {_MOST_VALUES:,} values or characters;"
+                f"substitutions (${{...}}) make more than {_MOST_VALUES:,} values or characters;"
                 " are there lines that each substitute the one before them several times?",
             )
         return value
@@ -360,7 +360,7 @@ class _Resolution:
 
 
 def _is_no_block(layer: Node) -> bool:
-    """Whether a layer can't be a block, whatever its substitutions stand for."""
+    """True if a layer can't be a block, whatever its substitutions are replaced by."""
     parts = layer.parts if isinstance(layer, Concatenation) else [layer]
     return any(isinstance(part, Scalar | Array) for part in parts)
 

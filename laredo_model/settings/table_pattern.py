@@ -1,4 +1,4 @@
-"""A pattern of tables' names: ``*`` stands for any characters, everything else for itself."""
+"""A pattern of tables' names: ``*`` matches any characters, everything else for itself."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -19,8 +19,7 @@ class TableName(NamedTuple):
 class TablePattern:
     """Patterns of schema and table, and what they leave out.
 
-    ``exclude`` has patterns of ``schema.table``; without a dot they stand for that table in any
-    schema.
+    ``exclude`` has patterns of ``schema.table``; without a dot they match that table in any schema.
     """
 
     schema: str
@@ -28,13 +27,13 @@ class TablePattern:
     exclude: tuple[str, ...] = ()
 
     def matches(self, name: TableName) -> bool:
-        """Whether it stands for this table."""
+        """True if the pattern matches this table."""
         if not (_fits(self.schema, name.schema) and _fits(self.table, name.table)):
             return False
         return not any(_leaves_out(pattern, name) for pattern in self.exclude)
 
     def of(self, names: Iterable[TableName]) -> Iterator[TableName]:
-        """Those that it stands for."""
+        """The tables that it matches."""
         return filter(self.matches, names)
 
 

@@ -68,7 +68,7 @@ class CatalogKeeper:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _follow_tables(self) -> None:
-        """Of a table that joins nothing is known at the positions of before."""
+        """Forget earlier positions if a table joins: they are unknown for it."""
         tables = {writer.config.name for writer in self._writers() if not writer.final}
         if not tables <= self._tables:
             self._boundaries.clear()
@@ -153,7 +153,7 @@ class _Catalog:
         boundaries: Sequence[GroupBoundary],
         interval: float,
     ) -> bool:
-        """Whether something new is to be written now; positions at most every ``interval``."""
+        """True if a new catalog is to be written now; new positions at most every ``interval``."""
         now = time.monotonic()
         if self._writing is not None or now < self._not_before:
             return False
@@ -168,7 +168,7 @@ class _Catalog:
         entries: Mapping[str, CatalogEntry],
         boundaries: list[GroupBoundary],
     ) -> None:
-        """Write it, beside everything else."""
+        """Write it, while everything else goes on."""
         self._writing = asyncio.create_task(self._write(executor, entries, boundaries))
 
     async def _write(

@@ -142,7 +142,7 @@ async def _snapshot_all(writers: Writers, tables: Sequence[str], *, wait: bool) 
 
 
 async def _written(asked: Mapping[str, "asyncio.Future[int]"]) -> dict[str, dict[str, Any]]:
-    """What became of each base that was asked for."""
+    """Result of each base that was requested."""
     waiting = (asyncio.shield(future) for future in asked.values())
     results = await asyncio.gather(*waiting, return_exceptions=True)
     return {

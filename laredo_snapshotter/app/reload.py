@@ -67,11 +67,11 @@ class WriterReload:
                 self._running.change_patterns(patterns)
                 return _logged(done)
             except (SettingsError, ConfigRefused, AwsError) as wrong:
-                log.error("configuration not taken up; nothing has changed", error=str(wrong))
+                log.error("configuration not reloaded", error=str(wrong))
                 raise ReloadImpossible(str(wrong)) from wrong
 
     async def follow_patterns(self, found: Found) -> None:
-        """Write the tables that the servers have now, of those that patterns stand for."""
+        """Write the tables that the servers have now, of those that patterns match."""
         async with self._one:
             self._found = found
             if self._running.is_stopping():
@@ -79,11 +79,11 @@ class WriterReload:
             try:
                 done = await self._take_up(self._block, self._of(self._block))
             except (ConfigRefused, AwsError) as wrong:
-                log.error("patterns can't be followed; nothing changes", error=str(wrong))
+                log.error("patterns not applied", error=str(wrong))
                 return
             if done["added"] or done["removed"]:
                 log.info(
-                    "tables come and go with the server's",
+                    "tables added or removed by pattern",
                     added=done["added"],
                     removed=done["removed"],
                 )
@@ -136,10 +136,10 @@ def _full(paths: tuple[str, ...]) -> list[str]:
 
 
 def _logged(done: dict[str, Any]) -> dict[str, Any]:
-    log.info("configuration taken up", **done)
+    log.info("configuration reloaded", **done)
     if done["needs_restart"]:
         log.warning(
-            "what was changed here needs a restart; until then it is as it was",
+            "changed settings left until a restart",
             paths=done["needs_restart"],
         )
     return done

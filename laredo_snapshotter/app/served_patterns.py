@@ -14,11 +14,11 @@ from laredo_snapshotter.table_patterns import Found, ServedPattern
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 5.0
-"""How often a server is asked, in seconds."""
+"""Interval at which a server is asked, in seconds."""
 
 
 class ServedPatterns:
-    """Follows the tables that patterns stand for. All methods belong to one event loop.
+    """Follows the tables that patterns match. All methods belong to one event loop.
 
     A table is gone only when two answers in a row lack it; while a server doesn't answer all stay.
     """
@@ -32,7 +32,7 @@ class ServedPatterns:
         """``patterns``: each with its configuration path. ``found`` is called with all tables when
         they are others than before."""
         self.rounds = 0
-        """How often all servers were asked."""
+        """Number of times that all servers were asked."""
         self._interval = interval
         self._patterns = dict(patterns)
         self._found = found
@@ -89,7 +89,7 @@ class ServedPatterns:
             if isinstance(error, InvalidRequest):
                 why = f"{endpoint.server} is too old for patterns: update it, or list the tables"
             if self._problems.get(endpoint) != why:
-                log.warning("a server's tables aren't known; asked again", error=why)
+                log.warning("server's tables not read; retry scheduled", error=why)
             self._problems[endpoint] = why
             return None
         self._problems.pop(endpoint, None)

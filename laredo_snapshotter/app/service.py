@@ -138,7 +138,7 @@ class Service:
         for danger in self._settings.dangers:
             log.warning(danger)
         log.info(
-            "started",
+            "writer started",
             version=build.version(),
             commit=build.commit(),
             http=exposure.local_url(self._settings.listening_host, listener.getsockname()[1]),
@@ -197,11 +197,11 @@ class Service:
 
     def _stop(self, number: int) -> None:
         if self._stopping.is_set():
-            log.warning("second signal: ends at once", signal=signal.Signals(number).name)
+            log.warning("second signal received", signal=signal.Signals(number).name)
             code = self._exit_code()
             sys.stderr.flush()
             os._exit(code)
-        log.info("stopping", signal=signal.Signals(number).name)
+        log.info("shutdown started", signal=signal.Signals(number).name)
         self._stopping.set()
 
     def _exit_code(self) -> int:
@@ -209,7 +209,7 @@ class Service:
         unwritten = {writer.config.name: writer.left for writer in self._writers.all if writer.left}
         for name, left in unwritten.items():
             left.log(name)
-        log.info("stopped", not_written=list(unwritten))
+        log.info("writer stopped", not_written=list(unwritten))
         if unwritten:
             return NOT_WRITTEN
         return CRASHED if self._crashed else 0

@@ -17,8 +17,8 @@ from laredo_snapshotter.table.writer import TableWriter
 log = structlog.get_logger(__name__)
 
 HANG_S = 7.0
-"""What a table's writer may take to end, beside its last diffs: with 20 s for those all is over
-before the 30 s that Kubernetes waits."""
+"""Time for the end of a table's writer after its last diffs: with 20 s for those everything has
+ended before the 30 s that Kubernetes waits."""
 
 Supervised: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 """Runs a part of the program, by its name, in a task whose crash is noticed."""
@@ -87,7 +87,7 @@ class TableWriters:
         return ending
 
     async def stop(self) -> None:
-        """The same for all of them, which are shown until the end."""
+        """Stop all writers; /status shows them until the end."""
         for task in (self._cutting, self._keeping):
             if task is not None:
                 task.cancel()

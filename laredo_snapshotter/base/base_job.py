@@ -83,7 +83,7 @@ class BaseJob:
         reason: str | None,
     ) -> None:
         """``continues``: it is the state that the diffs before it lead to; if it isn't,
-        ``reason`` says why."""
+        ``reason`` is the reason."""
         self.began = began
         self.history = history
         self.columns = columns
@@ -102,7 +102,7 @@ class BaseJob:
 
     @property
     def whole(self) -> bool:
-        """Whether all its rows are there and its commit was asked for."""
+        """True if all its rows are there and its commit was requested."""
         return self._put.done() and not self._put.cancelled()
 
     async def write(self, keys: list[bytes], lines: list[bytes]) -> None:
@@ -118,7 +118,7 @@ class BaseJob:
     async def finish(self, end: SnapshotEnd) -> None:
         """All rows are there: have the base, which is in no manifest yet, committed.
 
-        :raises SnapshotDamaged: if it isn't what the server says it sent.
+        :raises SnapshotDamaged: if it isn't what the server reports to have sent.
         :raises CommitUnavailable: if a destination is unavailable; the base has to be made again.
         """
         await self._written()

@@ -1,4 +1,4 @@
-"""Whether what a stream brings continues the archive's epoch, and why it doesn't if it doesn't."""
+"""Decision if a stream's changes continue the archive's epoch, or why they begin another one."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from laredo_model.history import History
 def why_new_epoch(
     head: Head | None, columns: tuple[Column, ...], history: History, sent_reason: str
 ) -> str | None:
-    """Why a base doesn't continue what ``head`` ends; None if there is nothing before it.
+    """Reason why a base begins a new epoch after ``head``; None if there is nothing before it.
 
     ``sent_reason`` is the server's.
     """

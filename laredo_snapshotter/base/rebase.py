@@ -29,7 +29,7 @@ ATTEMPTS = 10
 """Second streams to open until one's snapshot isn't older than the live stream."""
 
 OPENING_S = 60.0
-"""How long the live stream is held for the second one to begin."""
+"""Time for which the live stream is held for the second one to begin."""
 
 _AGAIN = Backoff(initial=0.05, maximum=2.0)
 
@@ -78,7 +78,7 @@ class Rebase:
         """
         async with AsyncExitStack() as streams:
             begun, cut = await self._begin(streams)
-            self._log.info("re-base begins", position=position_.text(begun.position))
+            self._log.info("re-base started", position=position_.text(begun.position))
             history = begun.handshake.history
             assert history is not None, "it is the archive's head's"
             self._job = job = await base_job.begin(
@@ -116,7 +116,9 @@ class Rebase:
                     self._check(begun.handshake)
                     if feed.cuts.position is not None and begun.position >= feed.cuts.position:
                         return begun, feed.cuts.cut_exactly(begun.position)
-                    self._log.info("snapshot too old", position=position_.text(begun.position))
+                    self._log.info(
+                        "snapshot discarded: too old", position=position_.text(begun.position)
+                    )
                     await streams.aclose()
                     await asyncio.sleep(_AGAIN.delay(attempt))
         except TimeoutError:
@@ -146,7 +148,7 @@ class Rebase:
     def _check(self, handshake: Handshake) -> None:
         head = self._archive.head
         if not self._feed.cuts.live or head is None:
-            raise RebaseAbandoned(self._config.name, "the live stream isn't there")
+            raise RebaseAbandoned(self._config.name, "the live stream is closed")
         if handshake.history != head.history or not same_shape(handshake.columns, head.columns):
             raise RebaseAbandoned(self._config.name, "the table isn't the one of this epoch")
 

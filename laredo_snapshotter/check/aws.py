@@ -37,7 +37,7 @@ AGES = timedelta(days=36500)
 """Nothing is so old: what is listed with it isn't touched."""
 
 _ONE_STEP_ONLY = frozenset({Cause.DENIED, Cause.KMS, Cause.NOT_IMPLEMENTED})
-"""Refusals that say nothing about the next step; after any other it would fail as well."""
+"""Refusals that don't concern the next step; after any other it would fail as well."""
 
 CheckStep = tuple[str, Callable[[], str]]
 P = ParamSpec("P")
@@ -53,7 +53,7 @@ class TitledCheck(NamedTuple):
 async def in_thread(
     check: Callable[P, Iterable[WriterFinding]], *about: P.args, **more: P.kwargs
 ) -> list[WriterFinding]:
-    """What ``check`` finds."""
+    """Findings of ``check``, which runs in a thread."""
     return await asyncio.to_thread(lambda: list(check(*about, **more)))
 
 
@@ -107,7 +107,7 @@ def _is_at_aws(destination: S3DestinationBlock | SinkConfig) -> bool:
 
 
 def check_profile(clients: AwsClients, credentials: str | None) -> Iterator[WriterFinding]:
-    """Who a profile is."""
+    """Identity of a profile."""
     name = credentials or "ambient"
     try:
         identity = clients.identity(credentials)
@@ -127,7 +127,7 @@ def check_profile(clients: AwsClients, credentials: str | None) -> Iterator[Writ
 
 
 def check_bucket(clients: AwsClients, location: S3Location) -> Iterator[WriterFinding]:
-    """What a writer does to a destination, one step after the other."""
+    """Try each request that a writer makes of a destination, one after the other."""
     try:
         destination = S3Destination(location, clients)
     except AwsError as unusable:
@@ -187,7 +187,7 @@ def _write(destination: S3Destination, location: S3Location) -> str:
     if found is None or found.data != data:
         raise DestinationUnavailable(
             destination.uri_of(key),
-            "what was just written isn't what is read back; does this store read its own writes?",
+            "a new object reads back differently; does this store read its own writes?",
         )
     return ", ".join(_kept(location))
 

@@ -1,4 +1,4 @@
-"""What ``check`` finds of the certificates that a writer's configuration names."""
+"""Findings of ``check`` about the certificates that a writer's configuration names."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from laredo_snapshotter.table.certificates import configured
 
 
 def findings(tables: Sequence[TableConfig]) -> Iterator[WriterFinding]:
-    """What is found of each certificate."""
+    """Finding for each certificate."""
     now = datetime.now(UTC)
     for certificate in configured(tables):
         try:

@@ -1,4 +1,4 @@
-"""What ``laredo-snapshotter check`` found, and how it is shown."""
+"""Findings of ``laredo-snapshotter check``, and their display."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,10 +15,10 @@ class WriterFinding(NamedTuple):
     """The result of one check."""
 
     what: str
-    """What was checked."""
+    """Subject of the check."""
     good: bool
     detail: str
-    """What was found."""
+    """Result of the check."""
 
 
 class FindingsSection(NamedTuple):

@@ -1,4 +1,4 @@
-"""What the patterns of a configuration stand for now, and the check of those tables."""
+"""Tables that match a configuration's patterns now, and the check of those tables."""
 
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.stream.served_tables import served_tables
@@ -19,7 +19,7 @@ async def check_block(block: SnapshotterBlock) -> int:
         except StreamError as error:
             findings.append(WriterFinding(named, False, f"its tables aren't known: {error}"))
         else:
-            findings.append(WriterFinding(named, True, f"stands for {len(known[each])} tables"))
+            findings.append(WriterFinding(named, True, f"matches {len(known[each])} tables"))
     try:
         tables = table_patterns.tables(block, known)
     except ConfigRefused as refused:

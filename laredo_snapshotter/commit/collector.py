@@ -1,4 +1,4 @@
-"""The collector's schedule: garbage is deleted now and then, beside the writing."""
+"""The collector's schedule: garbage is deleted now and then, while the table is written."""
 
 import asyncio
 import random

@@ -4,9 +4,9 @@ A destination that is unavailable holds the queue: the same commit is offered ag
 again, with a growing wait, until it is in. Whoever fills the queue checks
 :attr:`Committer.blocked` and how much memory waits here.
 
-An artifact that ends at a position waits until that is verified: until then silent DDL
-that rewrote values may lie before the position, unknown to the server, and the
-artifact's rows may be of before it. One that is found to is discarded.
+An artifact that ends at a position waits until that is verified: until then silent DDL,
+unknown to the server, may have rewritten values before the position, and the
+artifact's rows may be older than that. Such an artifact is discarded.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ log = structlog.get_logger(__name__)
 
 RETRY = Backoff(initial=0.5, maximum=15.0)
 PROMPT_S = 10.0
-"""A commit that isn't done by then, beside the time for its bytes, counts as held: a destination
-may take a request and never answer, which its own timeouts notice much later."""
+"""A commit that isn't done by then, in addition to the time for its bytes, counts as held: a
+destination may take a request and never answer, which its own timeouts notice much later."""
 _SLOW_BYTES_S = 5e6
 """Of a diff, encoded and stored each second at least, where nothing hangs."""
 
 
 class CommitBlocked(NamedTuple):
-    """Why nothing is committed at the moment: a destination is unavailable, or very slow."""
+    """Reason why nothing is committed at the moment: a destination is unavailable, or very slow."""
 
     reason: str
     since: float
@@ -62,7 +62,7 @@ class Unverified(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What isn't committed yet."""
+    """Artifacts and changes that aren't committed yet."""
 
     artifacts: int
     """Diffs and bases."""
@@ -85,7 +85,7 @@ class _Job(NamedTuple):
     done: "asyncio.Future[object] | None"
     """Its waiter gets the failure; if nobody waits, it ends the committer."""
     until: int | None = None
-    """Where it ends; None: it may be committed whatever is verified."""
+    """Position where it ends; None: it may be committed whatever is verified."""
     sealed: Sealed | None = None
     number: int = 0
     """They count up."""
@@ -137,7 +137,7 @@ class Committer:
         """Artifacts that were never verified."""
         self._log = log.bind(table=table)
         self.last_write = time.monotonic()
-        """When the manifest was last written, monotonic."""
+        """Time of the manifest's last write, monotonic."""
 
     @property
     def blocked(self) -> CommitBlocked | None:
@@ -155,7 +155,7 @@ class Committer:
         return Unverified(job.until, verified, self._waits_since)
 
     def waiting(self, newest: int | None = None) -> Waiting:
-        """What isn't committed of the jobs up to number ``newest``, or of all."""
+        """Uncommitted part of the jobs up to number ``newest``, or of all jobs."""
         jobs = [job for job in self._jobs if newest is None or job.number <= newest]
         artifacts = sum(job.sealed is not None or job.done is not None for job in jobs)
         return Waiting(artifacts, sum(job.sealed.depth for job in jobs if job.sealed is not None))
@@ -167,7 +167,7 @@ class Committer:
 
     @property
     def waiting_on_disk(self) -> bool:
-        """Whether a sealed buffer with a spill file isn't committed."""
+        """True if a sealed buffer with a spill file isn't committed."""
         return self.waiting_spilled_bytes > 0
 
     @property
@@ -185,13 +185,13 @@ class Committer:
         )
 
     def has_all_until(self, position: int) -> bool:
-        """Whether all that was put and ends there or before is committed, and that is verified."""
+        """True if all jobs that end at or before ``position`` are committed and verified."""
         waits = any(job.until is not None and job.until <= position for job in self._jobs)
         return not waits and self._verified.covers(position)
 
     @property
     def idle(self) -> bool:
-        """Whether all is committed."""
+        """True if all jobs are committed."""
         return not self._jobs
 
     def put(self, sealed: Sealed) -> None:
@@ -208,7 +208,7 @@ class Committer:
         )
 
     def see(self, position: Position, unchanged_until: int | None = None) -> None:
-        """Say in the manifest that the table is at ``position`` as it is at the head.
+        """Record in the manifest that the table at ``position`` is the one at the head.
 
         ``unchanged_until``: up to where no change came and went; None: up to there.
         """
@@ -222,7 +222,7 @@ class Committer:
 
     def record_notices(self) -> None:
         """Record in the manifest which artifacts sinks were notified of."""
-        self._add(_Job("what sinks were notified of", self._archive.record_notices, None))
+        self._add(_Job("the sinks' notices", self._archive.record_notices, None))
 
     def put_base(
         self, base: Base, *, continues: bool, reason: str | None = None
@@ -259,8 +259,8 @@ class Committer:
     def cut_off(self) -> int:
         """Nothing that comes now may follow what was put: discard what isn't verified.
 
-        What is will be committed whatever the server says from now on. How many
-        artifacts were discarded.
+        What is will be committed whatever the server verifies from now on. How many artifacts were
+        discarded.
         """
         kept: deque[_Job] = deque()
         unverified = []
@@ -312,7 +312,7 @@ class Committer:
     def _discard(self, job: _Job) -> None:
         if job.sealed is not None or job.done is not None:
             self.discarded += 1
-        self._log.warning("discarded, never verified", what=job.what)
+        self._log.warning("unverified changes discarded", what=job.what)
         if job.sealed is not None:
             job.sealed.close()
         if job.done is not None and not job.done.done():
@@ -356,7 +356,7 @@ class Committer:
         )
         result: object = await retrying(self._attempt, job)
         if self._blocked is not None:
-            self._log.info("goes on", what=job.what, attempts=self._blocked.attempts)
+            self._log.info("commit resumed", what=job.what, attempts=self._blocked.attempts)
         self._blocked = None
         return result
 

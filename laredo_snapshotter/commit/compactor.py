@@ -1,4 +1,4 @@
-"""Compaction beside the writing: diffs are merged as their periods end, and old parts dropped."""
+"""Compaction while the table is written: diffs are merged as their periods end."""
 
 import asyncio
 import threading
@@ -90,7 +90,7 @@ class Compactor:
     def _failed(self, failure: Exception, failures: int, delay: float) -> None:
         self._counters.diffs_merged("failed")
         self._log.warning(
-            "diffs not merged; they stay as they are",
+            "diffs not merged",
             error=str(failure),
             kind=type(failure).__name__,
             attempt=failures,

@@ -36,7 +36,7 @@ class Stores:
         self._shared: dict[tuple[object, AwsClients], _Shared] = {}
 
     def clients(self, profiles: Mapping[str, Profile]) -> AwsClients:
-        """The clients of those who ``profiles`` says, and of the ambient one."""
+        """The clients of ``profiles``, and of the ambient one."""
         known = tuple(sorted(profiles.items()))
         with self._lock:
             if known not in self._clients:

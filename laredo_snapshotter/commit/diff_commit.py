@@ -10,7 +10,7 @@ from laredo_model.position import Position
 from laredo_snapshotter.diff.buffer import DiffSummary, Sealed
 
 UNWRITTEN = object()
-"""What a diff without changes comes to."""
+"""Result of a diff without changes."""
 
 
 class Written(NamedTuple):
@@ -23,7 +23,7 @@ class Written(NamedTuple):
     size_bytes: int
 
     def to_log(self) -> dict[str, object]:
-        """What the log says of it."""
+        """Fields for the log."""
         return {
             "epoch": self.epoch,
             "from_position": position_.text(self.from_position),
@@ -35,7 +35,7 @@ class Written(NamedTuple):
 
 
 class Unwritten:
-    """What changed and changed back, in buffers that weren't written as they were empty."""
+    """Number of changes that cancelled each other, in buffers that were empty and not written."""
 
     def __init__(self) -> None:
         self.cancelled = 0

@@ -33,10 +33,10 @@ class RestorerCounters(Protocol):
     """The counters of a restorer; called from any thread."""
 
     def objects_restored(self, location: str, count: int) -> None:
-        """So many objects of the destination at ``location`` are whole again."""
+        """Set the number of restored objects in the destination at ``location``."""
 
     def objects_lost(self, location: str, count: int) -> None:
-        """The last check found so many objects there that no destination has whole."""
+        """Set the number of objects that no destination has whole, as the last check found."""
 
 
 class Restorer:
@@ -96,7 +96,7 @@ class Restorer:
                 self._log.error("object lost", destination=place, error=str(lost))
             if len(report.lost) > SHOWN:
                 self._log.error(
-                    "more objects lost; laredo-archive verify names them",
+                    "further objects lost; laredo-archive verify names them",
                     destination=place,
                     count=len(report.lost),
                 )

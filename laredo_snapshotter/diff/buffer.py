@@ -25,7 +25,7 @@ from laredo_snapshotter.diff.spill import Net, SpillFile
 from laredo_snapshotter.errors import StreamInconsistent
 
 ENTRY_OVERHEAD = 260
-"""Bytes of memory that an entry costs beside its key and lines: objects and table slot."""
+"""Bytes of memory that an entry costs besides key and lines: objects and table slot."""
 
 _TRUNCATE, _DELETE = int(Action.TRUNCATE), int(Action.DELETE)
 _CHUNK = 4096
@@ -59,7 +59,7 @@ class NetChanges:
 
     @property
     def empty(self) -> bool:
-        """Whether there is certainly nothing; a spilled buffer may still turn out to be empty."""
+        """True if there is certainly no change; a spilled buffer may still prove to be empty."""
         return not (self._entries or self.truncated or self._spill)
 
     def apply(
@@ -179,18 +179,18 @@ class NetChanges:
 
 
 class DiffSummary(NamedTuple):
-    """What a sealed buffer comes to: its changes, and the table after them."""
+    """Summary of a sealed buffer: its changes, and the state of the table after them."""
 
     change_count: int
     rows: int
     checksum: str
     truncate: bool
     cancelled: int
-    """How many keys changed and have no net change; at most so many, and 0 is certain."""
+    """Number of keys that changed and have no net change: an upper bound, but 0 is certain."""
 
     @property
     def empty(self) -> bool:
-        """Whether the table is as it was before."""
+        """True if the table is as it was before."""
         return not (self.change_count or self.truncate)
 
 
@@ -207,7 +207,7 @@ class Sealed:
         self.forced = forced
         """Written even if it turns out to be empty."""
         self.unchanged_until: int | None = None
-        """The last position before its first change; None if it has none, or nobody says."""
+        """The last position before its first change; None if it has none, or none is known."""
         self._changes = changes
 
     @property
@@ -227,11 +227,11 @@ class Sealed:
 
     @property
     def empty(self) -> bool:
-        """Whether there is certainly no change in it."""
+        """True if it certainly has no change."""
         return self._changes.empty
 
     def measure(self, before: StateChecksum) -> DiffSummary:
-        """What the table comes to when these changes follow the state ``before``. One pass.
+        """Summarize these changes after the state ``before``, in one pass.
 
         :raises ModelError: if more rows go than there were.
         """
@@ -265,9 +265,9 @@ class Sealed:
 
 
 class ChangeBuffer:
-    """What the stream brought since the last cut, one table's.
+    """Changes of one table since the last cut.
 
-    The whole transactions can be sealed at any time; an open one waits beside them.
+    Whole transactions can be sealed at any time; an open one is kept apart from them.
     """
 
     def __init__(self, spill_directory: Path | None = None) -> None:
@@ -295,12 +295,12 @@ class ChangeBuffer:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction was begun and not ended."""
+        """True if a transaction was begun and not ended."""
         return self._open is not None
 
     @property
     def empty(self) -> bool:
-        """Whether no whole transaction changed anything."""
+        """True if no whole transaction changed anything."""
         return self._whole.empty
 
     def take(
@@ -350,7 +350,7 @@ class ChangeBuffer:
     def seal(self, to_position: int, *, forced: bool = False) -> Sealed:
         """Close the whole transactions at ``to_position`` and begin the next ones after it.
 
-        What came to nothing counts for the next diff if this one isn't to be written.
+        What cancelled out counts for the next diff if this one isn't to be written.
         """
         sealed = Sealed(self._whole, to_position, self._time_us, forced=forced)
         carried = self._whole.cancelled if self._whole.empty and not forced else None

@@ -1,8 +1,8 @@
 """The keys that changed in a window and are as they were before it: no diff mentions them.
 
-A reader that stopped in the middle of the window may hold such a key as it was
-in between, so a diff says how many there are (``cancelled`` in docs/archive-format.md).
-At most so many: the count may be too high, and 0 is certain.
+A reader that stopped in the middle of the window may hold such a key as it was in between, so a
+diff records their number (``cancelled`` in docs/archive-format.md). At most so many: the count may
+be too high, and 0 is certain.
 """
 
 from collections.abc import Set as AbstractSet
@@ -28,11 +28,11 @@ class Cancelled:
 
     @property
     def count(self) -> int:
-        """How many there are at most."""
+        """Number of cancelled keys, at most."""
         return len(self._keys) + self._more + self.in_spill
 
     def add(self, key: bytes) -> None:
-        """The key's changes have come to nothing."""
+        """The key's changes have cancelled out."""
         if len(key) > KEPT_BYTES:
             self._more += 1
             return
@@ -42,7 +42,7 @@ class Cancelled:
         self._keys.add(key)
 
     def add_many(self, count: int) -> None:
-        """Changes of so many keys were discarded, by a TRUNCATE."""
+        """Count keys whose changes a TRUNCATE discarded."""
         self._more += count
 
     def discard(self, key: bytes) -> None:

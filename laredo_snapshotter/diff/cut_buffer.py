@@ -1,7 +1,7 @@
 """One table's changes, sealed into a diff at each cut that the table owes.
 
-A cut is owed until every transaction up to it was taken. One whose state can't be
-known, because a batch says only what was before it and after it, is postponed.
+A cut is owed until every transaction up to it was taken. One whose state can't be known, because a
+batch has only the states before it and after it, is postponed.
 """
 
 import asyncio
@@ -36,15 +36,15 @@ class CutBuffer:
         history: History | None,
     ) -> None:
         self.changes = ChangeBuffer(config.spill_directory)
-        """What was taken and isn't sealed yet."""
+        """Changes that were taken and aren't sealed yet."""
         self.position = position
         """Every transaction up to here was taken."""
         self.history = history
-        """What :attr:`position` belongs to."""
+        """History that :attr:`position` belongs to."""
         self.sequence: int | None = None
         """Of the last entry of the last whole transaction; None until one was taken."""
         self.live = False
-        """Whether changes arrive that may follow the archive's head."""
+        """True if changes arrive that may follow the archive's head."""
         self._config = config
         self._outlet = outlet
         self._verified = verified
@@ -57,9 +57,10 @@ class CutBuffer:
 
     @property
     def cut_position(self) -> Position | None:
-        """Where to cut: everything taken is at it or before it, and it is verified soon.
+        """Position for the next cut: every change taken is at or before it, and it is verified
+        soon.
 
-        The stream's own position may be beyond what the server has a reason to check.
+        The stream's own position may be after the last one that the server has a reason to check.
         """
         if self.position is None or self._verified.position is None:
             return self.position
@@ -84,14 +85,14 @@ class CutBuffer:
         return self._first.unchanged_until
 
     def was_cut(self, position: int) -> bool | None:
-        """Whether it was cut at ``position``; None: not yet, False: it won't be any more."""
+        """True if it was cut at ``position``; None: not yet, False: it won't be."""
         if position in self._cut_at:
             return True
         return None if self._cuts.owes(position) else False
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing at all is buffered, so that the state is the one last put."""
+        """True if nothing is buffered, so that the state is the one that was put last."""
         return self.live and self.changes.empty
 
     @property
@@ -102,7 +103,7 @@ class CutBuffer:
     def cut(self, position: int, *, common: bool = False) -> None:
         """Seal at ``position``, now or as soon as the stream has passed it.
 
-        ``common``: all tables are to be known there, so changes that came to nothing are put too.
+        ``common``: all tables are to be known there, so changes that cancelled out are put too.
         """
         if self.live and self._outlet.blocked is None:
             self._owe(position, common=common)
@@ -161,7 +162,7 @@ class CutBuffer:
         self.sequence = sequence
 
     def go_back(self, position: Position, history: History) -> None:
-        """What was taken beyond the archive's end comes again."""
+        """Return to ``position``: the changes after the archive's end come again."""
         self._last_seal = 0
         self._first = FirstChange()
         self.position, self.history = position, history

@@ -1,4 +1,4 @@
-"""When tables are cut: each at every multiple of its interval, all at those of the longest one.
+"""Schedule of cuts: each table at every multiple of its interval, all at the longest one's.
 
 The multiples are of one origin, so that tables whose intervals meet are cut together there. At the
 longest interval's all of them are, also those whose own interval doesn't divide it: so the tables

@@ -25,7 +25,7 @@ class Cut:
     forced: bool = False
     """Committed even when nothing changed."""
     common: bool = False
-    """Of all the tables: what came to nothing is committed too."""
+    """Of all the tables: what cancelled out is committed too."""
 
 
 class PendingCuts:
@@ -70,7 +70,7 @@ class PendingCuts:
         return self._cuts[0].position if self._cuts else None
 
     def owes(self, position: int) -> bool:
-        """Whether a cut is owed at ``position``."""
+        """True if a cut at ``position`` is pending."""
         return any(cut.position == position for cut in self._cuts)
 
     def clear(self) -> None:

@@ -45,7 +45,7 @@ REFUSED = Backoff(initial=2.0, maximum=30.0)
 STOP_GRACE = 2.0
 
 UNVERIFIED_S = 0.2
-"""How long the stream stays closed while nothing more can be taken before it is verified."""
+"""Time for which the stream stays closed while nothing more can be taken before it is verified."""
 
 
 class Reopen(Exception):
@@ -72,16 +72,16 @@ class Feed:
     ) -> None:
         self.columns: tuple[Column, ...] = ()
         self.problem: str | None = None
-        """What the server reported when it refused the stream."""
+        """Error with which the server refused the stream."""
         self.closed_because: str | None = None
-        """Why the feed itself closed the stream."""
+        """Reason why the feed itself closed the stream."""
         self._config = config
         self._table = table
         self._outlet = outlet
         self._observer = observer
         self._verified = verified
         self.cuts = CutBuffer(config, outlet, verified, position, history)
-        """What was taken and isn't sealed, and where it is sealed."""
+        """Changes that were taken and aren't sealed, and the positions for sealing them."""
         self._base: StreamedBase | None = None
         self._stream_history: History | None = None
         self._has_verified = False
@@ -120,7 +120,7 @@ class Feed:
                 self.problem = str(refused)
                 await self._drop_unfinished()
                 delay = REFUSED.delay(refusals)
-                self._log.error("refused", error=str(refused), retry_in_s=round(delay, 1))
+                self._log.error("stream refused", error=str(refused), retry_in_s=round(delay, 1))
                 await asyncio.sleep(delay)
 
     async def stop(self, task: "asyncio.Task[None]") -> None:
@@ -181,7 +181,7 @@ class Feed:
             self.columns = event.new
             self._log.warning("schema changed", columns=[column.name for column in event.new])
         elif isinstance(event, GoAway):
-            self._log.info("server is shutting down", reason=event.reason)
+            self._log.info("GoAway received", reason=event.reason)
 
     async def _shake_hands(self, handshake: Handshake) -> None:
         await self._drop_unfinished()
@@ -193,11 +193,11 @@ class Feed:
         self._stream_history = handshake.history
         self._has_verified = handshake.boundary is not None
         if handshake.snapshot_follows:
-            self._log.info("a snapshot follows", had=self._text())
+            self._log.info("snapshot announced", had=self._text())
         elif self.cuts.position is not None and self._table.fits(handshake):
             self._verified.set(handshake.boundary)
             self.cuts.live = True
-            self._log.info("following", position=self._text())
+            self._log.info("stream resumed", position=self._text())
         else:
             # The server is right to resume, but what follows can't stand behind the archive's head.
             self.cuts.close_chain()
@@ -219,7 +219,7 @@ class Feed:
         try:
             await asyncio.wait_for(self._outlet.drained(), 5.0)
         except TimeoutError:
-            raise Reopen("what was taken isn't committed yet", self._settled) from None
+            raise Reopen("received changes aren't committed yet", self._settled) from None
         end = self._table.archive_end
         if had is not None and end is not None and end[0] < had:
             # What was taken beyond may have been repaired since, and what is archived is right.
@@ -256,7 +256,7 @@ class Feed:
                 raise Reopen("a destination is unavailable and the buffer is full", self._settled)
             if self._outlet.unverified is not None:
                 # The next handshake has the verified position, before any change.
-                raise Reopen("the buffer is full of what isn't verified yet", _shortly)
+                raise Reopen("the buffer is full of unverified changes", _shortly)
             await outlet.progress()
 
     def _settled(self) -> "asyncio.Future[None]":
@@ -264,7 +264,7 @@ class Feed:
         return asyncio.ensure_future(self._outlet.settled())
 
     async def _drop_unfinished(self) -> None:
-        """What a stream that is gone left unfinished comes again with the next one."""
+        """Discard the unfinished part of a closed stream; the next stream brings it again."""
         self.cuts.changes.abandon()
         base, self._base = self._base, None
         if base is not None:

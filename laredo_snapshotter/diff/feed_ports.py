@@ -1,4 +1,4 @@
-"""What the feed needs: a committer of sealed buffers, and the table that it feeds."""
+"""Interfaces that the feed needs: a committer of sealed buffers, and the table that it feeds."""
 
 from typing import Protocol
 
@@ -22,7 +22,7 @@ class Outlet(Protocol):
 
     @property
     def waiting_on_disk(self) -> bool:
-        """Whether a buffer with a spill file waits to be committed."""
+        """True if a buffer with a spill file waits to be committed."""
 
     @property
     def unverified(self) -> object | None:
@@ -58,14 +58,14 @@ class StreamedBase(Protocol):
 
 
 class FeedTable(Protocol):
-    """What the feed needs of the table's writer (table/session.py)."""
+    """Interface of the feed to the table's writer (table/session.py)."""
 
     def fits(self, handshake: Handshake) -> bool:
-        """Whether changes from this stream may follow the archive's head."""
+        """True if changes from this stream may follow the archive's head."""
 
     @property
     def archive_end(self) -> tuple[Position, History] | None:
-        """Where the archive ends; None if nothing may follow what it has."""
+        """End of the archive; None if nothing may follow its artifacts."""
 
     async def begin_base(
         self, begin: SnapshotBegin, columns: tuple[Column, ...], history: History

@@ -1,6 +1,6 @@
-"""Where a table's first change since its last diff came: until then it stayed as it was.
+"""Position of a table's first change since its last diff: until then the table was unchanged.
 
-Changes that came to nothing count too: the table was another one in between.
+Changes that cancel each other count too: the table was another one in between.
 """
 
 
@@ -27,7 +27,7 @@ class FirstChange:
             self.unchanged_until = after
 
     def sealed(self, *, put: bool) -> int | None:
-        """What a sealed buffer says; one that isn't put leaves it to the next."""
+        """First change for a sealed buffer; a buffer that isn't put leaves it to the next."""
         until = self.unchanged_until
         if put:
             self.unchanged_until = None

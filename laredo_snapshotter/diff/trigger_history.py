@@ -1,4 +1,4 @@
-"""How often the configured triggers would have fired over an archive's diffs."""
+"""Simulation of the configured triggers over an archive's diffs."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -11,12 +11,12 @@ from laredo_snapshotter.triggers import SinceSnapshot, Triggers
 
 @dataclass
 class Fired:
-    """What the triggers would have made of the diffs from ``begin`` to ``end``."""
+    """Bases that the triggers would have begun over the diffs from ``begin`` to ``end``."""
 
     begin: datetime
-    """When the archive's first base was written."""
+    """Time of the archive's first base."""
     end: datetime
-    """When its last artifact was."""
+    """Time of its last artifact."""
     base_bytes: int
     """Of the archive's newest base, in its largest format."""
     diffs: int = 0
@@ -31,7 +31,7 @@ class Fired:
 
     @property
     def seconds(self) -> float:
-        """How long the archive's history is."""
+        """Length of the archive's history, in seconds."""
         return (self.end - self.begin).total_seconds()
 
 

@@ -1,4 +1,4 @@
-"""How far the server has verified a table: an artifact may end there, and no further."""
+"""Position up to which the server has verified a table: no artifact may end after it."""
 
 from collections.abc import Callable
 
@@ -8,8 +8,7 @@ from laredo_model.position import Position
 class VerifiedPosition:
     """One table's verified position: the live stream sets it, the committer waits for it.
 
-    Behind it silent DDL may have rewritten values, unknown to the server: what ends
-    there could have rows of before it.
+    After this position silent DDL may have changed rows, so no artifact may end there.
     """
 
     def __init__(self) -> None:
@@ -18,7 +17,7 @@ class VerifiedPosition:
 
     @property
     def position(self) -> int | None:
-        """None where the server doesn't say: then everything counts as verified."""
+        """None if the server doesn't send it: then everything counts as verified."""
         return self._position
 
     def notify(self, changed: Callable[[], None]) -> None:
@@ -26,13 +25,13 @@ class VerifiedPosition:
         self._changed = changed
 
     def set(self, position: int | None) -> None:
-        """What the server says now."""
+        """Set the verified position that the server has sent."""
         if position != self._position:
             self._position = position
             self._changed()
 
     def covers(self, position: int) -> bool:
-        """Whether an artifact may end at ``position``."""
+        """True if an artifact may end at ``position``."""
         return self._position is None or position <= self._position
 
     def limit(self, position: Position) -> Position:

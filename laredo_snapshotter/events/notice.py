@@ -26,11 +26,11 @@ class Notice:
     """``snapshot`` or ``diff``."""
     epoch: int
     from_position: Position | None
-    """Where a diff begins; None: a base."""
+    """Position where a diff begins; None: a base."""
     to_position: Position
-    """Where the artifact ends."""
+    """Position where the artifact ends."""
     head_position: Position
-    """Where the archive ended when the notice was made; it may be further than the artifact."""
+    """Position where the archive ended when the notice was made, at or after the artifact's end."""
     manifest_uri: str
     """On the first configured destination."""
     formats: Mapping[str, str]
@@ -72,7 +72,7 @@ class Notice:
         )
 
     def attributes(self) -> dict[str, dict[str, str]]:
-        """What a subscription can filter on, as SNS and SQS take it.
+        """Attributes that a subscription can filter on, in the form of SNS and SQS.
 
         SNS API reference, MessageAttributeValue; SQS has the same.
         """
@@ -84,9 +84,10 @@ class Notice:
 
     @property
     def deduplication_id(self) -> str:
-        """The same for the same artifact in the same epoch, whichever process sends it.
+        """Deduplication id: equal for the same artifact in the same epoch, whichever process sends
+        it.
 
-        A FIFO topic or queue drops what comes again within five minutes; at most 128
+        A FIFO topic or queue drops a message that comes again within five minutes. At most 128
         characters (SQS API reference, SendMessage, MessageDeduplicationId).
         """
         named = [

@@ -32,7 +32,7 @@ SLOW_S = 10.0
 
 
 class Trouble(NamedTuple):
-    """Why a sink can't be notified at the moment."""
+    """Reason why a sink can't be notified at the moment."""
 
     problem: str
     since: float
@@ -52,9 +52,9 @@ class SinkState(NamedTuple):
     last_notified: EpochPosition | None
     """The last artifact's end that it was notified of."""
     last_notified_at: datetime | None
-    """When that was, by our clock; None: not since the start."""
+    """Time of the last notice, by our clock; None: none since the start."""
     trouble: Trouble | None
-    """What the last attempt met, or that the answer to the first is late."""
+    """Failure of the last attempt, or that the answer to the first is late."""
 
 
 class NoticeCounters(Protocol):
@@ -67,7 +67,7 @@ class NoticeCounters(Protocol):
         """``sink`` took a notice."""
 
     def notice_refused(self, sink: str) -> None:
-        """``sink`` didn't take one, or didn't say so."""
+        """``sink`` didn't take one, or didn't confirm that."""
 
 
 class Notifier:
@@ -121,13 +121,13 @@ class Notifier:
 
     @property
     def unrecorded(self) -> bool:
-        """Whether sinks were notified of artifacts that no manifest records as notified yet."""
+        """True if sinks were notified of artifacts that no manifest records as notified yet."""
         return any(self._notified().get(sink) != mark for sink, mark in self._sent().items())
 
     def recording_due(self, idle: float) -> bool:
-        """Whether sinks were notified, and no commit has recorded it for ``idle`` seconds.
+        """True if sinks were notified, and no commit has recorded it for ``idle`` seconds.
 
-        To be asked now and then, always by the same thread.
+        Call it regularly, always in the same thread.
         """
         now, recorded = time.monotonic(), self._notified()
         if recorded != self._recorded or not self.unrecorded:
@@ -178,7 +178,7 @@ class _SinkThread:
 
     @property
     def at_rest(self) -> bool:
-        """Whether no notice is outstanding, or none can be sent now."""
+        """True if no notice is outstanding, or none can be sent now."""
         return self._trouble is not None or self._next() is None
 
     def start(self) -> None:
@@ -254,7 +254,7 @@ class _SinkThread:
         self._trouble = None
         reach("notice.told")
         self._log.info(
-            "notified",
+            "sink notified",
             kind=artifact.kind.value,
             epoch=artifact.epoch,
             position=position_.text(artifact.to_position),
@@ -269,7 +269,7 @@ class _SinkThread:
         self._counters.notice_refused(self._sink.name)
         delay = self._retry.delay(self._trouble.attempts)
         self._log.warning(
-            "not notified",
+            "sink not notified",
             error=problem,
             kind=type(failure).__name__,
             attempt=self._trouble.attempts,

@@ -52,7 +52,7 @@ _NOT_THE_NOTICE = frozenset(
         Cause.SERVER,
     }
 )
-"""Failures that say nothing about the notice itself."""
+"""Failures that aren't about the notice itself."""
 
 
 class Asking:
@@ -76,9 +76,9 @@ class Asking:
         self._endpoint = config.endpoint or endpoint
 
     def ask(self, operation: str, request: Callable[[Any], Answer], expected: str) -> Answer:
-        """What ``request`` gets from the service's client, which has the field ``expected``.
+        """Send ``request`` to the service, and return its answer, which has the field ``expected``.
 
-        :raises SinkError: that says who asked what of whom, what came, and what to do.
+        :raises SinkError: with the request, its caller, the answer, and the cure.
         """
         try:
             client = self._client()

@@ -60,7 +60,7 @@ class SqsQueue:
 
 
 def is_at_aws(config: SqsSink) -> bool:
-    """Whether AWS is asked, and not another service that speaks SQS."""
+    """True if the queue is at AWS, and not at another service with SQS's API."""
     host = urlsplit(config.queue_url).hostname or ""
     return config.endpoint is None and _AWS_HOST.fullmatch(host) is not None
 

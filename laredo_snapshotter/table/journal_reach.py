@@ -7,7 +7,7 @@ from laredo_fanout.client.table_status import TableStatus
 
 
 class Reach(NamedTuple):
-    """How far back the server's journal goes, against where a closed stream stopped."""
+    """Extent of the server's journal, compared with the end of a closed stream."""
 
     sequence: int | None
     """Of the last journal entry that was taken."""
@@ -16,13 +16,13 @@ class Reach(NamedTuple):
     current_sequence: int
     """Of its newest entry."""
     reaches: bool | None
-    """Whether the stream can still be resumed there; None: not known."""
+    """True if the stream can still be resumed there; None: not known."""
     seconds_left: float | None
     """At the pace at which the journal was pruned between the last two checks; None: it isn't."""
 
 
 class JournalReach:
-    """Whether the server's journal still reaches back to where a closed stream stopped."""
+    """Check if the server's journal still reaches back to the end of a closed stream."""
 
     def __init__(self, sequence: int | None) -> None:
         """``sequence``: of the last entry that was taken."""
@@ -31,7 +31,7 @@ class JournalReach:
         self._before: tuple[float, int] | None = None
 
     def check(self, status: TableStatus, now: float | None = None) -> Reach:
-        """Note what the server says; ``now`` is monotonic."""
+        """Note the server's figures; ``now`` is monotonic."""
         now = time.monotonic() if now is None else now
         oldest = status.oldest_sequence
         seconds_left: float | None = None

@@ -21,7 +21,7 @@ from laredo_snapshotter.events.notifier import Notifier
 _log = structlog.get_logger(__name__)
 
 LAST_NOTICES_S = 3.0
-"""What sinks may take for the last notices, and then the manifest to say so."""
+"""Time for the last notices to sinks, and for recording them in the manifest."""
 
 
 class Left(NamedTuple):
@@ -46,12 +46,13 @@ class Left(NamedTuple):
                 "where the next start goes on"
             )
         _log.error(
-            f"not written: {goes_on}",
+            "changes not written",
             table=table,
             changes=self.changes,
             artifacts=self.artifacts,
             after=after,
             reason=self.why,
+            advice=goes_on,
         )
 
 
@@ -79,8 +80,10 @@ class LastFlush:
         self._discarded_before = 0
 
     def left(self, why: str | None = None) -> Left | None:
-        """What isn't written of what should be; None if all is. ``why`` if something else than
-        time ended it."""
+        """The changes that should have been written and were not, or None.
+
+        ``why`` is the reason, if it wasn't the deadline.
+        """
         waiting = self._committer.waiting(self._debt)
         artifacts, changes = waiting.artifacts, waiting.changes
         if self._debt is None:
@@ -101,7 +104,7 @@ class LastFlush:
         failed: "asyncio.Future[None]",
         within: float,
     ) -> Left | None:
-        """Write what was taken until now, within so many seconds; what is left of it.
+        """Write what was taken until now, within this time; what is left of it.
 
         :raises Exception: what ended one of the tasks, if it is before all is written.
         """
@@ -126,11 +129,14 @@ class LastFlush:
     async def _write_the_rest(
         self, feeding: "asyncio.Task[None]", committing: "asyncio.Task[None]", deadline: float
     ) -> None:
-        """What came after the stop, as far as it is verified; the next start takes the rest."""
+        """Write the changes that came after the stop, as far as they are verified.
+
+        The next start takes the rest.
+        """
         await self._feed.stop(feeding)
         self._feed.cuts.seal_all()
         if later := self._committer.cut_off():
-            self._log.info("came after the stop, left to the next start", artifacts=later)
+            self._log.info("late artifacts left to the next start", artifacts=later)
             self._discarded_before = self._committer.discarded
         await self._wait(self._committer.drained(), deadline, [committing])
 
@@ -161,7 +167,7 @@ class LastFlush:
         recorded."""
         loop = asyncio.get_running_loop()
         if not await loop.run_in_executor(self._executor, self._notifier.settle, LAST_NOTICES_S):
-            self._log.warning("notices left; the next start sends them")
+            self._log.warning("notices left to the next start")
         if self._notifier.unrecorded:
             self._committer.record_notices()
             drained = asyncio.create_task(self._committer.drained())

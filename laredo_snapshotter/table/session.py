@@ -58,8 +58,8 @@ class WriterSession:
         wanted: Callable[[], bool],
     ) -> None:
         """``notifier`` is woken after each commit; ``epoch_committed`` is called with each new
-        epoch and when its making began; ``wanted`` says whether an operator asks for one,
-        whatever the triggers say.
+        epoch and when its making began; ``wanted`` returns True if an operator asks for one,
+        whatever the triggers.
         """
         self._config = config
         self._archive = archive
@@ -95,11 +95,12 @@ class WriterSession:
         self.rebase: Rebase | None = None
         self.rebase_reason: str | None = None
         self.rebase_problem: str | None = None
-        """Why the last re-base came to nothing."""
+        """Error of the last re-base, if it failed."""
         self.rebase_failing_since: float | None = None
-        """When the first of them did, by the monotonic clock; None: the last one succeeded."""
+        """Time of the first failed re-base, by the monotonic clock; None: the last one
+        succeeded."""
         self.left: Left | None = None
-        """What was taken and never written, once it has ended."""
+        """Changes that were taken and never written, once it has ended."""
         self._last = LastFlush(
             config.name,
             archive,
@@ -151,7 +152,7 @@ class WriterSession:
             self.feed.cuts.changes.clear()
 
     def is_known_at(self, position: int) -> bool | None:
-        """Whether the archive says what the table is at a position that it was to be cut at.
+        """True if the archive has the table's state at a position where it was to be cut.
 
         None: not yet; False: it won't.
         """
@@ -159,7 +160,7 @@ class WriterSession:
         return None if cut and not self.committer.has_all_until(position) else cut
 
     def left_now(self) -> Left | None:
-        """What would be left if it ended now."""
+        """The changes that would stay unwritten if the session ended now."""
         return self._last.left()
 
     def tick(self) -> None:
@@ -172,7 +173,7 @@ class WriterSession:
             self._begin_rebase(reason)
 
     def beat(self) -> None:
-        """What is due whatever the diff interval: asked-for re-bases, seen_position, notices."""
+        """Do the work that no diff interval delays: re-bases, seen_position, notices."""
         if self._notifier.recording_due(self._config.diff.interval) and self.committer.idle:
             self.committer.record_notices()
         feed = self.feed
@@ -190,7 +191,7 @@ class WriterSession:
                 self.committer.see(position, feed.cuts.unchanged_until)
 
     def since_snapshot(self, head: Head) -> SinceSnapshot:
-        """What happened since the epoch's base, up to the archive's head: its rows are known."""
+        """Figures since the epoch's base, up to the archive's head, whose rows are known."""
         return SinceSnapshot(
             age_s=(datetime.now(UTC) - head.snapshot_created_at).total_seconds(),
             snapshot_bytes=head.snapshot_bytes,
@@ -206,7 +207,7 @@ class WriterSession:
         return self.feed.cuts.changes.depth + self.committer.waiting_changes(position)
 
     def fits(self, handshake: Handshake) -> bool:
-        """Whether changes from this stream may follow the archive's head."""
+        """True if changes from this stream may follow the archive's head."""
         base, head = self.live_base, usable(self._archive.head)
         if base is not None and base.whole:
             # The archive ends with it as soon as it is committed.
@@ -219,7 +220,7 @@ class WriterSession:
 
     @property
     def archive_end(self) -> tuple[Position, History] | None:
-        """Where the archive ends; None if nothing may follow what it has."""
+        """End of the archive; None if nothing may follow its artifacts."""
         head = usable(self._archive.head)
         if head is None or head.history is None:
             return None
@@ -227,7 +228,7 @@ class WriterSession:
 
     @property
     def base_waits(self) -> bool:
-        """Whether the base of a new epoch is whole and not yet committed."""
+        """True if the base of a new epoch is whole and not yet committed."""
         return self.live_base is not None and self.live_base.whole
 
     async def begin_base(
@@ -258,7 +259,7 @@ class WriterSession:
         self.live_base = base
         self._live_base_commit = asyncio.create_task(self._commit_live_base(base))
         self._log.info(
-            "base begins", position=position_.text(position), rows=begin.row_count, reason=reason
+            "base started", position=position_.text(position), rows=begin.row_count, reason=reason
         )
         return base
 
@@ -308,11 +309,11 @@ class WriterSession:
         try:
             status = await table_status(self._config.endpoint, self._config.name)
         except StreamError as refused:
-            self._log.warning("journal not known", error=str(refused))
+            self._log.warning("journal status not read", error=str(refused))
             return
         reach = self.journal.check(status)
         if reach.reaches is False:
-            self._log.warning("the journal doesn't reach back any more", **reach._asdict())
+            self._log.warning("journal pruned after the stream was closed", **reach._asdict())
 
     def _begin_rebase(self, reason: str) -> None:
         if not self.feed.cuts.live or self.committer.blocked is not None or self.base_waits:
@@ -321,7 +322,7 @@ class WriterSession:
         self._rebasing = asyncio.create_task(self._run_rebase(reason))
 
     async def _run_rebase(self, reason: str) -> None:
-        self._log.info("re-base", reason=reason)
+        self._log.info("re-base scheduled", reason=reason)
         began = datetime.now(UTC)
         self.rebase = Rebase(self._config, self.feed, self.committer, self._archive, self._executor)
         try:
@@ -351,7 +352,7 @@ class WriterSession:
             self._rebase_failures = 0
             self._counters.rebased("done")
             self.rebase_problem = self.rebase_failing_since = None
-            self._log.info("re-based", epoch=epoch, reason=reason)
+            self._log.info("re-base committed", epoch=epoch, reason=reason)
             self._epoch_committed(epoch, began)
         finally:
             self._rebasing = self.rebase = self.rebase_reason = None
@@ -368,7 +369,7 @@ async def _until(event: asyncio.Event) -> None:
 
 
 def usable(head: Head | None) -> Head | None:
-    """``head``, if it says all that a diff after it needs; archives of other writers may not."""
+    """``head``, if it records all that a diff after it needs; archives of other writers may not."""
     if head is None or None in (head.history, head.rows, head.checksum, head.columns):
         return None
     return head

@@ -13,7 +13,7 @@ from laredo_snapshotter.table.writer import TableWriter
 
 
 def of(writer: TableWriter) -> TableWriterStatus:
-    """What is known of ``writer``'s table now."""
+    """Status of ``writer``'s table now."""
     archive, session = writer.archive, writer.session
     head = archive.head if archive is not None else None
     state, problem = _state(writer)

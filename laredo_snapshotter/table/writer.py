@@ -51,10 +51,10 @@ log = structlog.get_logger(__name__)
 
 AGAIN = Backoff(initial=0.5, maximum=30.0)
 LONG_SESSION_S = 60.0
-"""A session that lasted so long says that what ended the ones before is over."""
+"""Length of a session after which the error of the earlier ones counts as over."""
 
 CLOSE_S = 5.0
-"""What giving temporary files back may take, where a destination hangs."""
+"""Time for giving up temporary files, if a destination hangs."""
 
 FINAL = (
     Fenced,
@@ -65,7 +65,7 @@ FINAL = (
     ConditionalWritesMissing,
     AwsError,
 )
-"""What trying again can't cure, and might make worse."""
+"""Errors that a retry can't cure, and might make worse."""
 
 
 P = ParamSpec("P")
@@ -87,7 +87,7 @@ class TableWriter:
         self.state = WriterState.STARTING
         self.problem: str | None = None
         self._left: Left | None = None
-        """What the last session couldn't write."""
+        """Changes that the last session couldn't write."""
         self.archive: TableArchive | None = None
         self.session: WriterSession | None = None
         self.notifier: Notifier | None = None
@@ -96,13 +96,13 @@ class TableWriter:
         """Deletes what isn't needed, as long as the archive is ours."""
         self.counters = counters
         self.counts = Counts()
-        """What the archive counted, before it is open too."""
+        """Counts of the archive, before it is open too."""
         self._stores = stores
         self._sinks = build_all(config.sinks, stores.clients(config.profiles))
         self._keeping: list[asyncio.Task[None]] = []
-        """What keeps the destinations in order beside the writing."""
+        """Tasks that keep the destinations in order while the table is written."""
         self._read_whole = False
-        """Whether the archive was once read whole to restore what it lacks."""
+        """True once the archive was read whole to restore missing objects."""
         # Configured once: resolving a directory's path asks its file system, which may hang later.
         self.locations = {each.location: each.uri for each in config.destinations}
         """URIs by location, as configured."""
@@ -126,7 +126,7 @@ class TableWriter:
 
     @property
     def final(self) -> bool:
-        """Whether it will never write again."""
+        """True if it will never write again."""
         return self.state.ended
 
     def cut(self, position: int, *, common: bool = False) -> None:
@@ -135,7 +135,7 @@ class TableWriter:
             self.session.feed.cuts.cut(position, common=common)
 
     def is_known_at(self, history: str, position: int) -> bool | None:
-        """Whether the archive says what the table is at a position that it was to be cut at.
+        """True if the archive has the table's state at a position where it was to be cut.
 
         None: not yet; False: it won't.
         """
@@ -163,7 +163,10 @@ class TableWriter:
 
     @property
     def left(self) -> Left | None:
-        """What was taken and isn't in the archive; None if all is, or another writer has it."""
+        """Changes that were taken and aren't in the archive; None if there are none.
+
+        None too if another writer has taken over, since it writes them.
+        """
         if self.state is WriterState.FENCED:
             return None
         if self.session is not None:
@@ -216,7 +219,7 @@ class TableWriter:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _leave_archive(self) -> None:
-        """End what goes on beside a session, and give the archive's temporary files back."""
+        """End what goes on alongside a session, and delete the archive's temporary files."""
         for keeping in self._keeping:
             keeping.cancel()
         if self._keeping:
@@ -293,7 +296,9 @@ class TableWriter:
                 raise
             # A destination is to be filled from one that isn't whole itself.
             self._read_whole = True
-            self._log.warning("reads the archive whole, to restore objects", error=str(failure))
+            self._log.warning(
+                "full read of the archive started to restore objects", error=str(failure)
+            )
             Restorer(self.config, destinations, self.counters).restore(None)
             return self._open(destinations)
 
@@ -329,7 +334,7 @@ class TableWriter:
         delay = AGAIN.delay(failures)
         expected = isinstance(failure, ArchiveError | SnapshotterError | StreamError | OSError)
         self._log.error(
-            "begins again",
+            "session failed; restart scheduled",
             error=self.problem,
             kind=type(failure).__name__,
             attempt=failures,
@@ -355,7 +360,7 @@ class TableWriter:
             self.counters.fenced()
         else:
             self.counters.failed(why)
-        self._log.error("stopped for good", state=state.value, error=str(why))
+        self._log.error("table stopped for good", state=state.value, error=str(why))
         self._refuse_requests(f"{self.config.name} is {state}: {why}")
 
     def _refuse_requests(self, why: str) -> None:

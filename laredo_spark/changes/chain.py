@@ -20,7 +20,7 @@ ANY_EPOCH = 0
 
 @dataclass(frozen=True)
 class ReaderPosition:
-    """How far a reader has come in an archive."""
+    """Position that a reader has reached in an archive."""
 
     #: The epoch, or ANY_EPOCH.
     epoch: int
@@ -74,7 +74,7 @@ class NextArtifact:
 
     @property
     def has_rows(self) -> bool:
-        """Whether its rows are read."""
+        """True if its rows are read."""
         return self.gap is not None or not self.artifact.is_snapshot
 
 
@@ -88,7 +88,7 @@ def _history(artifact: Artifact) -> str:
 
 
 def is_behind(epochs: Sequence[Epoch], start: ReaderPosition) -> bool:
-    """Whether the archive ends before ``start``, in the same history."""
+    """True if the archive ends before ``start``, in the same history."""
     if start.position is None or not epochs:
         return bool(epochs) and start.epoch > epochs[-1].number
     last = epochs[-1].artifacts[-1]
@@ -171,7 +171,7 @@ def _why_not_there(epochs: Sequence[Epoch], start: ReaderPosition) -> str:
         return f"there is nothing of the history {start.history} any more"
     first = epochs[0].base
     oldest = f"{positions.text(first.to_position)} (epoch {first.epoch})"
-    return f"retention has removed what leads on from there; the oldest boundary is now {oldest}"
+    return f"retention has removed the diffs after it; the oldest boundary is now {oldest}"
 
 
 def _why_gap(before: Epoch, epoch: Epoch) -> str | None:

@@ -160,7 +160,7 @@ def _slices(format_id: str, entry: FormatEntry) -> list[tuple[ObjectSlice, bool]
     """The artifact in slices of about TASK_BYTES, and whether they are whole records."""
     plain = replace(entry, splits=(), blocks=(), source={})
     # A parquet file's footer says where its rows are, so it is read as a whole.
-    # So is the original's diff, whose TRUNCATE may stand anywhere.
+    # So is the original's diff, whose TRUNCATE may be anywhere.
     is_whole = format_id == codec.PARQUET or entry.by_original
     if entry.size_bytes <= TASK_BYTES or is_whole:
         return [(ObjectSlice(format_id, plain), True)]

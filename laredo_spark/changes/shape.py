@@ -67,7 +67,7 @@ class ChangesShape:
         return LineValues(self, columns)
 
     def fits(self, columns: Columns) -> bool:
-        """Whether rows with these columns lose nothing in this shape."""
+        """True if rows with these columns lose nothing in this shape."""
         if self.row.asked.lines:
             return True
         if columns is None or self.row.inferred:

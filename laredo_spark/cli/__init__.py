@@ -54,9 +54,7 @@ def _fail(message: str) -> NoReturn:
 
 @click.group(cls=SparkCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @version_option()
-@click.option(
-    "-v", "--verbose", is_flag=True, help="Say on stderr what is tried again, and Spark's log."
-)
+@click.option("-v", "--verbose", is_flag=True, help="Report retries on stderr, and Spark's log.")
 def main(*, verbose: bool) -> None:
     """Read archives of laredo-snapshotter with Spark, and keep tables in step with them."""
     logs.set_up(verbose=verbose)
@@ -90,7 +88,7 @@ def _pairs(
 @click.option("--exact", is_flag=True, help="Refuse an earlier boundary than that.")
 @click.option("--epoch", type=click.IntRange(min=1), help="Search this epoch only.")
 @click.option("--columns", metavar="A,B", help="These columns only.")
-@click.option("--key-fields", metavar="A,B", help="The key, for archives that don't say.")
+@click.option("--key-fields", metavar="A,B", help="The key, for archives that don't record it.")
 @click.option("--verify", is_flag=True, help="Compare rows and checksum with the manifest's.")
 @click.option(
     "--to",
@@ -105,14 +103,14 @@ def _pairs(
 )
 @click.option("--force", is_flag=True, help="Replace the directory if it is there.")
 @click.option("--rows", default=20, show_default=True, help="How many to show.")
-@click.option("--master", help="Spark's; default: as spark-submit says, or all cores here.")
+@click.option("--master", help="Spark's; default: that of spark-submit, or all cores here.")
 @click.option("--conf", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Spark's.")
 @click.option("--region", help="S3: the bucket's region.")
 @click.option("--endpoint", metavar="URL", help="S3: a service other than AWS's own.")
 @click.option("--addressing", type=click.Choice(["auto", "path", "virtual"]), help="S3.")
 @click.option("--profile", metavar="NAME", help="S3: a profile of the AWS configuration files.")
 @click.option("--role-arn", metavar="ARN", help="S3: a role to take on.")
-@click.option("--external-id", metavar="ID", help="S3: what the role asks for.")
+@click.option("--external-id", metavar="ID", help="S3: the external id that the role requires.")
 @click.option(
     "--option",
     "more",

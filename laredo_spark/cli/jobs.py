@@ -1,4 +1,4 @@
-"""What the commands of ``laredo-spark`` do with Spark."""
+"""Spark jobs of the commands of ``laredo-spark``."""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence

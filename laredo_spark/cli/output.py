@@ -34,7 +34,7 @@ class OutputRefused(SparkReadError):
 
 @dataclass(frozen=True)
 class TableOutput:
-    """Where and how ``laredo-spark read`` writes a table."""
+    """Target and format of a table that ``laredo-spark read`` writes."""
 
     #: parquet, csv, jsonl or show.
     kind: str
@@ -82,7 +82,7 @@ class TableOutput:
         return cls(kind, Path(path).expanduser(), replace, rows)
 
     def wants_lines(self, columns: str | None) -> bool:
-        """Whether the rows' JSON lines are written verbatim."""
+        """True if the rows' JSON lines are written verbatim."""
         return self.kind == "jsonl" and columns is None
 
     def write(self, frame: DataFrame) -> None:

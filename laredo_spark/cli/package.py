@@ -53,8 +53,10 @@ def write(directory: Path) -> Package:
 
 
 def requirements() -> list[str]:
-    """What reading an archive needs, in the versions that this project names; in any version, if it
-    isn't installed and runs from its files."""
+    """Packages that reading an archive needs, in the versions that this project names.
+
+    If the project isn't installed and runs from its files, any version is allowed.
+    """
     try:
         declared = metadata.requires(_PROJECT) or ()
     except metadata.PackageNotFoundError:

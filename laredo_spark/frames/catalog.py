@@ -37,7 +37,7 @@ def read_catalog(
 def archives_of(
     path: str, tables: Sequence[str] | None, given: Mapping[str, object]
 ) -> tuple[dict[str, str], Known]:
-    """The archives' URIs by their names, and where the catalog says that they are known.
+    """The archives' URIs by their names, and their boundaries in the catalog.
 
     :raises CatalogMissing, CatalogUnusable, ArchiveError, OptionRefused: as :func:`read_catalog`.
     """

@@ -58,6 +58,6 @@ def read_changes(
 
 
 def _name(uri: str, asked: Mapping[str, str]) -> str:
-    """What ``explain`` shows of it."""
+    """Name of the scan in ``explain``."""
     ends = [f"{end} {asked[end]}" for end in ("after", "until", "key") if end in asked]
     return " ".join([f"laredo changes of {uri}", *ends])

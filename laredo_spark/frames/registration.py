@@ -26,7 +26,7 @@ def register(spark: SparkSession) -> None:
 
 
 def directory_of(archive: Archive) -> str:
-    """The URI of the directory that the archive's manifest lies in."""
+    """The URI of the directory that the archive's manifest is in."""
     return archive.uri.removesuffix(object_keys.MANIFEST)
 
 

@@ -76,7 +76,7 @@ def _frame(spark: SparkSession, table: TableRead, pinned: Mapping[str, str]) -> 
 
 
 def _name(table: TableRead) -> str:
-    """What ``explain`` shows of it."""
+    """Name of the scan in ``explain``."""
     boundary = positions.text(table.boundary.position)
     name = f"laredo {registration.directory_of(table.archive)} as of {boundary}"
     return name if table.asked.key is None else f"{name}, key {table.asked.key}"

@@ -27,7 +27,7 @@ Found = Mapping[str, tuple[str, Manifest]]
 """Each table's manifest and its URI, by the table's name."""
 
 Known = Mapping[str, Sequence[GroupBoundary]]
-"""Where a catalog says that a table is known with others, by the table's name."""
+"""Boundaries at which, by a catalog, a table is known with others; by the table's name."""
 
 _CHOSEN_HERE = ("epoch", "history", "mode", "key")
 
@@ -42,7 +42,7 @@ class TablesAtOnce(dict[str, DataFrame]):
         self.time = boundary.time
         """PostgreSQL's, of the last transaction in any of them."""
         self.history = str(boundary.history)
-        """What the position belongs to: ``system_identifier:timeline:database_oid``."""
+        """History that the position belongs to: ``system_identifier:timeline:database_oid``."""
 
 
 def read_tables(
@@ -124,7 +124,7 @@ def _asked(
         raise OptionRefused("tables", "", "give the URI of one archive or more, by their names")
     for name in _CHOSEN_HERE:
         if name in given:
-            raise OptionRefused(name, str(given[name]), "as_of says it for all tables at once")
+            raise OptionRefused(name, str(given[name]), "as_of sets it for all tables")
     return {
         name: options.parse(options.as_options({"path": uri, "as_of": as_of, **given}))
         for name, uri in tables.items()
@@ -145,7 +145,7 @@ def _chosen_inside(
     except NoCommonBoundary:
         if not any(a.parts for each in archives.values() for a in each.manifest.artifacts):
             raise
-    # Whatever is better than that lies between it and the moment.
+    # Whatever is better than that is between it and the moment.
     unfolded = {name: _unfolded(each, after, moment) for name, each in archives.items()}
     return _chosen(_manifests(unfolded), moment, known, exact=exact)
 
@@ -192,7 +192,7 @@ def _chosen(
 def _is_beyond(
     manifest: Manifest, known: Sequence[GroupBoundary], moment: Position | datetime | None
 ) -> bool:
-    """Whether nobody knows yet what the table is at ``moment``."""
+    """True if the table's state at ``moment`` isn't known yet."""
     last = manifest.last
     if last is None or moment is None:
         return False
@@ -217,7 +217,9 @@ def _refusal(
     if not of_newest:
         reason = _why_none(manifests, found)
     elif unseen:
-        reason = f"{_text(moment)} is later than what the archive of {unseen[0]} has seen"
+        reason = (
+            f"{_text(moment)} is later than the last time that the archive of {unseen[0]} has seen"
+        )
     elif exact and before is not None:
         reason = f"not all of them are known exactly at {_text(moment)}"
     else:
@@ -230,7 +232,7 @@ def _why_none(manifests: Found, found: Mapping[History, list[CommonBoundary]]) -
         if not manifest.artifacts:
             return f"there is nothing in the archive of {name} yet"
         if manifest.history is None:
-            return f"the archive of {name} doesn't say which history its positions belong to"
+            return f"the archive of {name} doesn't record the history of its positions"
     if found:
         return "there is no position at which all of them are known"
     histories = ", ".join(f"{name} is of {each.history}" for name, (_, each) in manifests.items())

@@ -42,7 +42,7 @@ def columns(
         if kinds and name not in kinds:
             raise ArtifactDamaged(
                 archive.uri,
-                f"no row has {name}, which is taken for the key as the manifest says none;"
+                f"no row has {name}, which is assumed to be the key as the manifest names none;"
                 f" there are {', '.join(kinds)}. Name the key (key_fields)",
             )
     found = kinds or {name: set() for name in key_names}
@@ -89,7 +89,7 @@ def _kind(value: bytes) -> Iterable[str]:
 
 
 def _is_long(number: bytes) -> bool:
-    """Whether a double would lose digits."""
+    """True if a double would lose digits."""
     try:
         return Decimal(number.decode()) != Decimal(repr(float(number)))
     except InvalidOperation:  # an exponent beyond Decimal's, in a json column

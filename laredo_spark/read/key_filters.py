@@ -110,7 +110,7 @@ def _between(
 
 
 def _disjoint(given: Sequence[KeyRange]) -> list[KeyRange]:
-    """The same keys in ranges that don't overlap: none of these is without ends."""
+    """Join ranges that overlap; each of them has both ends."""
     found: list[KeyRange] = []
     for one in sorted(given, key=lambda one: (one.low or b"", one.high or b"")):
         if found and (one.low or b"") < (found[-1].high or b""):

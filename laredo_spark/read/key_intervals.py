@@ -75,7 +75,7 @@ class _Kind(NamedTuple):
     """The value that a filter compares with; None if it has another type."""
     texts: Callable[[Any, Any], Iterator[Interval]]
     in_order: bool = True
-    """Whether all of its texts are in the order of the values."""
+    """True if all of its texts are in the order of the values."""
 
 
 def _kind_of(column: Column, type_: pa.DataType) -> _Kind | None:

@@ -39,7 +39,7 @@ def appended(spark: SparkSession, table: TableRead, options: Mapping[str, str]) 
 
 
 def only_inserts(boundary: Boundary) -> bool:
-    """Whether each change up to the boundary, since it was last truncated, is one more row."""
+    """True if each change up to the boundary, since the last TRUNCATE, adds a row."""
     steps = list(pairwise(boundary.artifacts))
     truncating = [number for number, (_, diff) in enumerate(steps) if diff.truncate]
     return all(

@@ -85,7 +85,7 @@ class LineReader(RowReader):
     def split_structs(
         self, messages: list[bytes], reader: StructRowReader
     ) -> Mapping[str, pa.StringArray]:
-        """The same of SnapshotRow messages."""
+        """Split SnapshotRow messages into columns."""
         return self.split(protobuf.lines_of(messages, reader))
 
     def typed(self, fragments: Mapping[str, pa.StringArray], rows: int) -> pa.RecordBatch:

@@ -60,7 +60,7 @@ class TableRead:
         return cls(asked, archive, boundary, shape)
 
     def asking(self, asked: ReadOptions) -> "TableRead":
-        """The same boundary with other options."""
+        """Read the same boundary with other options."""
         return replace(self, asked=asked, shape=replace(self.shape, asked=asked))
 
     def pinned(self) -> dict[str, str]:
@@ -79,7 +79,7 @@ class TableRead:
 
     @property
     def row_count(self) -> int | None:
-        """The number of rows at the boundary, as far as the manifest says it."""
+        """The number of rows at the boundary, if the manifest records it."""
         last = self.boundary.last
         return last.row_count if last.rows is None and last.is_snapshot else last.rows
 
@@ -98,7 +98,7 @@ class TableRead:
 
     @property
     def has_ranges(self) -> bool:
-        """Whether tasks can read key ranges; else its files have to be sorted or joined first."""
+        """True if tasks can read key ranges; else the files have to be sorted or joined first."""
         keyed = self.key_names and not self.shape.inferred
         return bool(keyed) and key_ranges.is_sorted(self.boundary, self.choose)
 

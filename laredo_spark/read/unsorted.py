@@ -54,7 +54,7 @@ def _with_unique_keys(base: DataFrame, uri: str) -> DataFrame:
     reason = F.concat(
         F.lit(f"{uri}: two rows of its base have the key "),
         F.col(KEY),
-        F.lit("; if another column is the key, say so with key_fields"),
+        F.lit("; if another column is the key, name it with key_fields"),
     )
     refused = F.raise_error(reason).cast("boolean")
     return (

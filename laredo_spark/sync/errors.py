@@ -52,12 +52,12 @@ class TargetBusy(SyncError):
 
 
 class TargetDiffers(SyncError):
-    """What was written hasn't as many rows as the archive says; it wasn't made visible."""
+    """The written table hasn't as many rows as the archive reports; it wasn't made visible."""
 
     def __init__(self, target: object, boundary: object, expected: int, found: int) -> None:
         super().__init__(
-            f"{target}: the table at {boundary} has {expected} rows by the archive's manifest, and"
-            f" what was written has {found}. The target is left as it was. Check the archive with"
+            f"{target}: the table at {boundary} has {expected} rows by the archive's manifest,"
+            f" the table as written has {found}. The target is unchanged. Check the archive with"
             " laredo-archive verify; if it is whole, sync once with rebuild = true"
         )
         self.expected = expected
@@ -113,4 +113,4 @@ class SyncFailed(SyncError):
     """A task failed."""
 
     def __init__(self, target: object, reason: str) -> None:
-        super().__init__(f"{target}: {reason}. The target is left as it was")
+        super().__init__(f"{target}: {reason}. The target is unchanged")

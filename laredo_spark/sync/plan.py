@@ -25,7 +25,7 @@ class Merge:
 
     @property
     def truncates(self) -> bool:
-        """Whether a diff truncates the table, so that no earlier row stays."""
+        """True if a diff truncates the table, so that no earlier row stays."""
         return any(diff.truncate for diff in self.diffs)
 
 
@@ -110,7 +110,7 @@ def _start(held: SyncState, table: TableRead) -> Boundary | None:
 
 
 def _continues(held: SyncState, boundary: Boundary, table: TableRead) -> bool:
-    """Whether each epoch after the one held continues the one before."""
+    """True if each epoch after the target's continues the one before."""
     bases = {epoch.number: epoch.base for epoch in table.archive.epochs}
     between = range(held.epoch + 1, boundary.epoch + 1)
     return bool(between) and all(n in bases and bool(bases[n].continues) for n in between)

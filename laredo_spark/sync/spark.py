@@ -45,7 +45,7 @@ def failing_as(target: object) -> Iterator[None]:
 
 
 def _cause(failure: Exception) -> str:
-    """What a task raised, else the message without the JVM's stack, which the cause still has."""
+    """Error of a failed task, or the message without the JVM's stack, which the cause still has."""
     text = str(failure).strip()
     _, traceback, frames = text.partition("Traceback (most recent call last):")
     if traceback:

@@ -39,7 +39,7 @@ _FORMATS = (
 
 
 class SyncOutcome(StrEnum):
-    """What a sync did to its target."""
+    """Outcome of a sync."""
 
     UNCHANGED = "unchanged"
     MERGED = "merged"

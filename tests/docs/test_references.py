@@ -1,4 +1,4 @@
-"""What the repository refers to is there: documents, files, links, anchors, metrics, settings."""
+"""References in the repository resolve: documents, files, links, anchors, metrics, settings."""
 
 import re
 from collections.abc import Iterator

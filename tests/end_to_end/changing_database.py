@@ -24,7 +24,7 @@ class ChangingDatabase:
         self.random = random.Random(f"rows {seed}")
         self.tables = [ChangingTable(f"t_{kind.name.lower()}", kind) for kind in Kind]
         self.done: list[str] = []
-        """What changed tables' forms, for whom reads why it failed."""
+        """Statements that changed tables' columns, for the report of a failure."""
         self.counts: Counter[str] = Counter()
         """Transactions by what was special about them."""
         self._seed = seed
@@ -45,7 +45,7 @@ class ChangingDatabase:
         self._sessions = [Session(dsn, n, self.tables[n::3]) for n in range(3)]
 
     def begin_part(self, number: int) -> None:
-        """What is drawn from now on depends on the seed and on this number alone."""
+        """Seed the random choices from now on by the seed and this number alone."""
         self.random.seed(f"rows {self._seed} {number}")
 
     def reconnect(self, dsn: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""How tables change their form, in transactions of a session, drawn from a seed."""
+"""Changes of tables' columns, in transactions of a session, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Forms:
         return found.fetchone() is not None
 
     def _anew(self, way: _Way) -> _Way:
-        """What can't be done while a part of the table is published."""
+        """Statement that is impossible while a part of the table is published."""
 
         def done(session: Session, table: ChangingTable) -> str:
             if table.kind is not Kind.NARROW:

@@ -12,7 +12,7 @@ Draw = Callable[[random.Random], str | None]
 
 
 class Kind(Enum):
-    """What a row is known by, and where it lies."""
+    """Kind of table: its key, and the storage of its rows."""
 
     WIDE = "an int8 key and columns of many types"
     PAIR = "a key of three columns"
@@ -31,7 +31,7 @@ class Column:
     type: str
     draw: Draw
     listed: bool = True
-    """Whether it is published, where not all are."""
+    """True if it is published, where not all are."""
 
 
 _TYPES = dict(re.findall(r"(\w+) (\w+(?:\([\d,]+\))?(?:\[\])?)", KINDS.ddl.partition("(")[2]))
@@ -60,21 +60,21 @@ _FILTERS = ["id % 3 <> 0", "id < 20", "id > 4 AND id < 36", None]
 
 @dataclass
 class ChangingTable:
-    """What the table is like now."""
+    """Current definition of a table."""
 
     name: str
     kind: Kind
     columns: list[Column] = field(default_factory=list)
     forms: int = 0
     rows: int = 0
-    """How many were written, where none are deleted."""
+    """Number of rows that were written, where none are deleted."""
     row_filter: str | None = None
     _added: int = 0
     _partitions: int = 0
 
     @property
     def append_only(self) -> bool:
-        """Whether its rows are only inserted."""
+        """True if its rows are only inserted."""
         return self.kind is Kind.LOG
 
     @property
@@ -89,7 +89,7 @@ class ChangingTable:
 
     @property
     def shown(self) -> str:
-        """What of it is published, to select from."""
+        """FROM clause for the published part of it."""
         if self.kind is not Kind.NARROW:
             return self.name
         return f"(SELECT {self._listed()} FROM {self.name} WHERE {self.row_filter or 'true'})"

@@ -61,7 +61,7 @@ LONGEST_LIFE_S = 10
 
 
 class Stores:
-    """Where the archive goes, and who is told: the real ends, and the faulty ways to them."""
+    """Destinations and sinks: the real ends, and the faulty ways to them."""
 
     def __init__(
         self, chance: random.Random, server: AwsServer, directory: Path, stack: ExitStack
@@ -117,7 +117,7 @@ class Run:
         self.chance = random.Random(seed)
         self.stores = Stores(self.chance, server, directory, stack)
         self.history: list[str] = []
-        """What was done, for whom reads why it failed."""
+        """Actions of the run, for the report of a failure."""
         self._database = database
         self._directory = directory
         self._stack = stack
@@ -147,7 +147,7 @@ class Run:
         return writer
 
     def go(self, scenes: int) -> None:
-        """So many things go wrong, then the end.
+        """Let ``scenes`` things go wrong, then end.
 
         :raises AssertionError: naming what was broken.
         """

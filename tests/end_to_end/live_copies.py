@@ -37,7 +37,7 @@ class LiveCopy:
     _pending: list[_Change] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
-        """What the stream brought."""
+        """Apply an event of the stream."""
         match event:
             case Handshake():
                 self._loading = None
@@ -111,7 +111,7 @@ class LiveCopies(threading.Thread):
             self._loop.close()
 
     def check(self) -> None:
-        """Whether all still follow.
+        """Check that all clients still follow.
 
         :raises BaseException: what ended them.
         """

@@ -1,4 +1,4 @@
-"""What goes wrong in an upheaval: each by its name, when and for whom by chance."""
+"""Faults of an upheaval: each by its name, at random times and for random programs."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Misfortunes:
     # ------------------------------------------------------------ much at once
 
     def fallen_behind(self) -> None:
-        """So far that the backlog is split; perhaps one of the segments' processes is killed."""
+        """Build a backlog that is split; perhaps kill the process of one of the segments."""
         world = self._world
         if not world.server.is_running():
             world.server.start()

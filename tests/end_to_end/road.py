@@ -45,14 +45,14 @@ class Road:
             self.oracle.note(session, "t")
 
     def status(self) -> dict[str, Any]:
-        """What the writer says of the table."""
+        """The table in the writer's /status."""
         answer = self.writer.get("/status")
         assert answer is not None
         found: dict[str, Any] = answer.json()["tables"]["public.t"]
         return found
 
     def reached(self) -> int:
-        """How far the archive's artifacts reach; 0 before the first."""
+        """Position of the archive's head; 0 before the first artifact."""
         manifest = self.directory / "archive" / "t" / "manifest.json"
         head = json.loads(manifest.read_bytes())["head_position"] if manifest.exists() else None
         return 0 if head is None else position.parse(head)

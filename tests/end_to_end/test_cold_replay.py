@@ -126,7 +126,7 @@ class Replica:
 
 @dataclass
 class Place:
-    """Where the archive is: for the snapshotter, for the fan-out server, for the test."""
+    """Location of the archive: for the snapshotter, for the fan-out server, for the test."""
 
     destination: str
     archive: str

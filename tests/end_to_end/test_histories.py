@@ -34,7 +34,7 @@ class WriterSession:
     states: list[tuple[int, int, Rows]] = field(default_factory=list)
 
     def may_be(self, position: int) -> list[Rows]:
-        """What the table held at ``position``: one state, or two where the commit's end may lie."""
+        """Possible states of the table at ``position``: one, or two if the commit may end there."""
         ends = [after for _, after, _ in self.states[1:]] + [1 << 64]
         return [
             rows
@@ -84,7 +84,7 @@ class World:
         return {str(key): str(value) for key, value in found}
 
     def begin_life(self) -> None:
-        """What is committed from now on is of another history."""
+        """Begin another history for later commits."""
         self.life = WriterSession([(0, 0, self.rows())])
 
     def write(self, transactions: int) -> None:

@@ -1,4 +1,4 @@
-"""What the container image's environment changes: which addresses the programs listen on.
+"""Listening addresses of the programs in the container image's environment.
 
 The image itself needs a container engine; its environment is that of its Dockerfile.
 """
@@ -98,7 +98,7 @@ def test_elsewhere_only_this_machine_reaches_a_program_without_a_token(
         wait_until(lambda: running.get("/health/live"), "HTTP")
         assert not reaches(http)
         if name == "laredo-fanout":
-            wait_until(lambda: "serving process listens" in running.log.read_text(), "gRPC")
+            wait_until(lambda: "serving process started" in running.log.read_text(), "gRPC")
             assert not reaches(grpc)
         assert "anyone who reaches" not in running.log.read_text()
         running.kill()

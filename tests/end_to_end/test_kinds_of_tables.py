@@ -25,7 +25,7 @@ class Kind(NamedTuple):
     values: str
     """Those columns' values, made of g."""
     move: str = ""
-    """What changes the key of a row."""
+    """Statement that changes the key of a row."""
     after: tuple[str, ...] = ()
     append_only: bool = False
 

@@ -45,13 +45,13 @@ class Pipeline:
         )
 
     def head(self, table: Table) -> int:
-        """How far the table's archive reaches, quiet or not; 0 before the first artifact."""
+        """Last position of the table's archive, quiet or not; 0 before the first artifact."""
         read = self._manifest(table)
         texts = [read.get("head_position"), read.get("seen_position")]
         return max((_integer(text) for text in texts if text), default=0)
 
     def artifacts(self, table: Table) -> list[Any]:
-        """What the table's manifest names."""
+        """Artifacts of the table's manifest."""
         found: list[Any] = self._manifest(table).get("artifacts", [])
         return found
 

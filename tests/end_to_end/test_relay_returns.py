@@ -44,7 +44,7 @@ class Chain:
         return self.relay.metrics.get(f'{name}_total{{table="{TABLE}"}}', 0.0)
 
     def replayed(self) -> float:
-        """How many clients of the upstream were caught up by the archive."""
+        """Number of the upstream's clients that caught up by a replay from the archive."""
         labels = f'{{outcome="complete",table="{TABLE}"}}'
         return self.upstream.metrics.get(f"laredo_fanout_archive_replays_total{labels}", 0.0)
 
@@ -112,7 +112,7 @@ def as_postgresql(road: Road, client: States) -> int:
 
 
 def epochs(directory: Path) -> int:
-    """How many epochs an archive has."""
+    """Number of epochs in an archive."""
     from laredo_archive.reader import Archive
 
     artifacts = Archive.at(str(directory / "t")).manifest.artifacts

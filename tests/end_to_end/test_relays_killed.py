@@ -107,7 +107,7 @@ class World:
             self.oracle.reconnect()
 
     def archived(self, last: int) -> bool:
-        """Whether every table's archive has this position."""
+        """True if every table's archive has this position."""
         from laredo_archive.reader import Archive
 
         for table in TABLES:

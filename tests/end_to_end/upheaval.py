@@ -47,7 +47,7 @@ class Upheaval:
         patiently: bool = False,
     ) -> None:
         self.history: list[str] = []
-        """What was done, for whom reads why it failed."""
+        """Actions of the run, for the report of a failure."""
         self.compared = 0
         self.blind: Counter[str] = Counter()
         """States of a time when nobody could know of a change, by who held them."""
@@ -73,7 +73,7 @@ class Upheaval:
     # ------------------------------------------------------------ what happens
 
     def go(self, scenes: int) -> None:
-        """So many things go wrong, then the end.
+        """Let ``scenes`` things go wrong, then end.
 
         :raises AssertionError: naming what was broken.
         """
@@ -109,7 +109,7 @@ class Upheaval:
             self.wait_ready()
 
     def steps(self, count: int) -> None:
-        """So many steps of whoever writes."""
+        """Run ``count`` steps of the application."""
         for _ in range(count):
             dice = self.database.random.random()
             if dice < 0.04:
@@ -144,7 +144,7 @@ class Upheaval:
         self.database.reconnect(server.dsn())
 
     def server_has_slot(self) -> bool:
-        """Whether it has come so far that it has made its slot."""
+        """True once the server has made its slot."""
         with self.postgres.connect() as connection:
             found = connection.execute(
                 "SELECT FROM pg_replication_slots WHERE slot_name = 'laredo'"
@@ -187,7 +187,7 @@ class Upheaval:
         return all(self._head(table.name) >= last for table in self.database.tables)
 
     def _head(self, table: str) -> int:
-        """How far the table's archive reaches, quiet or not; 0 before the first artifact."""
+        """Last position of the table's archive, quiet or not; 0 before the first artifact."""
         manifest = self._directory / "archive" / table / "manifest.json"
         if not manifest.exists():
             return 0
@@ -246,7 +246,7 @@ class Upheaval:
         self._compare_exactly(whose, table, position, lines)
 
     def _is_suspect(self, table: str, position: int) -> bool:
-        """Whether the server has said that its rows of then weren't known to be right."""
+        """True if the server has reported that its rows at ``position`` may have been wrong."""
         log = self.server.log.read_text(errors="replace")
         return any(start < position < end for start, end in repaired(log, f"public.{table}"))
 
@@ -283,10 +283,10 @@ def repaired(log: str, table: str) -> list[tuple[int, int]]:
         if not line.startswith("{") or f'"{table}"' not in line:
             continue
         said = json.loads(line)
-        if said["event"].startswith("rows moved with a partition"):
+        if said["event"] == "repair scheduled: rows moved with a partition":
             start = position_.parse(said["since"])
             since = start if since is None else min(start, since)
-        elif said["event"].startswith("rows that had moved"):
+        elif said["event"] == "rows repaired after a partition moved":
             found.append((position_.parse(said["since"]), position_.parse(said["until"])))
             since = None
         elif said["event"] == "table live" and since is not None:

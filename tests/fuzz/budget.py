@@ -1,4 +1,4 @@
-"""How many inputs a fuzz target tries, and which ones: a seed draws the same input again.
+"""Number and choice of a fuzz target's inputs: a seed draws the same input again.
 
 LAREDO_FUZZ_SECONDS is what a target has (1 s in ``make test``, a minute in ``make test-long``),
 LAREDO_FUZZ_SEED the first input's seed; the next ones follow it by one. An input that fails says
@@ -46,7 +46,7 @@ def _input(seed: int) -> Iterator[random.Random]:
 
 
 def repetition(seed: int, seconds: float = 0) -> str:
-    """How the running test is run again from this seed on."""
+    """Command that runs the current test again from this seed on."""
     test = os.environ.get("PYTEST_CURRENT_TEST", "tests/fuzz").partition(" ")[0]
     return (
         f"seed {seed} failed; to repeat it:"

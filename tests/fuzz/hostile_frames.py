@@ -56,6 +56,6 @@ def broken(draw: random.Random, message: bytes) -> bytes:
 
 
 def getting(messages: Sequence[bytes], end: int = 0) -> Get:
-    """What ``get_copy_data`` would be, for these messages and then ``end``."""
+    """Substitute for ``get_copy_data``, for these messages and then ``end``."""
     left: Iterator[tuple[int, bytes]] = iter([(len(each), each) for each in messages])
     return lambda _: next(left, (end, b""))

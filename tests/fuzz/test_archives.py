@@ -85,7 +85,7 @@ def bounded() -> Iterator[None]:
 
 
 def read_as_spark_does(path: Path) -> None:
-    """What a task of laredo_spark does, without a JVM: key ranges as Arrow batches, and changes."""
+    """Read like a task of laredo_spark, without a JVM: key ranges as Arrow batches, and changes."""
     asked = ReadOptions(str(path), typing=Typing(special=Special.NULL))
     read = TableRead.of(asked)
     open_slice = read.objects().opener()

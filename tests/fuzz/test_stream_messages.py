@@ -129,7 +129,7 @@ class _Wal:
 
 
 def _decoded(messages: list[bytes], path: Path) -> Any:
-    """What became of the messages: of each route the changes, where they are, and the refusals."""
+    """Decoded messages: changes of each route, their positions, and the refusals."""
     tables, relations = _Tables(), StreamRelations()
     decoder = StreamDecoder(tables, relations, lambda each: each.prefix == b"laredo", path, 900)
     get, taken, end = getting(messages), [], None

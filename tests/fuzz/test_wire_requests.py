@@ -38,7 +38,7 @@ DOCUMENTED = {
     Code.PERMISSION_DENIED,
 }
 OUR_OWN = {Code.CANCELLED, Code.DEADLINE_EXCEEDED}
-"""What a stream ends with because the test leaves it."""
+"""Codes with which a stream ends because the test leaves it."""
 
 
 @pytest.fixture

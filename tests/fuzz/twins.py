@@ -28,7 +28,7 @@ Outcome = tuple[str, Any]
 
 
 def outcome(call: Callable[[], Any]) -> Outcome:
-    """What a call gives, or the type of what it raises."""
+    """Result of a call, or the type of its exception."""
     try:
         return "gives", call()
     except Exception as refusal:  # noqa: BLE001 - which one is what is compared
@@ -170,7 +170,7 @@ _TYPES: dict[str, tuple[TypeInfo, tuple[str, ...]]] = {
 }
 _SHAPES = 40
 _REFUSED = (ReplicationStreamBroken, ModelError, UnicodeDecodeError)
-"""What StreamDecoder answers by giving the table up; anything else would end the server."""
+"""Errors for which StreamDecoder gives up the table; any other would end the server."""
 
 
 class _Relation:

@@ -30,7 +30,7 @@ def written(plain: bytes, splits: Splits, there: bytes) -> tuple[bytes, Splits]:
 
 
 def frames_of(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """What each frame holds, and its own bytes."""
+    """Content of each frame, and its own bytes."""
     while data:
         frame = zstandard.ZstdDecompressor().decompressobj()
         plain = frame.decompress(data)

@@ -21,7 +21,7 @@ from tests.support.golden.written import FORMATS, Change, Lines, changes
 
 DAY = "2026-06-03T"
 BUCKET = "s3://golden-archives/"
-"""Where the manifests say they are; they are read elsewhere, as copies are."""
+"""Location in the manifests; the archives are read elsewhere, as copies are."""
 Files = dict[str, bytes]
 
 
@@ -35,7 +35,7 @@ def made(truth: Truth) -> Files:
 
 @dataclass(frozen=True)
 class _Step:
-    """What an artifact ends: from where, the states at both ends, and of what table."""
+    """Step that an artifact ends: its start, the states at both ends, and the table."""
 
     start: str
     before: Lines

@@ -58,14 +58,14 @@ def _row(line: str, types: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_lost(value: Any) -> bool:
-    """Whether the column's type lacks it: NaN in a decimal, an array in an array."""
+    """True if the column's type lacks the value: NaN in a decimal, an array in an array."""
     if isinstance(value, Decimal):
         return value.is_nan()
     return isinstance(value, list) and any(isinstance(element, list) for element in value)
 
 
 def same_content(one: bytes, other: bytes) -> bool:
-    """Whether two files hold the same, whichever pyarrow wrote them."""
+    """True if two files have the same rows, whichever pyarrow wrote them."""
     files = [pq.ParquetFile(BytesIO(data)) for data in (one, other)]
     first, second = [(file.read(), file.num_row_groups) for file in files]
     same_schema = first[0].schema.equals(second[0].schema, check_metadata=True)
@@ -77,7 +77,7 @@ def _shown(table: pa.Table) -> str:
 
 
 def row_groups(data: bytes) -> list[int]:
-    """Where they begin."""
+    """Offsets of the row groups."""
     metadata = pq.ParquetFile(BytesIO(data)).metadata
     columns = [metadata.row_group(number).column(0) for number in range(metadata.num_row_groups)]
     return [

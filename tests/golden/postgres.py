@@ -1,4 +1,4 @@
-"""What a real PostgreSQL says of the golden archive ``types``, and of checksums.
+"""Rows, columns and checksums of the golden archive ``types`` from a real PostgreSQL.
 
 ``python -m tests.golden.postgres`` writes the states and the columns of ``types`` anew.
 """

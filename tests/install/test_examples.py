@@ -21,7 +21,7 @@ from tests.support.processes import BIN
 EXAMPLES = ROOT / "examples"
 KUBERNETES = sorted((EXAMPLES / "kubernetes").glob("*.yaml"))
 INGEST_S = 20
-"""What the server's ingest may take to end, after its clients."""
+"""Time for the end of the server's ingest, after its clients."""
 
 
 def documents() -> list[dict[str, Any]]:

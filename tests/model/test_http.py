@@ -1,4 +1,4 @@
-"""Who is let in over HTTP, and how much they may take up."""
+"""Access over HTTP, and limits for each connection."""
 
 from __future__ import annotations
 

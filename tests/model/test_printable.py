@@ -1,4 +1,4 @@
-"""What a terminal may be shown of other people's text."""
+"""Foreign text that a terminal may be shown."""
 
 import sys
 import unicodedata

@@ -1,4 +1,4 @@
-"""What holds rows is its owner's alone, whatever the umask, or an older version, left open."""
+"""Directories with rows are private, whatever the umask or an older version left open."""
 
 import os
 import stat
@@ -50,7 +50,7 @@ def test_an_older_version_s_store_is_closed(
     Store.open(state, max_size=1 << 28).close()
     assert mode(state) == 0o700
     assert {mode(path) for path in state.iterdir()} == {0o600}
-    assert "closed it" in capsys.readouterr().out
+    assert "directory closed to others" in capsys.readouterr().out
 
 
 def test_a_directory_that_is_not_ours_is_left_alone(
@@ -61,7 +61,7 @@ def test_a_directory_that_is_not_ours_is_left_alone(
     (shared / "somebody's").touch(0o666)
     private_directory.make(shared, ("data.mdb",))
     assert (mode(shared), mode(shared / "somebody's")) == (0o777, 0o666)
-    assert "open to others, and not ours" in capsys.readouterr().out
+    assert "directory left open to others: not ours" in capsys.readouterr().out
 
 
 def test_a_mark_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

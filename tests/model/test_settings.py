@@ -349,7 +349,7 @@ def test_secrets_are_in_no_message_and_no_repr(write) -> None:  # type: ignore[n
 )
 def test_lines_that_double_one_another_are_refused_before_they_grow(write, text: str) -> None:  # type: ignore[no-untyped-def]
     file = write(text)
-    with pytest.raises(settings.SettingsError, match=r"substitutions .* come to more than"):
+    with pytest.raises(settings.SettingsError, match=r"substitutions .* make more than"):
         load(file)
 
 

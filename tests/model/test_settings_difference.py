@@ -1,4 +1,4 @@
-"""What differs between two configurations, and what of it stays as it was."""
+"""Differences between two configurations, and the settings that stay until a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both status pages draw and write: the last hour, and figures for people."""
+"""Charts and figures that both status pages share."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -23,7 +23,7 @@ _OFTEN = "200ms"
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """What it says of a file."""
+    """Run promtool on a file."""
     command = [PROGRAMS / "promtool", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 

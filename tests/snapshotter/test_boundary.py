@@ -49,7 +49,7 @@ def test_what_is_never_verified_is_discarded(served: Served, writer: Writer) -> 
     writer.wait_head(served.position)
     ends = [position.parse(each["to_position"]) for each in writer.artifacts()]
     assert not [end for end in ends if verified < end <= last]
-    assert writer.logged("discarded, never verified")
+    assert writer.logged("unverified changes discarded")
     writer.assert_equal()
 
 
@@ -109,7 +109,7 @@ def test_sigterm_waits_for_what_is_not_verified(served: Served, writer: Writer) 
     last = served.commit("users", put(1, "x"))
     waits(writer, last)
     signalled(writer)
-    wait_until(lambda: writer.logged("stopping"), "the signal is taken")
+    wait_until(lambda: writer.logged("shutdown started"), "the signal is taken")
     # What comes now is no debt: nobody ever verifies it.
     served.look()
     later = served.commit("users", put(2, "y"))
@@ -134,7 +134,7 @@ def test_sigterm_tells_what_is_not_verified_in_time_and_leaves_it_to_the_next_st
         assert writer.head() == verified
         (told,) = writer.not_written()
         assert (told["table"], told["changes"]) == ("public.users", 2)
-        assert f"journal reaches back to {position.text(verified)}" in told["event"]
+        assert f"journal reaches back to {position.text(verified)}" in told["advice"]
         assert position.text(last) in told["reason"]
     served.looks_by_itself = True
     served.look()
@@ -152,7 +152,7 @@ def test_a_second_signal_ends_at_once_and_tells_the_same(served: Served, writer:
     verified = served.position
     waits(writer, served.commit("users", put(1, "x")))
     signalled(writer)
-    wait_until(lambda: writer.logged("stopping"), "the first is taken")
+    wait_until(lambda: writer.logged("shutdown started"), "the first is taken")
     assert writer.program.stop(signal.SIGINT) == 3
     (told,) = writer.not_written()
     assert (told["changes"], told["after"]) == (1, position.text(verified))

@@ -13,7 +13,7 @@ from tests.support.drawn import examples
 
 
 class Window:
-    """What is written from one diff to the next, and every state in between."""
+    """Changes between two diffs, and every state in between."""
 
     def __init__(self, before: State) -> None:
         self.before = dict(before)

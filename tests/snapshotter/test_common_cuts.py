@@ -27,7 +27,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def common_of(writer: Writer) -> list[CommonBoundary]:
-    """What the manifests say as they are now."""
+    """Common boundaries of the manifests as they are now."""
     found = []
     for table in writer.tables:
         manifest = parser.parse((writer.archive / table / "manifest.json").read_bytes(), table)

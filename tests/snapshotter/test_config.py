@@ -154,7 +154,7 @@ def test_the_full_example_has_every_key() -> None:
         ('key_prefix = "../elsewhere/"', "leads out of the destination"),
         ("source { tls { cert = a } }", "cert and key belong together"),
         ("source { server = nonsense }", "snapshotter.source.server"),
-        ("tables = [ { source { table = b } } ]", "snapshotter.source.table: stands beside"),
+        ("tables = [ { source { table = b } } ]", "snapshotter.source.table: conflicts with"),
         ("http { port = 99999 }", "snapshotter.http.port"),
         (
             "key_format = go, formats { diff = [jsonl, protobuf] }",
@@ -187,8 +187,8 @@ TOPIC = '"arn:aws:sns:eu-central-1:123456789012:changes"'
         ('{ type = s3, bucket = "s3://b/c" }', "isn't a bucket's name"),
         (f'{{ {S3}, prefix = "a/../b" }}', "has an empty part, or one that is . or .."),
         (f'{{ {S3}, prefix = "a//b" }}', "has an empty part, or one that is . or .."),
-        (f'{{ {S3}, region = "Frankfurt am Main" }}', "is no region"),
-        (f'{{ {S3}, endpoint = "localhost:9000" }}', "is no endpoint; write https://host"),
+        (f'{{ {S3}, region = "Frankfurt am Main" }}', "is not a region"),
+        (f'{{ {S3}, endpoint = "localhost:9000" }}', "is not an endpoint; write https://host"),
         (f"{{ {S3}, addressing = sideways }}", "destinations[0].addressing"),
         (f"{{ {S3}, server_side_encryption = AES }}", "server_side_encryption"),
         (f"{{ {S3}, kms_key_id = k }}", "kms_key_id needs server_side_encryption = aws:kms"),
@@ -260,7 +260,7 @@ def test_a_wrong_profile_is_told_with_file_line_and_path(
         (
             "{ type = kinesis, stream = a, region = eu-west-1 },"
             " { type = kinesis, stream = a, region = eu-west-2 }",
-            "snapshotter.events: a stands there twice",
+            "snapshotter.events: a is listed twice",
         ),
     ],
 )
@@ -335,11 +335,11 @@ def test_a_table_adds_profiles_to_those_around_it(tmp_path: Path) -> None:
         (
             "{ source { table = a }, destinations = [ { type = local, path = /one },"
             ' { type = local, path = "/two/../one" } ] }',
-            "snapshotter.tables[0].destinations: file:///one/ stands there twice",
+            "snapshotter.tables[0].destinations: file:///one/ is listed twice",
         ),
         (
             f"{{ source {{ table = a }}, destinations = [ {{ {S3} }}, {{ {S3}, region = r }} ] }}",
-            "s3://archive/ stands there twice",
+            "s3://archive/ is listed twice",
         ),
         (
             f'{{ source {{ table = b }}, destinations = [ {{ {S3}, prefix = "a" }} ] }},'

@@ -49,7 +49,7 @@ def crashed(writer: Writer, part: str) -> int:
     (line,) = writer.logged("a part of the writer crashed")
     assert line["part"] == part and line["level"] == "error"
     assert "a defect" in line["error"] and "RuntimeError" in line["exception"]
-    assert writer.logged("stopped")
+    assert writer.logged("writer stopped")
     return code
 
 

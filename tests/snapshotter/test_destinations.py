@@ -248,7 +248,7 @@ def test_a_new_bucket_beside_a_directory_is_filled_and_keeps_the_epoch(
 
 
 class Callers:
-    """Who asked a store for what: access key and region, off each request's signature."""
+    """Access keys and regions that a store's requests were signed with."""
 
     def __init__(self, proxy: FaultProxy) -> None:
         self.seen: set[tuple[str, str]] = set()

@@ -1,4 +1,4 @@
-"""What fails around the writer: destinations, rivals, the server; nothing written is lost."""
+"""Failures around the writer: destinations, rivals, the server; no change is lost."""
 
 import contextlib
 import signal
@@ -98,7 +98,7 @@ def test_while_a_destination_is_away_memory_is_bounded_and_the_stream_resumed(
 def test_a_stream_closed_for_a_full_buffer_is_opened_for_the_word_of_a_look(
     tmp_path: Path, served: Served
 ) -> None:
-    """What is left when the destination is back waits for what only the stream can tell."""
+    """The changes that are left when the destination is back wait for a catalog check's message."""
     away = Away(tmp_path / "archive")
     with Writer(tmp_path, served, more="diff { max_memory = 100 kB }") as writer:
         writer.program.wait_ready()
@@ -149,7 +149,7 @@ def test_a_flush_that_cant_be_done_is_told_by_the_exit_code(tmp_path: Path, serv
         (told,) = writer.not_written()
         assert (told["table"], told["changes"], told["artifacts"]) == ("public.users", 1, 1)
         assert told["after"] == f"0/{head:X}"
-        assert f"journal reaches back to 0/{head:X}" in told["event"]
+        assert f"journal reaches back to 0/{head:X}" in told["advice"]
         away.come_back()
         writer.program.start()
         writer.program.wait_ready()

@@ -1,4 +1,4 @@
-"""Whether, and for how long, a closed stream can still be resumed."""
+"""Time for which a closed stream can still be resumed."""
 
 from laredo_fanout.client.table_status import TableStatus
 from laredo_snapshotter.table.journal_reach import JournalReach

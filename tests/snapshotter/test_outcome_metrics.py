@@ -1,4 +1,4 @@
-"""What the writer's metrics say of itself, of failures and of re-bases, as it is scraped."""
+"""Metrics of the writer about itself, failures and re-bases, as they are scraped."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -45,7 +45,9 @@ def test_a_trigger_begins_a_new_epoch_and_not_before(
         writer.wait_epoch(2)
         writer.wait_head(last)
         name = trigger.split(" ", 1)[0]
-        wait_until(lambda: name in {line["reason"] for line in writer.logged("re-based")}, name)
+        wait_until(
+            lambda: name in {line["reason"] for line in writer.logged("re-base committed")}, name
+        )
         writer.assert_equal()
 
 
@@ -69,7 +71,7 @@ def test_min_interval_holds_a_trigger_back(tmp_path: Path, served: Served) -> No
             writer.wait_head(served.commit("users", put(number, "x")))
         assert writer.manifest()["epoch"] == 1, "three diffs, each enough for a re-base"
         writer.wait_epoch(2)
-        ages = [line["timestamp"] for line in writer.logged("re-base")]
+        ages = [line["timestamp"] for line in writer.logged("re-base scheduled")]
         assert len(ages) == 1
 
 
@@ -143,7 +145,7 @@ def test_min_interval_holds_max_diffs_back_and_0_switches_it_off(
         for number in range(4):
             writer.wait_head(served.commit("users", put(number, "x")))
         assert [kind for kind, _ in writer.kinds()] == ["snapshot"] + 4 * ["diff"]
-        assert not writer.logged("re-base")
+        assert not writer.logged("re-base scheduled")
 
 
 def test_keys_are_said_as_go_prints_them_too(tmp_path: Path, served: Served) -> None:

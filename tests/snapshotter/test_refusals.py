@@ -1,4 +1,4 @@
-"""What AWS refuses: each has its own words, in `check` before the first write and at the start.
+"""Refusals of AWS: each has its own message, in `check` and at the start.
 
 Every table has a bucket that is refused for another reason; one has a good one.
 The test servers don't refuse anybody: the fault proxy does, in AWS's words.

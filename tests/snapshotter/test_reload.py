@@ -53,7 +53,7 @@ def commanded(programs: Programs) -> subprocess.CompletedProcess[str]:
 
 
 def tables(programs: Programs) -> dict[str, Any]:
-    """What /status shows of each."""
+    """Tables in /status."""
     answer = programs.writer.get("/status")
     assert answer is not None
     shown: dict[str, Any] = answer.json()["tables"]
@@ -61,7 +61,7 @@ def tables(programs: Programs) -> dict[str, Any]:
 
 
 def clients(programs: Programs) -> dict[str, str]:
-    """When each of the server's clients connected."""
+    """Time at which each of the server's clients connected."""
     answer = programs.server.get("/status")
     assert answer is not None
     return {each["client_id"]: each["connected_at"] for each in answer.json()["clients"]}
@@ -138,7 +138,7 @@ def test_a_wrong_configuration_changes_nothing(programs: Programs, database: Dat
     assert commanded(programs).returncode == 2
     os.kill(programs.writer.pid, signal.SIGHUP)
     log = programs.writer.log
-    wait_until(lambda: log.read_text().count("configuration not taken up") == 2, "the signal's too")
+    wait_until(lambda: log.read_text().count("configuration not reloaded") == 2, "the signal's too")
     assert set(tables(programs)) == {"public.a", "public.b"}
     change(database, "a", "b")
     programs.equal(A)

@@ -27,7 +27,7 @@ def written(
 
 
 def objects(writer: Writer, place: Path) -> list[Path]:
-    """What the manifest at ``place`` names, by position."""
+    """Objects that the manifest at ``place`` names, by position."""
     writer.archive = place
     return [place / entry["formats"]["jsonl"]["key"] for entry in writer.artifacts()]
 

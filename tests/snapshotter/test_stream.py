@@ -1,4 +1,4 @@
-"""What a healthy server rarely does on demand, played by a scripted gRPC server."""
+"""Rare streams of a healthy server, played by a scripted gRPC server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

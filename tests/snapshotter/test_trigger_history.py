@@ -1,4 +1,4 @@
-"""How often triggers would have fired, by an archive's manifest."""
+"""Simulated triggers over an archive's manifest."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -117,7 +117,7 @@ Rows = list[tuple[Any, ...]]
 
 @dataclass
 class State:
-    """What a table held from a position on: its columns and rows."""
+    """Columns and rows of a table after a position."""
 
     after: int
     columns: list[str]

@@ -44,7 +44,7 @@ class Query:
 
     @property
     def batches(self) -> int:
-        """How many are finished, of all that ran here."""
+        """Number of batches that were finished, of all runs."""
         return len(list((self._directory / "checkpoint" / "commits").glob("[0-9]*")))
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:

@@ -57,7 +57,7 @@ def thin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def through(thin: Path, address: str, script: str) -> list[object]:
-    """What each line that the script prints says, in JSON."""
+    """JSON values that the script prints, a line each."""
     program = (
         "import json\nfrom pyspark.sql import SparkSession\nimport laredo_spark\n"
         f"spark = SparkSession.builder.remote({address!r}).getOrCreate()\n"
@@ -116,7 +116,7 @@ def test_a_tasks_failure_is_one_message_over_spark_connect(
         "    say(own_message(failure))\n",
     )
     assert isinstance(message, str)
-    assert damaged.name in message and "the manifest says" in message
+    assert damaged.name in message and "the manifest has" in message
 
 
 @pytest.mark.thorough

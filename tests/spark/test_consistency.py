@@ -148,7 +148,7 @@ def test_a_file_has_grown(builder: Builder) -> None:
     archive = builder.write()
     file = file_of(archive)
     file.write_bytes(file.read_bytes() + b'{"id":100,"name":"x","doc":null}\n')
-    with pytest.raises(ArtifactDamaged, match="more than the 4380 bytes that the manifest says"):
+    with pytest.raises(ArtifactDamaged, match="more than the 4380 bytes in the manifest"):
         Reading(archive, partitions=1).rows()
 
 

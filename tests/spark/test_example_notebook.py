@@ -46,7 +46,7 @@ def built(directory: Path) -> Path:
 
 @pytest.fixture
 def kernels_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Jupyter, IPython and matplotlib write goes below the test's directory."""
+    """Keep the files of Jupyter, IPython and matplotlib below the test's directory."""
     for name in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))

@@ -39,7 +39,7 @@ PROVEN = {
 }
 """By archive: the formats whose lines Spark gives as the truth has them, at every boundary."""
 WITHOUT_TYPES = dict.fromkeys(("bare", "original", "originals_keys", "originals_windows"), LINES)
-"""The same, compared as values."""
+"""Archives without types, compared as values."""
 NOTHING_TO_READ = {"empty"}
 CASES = [(name, formats[n % 2]) for n, (name, formats) in enumerate(PROVEN.items())]
 """Each archive in one format; then in the others."""
@@ -76,7 +76,7 @@ def expected(name: str, boundary: str) -> list[str]:
 
 
 def all_changes(truth: Truth) -> Iterator[Row]:
-    """What happened after the first artifact, by the states before and after each."""
+    """Changes after the first artifact, by the states before and after each one."""
     before = truth.state(truth.boundaries[0])
     for artifact, name in zip(truth.artifacts[1:], truth.boundaries[1:], strict=True):
         after, at = truth.state(name), artifact["to"]

@@ -1,4 +1,4 @@
-"""What a query asks of the key narrows what is read, and never takes a row away."""
+"""Conditions on the key narrow the reads, and never lose a row."""
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime

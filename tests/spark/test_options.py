@@ -13,7 +13,7 @@ from laredo_spark.sync.sync import given_options
 PAGE = Path(__file__).parents[2] / "docs/spark/tables.md"
 TABLE = [line for line in (options.__doc__ or "").splitlines() if line.startswith("|")]
 OF_FIELD = {"format_id": "format", "max_diffs": "max_diffs_per_trigger"}
-"""Where an option has another name inside."""
+"""Fields of options that have another name inside."""
 
 
 def described() -> dict[str, str]:

@@ -29,7 +29,7 @@ MANY = {number: f"name {number}" for number in range(1000, 1400)}
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small files have several row groups."""
+    """Make row groups small, so that small files have several."""
     monkeypatch.setattr(parquet, "SNAPSHOT_BLOCK", 2000)
 
 

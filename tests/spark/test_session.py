@@ -1,4 +1,4 @@
-"""Where there is no Java that Spark can run on, one message says what to install."""
+"""Without a Java that Spark can run on, one message names the package to install."""
 
 import os
 import subprocess

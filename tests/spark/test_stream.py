@@ -32,7 +32,7 @@ def at(position: str, epoch: int) -> Offset:
 
 
 def actions(made: ChangesStreamReader, start: Offset, end: Offset) -> list[tuple[str, str | None]]:
-    """What a batch holds: actions and keys."""
+    """Actions and keys of a batch."""
     found: list[tuple[str, str | None]] = []
     for task in made.partitions(start, end):
         for batch in made.read(task):

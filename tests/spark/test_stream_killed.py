@@ -70,7 +70,7 @@ def in_archive(place: Path) -> list[Read]:
 
 
 def folded(start: State, changes: list[Read]) -> State:
-    """What a reader has who applies the changes, in the order of position, to the first base."""
+    """State after the changes are applied to the first base, in the order of position."""
     state = dict(start)
 
     def order(change: Read) -> tuple[int, bool]:

@@ -98,7 +98,7 @@ class Change:
 
     @property
     def name(self) -> tuple[str, int, str | None]:
-        """What must be there once."""
+        """Identity of the change, which must exist once."""
         return self.action, self.lsn, self.key
 
     @property
@@ -107,7 +107,7 @@ class Change:
 
 
 def given(spark: SparkSession, directory: Path) -> list[Change]:
-    """What the stream wrote, in the order in which it is to be applied."""
+    """Changes that the stream wrote, in the order in which they are to be applied."""
     rows = spark.read.option("mergeSchema", "true").parquet(str(directory / "rows")).cache()
     olds, news = (values(rows, side) for side in ("old", "new"))
     names = [tuple(row) for row in rows.select(*NAME).collect()]
@@ -122,7 +122,7 @@ def values(rows: DataFrame, side: str) -> dict[Values, Values]:
 
 
 def of_archive(place: Path) -> Iterator[tuple[str, int, str | None]]:
-    """What there is to read: every diff's changes, and the rows of bases that continue nothing."""
+    """Changes that the archive has: of every diff, and the rows of bases that continue nothing."""
     archive = Archive.at(str(place))
     for epoch in archive.epochs:
         shape = archive.shape(archive.boundary(epoch=epoch.number))

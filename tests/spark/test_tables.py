@@ -76,7 +76,11 @@ def test_what_is_committed_later_isnt_seen(
     [
         ("0/9", "at no position at or before 0/9", [None, "0/10"]),
         ("0/3F", "not all of them are known exactly at 0/3F", ["0/20", "0/40"]),
-        ("0/41", "0/41 is later than what the archive of people has seen", ["0/40", None]),
+        (
+            "0/41",
+            "0/41 is later than the last time that the archive of people has seen",
+            ["0/40", None],
+        ),
     ],
 )
 def test_no_common_position_there(
@@ -99,7 +103,7 @@ def test_no_common_position_at_all(
     with pytest.raises(NoCommonBoundary, match=r"different histories.*pets is of 73.*other is of"):
         read_tables(spark, apart)
     plain = Builder(tmp_path, "plain/", plain=True).base(0x10, names(ONE)).write()
-    with pytest.raises(NoCommonBoundary, match="plain doesn't say which history"):
+    with pytest.raises(NoCommonBoundary, match="plain doesn't record the history"):
         read_tables(spark, {**uris, "plain": str(plain)})
     never = Builder(tmp_path, "never/").base(0x11, names(ONE)).write()
     with pytest.raises(NoCommonBoundary, match="there is no position at which all of them"):
@@ -119,7 +123,7 @@ def test_a_re_base_between_two_reads(spark: SparkSession, tmp_path: Path) -> Non
 def test_what_cant_be_asked(spark: SparkSession, uris: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(OptionRefused, match="give the URI of one archive or more"):
         read_tables(spark, {})
-    with pytest.raises(OptionRefused, match="as_of says it for all tables at once"):
+    with pytest.raises(OptionRefused, match="as_of sets it for all tables"):
         read_tables(spark, uris, epoch=1)
     with pytest.raises(OptionRefused, match="neither a position"):
         read_tables(spark, uris, "yesterday")

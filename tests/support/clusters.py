@@ -121,7 +121,7 @@ class ByAddress(Database):
 
 
 def position_of(server: EmbeddedPostgres) -> int:
-    """How far its WAL is written."""
+    """End of the server's WAL."""
     with server.connect() as connection:
         row = connection.execute("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn").fetchone()
     assert row is not None
@@ -167,7 +167,7 @@ def promote(standby: EmbeddedPostgres) -> None:
 
 
 def write_wal(server: EmbeddedPostgres, megabytes: int) -> None:
-    """So much WAL, which concerns no table, and a checkpoint that lets old files go."""
+    """Write WAL that concerns no table, and a checkpoint, after which old files go."""
     with server.connect() as connection:
         for _ in range(megabytes):
             connection.execute(

@@ -1,4 +1,4 @@
-"""How much is drawn: fixed seeds in `make test`, more of them in `make test-all`, new ones in soak.
+"""Number of drawn cases: few fixed seeds in `make test`, more in `make test-all`, new ones in soak.
 
 A seed is in the test's name, so that a failed one is repeated by that name. LAREDO_TEST_SEED and
 LAREDO_TEST_RUNS choose others. Hypothesis draws as its profile says: the same examples each time
@@ -59,7 +59,7 @@ def thorough(value: object) -> "ParameterSet":
 
 
 def examples(thorough: int) -> int:
-    """How many examples the profile gives a test that has so many in `make test-all`."""
+    """Number of examples for a test that has ``thorough`` of them in `make test-all`."""
     return max(5, thorough * settings.default.max_examples // _THOROUGH)
 
 

@@ -31,7 +31,7 @@ def checkout(commit: str, directory: Path) -> Path:
 
 
 def checked_out(commit: str, directory: Path) -> Path:
-    """The same for a test, which is skipped where the history was cut off."""
+    """Check out a commit for a test, which is skipped if the history was cut off."""
     try:
         return checkout(commit, directory)
     except CommitUnknown as unknown:
@@ -39,7 +39,7 @@ def checked_out(commit: str, directory: Path) -> Path:
 
 
 def environment(tree: Path) -> Mapping[str, str]:
-    """What has the virtual environment's scripts run this tree, and their children too."""
+    """Environment in which the virtual environment's scripts, and their children, run this tree."""
     # Children are started with `python -m`, which else begins with the working directory.
     return {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
 

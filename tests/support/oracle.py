@@ -1,4 +1,4 @@
-"""What PostgreSQL held at every position, known without any of our own code.
+"""PostgreSQL's rows at every position, determined without any of our own code.
 
 One writer a table: in each of its transactions, as the last thing before the
 commit, it notes the transaction's id and the table's rows as PostgreSQL prints
@@ -26,22 +26,25 @@ Rows = Counter[str]
 
 
 class Directory(Protocol):
-    """What of Path an archive is read with; a bucket can have it too."""
+    """Methods of Path that reading an archive needs; a bucket can have them too."""
 
     @property
     def parent(self) -> "Directory":
         """One level up."""
 
     def __truediv__(self, name: str) -> "Directory":
-        """What is below it."""
+        """Path of an entry."""
 
     def read_bytes(self) -> bytes:
         """The object's bytes."""
 
 
 class State(NamedTuple):
-    """What a table held. ``form`` is a table with the columns that it had; ``blind``: it was
-    changed in a way that shows in no stream, so that others can't know it at once."""
+    """Rows of a table.
+
+    ``form`` is a table with the columns that it had. ``blind``: it was changed in a way that shows
+    in no stream, so that others can't know it at once.
+    """
 
     rows: Rows
     form: str
@@ -72,7 +75,7 @@ class Oracle:
         return psycopg.connect(self._dsn, autocommit=True, options=SESSION)
 
     def is_cut(self) -> bool:
-        """Whether the database ended the session."""
+        """True if the database ended the session."""
         with suppress(psycopg.Error):
             self._connection.execute("SELECT 1")
         return self._connection.broken
@@ -118,14 +121,15 @@ class Oracle:
         self._ends[0] = 0
 
     def state_at(self, table: str, position: int) -> State:
-        """What the table held at ``position``: by every transaction whose commit ends there or
-        before."""
+        """Rows of the table at ``position``: with each transaction whose commit ends at or before
+        it.
+        """
         self._read_commits()
         states = self._states(table)
         return states[bisect_right([end for end, _ in states], position) - 1][1]
 
     def states_at(self, table: str, positions: Iterable[int]) -> dict[int, State]:
-        """The same for many positions."""
+        """Rows of the table at many positions."""
         self._read_commits()
         states = self._states(table)
         ends = [end for end, _ in states]
@@ -136,7 +140,7 @@ class Oracle:
         return self.state_at(table, position).rows
 
     def is_blind(self, table: str, position: int) -> bool:
-        """Whether nobody who watches the stream could know how the table was changed by then.
+        """True if a reader of the stream alone can't know yet how the table was changed.
 
         Its catalog has been looked at since the change when a second look was noted in the WAL
         after it: the first may have read the catalog before.
@@ -155,12 +159,12 @@ class Oracle:
         return f"last changed in form at {changes[-1:]}, looked at {looks[:4]}"
 
     def _states(self, table: str) -> list[tuple[int, State]]:
-        """Where each commit ends, and what was held from there on."""
+        """States of the table, each with the end of its commit."""
         known = [(self._ends[xid], state) for xid, state in self._notes[table] if xid in self._ends]
         return sorted(known, key=lambda each: each[0])
 
     def last_commit(self) -> int:
-        """Where the last noted transaction's commit ends."""
+        """End of the last noted transaction's commit."""
         self._read_commits()
         noted = {xid for notes in self._notes.values() for xid, _ in notes}
         return max(end for xid, end in self._ends.items() if xid in noted)
@@ -233,11 +237,11 @@ def boundaries(
 def ends(
     archive: Directory, key_fields: list[str] | None = None
 ) -> list[tuple[dict[str, Any], int, list[bytes]]]:
-    """The same with the artifact that each boundary is the end of: a base, or a diff as it was
-    written, wherever it was merged since.
+    """Boundaries of the archive, each with the artifact that ends there, as it was written.
 
-    Level by level: merged diffs first, then their parts in their places; at the boundaries that
-    both have they must agree. All by one reading of the manifest, which a writer may swap.
+    The artifact is a base or a diff, wherever the diff was merged since. Level by level: merged
+    diffs first, then their parts; at the boundaries that both have they must agree. The manifest
+    is read once, as a writer may swap it.
     """
     chain = json.loads((archive / "manifest.json").read_bytes())["artifacts"]
     found = _folded(archive.parent, chain, key_fields)
@@ -251,7 +255,7 @@ def ends(
 
 
 def _parts(destination: Directory, artifact: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the artifact was merged from, as parts of its epoch; itself, if it wasn't."""
+    """Artifacts that this one was merged from, as parts of its epoch; or itself."""
     parts = artifact.get("parts")
     if parts is None:
         return [artifact]

@@ -77,7 +77,7 @@ def eventually(figure: Callable[[], Any], wanted: object) -> None:
 
 
 async def until(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
-    """The same on an event loop."""
+    """Wait until ``condition`` is true, on an event loop."""
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.01)  # poll

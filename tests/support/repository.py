@@ -9,7 +9,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 
 
 def files() -> list[str]:
-    """What belongs to the repository, new files too: paths from its root."""
+    """Files of the repository, new ones too: paths from its root."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [name for name in names.splitlines() if (ROOT / name).is_file()]

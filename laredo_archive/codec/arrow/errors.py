@@ -25,10 +25,10 @@ class ValueLacking(ArrowError):
     """A value of PostgreSQL's that the column can't have as it is read."""
 
     has_location = False
-    """Whether the message begins with the value's location."""
+    """True if the message begins with the value's location."""
 
     def with_location(self, where: str) -> Self:
-        """The same error with ``where`` before its message, unless it has a location already."""
+        """Put ``where`` before the error's message, unless it has a location already."""
         if not self.has_location:
             self.args = (f"{where}: {self}",)
             self.has_location = True
@@ -52,8 +52,8 @@ class ArrayTooDeep(ValueLacking):
 
     def __init__(self, column: str, value: str, dimensions: int) -> None:
         super().__init__(
-            f"column {column}: {value} hasn't {dimensions} dimension(s), which its type was given."
-            f' Say how many it has (array_dimensions = "{column}=N"), or read it as JSON text'
+            f"column {column}: {value} hasn't the {dimensions} dimension(s) of its type."
+            f' Set their number (array_dimensions = "{column}=N"), or read it as JSON text'
             f' (array_dimensions = "{column}=0")'
         )
         self.column = column
@@ -65,7 +65,7 @@ class ValueUnfit(ArrowError):
 
     def __init__(self, column: str, value: str, type_name: str) -> None:
         super().__init__(
-            f"column {column}: {value} is no {type_name}, which the manifest says it is."
+            f"column {column}: {value} isn't of type {type_name}, which the manifest declares."
             " Check the archive with laredo-archive verify"
         )
         self.column = column

@@ -1,6 +1,6 @@
 """Splits blocks of lines into columns of JSON fragments, by the fastest exact method.
 
-A fragment is a value verbatim, as it stands in the line: ``42``, ``"a\\n"``,
+A fragment is a value verbatim, as it is in the line: ``42``, ``"a\\n"``,
 ``null``, ``{"b": 1}``. Only the wanted columns are made. Compiled code
 does it (``structs.compiled``); where there is none, lines as docs/archive-format.md has them are
 peeled (``peeled``), others are matched by one regular expression, or value by value.

@@ -1,6 +1,6 @@
 """Limits the rows of a parquet row group that are decoded at once, so that memory is bounded.
 
-A dictionary's value stands in the file once and comes out once per row: some kilobytes can
+A dictionary's value is in the file once and comes out once per row: some kilobytes can
 become gigabytes. So the longest value of each dictionary is measured first; the dictionaries
 themselves are as large as they are on the page.
 """
@@ -51,8 +51,11 @@ def check(metadata: pq.RowGroupMetaData) -> None:
 
 @dataclass(frozen=True)
 class ReadBounds:
-    """How a row group's columns are read. ``rows``: at once; ``counted``: columns whose arrays
-    may be so long that their size is measured before they are decoded."""
+    """Limits for reading a row group's columns.
+
+    ``rows``: the most rows to read at once. ``counted``: columns whose arrays may be so long that
+    their size is measured before they are decoded.
+    """
 
     rows: int
     counted: tuple[str, ...]
@@ -61,7 +64,7 @@ class ReadBounds:
 def bounds(
     open_with: OpenWith, metadata: pq.RowGroupMetaData, group: int, names: Sequence[str]
 ) -> ReadBounds:
-    """How to read the columns ``names`` of this row group; their dictionaries are measured."""
+    """Limits for reading the columns ``names`` of this row group, dictionaries included."""
     everything = map(metadata.column, range(metadata.num_columns))
     columns = [column for column in everything if column.path_in_schema.split(".")[0] in names]
     size = sum(column.total_uncompressed_size for column in columns)
@@ -133,7 +136,7 @@ def _plain(type_: pa.DataType) -> pa.DataType:
 
 
 def gathered(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer batches, of at most about BYTES_AT_ONCE."""
+    """Join batches into fewer ones, of at most about BYTES_AT_ONCE."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

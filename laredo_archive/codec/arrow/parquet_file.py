@@ -52,7 +52,7 @@ class ParquetSnapshot:
 
     @property
     def restorable(self) -> bool:
-        """Whether it was written so that every line can be restored."""
+        """True if the file was written so that every line can be restored."""
         return self._rest is not None
 
     def groups(self, start: int = 0, stop: int | None = None) -> list[int]:
@@ -100,7 +100,7 @@ class ParquetSnapshot:
             yield decoded(batch, found.counted)
 
     def _open(self, dictionaries: Sequence[str]) -> pq.ParquetFile:
-        """``dictionaries``: the columns that come as they stand in the file, not decoded."""
+        """``dictionaries``: the columns that come as they are in the file, not decoded."""
         return pq.ParquetFile(
             self._source,
             metadata=self._known,

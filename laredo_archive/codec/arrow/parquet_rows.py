@@ -18,15 +18,15 @@ from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_model.column import Column, key_columns
 
 _TAIL_BYTES = 64 << 10
-"""What pyarrow reads first of a file: its end, where the row groups are described."""
+"""First read of pyarrow: the file's end, where the row groups are described."""
 
 
 def batches(
     base: ObjectSlice, columns: Sequence[Column], rows: RowReader, open_slice: OpenSlice
 ) -> Iterator[StoredBatch]:
-    """What is stored in the slice, of the columns that ``rows`` and the key need.
+    """Stored batches of the slice, with the columns that ``rows`` and the key need.
 
-    :raises BadBytes: if the file isn't what its entry says.
+    :raises BadBytes: if the file differs from its entry.
     """
     wanted = {*rows.needed, *(column.name for column in key_columns(columns))}
     names = [column.name for column in columns if column.name in wanted]

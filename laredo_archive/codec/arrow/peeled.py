@@ -1,6 +1,6 @@
 """Splits blocks of lines with Arrow's own functions, one column of all lines after the other.
 
-What stands between two values, ``,"name":``, can't stand inside of a string, where its quotes
+What is between two values, ``,"name":``, can't be inside of a string, where its quotes
 would have backslashes, nor of an array, which has no colons; only an object may hold it. So from
 the left the first one is the right one up to the first column that may hold objects, and from the
 right the last one is. Between two such columns it has to be the only one there is.
@@ -58,11 +58,11 @@ class Peeler:
         between = heads[first + 1 : last + 1]
         for head in between:
             if pc.max(pc.count_substring(inside, head)).as_py() != 1:
-                raise pa.ArrowInvalid(f"{head} isn't there once")
+                raise pa.ArrowInvalid(f"{head} doesn't occur exactly once")
         return [*begin, *_taken_apart(inside, between), *end]
 
     def _are_whole(self, fragments: Sequence[pa.StringArray]) -> bool:
-        """Whether strings and arrays begin and end where fragments do."""
+        """True if strings and arrays begin and end where fragments do."""
         return all(
             number in self._nesting or _is_whole(array) for number, array in enumerate(fragments)
         )
@@ -77,7 +77,7 @@ def _lines(block: bytes) -> pa.StringArray:
 
 
 def _inside(lines: pa.StringArray, head: str) -> pa.StringArray:
-    """What is between ``head``, with which each line has to begin, and the brace at its end."""
+    """Text between ``head``, with which each line has to begin, and the brace at its end."""
     begun = pc.starts_with(lines, head)
     if not (pc.all(begun).as_py() and pc.all(pc.ends_with(lines, "}")).as_py()):
         raise pa.ArrowInvalid(f"a line doesn't begin with {head}, or has no end")
@@ -85,7 +85,7 @@ def _inside(lines: pa.StringArray, head: str) -> pa.StringArray:
 
 
 def _taken_apart(texts: pa.StringArray, heads: Sequence[str]) -> list[pa.StringArray]:
-    """What is between the ``heads``; halved again and again, so that little is copied."""
+    """Split texts at the ``heads``; halved recursively, so that little is copied."""
     if not heads:
         return [texts]
     middle = len(heads) // 2
@@ -96,7 +96,7 @@ def _taken_apart(texts: pa.StringArray, heads: Sequence[str]) -> list[pa.StringA
 def _parted(
     texts: pa.StringArray, at: str, *, reverse: bool = False
 ) -> tuple[pa.StringArray, pa.StringArray]:
-    """What is before the first ``at``, and after it; or the last.
+    """Split texts at the first ``at``, or the last one if ``reverse``.
 
     :raises ArrowInvalid: if it isn't in all of them.
     """

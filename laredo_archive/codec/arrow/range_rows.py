@@ -36,7 +36,7 @@ its reader has a projection, they have the columns of that only.
 def newest(
     reads: RangeRead, rows: RowReader, columns: Sequence[Column], open_slice: OpenSlice
 ) -> Newest:
-    """What the diffs of a range come to, for ``rows``. They are opened as :func:`order` says."""
+    """Newest row of each key in the diffs of a range; the diffs are opened in :func:`order`."""
     found: dict[bytes, bytes | None] = {}
     for part in order(reads):
         with open_slice(part) as source:
@@ -86,7 +86,7 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in no particular order; no empty batches.
 
-    :raises BadBytes, BadLine: if an artifact isn't what its entry says.
+    :raises BadBytes, BadLine: if an artifact differs from its entry.
     :raises ArrowError: if a value doesn't fit its column's Arrow type.
     """
     changed = newest(reads, rows, columns, open_slice)
@@ -184,7 +184,7 @@ class _Left:
 
     @property
     def takes_all(self) -> bool:
-        """Whether no row is touched."""
+        """True if no row is touched."""
         return not self._touched
 
     def of(self, keys: pa.StringArray) -> pa.BooleanArray:

@@ -26,7 +26,7 @@ _DIGITS = {pa.float32(): floats.FLOAT4_DIGITS, pa.float64(): floats.FLOAT8_DIGIT
 
 
 def restorer(arrow_type: pa.DataType, type_name: str) -> Restore:
-    """What turns arrays of this type into fragments; ``type_name`` is PostgreSQL's."""
+    """Function that turns arrays of this type into fragments; ``type_name`` is PostgreSQL's."""
     if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
         inner = restorer(arrow_type.value_type, type_name.removeprefix("_"))
         return lambda array: _lists(array, inner)

@@ -23,7 +23,7 @@ class RowReader:
     """
 
     as_format_says = True
-    """Whether lines are made as docs/archive-format.md says: by our own writer."""
+    """True if lines are as in docs/archive-format.md: our own writer made them."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class RowReader:
     def split_structs(
         self, messages: list[bytes], reader: StructRowReader
     ) -> Mapping[str, pa.StringArray]:
-        """The same of SnapshotRow messages.
+        """Split SnapshotRow messages into columns.
 
         :raises BadBytes: if one isn't a row.
         """
@@ -88,7 +88,7 @@ class RowReader:
     def projected_structs(
         self, messages: list[bytes], reader: StructRowReader
     ) -> Mapping[str, pa.StringArray]:
-        """The same of messages that the ``projection`` made; ``reader`` is of its columns."""
+        """Split messages of the ``projection`` into columns; ``reader`` is for its columns."""
         if self.projection is None:
             return self.split_structs(messages, reader)
         found = self._scanned(messages, reader)

@@ -3,7 +3,7 @@
 The last column, ``_laredo_rest``, is null but for rows with a value that its column's type
 can't hold so that the line comes out again: infinity, BC, NaN in a decimal, an array with other
 dimensions than the column's. Such a value is null in its column, and a member of the JSON object
-in ``_laredo_rest``, as it stands in the line. So no value is lost, and every line can be restored.
+in ``_laredo_rest``, as it is in the line. So no value is lost, and every line can be restored.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +75,7 @@ def rest_name(columns: Sequence[Column]) -> str:
 def _depths(
     columns: Sequence[Column], fragments: Mapping[str, pa.StringArray]
 ) -> Mapping[str, int]:
-    """How many brackets the first array of each column begins with."""
+    """Number of brackets that the first array of each column begins with."""
     found: dict[str, int] = {}
     for column in columns:
         if is_array(column) and column.type not in _JSON_ARRAYS:
@@ -131,7 +131,7 @@ class StoredBatch:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return int(self._batch.num_rows)
 
     def filter(self, kept: pa.BooleanArray) -> "StoredBatch":
@@ -153,7 +153,7 @@ class StoredBatch:
         return array
 
     def fragments(self, name: str) -> pa.StringArray:
-        """The column's values as JSON, as they stand in the lines."""
+        """The column's values as JSON, as they are in the lines."""
         array = self._batch.column(name)
         found = restorer(array.type, self._types[name])(array)
         others = {row: rest[name] for row, rest in self._rests.items() if name in rest}

@@ -46,7 +46,7 @@ _MODIFIER_OFFSET = 4
 
 
 class Special(StrEnum):
-    """What becomes of values that an Arrow type lacks: infinity, NaN in a decimal, BC, year 10000.
+    """Treatment of values that an Arrow type lacks: infinity, NaN in a decimal, BC, year 10000.
 
     ``STRING`` reads every column whose type has such values as text, exactly.
     """
@@ -58,7 +58,7 @@ class Special(StrEnum):
 
 @dataclass(frozen=True)
 class Typing:
-    """How types are chosen where there is a choice.
+    """Choice of Arrow types, where PostgreSQL's types leave one.
 
     ``numeric_as``: "string" or "decimal(p,s)", for numeric columns without precision.
     ``array_dimensions``: by column; 0 reads the array as JSON text.
@@ -102,12 +102,12 @@ def schema(columns: Sequence[Column], typing: Typing) -> pa.Schema:
 
 
 def is_array(column: Column) -> bool:
-    """Whether the column's values are arrays."""
+    """True if the column's values are arrays."""
     return column.type.startswith("_")
 
 
 def dimensions(column: Column, typing: Typing) -> int:
-    """How deep the column's lists are; 0: no list."""
+    """Depth of the column's lists; 0: no list."""
     return typing.array_dimensions.get(column.name, 1) if is_array(column) else 0
 
 
@@ -132,7 +132,7 @@ def element_type(column: Column, typing: Typing) -> pa.DataType:
 
 
 def has_specials(found: pa.DataType) -> bool:
-    """Whether PostgreSQL's type has values that ``found`` lacks."""
+    """True if PostgreSQL's type has values that ``found`` lacks."""
     return bool(pa.types.is_temporal(found) or pa.types.is_decimal(found))
 
 

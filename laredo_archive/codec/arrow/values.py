@@ -27,7 +27,7 @@ _TEXT, _NULL = '"', "null"
 
 
 def converter(column: Column, typing: Typing) -> Convert:
-    """What turns the column's fragments into an array of its type.
+    """Function that turns the column's fragments into an array of its type.
 
     It raises SpecialValue, ArrayTooDeep or ValueUnfit.
     """

@@ -26,9 +26,9 @@ NewRows = tuple[
     tuple[bytes, ...],
     bytes,
 ]
-"""What is read of a diff, and where to: the first key and the one behind the last, keys that are
-known, the new rows by key, and for each column what stands before its value and a byte that says
-whether it is wanted (none: rows as they stand)."""
+"""Input and output of reading a diff: the first key and the one after the last, keys that are
+known, the new rows by key, and for each column what is before its value and a byte that says
+whether it is wanted (none: rows verbatim)."""
 
 _FLOATS = {"float8": b"d", "float4": b"f"}
 
@@ -73,7 +73,7 @@ def scan(columns: Sequence[Column], key_at: Sequence[int] = ()) -> StructScan | 
 
 
 def entry_key(name: str) -> bytes:
-    """What a member of this name begins with, up to its Value's length."""
+    """First bytes of a member of this name, up to its Value's length."""
     raw = name.encode()
     return b"\x0a" + varint.varint(len(raw)) + raw + b"\x12"
 

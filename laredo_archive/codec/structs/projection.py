@@ -22,12 +22,12 @@ class Projection:
 
     @cached_property
     def line_heads(self) -> tuple[bytes, ...]:
-        """What stands before each column's value in a line."""
+        """Text in front of each column's value in a line."""
         return heads(self._all)
 
     @cached_property
     def entry_heads(self) -> tuple[bytes, ...]:
-        """What stands before the length of each column's Value in a Struct."""
+        """Bytes in front of the length of each column's Value in a Struct."""
         return tuple(map(compiled.entry_key, self._all))
 
     @cached_property

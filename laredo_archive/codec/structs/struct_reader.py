@@ -1,9 +1,9 @@
 """Converts google.protobuf.Struct to lines: the inverse of ``struct_rows``.
 
 Without columns (archives of other writers) values are read as they are, numbers
-by their value, and columns stand in the order of their names.
+by their value, and columns are in the order of their names.
 
-Rows whose members stand in the columns' order are read by compiled code (``compiled``); the rest,
+Rows whose members are in the columns' order are read by compiled code (``compiled``); the rest,
 and all where there was no C compiler, in Python here. By hand: the generated class takes 1.15
 times as long for forty short columns, 1.05 times for ten of 28 bytes each
 (``benchmarks.struct_rows``).
@@ -80,7 +80,7 @@ class StructRowReader:
         return None if self._scan is None else self._scan.columns(messages, wanted)
 
     def row(self, data: bytes, at: int, stop: int) -> tuple[bytes, bytes]:
-        """The same line, with its key in front.
+        """Row as a line, and its key.
 
         :raises BadBytes: also if the row lacks a key column.
         """

@@ -16,10 +16,10 @@ def plain_format(format_id: str) -> str:
 
 
 def is_compressed(format_id: str) -> bool:
-    """Whether a file of this format is a series of frames."""
+    """True if a file of this format is a series of frames."""
     return format_id.endswith(SUFFIX)
 
 
 def is_installed() -> bool:
-    """Whether the library that frames are written and read with is there."""
+    """True if the library that writes and reads frames is installed."""
     return find_spec("zstandard") is not None

@@ -1,4 +1,4 @@
-"""What a reader of compressed artifacts raises beside the codecs' own errors."""
+"""Errors of readers of compressed artifacts, in addition to the codecs' own."""
 
 from laredo_archive.errors import ArchiveError
 

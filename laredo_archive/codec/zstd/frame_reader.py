@@ -60,7 +60,7 @@ class PlainBytes:
 
 
 class _Compressed:
-    """The frames' bytes, so many at a time."""
+    """The frames' bytes, in bounded pieces."""
 
     def __init__(self, source: ByteSource, start: int, stop: int | None) -> None:
         self._source = source
@@ -129,8 +129,8 @@ def _frame(compressed: _Compressed, header: _Header, frame: Any, begun: int) -> 
         left -= len(piece)
         if left < 0 or (is_last and (left or not frame.eof)):
             raise BadBytes(
-                f"the zstd frame at byte {begun} hasn't the {header.content_bytes} bytes that it"
-                " says"
+                f"the zstd frame at byte {begun} hasn't the {header.content_bytes} bytes that its"
+                " header gives"
             )
         if piece:
             yield piece
@@ -155,7 +155,7 @@ def _header(compressed: _Compressed, begun: int) -> _Header:
     content = int.from_bytes(size, "little") + (256 if size_bytes == 2 else 0)
     if content > MAX_CONTENT:
         raise BadBytes(
-            f"the zstd frame at byte {begun} says that it has {content} bytes, more than the"
+            f"the zstd frame at byte {begun} declares {content} bytes, more than the"
             f" {MAX_CONTENT} that a record may have"
         )
     return _Header(magic + descriptor + fields + size, content)

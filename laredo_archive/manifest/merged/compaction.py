@@ -2,8 +2,8 @@
 
 Each level is a length of time. Diffs that end in the same period of that length (the first begins
 at the Unix epoch) are merged into one, once a later diff shows that the period is over. So the
-manifest alone says what is to be merged, and a writer that was interrupted goes on where it was.
-The merged diff stands in the place of the diffs that it was made from, and names them as its parts.
+manifest alone decides what is to be merged, and a writer that was interrupted goes on where it was.
+The merged diff replaces the diffs that it was made from, and names them as its parts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,14 @@ class DiffRun:
 
     @property
     def from_position(self) -> Position:
-        """Where the first begins."""
+        """Position where the first diff begins."""
         start = self.diffs[0].from_position
         assert start is not None, "a diff begins somewhere"
         return start
 
     @property
     def to_position(self) -> Position:
-        """Where the last ends."""
+        """Position where the last diff ends."""
         return self.diffs[-1].to_position
 
 
@@ -67,7 +67,7 @@ def next_run(
 
 
 def _says_its_state(artifact: Artifact) -> bool:
-    """Whether a merge can be proven by it: not if another program wrote it."""
+    """True if a merge can be proven by it: not if another program wrote it."""
     return artifact.rows is not None and artifact.state_checksum is not None
 
 
@@ -104,7 +104,7 @@ def place_of(manifest: Manifest, merged: Artifact) -> tuple[Artifact, ...]:
 def with_merged(manifest: Manifest, merged: Artifact) -> Manifest:
     """The manifest with ``merged`` in the place of the diffs that it was made from."""
     diffs = place_of(manifest, merged)
-    assert diffs, "the diffs that were merged are there"
+    assert diffs, "the merged diffs exist"
     first = manifest.artifacts.index(diffs[0])
     after = first + len(diffs)
     artifacts = (*manifest.artifacts[:first], merged, *manifest.artifacts[after:])

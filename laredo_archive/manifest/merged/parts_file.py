@@ -52,13 +52,13 @@ class PartsFiles:
         self._key_prefix = key_prefix
         self._loaded: dict[str, tuple[Artifact, ...]] = {}
         self._levels: dict[str, int] = {}
-        """How many files one has to read before each that a file named, by their keys."""
+        """Number of files to read before each file that another file names, by key."""
 
     def diffs_of(self, merged: Artifact) -> tuple[Artifact, ...]:
         """The diffs that ``merged`` takes the place of, as parts of its epoch.
 
         :raises ArtifactMissing: if the file that lists them isn't there.
-        :raises ArtifactDamaged: if it isn't what its entry says, or they don't lead where
+        :raises ArtifactDamaged: if it differs from its entry, or they don't lead where
             ``merged`` leads.
         """
         parts = merged.parts
@@ -94,7 +94,7 @@ def read(
     """The diffs that the file ``key`` lists, which ``entry`` describes.
 
     :raises ArtifactMissing: if it isn't there.
-    :raises ArtifactDamaged: if it isn't what ``entry`` says, or no list.
+    :raises ArtifactDamaged: if it differs from ``entry``, or no list.
     """
     uri = destination.uri_of(key)
     if entry.size_bytes > LARGEST_BYTES:
@@ -132,7 +132,7 @@ def _files_named(diffs: Sequence[Artifact]) -> Iterator[str]:
 
 
 def _contradiction(merged: Artifact, diffs: Sequence[Artifact]) -> str | None:
-    """Why ``diffs`` can't be the parts of ``merged``; None if they can."""
+    """Reason why ``diffs`` can't be the parts of ``merged``, or None."""
     if len(diffs) < 2:
         return "a merged diff has at least two parts"
     at = merged.from_position

@@ -16,7 +16,7 @@ Load = Callable[[Artifact], Sequence[Artifact]]
 """The diffs that a merged diff takes the place of."""
 
 Wanted = Callable[[Artifact, Artifact], bool]
-"""Whether a boundary between an artifact's end and that of the diff after it is wanted."""
+"""Predicate: True if the boundary between an artifact and the diff after it is wanted."""
 
 
 def at(point: Position | datetime) -> Wanted:

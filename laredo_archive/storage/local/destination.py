@@ -39,7 +39,7 @@ from laredo_archive.storage.local.tree import LocalTree, Parts, sync, uri_of
 from laredo_archive.storage.local.upload import BUFFER_BYTES, HIDDEN, LocalUpload, Unfinished
 
 LOCK_PATIENCE_S = 10.0
-"""How long a swap waits for another process's swap, which takes milliseconds."""
+"""Longest wait of a swap for another process's swap, which takes milliseconds."""
 
 
 def _now() -> datetime:
@@ -214,7 +214,7 @@ def _etag(data: bytes) -> str:
 
 
 def _named_by(parts: Parts) -> Parts | None:
-    """What a hidden file was to become; None if it isn't called as an upload's is."""
+    """Final name of a hidden file; None if its name isn't an upload's."""
     found = HIDDEN.fullmatch(parts[-1])
     return [*parts[:-1], found[1]] if found else None
 

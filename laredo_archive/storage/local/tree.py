@@ -100,7 +100,7 @@ class LocalTree:
         return found
 
     def stat(self, parts: Parts) -> os.stat_result:
-        """What is known of a regular file.
+        """Status of a regular file.
 
         :raises NotAFile: if it isn't one.
         """

@@ -28,10 +28,10 @@ class BadS3Location(DestinationError):
 class S3Location:
     """A prefix of a bucket. It ends with ``/``, or is empty, whatever it was given as.
 
-    ``credentials``: a profile's name, None for the ambient one. ``region``, ``endpoint``:
-    the service's, where they aren't what the profile or the environment says.
-    ``storage_class`` is that of artifacts; a manifest, overwritten with each commit, has the
-    bucket's usual one. ``tags`` are put on every object.
+    ``credentials``: a profile's name, None for the ambient one. ``region``, ``endpoint``: the
+    service's, unless the profile or the environment sets them. ``storage_class`` is that of
+    artifacts; a manifest, overwritten with each commit, has the bucket's usual one. ``tags`` are
+    put on every object.
 
     :raises BadS3Location: if it can't be one.
     """
@@ -57,7 +57,7 @@ class S3Location:
 
     @property
     def uri(self) -> str:
-        """``s3://bucket/prefix/``. Keys stand in it as they are, as in every tool for S3."""
+        """``s3://bucket/prefix/``. Keys are in it as they are, as in every tool for S3."""
         return f"s3://{self.bucket}/{self.prefix}"
 
     @property
@@ -82,7 +82,7 @@ class S3Location:
         if self.endpoint is not None and urlsplit(self.endpoint).scheme not in ("http", "https"):
             wrong.append(f"the endpoint {self.endpoint!r} isn't an http:// or https:// URL")
         if self.addressing not in ADDRESSINGS:
-            wrong.append(f"addressing {self.addressing!r} is none of {', '.join(ADDRESSINGS)}")
+            wrong.append(f"addressing {self.addressing!r} isn't one of {', '.join(ADDRESSINGS)}")
         if self.kms_key_id is not None and not _is_kms(self.server_side_encryption):
             wrong.append("kms_key_id needs server_side_encryption = aws:kms")
         if self.storage_class in _FROZEN:

@@ -66,7 +66,7 @@ class S3Destination:
 
     @property
     def retries(self) -> dict[str, int]:
-        """How many requests were sent again, by method of the client."""
+        """Number of requests that were sent again, by method of the client."""
         return dict(self._bucket.retries)
 
     def __repr__(self) -> str:
@@ -201,5 +201,5 @@ class S3Destination:
             }
             if not marks:
                 raise DestinationUnavailable(
-                    self.uri, "its listing says that there is more, and not where it goes on"
+                    self.uri, "its listing is truncated, but names no position to continue from"
                 ).at(self.location)

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 NAME = ".laredo-probe-"
 _OWN = re.compile(re.escape(NAME) + "[0-9a-f]{16}")
-"""What a probe calls its object: nothing else is removed."""
+"""Names of probes' objects: no other object is removed."""
 _AGAIN = RETRY_CONDITIONAL | {Cause.CONNECT}
 _LEFT_BEHIND = timedelta(hours=1)
 
@@ -65,7 +65,7 @@ class _Probe:
         except FailedRequest as refused:
             if refused.kind not in (Cause.NOT_IMPLEMENTED, Cause.PRECONDITION):
                 raise
-            yield f"it refuses what it should take: {refused}"
+            yield f"it refuses a request that it should accept: {refused}"
             return
         if self._is_taken(lambda: self._put(b"third", IfNoneMatch="*")):
             yield "If-None-Match on PutObject"
@@ -112,7 +112,7 @@ class _Probe:
             raise
 
     def _is_taken(self, write: Callable[[], object]) -> bool:
-        """Whether the store takes what it has to refuse."""
+        """True if the store accepts a write that it has to refuse."""
         try:
             write()
         except FailedRequest as refused:
@@ -125,7 +125,7 @@ class _Probe:
 
 
 def _remove(bucket: Bucket, key: str) -> None:
-    """What this probe left, and what processes left that were killed while they probed."""
+    """Remove the objects of this probe, and those of processes that were killed while probing."""
     try:
         bucket.ask("delete_object", key)
         page = bucket.ask_all("list_objects_v2", NAME)
@@ -137,7 +137,7 @@ def _remove(bucket: Bucket, key: str) -> None:
         _abort_uploads(bucket, key)
     except (FailedRequest, DestinationUnavailable) as failure:
         # A writer that may not delete can still commit.
-        log.warning("a probe's object may be left", uri=bucket.uri_of(key), failure=str(failure))
+        log.warning("probe object not removed", uri=bucket.uri_of(key), failure=str(failure))
 
 
 def _abort_uploads(bucket: Bucket, key: str) -> None:

@@ -29,9 +29,8 @@ _BEYOND_THE_END = 416
 def read_whole(bucket: Bucket, key: str) -> StoredObject:
     """A small object and its version.
 
-    :raises Refused: if it can't be read.
-    :raises TooLarge: if it has more than LARGEST_WHOLE bytes.
-    :raises DestinationUnavailable: if the answer doesn't say which version it is.
+    :raises Refused: if it can't be read. :raises TooLarge: if it has more than LARGEST_WHOLE bytes.
+    :raises DestinationUnavailable: if the answer doesn't name its version.
     """
 
     def read() -> StoredObject:
@@ -99,7 +98,7 @@ class PinnedObject(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """Position of the next read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -184,7 +183,7 @@ class PinnedObject(io.RawIOBase):
 
     def _replaced(self) -> DestinationUnavailable:
         return DestinationUnavailable(
-            self._uri, "it was replaced while it was being read; nothing of ours does that"
+            self._uri, "it was replaced while it was being read; none of our programs does that"
         ).at(self._bucket.location.identity)
 
     def _drop_body(self) -> None:
@@ -194,5 +193,5 @@ class PinnedObject(io.RawIOBase):
 
 
 def _broken_off() -> tuple[type[Exception], ...]:
-    """What reading an answer's body raises, beside what sending a request does."""
+    """Exceptions that reading an answer's body may raise, in addition to those of sending."""
     return (*failures(), OSError, EOFError)

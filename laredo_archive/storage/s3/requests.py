@@ -1,8 +1,8 @@
 """Sends requests to one bucket, with retries, and translates failures into a commit's errors.
 
-The client doesn't repeat anything by itself; this module decides what is repeated,
-request by request. A read, and an upload that is invisible until completed, may be.
-A change may only be where the store's answer says that it didn't happen.
+The client doesn't repeat anything by itself; this module decides what is repeated, request by
+request. A read, and an upload that is invisible until completed, may be. A change may only be where
+the store's answer shows that it didn't happen.
 """
 
 import base64
@@ -47,16 +47,16 @@ ATTEMPTS = 6
 """Tries of one request that may be repeated."""
 RETRY = Backoff(initial=0.2, maximum=5.0)
 PATIENCE_S = 120.0
-"""How long such a request is repeated, where each of its tries takes long."""
+"""Time for which such a request is repeated, if each attempt takes long."""
 PARALLEL_PARTS = 4
 _CONNECTIONS = 64
 """Kept open at most: all tables that write to a bucket share them, and a new one costs a
 handshake with each commit."""
 
 RETRY_IDEMPOTENT = PASSING | {Cause.CHECKSUM}
-"""When to repeat a request without visible effect: a part, the beginning of an upload."""
+"""Causes for repeating a request without visible effect: a part, the beginning of an upload."""
 RETRY_CONDITIONAL = frozenset({Cause.CONFLICT, Cause.CHECKSUM})
-"""When to repeat a change. "Conditional requests", Amazon S3 User Guide: 409 is retried."""
+"""Causes for repeating a change. "Conditional requests", Amazon S3 User Guide: 409 is retried."""
 
 _SET_UP_WRONG = frozenset(
     {
@@ -85,7 +85,7 @@ IF_ABSENT: Parameters = {"IfNoneMatch": "*"}
 """With this parameter an object is created, and none is ever replaced."""
 T = TypeVar("T")
 Pause = Callable[[Event, float], object]
-"""Waits so many seconds, or until the event."""
+"""Wait for a number of seconds, or until the event."""
 
 
 class FailedRequest(Exception):
@@ -132,7 +132,7 @@ class Bucket:
         )
 
     def uri_of(self, key: str) -> str:
-        """Where the object ``key`` is.
+        """URI of the object ``key``.
 
         :raises BadKey: if ``key`` leads out of the prefix.
         """
@@ -149,7 +149,7 @@ class Bucket:
         ended: Event | None = None,
         **more: Any,
     ) -> Answer:
-        """Send a request about one object, again where it fails as ``again`` says.
+        """Send a request about one object; retry the failures in ``again``.
 
         ``ended``: set when its result isn't needed any more.
 
@@ -174,7 +174,7 @@ class Bucket:
         work: Callable[[], T],
         ended: Event | None = None,
     ) -> T:
-        """Do ``work``, again where it is refused as ``again`` says, with growing waits.
+        """Do ``work``; retry the failures in ``again``, with growing waits.
 
         :raises Refused: if it keeps failing, or fails otherwise.
         """
@@ -196,7 +196,7 @@ class Bucket:
         return retrying(work)
 
     def refused(self, failure: Exception, operation: str, uri: str) -> FailedRequest:
-        """What a failure of the client means; ``operation`` as the API names it."""
+        """Typed error for a failure of the client; ``operation`` is the API's name."""
         explained = explain(
             failure,
             service="s3",
@@ -223,7 +223,7 @@ class Bucket:
     def _note(self, method: str, state: RetryCallState) -> None:
         self.retries[method] += 1
         log.warning(
-            "request to S3 is sent again",
+            "S3 request retried",
             request=method,
             uri=self.location.uri,
             attempt=state.attempt_number,
@@ -249,7 +249,7 @@ class Bucket:
             raise self._lacking("Date", self.location.uri) from None
 
     def modified(self, answer: Answer, uri: str) -> datetime:
-        """When the object was last changed, by the store's clock.
+        """Time when the object was last changed, by the store's clock.
 
         :raises DestinationUnavailable: if the answer has no time that UTC has.
         """
@@ -276,7 +276,7 @@ class Bucket:
 
 
 def kept_as(location: S3Location, *, manifest: bool = False) -> Parameters:
-    """The parameters that say how an object is encrypted, stored and tagged.
+    """Parameters for an object's encryption, storage class and tags.
 
     A manifest has the usual storage class: the cheaper ones bill each version for weeks.
     """

@@ -41,7 +41,7 @@ Part = dict[str, int | str]
 
 
 def part_bytes(number: int) -> int:
-    """How large part ``number`` (from 1) is: doubled every 1,000 parts.
+    """Size of part ``number`` (from 1): doubled every 1,000 parts.
 
     So an object of up to 8 GB is sent in parts of 8 MB, and one of 5 TB in fewer than the
     10,000 that there may be, of at most 5 GB each ("Amazon S3 multipart upload limits").
@@ -250,7 +250,7 @@ class S3Upload:
             )
         except FailedRequest as refused:
             if refused.kind is not Cause.NO_SUCH_UPLOAD:
-                log.warning("upload couldn't be aborted", uri=self._uri, failure=str(refused))
+                log.warning("upload not aborted", uri=self._uri, failure=str(refused))
 
 
 def _sha256(body: io.BytesIO) -> str:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Verdict(StrEnum):
-    """Whether what was checked is right."""
+    """Result of one check."""
 
     RIGHT = "ok"
     WARNING = "warning"

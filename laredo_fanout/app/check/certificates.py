@@ -10,7 +10,7 @@ from laredo_fanout.app.check import ServerFinding, Verdict
 from laredo_fanout.config import Config
 from laredo_model.files.certificates import WARN_DAYS, CertificateUnreadable, remaining
 
-_CURE = "have a new one made, and put it in this one's place; it is read without a restart"
+_CURE = "replace the certificate's file; the server reads the new one without a restart"
 
 
 def findings(config: Config) -> Iterator[ServerFinding]:

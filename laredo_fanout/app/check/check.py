@@ -236,14 +236,14 @@ def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Se
         yield ServerFinding(
             "max_slot_wal_keep_size",
             Verdict.RIGHT,
-            "-1: WAL is kept without limit while this server is down; watch the database's disk,"
-            " or set what it can spare",
+            "-1: WAL is kept without limit while this server is down; watch the database's"
+            " disk, or set a limit",
         )
     else:
         yield ServerFinding(
             "max_slot_wal_keep_size",
             Verdict.RIGHT,
-            f"{keep_mb:,} MB: beyond that the slot is lost, and on_slot_lost decides",
+            f"{keep_mb:,} MB: a slot that keeps more is lost, and on_slot_lost decides",
         )
     if idle_s and idle_s < _SHORT_IDLE_S:
         yield ServerFinding(

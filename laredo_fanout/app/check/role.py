@@ -33,8 +33,8 @@ def findings(
         yield ServerFinding("role", Verdict.RIGHT, f"{role}: no superuser")
         return
     detail = (
-        f"{role} is {' and '.join(excess)}: anyone who gets at this server's connection has all of"
-        " that, and what a table's owner has PostgreSQL run in a SELECT runs with it"
+        f"{role} is {' and '.join(excess)}: anyone with access to this server's connection has"
+        " these rights, and so has a function of a table's owner that a SELECT runs"
     )
     statements = " ".join(_statements(connection, config, source))
     cure = f"as an owner: {statements} Then connect as {_NAME}"

@@ -85,12 +85,12 @@ ORDER BY 1, 2, 3
 
 
 def expanded(connection: Connection, config: Config) -> Config:
-    """The configuration with the tables that its patterns stand for now."""
+    """The configuration with the tables that its patterns match now."""
     return expand(config, discovery.read(connection, patterns(config)).tables)
 
 
 def of_patterns(connection: Connection, config: Config) -> Iterator[ServerFinding]:
-    """Show what each pattern stands for."""
+    """Show the tables that each pattern matches."""
     for number, table in enumerate(config.tables):
         if table.is_pattern:
             discovered = discovery.read(connection, [table.pattern])

@@ -1,4 +1,4 @@
-"""How far the slowest client of each table is behind, in the unit of its limit: transactions."""
+"""Lag of each table's slowest client, in transactions: the unit of its limit."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def families(found: Mapping[str, BufferFigures]) -> Iterator[Metric]:
     """The buffers as metrics."""
     depth = GaugeMetricFamily(
         "laredo_fanout_client_buffer_depth",
-        "Transactions that the slowest client is behind, counted until they are beyond the limit",
+        "Transactions that the slowest client lags by, counted up to the limit",
         labels=["table"],
     )
     limit = GaugeMetricFamily(
         "laredo_fanout_client_buffer_limit",
-        "client_buffer.max_size: transactions that a live client may be behind",
+        "client_buffer.max_size: most transactions that a live client may lag by",
         labels=["table"],
     )
     for table, buffer in found.items():

@@ -113,31 +113,37 @@ def _source(figures: Figures) -> Iterator[Metric]:
     yield from _of_source(
         _gauge,
         name,
-        ("source_connected", "Whether the slot's stream is read", float(source.connected)),
+        ("source_connected", "1 while the slot's stream is read", float(source.connected)),
         ("position_bytes", "WAL position up to which everything is durable here", source.position),
-        ("source_lag_bytes", "WAL written and not yet durable here", source.known_lag_bytes),
-        ("source_lag_seconds", "Age of what was last made durable, 0 when caught up", late),
-        ("slot_safe_wal_bytes", "WAL until the slot is in danger", source.safe_wal_bytes),
+        (
+            "source_lag_bytes",
+            ("Bytes of WAL that are written and not yet durable here"),
+            source.known_lag_bytes,
+        ),
+        ("source_lag_seconds", "Age of the newest durable transaction; 0 when caught up", late),
+        ("slot_safe_wal_bytes", "Bytes of WAL until the slot is in danger", source.safe_wal_bytes),
     )
     yield from _of_source(
         _counter,
         name,
         ("source_recopies", "Tables copied again", source.recopies),
-        ("source_reconnects", "Times the stream was cut", source.reconnects),
-        ("source_restarts", "Times the ingest gave up", figures.ingest_restarts),
-        ("source_slot_losses", "Times the slot had to be made again", source.slot_losses),
+        ("source_reconnects", "Times the stream was disconnected", source.reconnects),
+        ("source_restarts", "Times the ingest failed and was restarted", figures.ingest_restarts),
+        ("source_slot_losses", "Times the slot had to be created again", source.slot_losses),
         ("source_stale_senders_ended", "Walsenders of lost connections ended", ended),
         (
             "source_strange_messages",
-            "Messages in the WAL with our prefix that weren't awaited: forged, or an earlier"
-            " connection's of ours",
+            "Unexpected messages in the WAL with our prefix: forged, or of an earlier"
+            " connection of this server",
             source.strange_messages,
         ),
     )
     kinds = "source", "kind"
     text = "Times the stream ended at a transaction that can't be decoded, or at a violation"
     faults = _counter("laredo_source_stream_faults", text, *kinds)
-    fault = _gauge("laredo_source_stream_fault", "Whether it isn't past such a place", *kinds)
+    fault = _gauge(
+        "laredo_source_stream_fault", ("1 until the stream is past such a transaction"), *kinds
+    )
     current = source.stream_fault
     for kind, number in source.stream_faults.items():
         faults.add_metric([name, kind], number)
@@ -159,10 +165,18 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
     yield from _of_source(
         _gauge,
         name,
-        ("catchup_active", "Whether a backlog is split", float(released is not None)),
-        ("catchup_lag_bytes", "WAL written and not yet in the store", catchup.lag_bytes),
+        ("catchup_active", "1 while a backlog is split", float(released is not None)),
+        (
+            "catchup_lag_bytes",
+            ("Bytes of WAL that are written and not yet in the store"),
+            catchup.lag_bytes,
+        ),
         ("catchup_threshold_bytes", "catchup.threshold_bytes", catchup.threshold_bytes),
-        ("catchup_release_position", "WAL position of what is released and durable", released or 0),
+        (
+            "catchup_release_position",
+            "WAL position up to which changes are released and durable",
+            released or 0,
+        ),
         ("catchup_spool_bytes", "Bytes decoded and not yet released", catchup.spool_bytes),
     )
     segments = _gauge("laredo_catchup_segments", "Segments, by state", "source", "state")
@@ -173,7 +187,11 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
         _counter,
         name,
         ("catchup_plans", "Backlogs that were split", catchup.plans),
-        ("catchup_given_up", "Backlogs that the one slot read after all", catchup.given_up),
+        (
+            "catchup_given_up",
+            ("Split backlogs that were read through the one slot after all"),
+            catchup.given_up,
+        ),
         ("catchup_segment_restarts", "Segments' processes that were restarted", catchup.restarts),
     )
 
@@ -188,8 +206,8 @@ def _relay(figures: Figures) -> Iterator[Metric]:
     yield hops
     delays = _gauge(
         "laredo_relay_delay_seconds",
-        "Between the newest transaction's commit and its arrival at a server of the path; hop 0 is"
-        " this one",
+        "Time from the newest transaction's commit to its arrival at a server of the path; hop"
+        " 0 is this one",
         "source",
         "hop",
     )
@@ -222,11 +240,11 @@ _KINDS = (
 
 
 def _slot(source: IngestStatus, name: str) -> Iterator[Metric]:
-    """What PostgreSQL shows of the slot; nothing while it can't be asked."""
+    """Metrics of the slot as PostgreSQL reports it; none while PostgreSQL can't be asked."""
     if source.slot_seen_at is not None:
         seen = _gauge(
             "laredo_slot_seen_timestamp_seconds",
-            "When PostgreSQL was last asked about the slot, Unix time",
+            "Unix time at which PostgreSQL was last asked about the slot",
             "source",
         )
         seen.add_metric([name], source.slot_seen_at)
@@ -247,7 +265,7 @@ def _kept(slot: Slot, name: str) -> Iterator[Metric]:
     figures = (
         ("laredo_slot_retained_wal_bytes", "WAL that the slot keeps", slot.retained),
         ("laredo_slot_unconfirmed_wal_bytes", "WAL that wasn't confirmed", slot.unconfirmed),
-        ("laredo_slot_xmin_age", "Age of its oldest xmin, in transactions", slot.xmin_age),
+        ("laredo_slot_xmin_age", "Age of the slot's oldest xmin, in transactions", slot.xmin_age),
         (
             "laredo_slot_oldest_transaction_seconds",
             "Age of the oldest open transaction, whose WAL the slot keeps; 0 when none is",
@@ -272,12 +290,14 @@ def _tables(figures: Figures) -> Iterator[Metric]:
     yield copied
     yield from _copies(figures)
     rows = _gauge("laredo_table_rows", "Rows of the table", "table")
-    live = _gauge("laredo_table_live", "Whether clients are served the table", "table")
+    live = _gauge("laredo_table_live", "1 if clients are served the table", "table")
     entries = _gauge("laredo_fanout_journal_entries", "Entries of the journal", "table")
-    age = _gauge("laredo_fanout_journal_oldest_age_seconds", "Age of the oldest entry", "table")
+    age = _gauge(
+        "laredo_fanout_journal_oldest_age_seconds", ("Age of the journal's oldest entry"), "table"
+    )
     suspect = _gauge(
         "laredo_putting_right_active",
-        "Whether rows that moved with a partition wait for their repair",
+        "1 while rows that moved with a partition wait for their repair",
         "table",
     )
     for table, record in figures.tables.items():
@@ -300,7 +320,7 @@ def _copies(figures: Figures) -> Iterator[Metric]:
     done = _gauge("laredo_copy_progress_ratio", "Part of a copy that is done, 0 to 1", "table")
     rate = _gauge("laredo_copy_rows_per_second", "Rows read per second by a copy", "table")
     left = _gauge("laredo_copy_seconds_left", "Seconds until a copy is read, estimated", "table")
-    under_way = _gauge("laredo_recopy_active", "Whether a re-copy is under way", "table")
+    under_way = _gauge("laredo_recopy_active", "1 while a re-copy is under way", "table")
     differing = _counter("laredo_recopy_differing_rows", "Rows that re-copies repaired", "table")
     right = _counter(
         "laredo_put_right", "Repairs of rows that partitions had moved without a change", "table"
@@ -350,16 +370,18 @@ def _fanout(figures: Figures) -> Iterator[Metric]:
 def _archives(figures: Figures) -> Iterator[Metric]:
     replays = _counter(
         "laredo_fanout_archive_replays",
-        "Clients behind the journal of a table with an archive, by outcome",
+        "Clients whose position the journal no longer has, for tables with an archive, by outcome",
         "table",
         "outcome",
     )
     for labels, number in figures.replays.items():
         replays.add_metric(labels, number)
     yield replays
-    readable = _gauge("laredo_fanout_archive_readable", "Whether the archive can be read", "table")
+    readable = _gauge("laredo_fanout_archive_readable", "1 if the archive can be read", "table")
     covers = _gauge(
-        "laredo_fanout_archive_covers_journal", "Whether the archive leads to the journal", "table"
+        "laredo_fanout_archive_covers_journal",
+        ("1 if the archive's diffs lead to the journal"),
+        "table",
     )
     for table, check in figures.archives.items():
         readable.add_metric([table], float(check.problem is None))
@@ -380,16 +402,16 @@ def _space(store: StoreSpace) -> Iterator[Metric]:
         ("bytes", "Former name of laredo_store_allocated_bytes", store.allocated),
         (
             "allocated_bytes",
-            "The store's data file: what it has of the disk, reserved ahead included",
+            "Disk space of the store's data file, with the space that is reserved ahead",
             store.allocated,
         ),
         (
             "free_bytes",
-            "What the store can still take: unused pages of its data file, and up to its max_size",
+            "Free space: unused pages of the data file, and the rest up to max_size",
             store.free,
         ),
-        ("max_bytes", "state.max_size: at this the store takes no more", store.most),
-        ("disk_free_bytes", "Free on the disk of the store", store.disk_free),
+        ("max_bytes", "state.max_size: largest size of the store", store.most),
+        ("disk_free_bytes", "Free space on the disk of the store", store.disk_free),
     ):
         gauge = _gauge(f"laredo_store_{what}", text)
         gauge.add_metric([], value)

@@ -1,4 +1,4 @@
-"""What a scrape of the server gets: the figures, read from its parts, as metrics."""
+"""The answer to a scrape of /metrics: figures of the server's parts, as metrics."""
 
 from __future__ import annotations
 

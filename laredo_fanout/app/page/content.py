@@ -44,7 +44,7 @@ def _names(status: dict[str, Any], lag: LagHistory) -> dict[str, Any]:
 
 
 def _decoded(segment: dict[str, Any]) -> float | None:
-    """How much of a segment is decoded, 0 to 1; None of the last one, which has no end."""
+    """Decoded share of a segment, 0 to 1; None for the last segment, which has no end."""
     if segment["stop"] is None:
         return None
     start, stop, reached = (position.parse(segment[key]) for key in ("start", "stop", "reached"))
@@ -59,7 +59,7 @@ def _copying(table: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _kind(table: dict[str, Any]) -> str:
-    """How urgent a table's state is: good, busy or bad."""
+    """Urgency of a table's state: good, busy or bad."""
     if table["error"]:
         return "bad"
     return "good" if table["status"] == "live" else "busy"

@@ -115,7 +115,7 @@ class ServingChildren:
 
     @property
     def listening(self) -> int:
-        """How many serving processes take connections."""
+        """Number of serving processes that take connections."""
         return sum(child.listening for child in self._children.values())
 
     @property
@@ -125,7 +125,7 @@ class ServingChildren:
 
     @property
     def named_pids(self) -> dict[str, int]:
-        """The same, by the processes' names."""
+        """Process ids of the serving processes, by name."""
         return {child.name: child.process.pid for child in self._children.values()}
 
     def update_ready(self, ready: bool) -> None:
@@ -152,7 +152,7 @@ class ServingChildren:
         _, late = await asyncio.wait(waiting, timeout=_CHANGED_WITHIN)
         for changed in late:
             process = waiting[changed].process
-            log.error("serving process doesn't take other options; killing it", pid=process.pid)
+            log.error("serving process killed: changed options not applied", pid=process.pid)
             with suppress(ProcessLookupError):
                 process.kill()
         if late:
@@ -167,7 +167,7 @@ class ServingChildren:
         if self._keepers:
             await asyncio.wait(self._keepers, timeout=grace)
         for child in list(self._children.values()):
-            log.warning("serving process outlived the grace", pid=child.process.pid)
+            log.warning("serving process killed after the grace period", pid=child.process.pid)
             with suppress(ProcessLookupError):
                 child.process.kill()
         for keeper in self._keepers:
@@ -188,7 +188,9 @@ class ServingChildren:
                 self.spawn_failures += 1
                 self.error = str(failed)
                 log.error(
-                    "no serving process; trying again", error=self.error, within_s=round(pause, 1)
+                    "serving process not started; retry scheduled",
+                    error=self.error,
+                    within_s=round(pause, 1),
                 )
             if self._draining.is_set():
                 return
@@ -214,7 +216,7 @@ class ServingChildren:
         code = await child.process.wait()
         if not self._draining.is_set():
             log.error(
-                "serving process died; starting another",
+                "serving process died; restart scheduled",
                 pid=child.process.pid,
                 exit_code=code,
                 clients=lost,
@@ -275,7 +277,7 @@ class ServingChildren:
         match message["op"]:
             case "listening":
                 child.listening, self.error = True, None
-                log.info("serving process listens", pid=child.process.pid, port=message["port"])
+                log.info("serving process started", pid=child.process.pid, port=message["port"])
             case "failed":
                 self.error = message["message"]
             case "register":

@@ -127,7 +127,7 @@ class Clients:
         return sorted(found, key=lambda client: client.info.connected_at_us)
 
     def left(self) -> dict[str, int]:
-        """How many clients left, by reason, since the start."""
+        """Number of clients that left since the start, by reason."""
         with self._lock:
             return dict(self._left)
 
@@ -137,5 +137,5 @@ class Clients:
 
 
 def _same_client(one: ClientInfo, other: ClientInfo) -> bool:
-    """Whether owner and client id are the same, so that a stranger can't use up another's share."""
+    """True if client id, owner and host match, so that no stranger uses up another's share."""
     return (one.client_id, one.owner, one.host) == (other.client_id, other.owner, other.host)

@@ -14,7 +14,7 @@ serving -> main
     {"op": "changed"}                                            answers change
 main -> serving
     {"op": "options", "state": path, "serving": {...}}           the first, unless it is drain
-    {"op": "health", "ready": bool}                              what /health/ready says now
+    {"op": "health", "ready": bool}                              the state of /health/ready now
     {"op": "change", "serving": {...}}                           other options, as of a reload
     {"op": "drain"}
     {"op": "answer", "call": c, ...}

@@ -65,7 +65,7 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
         )
     except (ServingError, StoreError) as error:
         control.send({"op": "failed", "message": str(error)})
-        log.error("serving process can't serve", error=str(error))
+        log.error("serving process failed", error=str(error))
         return CANT_SERVE
     finally:
         listener.cancel()

@@ -1,4 +1,4 @@
-"""Patterns of tables in the configuration, replaced by the tables that they stand for."""
+"""Patterns of tables in the configuration, replaced by the tables that they match."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def expand(
 ) -> Config:
     """The configuration with the tables that were ``found`` in place of its patterns.
 
-    A table that is listed by name, or stands for an earlier pattern, isn't taken again. Beyond a
+    A table that is listed by name, or matched by an earlier pattern, isn't taken again. Beyond a
     pattern's ``max_tables`` those that are ``followed`` come first.
     """
     taken = {TableName(t.namespace, t.table) for t in config.tables if not t.is_pattern}
@@ -54,7 +54,7 @@ def followed(config: Config) -> frozenset[TableName]:
 def _log_too_many(pattern: ReplicatedTableConfig, names: list[TableName]) -> None:
     left_out = [".".join(name) for name in names[pattern.max_tables :]]
     log.error(
-        "a pattern stands for more tables than its max_tables; the rest isn't followed",
+        "tables left out: the pattern matches more than max_tables",
         pattern=pattern.name,
         max_tables=pattern.max_tables,
         left_out=left_out[:20],

@@ -1,4 +1,4 @@
-"""What a reload changes: tables, and what of the rest can be taken up without a restart."""
+"""Plan of a reload: changed tables, and the settings that apply without a restart."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ReloadPlan(NamedTuple):
     configured: Config
     """With patterns."""
     config: Config
-    """With the tables that they stand for."""
+    """With the tables that they match."""
     changed: tuple[str, ...]
     """Paths of what is taken up, but for tables."""
     needs_restart: tuple[str, ...]
@@ -65,10 +65,10 @@ class ReloadPlan(NamedTuple):
 def plan(
     configured: Config, running: Config, new: Config, found: Collection[TableName]
 ) -> ReloadPlan:
-    """What becomes of a running server's configuration when it is to take up a new one.
+    """Plan the change from a running server's configuration to a new one.
 
-    It was ``configured``, which came to the ``running`` one; ``found`` are the tables that are
-    known in the catalog.
+    ``configured`` is the file that was loaded last, and ``running`` what it expanded to. ``found``
+    are the tables that the catalog contains.
     """
     taken = take_up(configured, new, _needs_restart)
     config = expand(taken.config, found, followed(running))

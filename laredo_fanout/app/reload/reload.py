@@ -33,7 +33,7 @@ from laredo_model.settings import SettingsError
 from laredo_model.settings.table_pattern import TableName
 
 _TAKEN_WITHIN_S = 5.0
-"""How long a reload waits for the ingest to take up other tables, before it answers."""
+"""Longest wait of a reload's answer for the ingest's change of tables."""
 
 log = structlog.get_logger("laredo_fanout.reload")
 
@@ -93,14 +93,14 @@ class Reload:
         return _logged(planned, waits_for)
 
     async def follow_patterns(self, found: frozenset[TableName]) -> None:
-        """Take up the tables that the catalog has now, of those that patterns stand for."""
+        """Take up the tables that the catalog has now, of those that patterns match."""
         async with self._one:
             self._found = found
             planned = plan(self._configured, self._config, self._configured, found)
             if self._parts.view.draining or not (planned.added or planned.removed):
                 return
             log.info(
-                "tables come and go with the database's",
+                "tables added or removed by pattern",
                 added=sorted(planned.added),
                 removed=sorted(planned.removed),
             )
@@ -156,13 +156,13 @@ class Reload:
 
 
 def _follows_otherwise(before: Config, now: Config) -> bool:
-    """Whether the ingest needs another session: for other tables, or to connect otherwise."""
+    """True if the ingest needs another session: for other tables, or another connection."""
     tables = set(options.source_tables(before)), set(options.source_tables(now))
     return tables[0] != tables[1] or before.sources != now.sources
 
 
 def _refused(why: str) -> ReloadRefused:
-    log.error("configuration not taken up; nothing has changed", error=why)
+    log.error("configuration not reloaded", error=why)
     return ReloadRefused(why)
 
 
@@ -175,10 +175,10 @@ def _logged(planned: ReloadPlan, waits_for: str | None) -> dict[str, Any]:
         "needs_restart": list(planned.needs_restart),
         "waits_for": waits_for,
     }
-    log.info("configuration taken up", **done)
+    log.info("configuration reloaded", **done)
     if planned.needs_restart:
         log.warning(
-            "what was changed here needs a restart; until then it is as it was",
+            "changed settings left until a restart",
             paths=list(planned.needs_restart),
         )
     return done

@@ -95,7 +95,7 @@ class SnapshotSchedule:
         }
 
     def written(self, table: str) -> int:
-        """How many of the table's snapshots were written since the start."""
+        """Number of the table's snapshots that were written since the start."""
         plan = self._plans.get(table)
         return 0 if plan is None else plan.written
 

@@ -1,4 +1,4 @@
-"""What a reload did, for the terminal."""
+"""Report of a reload for the terminal."""
 
 from __future__ import annotations
 

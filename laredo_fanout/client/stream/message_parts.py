@@ -106,7 +106,7 @@ def _columns(definitions: Iterable[wire.ColumnDefinition]) -> tuple[Column, ...]
 
 
 def origin(sent: wire.SyncHandshake) -> HistoryOrigin:
-    """Where a history comes from, for a relay."""
+    """Origin of a history, for a relay."""
     return HistoryOrigin(
         tuple(
             Ancestor(history_.parse(each.history), position_.parse(each.until))

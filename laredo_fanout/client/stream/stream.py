@@ -98,9 +98,8 @@ async def open_stream(
     consumer needs no memory here. Leaving the block ends the stream. ``transport``: one that other
     streams use too; None: one of its own, as the endpoint names it.
 
-    :raises BadEndpoint: if the TLS files can't be used.
-    :raises StreamError: when the stream ends, with the kind that the server's
-        status stands for; a stream that the server ends normally just ends.
+    :raises BadEndpoint: if the TLS files can't be used. :raises StreamError: when the stream ends,
+    with the kind of the server's status; a stream that the server ends normally just ends.
     """
     request = options.request()
     translator = Translator(endpoint.server, want_old=options.want_old)

@@ -143,7 +143,7 @@ class Subscription:
                         if not isinstance(event, Handshake):
                             failures = 0
                         yield event
-                self._log.info("reconnecting", position=self._reached.text())
+                self._log.info("reconnect started", position=self._reached.text())
                 delay = self._delay(1)
             except StreamError as error:
                 failures += 1
@@ -197,7 +197,7 @@ class Subscription:
                     self._observer.connected(event)
                 elif isinstance(event, GoAway):
                     self._observer.going_away(event)
-                    self._log.info("server is shutting down", reason=event.reason)
+                    self._log.info("GoAway received", reason=event.reason)
                     leaving, deadline = True, event.deadline
                     self._restarts_until = monotonic() + _RESTART_S
                 yield event

@@ -1,8 +1,8 @@
 """Translates wire messages to events, for both wire forms.
 
-In the base form a message is one row or one change and nothing says where a
-transaction ends. Changes are passed on at once, marked unfinished; the
-end follows when a change of a later position or a heartbeat proves it.
+In the base form a message is one row or one change and nothing marks the end of a transaction.
+Changes are passed on at once, marked unfinished; the end follows when a change of a later position
+or a heartbeat proves it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -140,13 +140,13 @@ class Translator:
         """:raises ProtocolViolation: if they can't follow one another, or what was sent before."""
         first = batch.first_sequence
         if batch.open and not positions:
-            raise self._violation(f"the change batch at {first} goes on with no transaction")
+            raise self._violation(f"the change batch at {first} continues no transaction")
         if positions and self._open_position not in (None, positions[0]):
             raise self._violation(f"another transaction begins at {first} within one that is open")
         if positions != sorted(positions):
             raise self._violation(f"the positions of the change batch at {first} aren't in order")
         if positions and batch.since_position >= max(1, positions[0]):
-            raise self._violation(f"the change batch at {first} stands for nothing before it")
+            raise self._violation(f"the change batch at {first} replaces nothing before it")
         if times_us and not 0 <= min(times_us) <= max(times_us) <= parts.LATEST_US:
             raise self._violation(f"a commit time of the change batch at {first} is no time")
         if positions:

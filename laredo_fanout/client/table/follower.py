@@ -207,14 +207,14 @@ class Follower(Observer):
                     if isinstance(event, Handshake) and not (
                         event.snapshot_follows or self._replica.whole
                     ):
-                        subscription.reject(f"offered {event.mode.name} to one who has nothing")
+                        subscription.reject(f"offered {event.mode.name} to a client without rows")
                         continue
                     try:
                         await self._apply(event)
                     except ModelError as wrong:
                         # A part of it may be in the rows: a snapshot puts them right.
                         self._replica.start_over()
-                        subscription.reject(f"sent what is no row: {wrong}")
+                        subscription.reject(f"sent an invalid row: {wrong}")
         except NotUnique as error:
             # A transaction after this one may cure it: the next start takes the rows as they are.
             self._replica.start_over()
@@ -302,7 +302,7 @@ class Follower(Observer):
         try:
             saved = await asyncio.to_thread(self._file.load)
         except LocalSnapshotUnusable as unusable:
-            self._log.warning("starting without the local snapshot", reason=str(unusable))
+            self._log.warning("local snapshot not used", reason=str(unusable))
             return
         if saved is None:
             return
@@ -318,7 +318,7 @@ class Follower(Observer):
                 await self._take(replica.add_rows(SnapshotRows(keys, lines)))
             await self._show(replica.restored(saved.reached))
         except NotUnique as error:
-            self._log.warning("starting without the local snapshot", reason=str(error))
+            self._log.warning("local snapshot not used", reason=str(error))
         self._saved_version = replica.version
 
     async def _save_by_timer(self) -> None:
@@ -342,9 +342,7 @@ class Follower(Observer):
         try:
             await asyncio.to_thread(_save_and_forget, file, snapshot)
         except OSError as refused:
-            self._log.error(
-                "can't save the local snapshot", path=str(file.path), error=str(refused)
-            )
+            self._log.error("local snapshot not saved", path=str(file.path), error=str(refused))
             return
         self._saved_version = version
 

@@ -137,7 +137,7 @@ class Index:
         return None
 
     def parts(self) -> list[dict[int, Keys] | dict[bytes, None]]:
-        """What it is made of, to be freed part by part."""
+        """Its parts, to be freed one by one."""
         groups = [part for many in self._many for part in many.parts]
         return [*self._parts, *groups]
 

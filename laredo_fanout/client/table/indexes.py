@@ -48,7 +48,7 @@ class Indexes:
         return len(self._all)
 
     def for_columns(self, columns: Sequence[Column]) -> "Indexes":
-        """The same ones without rows, for rows with these columns.
+        """Copy these indexes without rows, for rows with these columns.
 
         :raises BadField: if the fields of a look-up or an index aren't columns.
         """
@@ -93,7 +93,7 @@ class Indexes:
         return None
 
     def parts(self) -> list[dict[Any, Any]]:
-        """What they are made of, to be freed part by part."""
+        """Parts of all indexes, to be freed one by one."""
         return [part for index in self._all for part in index.parts()]
 
     def _find(self, index: Index, values: Sequence[object], line_of: LineOf) -> list[bytes]:

@@ -82,7 +82,7 @@ class Listeners:
         if known not in self._logged:
             self._logged.add(known)
             log.error(
-                "a listener failed; listener_errors counts what follows",
+                "listener failed; listener_errors counts later failures",
                 table=self._table,
                 listener=getattr(listener, "__qualname__", repr(listener)),
                 key=key,

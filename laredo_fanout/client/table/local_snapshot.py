@@ -1,9 +1,9 @@
 """The local snapshot: the client's rows in a file, so that a restart needs none from the server.
 
-A header line of JSON (format, version, table, filters, position, columns), then blocks of
-rows: two counts, the lengths of the keys and of the lines, the bytes; at last the sha256 of all
-before it. Written beside and renamed, so it is whole or not there; read
-completely and proven before a row of it is used.
+A header line of JSON (format, version, table, filters, position, columns), then blocks of rows: two
+counts, the lengths of the keys and of the lines, the bytes; at last the sha256 of all before it.
+Written to another file and renamed, so it is whole or not there; read completely and proven before
+a row of it is used.
 """
 
 import fcntl

@@ -6,7 +6,7 @@ from laredo_fanout.client.events import Changes, TransactionPart
 
 
 def pieces(changes: Changes, most: int) -> Iterator[Changes]:
-    """The same changes in batches of at most ``most``; only a larger transaction is cut."""
+    """Split changes into batches of at most ``most``; only a larger transaction is cut."""
     if len(changes) <= most:
         yield changes
         return

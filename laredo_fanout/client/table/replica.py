@@ -118,7 +118,7 @@ class Replica:
 
     @property
     def indexes(self) -> int:
-        """How many indexes each change is entered into."""
+        """Number of indexes that each change is entered into."""
         return len(self._indexes)
 
     def lookup(self, values: Sequence[object]) -> bytes | None:
@@ -195,10 +195,10 @@ class Replica:
         return iter(())
 
     def needs_snapshot(self, handshake: Handshake) -> bool:
-        """Whether a replay from an archive may leave rows wrong, since a part was applied already.
+        """True if a replay from an archive may leave rows wrong, since a part was applied before.
 
-        An archive's diffs may say nothing of a key whose change was in the part of a
-        transaction, or of another diff, that a stream before brought.
+        The previous stream may have brought part of a transaction, or of another diff. A key that
+        changed in that part may be missing in the archive's diffs.
         """
         return handshake.mode is Mode.REPLAY_ARCHIVE and self.reached.open_changes > 0
 
@@ -212,7 +212,7 @@ class Replica:
         self._next_columns = event.new
 
     def begin_snapshot(self) -> None:
-        """Stage the rows that follow beside those that readers see, until :meth:`end_snapshot`.
+        """Stage the following rows apart from those that readers see, until :meth:`end_snapshot`.
 
         :raises BadField: if the fields of a look-up or an index aren't columns.
         """

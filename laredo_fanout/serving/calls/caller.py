@@ -46,7 +46,7 @@ class Caller:
 
     @property
     def is_local(self) -> bool:
-        """Whether it calls from this machine: many clients may, through a proxy."""
+        """True if it calls from this machine; through a proxy many clients may."""
         return self.host in ("127.0.0.1", "::1", "unix")
 
 

@@ -17,7 +17,7 @@ def connect_connections() -> int:
 
 
 def grpc_connections(*, alone: bool) -> int:
-    """Half of the descriptors, or a quarter beside a Connect port: streams share connections.
+    """Half of the descriptors, or a quarter if there is a Connect port: streams share connections.
 
     gRPC closes a connection beyond them at once.
     """

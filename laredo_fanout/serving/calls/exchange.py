@@ -27,7 +27,7 @@ class DirectOutput(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether so much is kept already that nothing more should be written."""
+        """True if the buffer is so full that nothing more should be written."""
         ...
 
     def when_full(self, notify: Callable[[], None] | None) -> None:
@@ -36,20 +36,20 @@ class DirectOutput(Protocol):
 
 
 class Exchange(Protocol):
-    """What a session needs of gRPC, or of Connect: it knows neither."""
+    """Transport of one session: gRPC or Connect, neither of which the session knows."""
 
     @property
     def caller(self) -> Caller:
-        """Who makes the call."""
+        """The caller."""
         ...
 
     @property
     def direct(self) -> DirectOutput | None:
-        """The same stream for writes that don't wait; None where the transport has no such."""
+        """Output of this stream for writes that don't wait; None where the transport has none."""
         ...
 
     def packed(self, messages: Sequence[bytes]) -> Iterable[bytes]:
-        """What to `send` for these messages, one after the other: some share a write."""
+        """Group messages into units for `send`: some share a write."""
         ...
 
     async def send(self, message: bytes) -> None:

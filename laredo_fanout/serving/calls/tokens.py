@@ -26,9 +26,9 @@ log = structlog.get_logger(__name__)
 
 _SCHEME = "bearer "
 CHECK_EVERY_S = 1.0
-"""How often the file is checked for changes, in seconds."""
+"""Interval at which the file is checked for changes, in seconds."""
 UNUSABLE_S = 10.0
-"""How long a file without a token in it is taken for one that is being written, in seconds."""
+"""Time for which a file without a token counts as being written, in seconds."""
 
 
 class BadTokensFile(ServingError):
@@ -113,20 +113,20 @@ class Tokens:
         self._stamp, self._unusable_since = stamp, None
         changed = grants != self._grants
         self._grants = grants
-        log.info("tokens read again", path=str(self._path), tokens=len(grants))
+        log.info("tokens reloaded", path=str(self._path), tokens=len(grants))
         return changed
 
     def _unusable(self, error: BadTokensFile, now: float) -> bool:
         if self._unusable_since is None:
             self._unusable_since = now
             log.warning(
-                "tokens file not usable, the tokens read before stay for a while",
+                "tokens file not usable; former tokens kept",
                 error=str(error),
                 seconds=UNUSABLE_S,
             )
         if not self._grants or now - self._unusable_since < UNUSABLE_S:
             return False
-        log.error("tokens file not usable, every call is refused", error=str(error))
+        log.error("tokens file not usable; every call refused", error=str(error))
         self._grants = []
         return True
 

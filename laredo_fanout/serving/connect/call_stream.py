@@ -18,7 +18,7 @@ class Output(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether the client's side has no room now."""
+        """True if the client's side has no room now."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -88,5 +88,5 @@ class ProtoOutput:
 
     @property
     def full(self) -> bool:
-        """Whether the client's side has no room now."""
+        """True if the client's side has no room now."""
         return self._connection.full

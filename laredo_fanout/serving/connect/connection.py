@@ -42,7 +42,7 @@ _KEEPALIVE_PROBES = 2
 
 
 class ConnectionSet(Protocol):
-    """What a connection needs of its endpoint."""
+    """Interface of a connection to its endpoint."""
 
     service: ReplicationService
     stall_timeout_s: float
@@ -195,7 +195,7 @@ class CallConnection(asyncio.Protocol):
     def _call_ended(self, call: asyncio.Task[None]) -> None:
         self._call = None
         if not call.cancelled() and (defect := call.exception()) is not None:
-            log.error("a Connect call failed", exc_info=defect)
+            log.error("Connect call failed", exc_info=defect)
         both = self._http.our_state, self._http.their_state
         if self._transport.is_closing() or both != (h11.DONE, h11.DONE) or self._room.draining:
             self.close()
@@ -268,7 +268,7 @@ class CallConnection(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether the client's side, the socket's buffer and ours have no room now."""
+        """True if the client's side, the socket's buffer and ours have no room now."""
         return self._writable is not None
 
     def write(self, data: bytes) -> None:

@@ -35,18 +35,18 @@ def last_chunk(refused: Refused | None) -> bytes:
 
 
 def single(body: bytes) -> tuple[bool, bytes]:
-    """Whether the only message of a request's body is compressed, and the message.
+    """Parse a request's body that is one message: its compression flag, and the message.
 
-    :raises BadRequest: it isn't exactly one enveloped message.
+    :raises BadRequest: if it isn't exactly one enveloped message.
     """
     if len(body) < HEAD_BYTES:
         raise BadRequest(f"the body has {len(body)} bytes, an enveloped message has 5 and more")
     flags, length = body[0], int.from_bytes(body[1:HEAD_BYTES], "big")
     if flags & ~COMPRESSED:
-        raise BadRequest(f"the message's envelope has flags {flags:#x}: 0 or 1 is meant")
+        raise BadRequest(f"the message's envelope has flags {flags:#x}; expected 0 or 1")
     if length != len(body) - HEAD_BYTES:
         raise BadRequest(
-            f"the body has {len(body) - HEAD_BYTES} bytes after the envelope's head, which says"
-            f" {length}: a call takes exactly one message"
+            f"the body has {len(body) - HEAD_BYTES} bytes after the envelope's head, which"
+            f" declares {length}: a call takes exactly one message"
         )
     return flags == COMPRESSED, body[HEAD_BYTES:]

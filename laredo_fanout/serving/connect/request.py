@@ -62,7 +62,7 @@ class CalledMethod:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the caller asks for by its headers."""
+    """Options of a call, from its headers."""
 
     compressed: bool
     #: Whether the request is, or may be, gzip.
@@ -102,7 +102,7 @@ def terms(called: CalledMethod, headers: Mapping[str, str]) -> Terms:
     """
     version = headers.get("connect-protocol-version", "1")
     if version != "1":
-        raise BadRequest(f'Connect-Protocol-Version is "{version[:40]}": 1 is meant')
+        raise BadRequest(f'Connect-Protocol-Version is "{version[:40]}"; expected 1')
     compression = _compression(headers, streaming=called.streaming)
     return Terms(compression == "gzip", _timeout(headers.get("connect-timeout-ms")))
 
@@ -156,7 +156,7 @@ def _timeout(given: str | None) -> float | None:
     if given is None:
         return None
     if not (given.isascii() and given.isdigit() and len(given) <= _TIMEOUT_DIGITS):
-        raise BadRequest(f'Connect-Timeout-Ms is "{given[:40]}": up to 10 digits are meant')
+        raise BadRequest(f'Connect-Timeout-Ms is "{given[:40]}": expected up to 10 digits')
     return int(given) / 1000
 
 

@@ -25,11 +25,11 @@ _NUMBER = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?\Z", re.ASCII)
 _EXPONENT_DIGITS = 18
 _INTEGER_DIGITS = 19
 _FLOAT_CHARACTERS = 1100
-"""What a double's exact decimal may need (767 digits), and some zeros."""
+"""Most characters of a double's exact decimal (767 digits), and some zeros."""
 
 
 def canonical(text: str) -> str | None:
-    """The same text for equal numbers: ``1.00``, ``1`` and ``10e-1``; None: it isn't a number.
+    """Canonical text of a number: one for ``1.00``, ``1`` and ``10e-1``; None if it isn't a number.
 
     An exponent is never expanded, and text with one of more than 18 digits is no number.
     """
@@ -70,7 +70,7 @@ class Wanted:
         self._floats: set[str] = set()
 
     def add(self, value: struct_pb2.Value, where: str) -> int:
-        """One more, of so many bytes; null adds nothing.
+        """One more, of this many bytes; null adds nothing.
 
         :raises BadRequest: it is a list, an object or nothing at all.
         """
@@ -91,7 +91,7 @@ class Wanted:
                 )
 
     def matches(self, value: Any, *, is_decimal: bool) -> bool:
-        """Whether a column's value, as parsed from the row, is one of them.
+        """True if a column's value, as parsed from the row, is one of them.
 
         ``is_decimal``: the column's texts are numbers.
         """
@@ -170,7 +170,7 @@ class Conditions:
 def read(predicates: Sequence[wire.FieldPredicate]) -> Sliced[Conditions]:
     """The predicates, whose number and size were checked.
 
-    :raises BadRequest: one says nothing that can be tested; the message names its index.
+    :raises BadRequest: one has nothing that can be tested; the message names its index.
     """
     digest = sha256()
     for text in sorted(p.SerializeToString(deterministic=True) for p in predicates):

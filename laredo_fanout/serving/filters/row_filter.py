@@ -61,7 +61,7 @@ class RowFilter:
                 self._needles.append(condition.literal)
 
     def matches(self, line: bytes) -> bool:
-        """Whether the row passes every predicate."""
+        """True if the row passes every predicate."""
         for needle in self._needles:
             if needle not in line:
                 return False
@@ -73,9 +73,9 @@ class RowFilter:
         return True
 
     def of_unknown(self) -> RowFilter:
-        """The same filter, for changes whose old lines don't show what the client has.
+        """Copy this filter for changes whose old lines don't show what the client has.
 
-        What doesn't pass is a DELETE then, of a row that the client may not have.
+        A row that doesn't pass becomes a DELETE then, of a row that the client may not have.
         """
         found = copy(self)
         found.knows_before = False
@@ -109,7 +109,7 @@ class RowFilter:
         return kept_keys, kept_lines
 
     def action(self, action: int, old: bytes, new: bytes) -> int | None:
-        """What this change is to a client that sees only rows that pass; None: nothing."""
+        """Action of this change for a client that sees only rows that pass; None for no change."""
         if action == Action.TRUNCATE:
             return action
         was = not self.knows_before or (bool(old) and self.matches(old))

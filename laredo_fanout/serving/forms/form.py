@@ -21,10 +21,9 @@ class Form(Protocol):
     """Encodes a session's rows and changes as SyncResponse bytes.
 
     `signature` names everything that the bytes of a record depend on, so that sessions with equal
-    signatures share them; `extended` says whether fields from 100 up may be sent; `wants_old`
-    whether the journal's old rows are needed; `reads_rows` whether the rows themselves are parsed,
-    or passed on as they are stored; `snapshot_rows` how many rows of a snapshot to encode at a
-    time.
+    signatures share them; `extended`: fields from 100 up may be sent; `wants_old` whether the
+    journal's old rows are needed; `reads_rows` whether the rows themselves are parsed, or passed on
+    as they are stored; `snapshot_rows` how many rows of a snapshot to encode at a time.
     """
 
     snapshot_rows: int

@@ -13,12 +13,12 @@ from laredo_fanout.store.reader import StoreReader
 
 _READ_BYTES = 256 << 10
 READS_A_TURN = 4
-"""How much is counted before others have their turn: about 5 ms."""
+"""Records to count before others have their turn: about 5 ms."""
 _REMEMBERED = 20_000
 
 
 def transactions_of(record: Record) -> int:
-    """How many transactions begin in the record; one that goes on in it counted before."""
+    """Number of transactions that begin in the record; a continued one counted before."""
     return len(record.decode().counts) - record.continues
 
 
@@ -37,14 +37,14 @@ class Backlog:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a count needs another turn."""
+        """True if a count needs another turn."""
         return self._reads > READS_A_TURN
 
     def more_than(self, limit: int, after: int, upto: int) -> bool:
-        """Whether more than `limit` transactions lie after one sequence, up to another.
+        """True if more than `limit` transactions are between two sequences.
 
-        Counts only so much in a turn, for all sessions: a long range may need several turns until
-        the answer can become True.
+        One turn reads a bounded number of records, for all sessions together: a long range may need
+        several turns until the answer can become True.
         """
         if upto - after <= limit:
             return False

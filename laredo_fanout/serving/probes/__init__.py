@@ -1,1 +1,1 @@
-"""What probes, load balancers and tools ask of the gRPC port: its health and its messages."""
+"""Health and reflection services on the gRPC port, for probes, load balancers and tools."""

@@ -36,9 +36,7 @@ class Health:
         name = decode(health_pb2.HealthCheckRequest, request).service
         if name not in self._names:
             known = ", ".join(f'"{each}"' for each in self._names)
-            raise NotServed(
-                f'there is no service "{name[:_NAME_SHOWN]}"; health is known of {known}'
-            )
+            raise NotServed(f'there is no service "{name[:_NAME_SHOWN]}"; known services: {known}')
         return self._response(name)
 
     async def watch(self, request: bytes, exchange: Exchange) -> None:

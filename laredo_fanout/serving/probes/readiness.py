@@ -1,4 +1,4 @@
-"""Whether the server is ready, as a serving process knows it from the main one."""
+"""Readiness of the server, as the main process reports it to a serving process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from laredo_fanout.serving.errors import Full
 
 
 class Readiness:
-    """What /health/ready says, and nothing that is ready while the server drains.
+    """Readiness as in /health/ready; never ready while the server drains.
 
     Calls that wait for it are few (`most_calls`), and leave when the server drains.
     """
@@ -26,16 +26,16 @@ class Readiness:
 
     @property
     def serving(self) -> bool:
-        """Whether new streams are served."""
+        """True if new streams are served."""
         return self._ready and not self.draining
 
     @property
     def waited_for(self) -> bool:
-        """Whether calls wait for it."""
+        """True if calls wait for it."""
         return self._calls > 0
 
     def update(self, *, ready: bool) -> None:
-        """Note what /health/ready says now."""
+        """Note the state of /health/ready now."""
         self._ready = ready
         self._notify()
 

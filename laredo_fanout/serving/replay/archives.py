@@ -40,11 +40,11 @@ log = structlog.get_logger(__name__)
 
 THREADS = 8
 MANIFEST_WAIT_S = 10.0
-"""How long a client waits for the archive's manifest before it is sent a snapshot."""
+"""Longest wait of a client for the archive's manifest before it is sent a snapshot."""
 FRESH_S = 1.0
-"""How long, in seconds, a manifest that was read is used without reading it again."""
+"""Time for which a manifest is used without reading it again, in seconds."""
 UNAVAILABLE_S = 10.0
-"""How long, in seconds, an archive that couldn't be read isn't tried again."""
+"""Time for which an archive that couldn't be read isn't tried again, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class ReplayArchive:
             expected = isinstance(failure, ArchiveError | OSError)
             reading = Reading(loop.time(), None, str(failure))
             log.warning(
-                "archive can't be read",
+                "archive not read",
                 table=self.table,
                 error=str(failure),
                 exc_info=None if expected else failure,

@@ -1,6 +1,6 @@
 """Cold replay: which diffs of an archive catch a client up, and whether they do so exactly.
 
-A client whose position P lies below its table's journal would have to be sent the whole table.
+A client whose position P is below its table's journal would have to be sent the whole table.
 If the table is archived, the diffs from P on do as well. They hold net changes, so it must be
 proven for each client that they lead to the very rows that the journal would have led it to.
 
@@ -52,7 +52,7 @@ compares rows and checksum). All of it within one history: a position of another
    be the table's now, in every detail.
 11. Merged diffs. A chain may have one in the place of the diffs that it was made from: it is a
    diff as above, with `cancelled` of them all. Where it hides the boundary that a client is at, its
-   parts stand in its place (ReplayArchive.unfolded): so a client isn't inside a larger window than
+   parts are in its place (ReplayArchive.unfolded): so a client isn't inside a larger window than
    it would be otherwise, and what follows is as few bytes as there are.
 
 While the archive is read the journal is pinned at H (as for a snapshot: until the session is live,
@@ -93,7 +93,7 @@ class Outcome(StrEnum):
 
 
 class NoReplay(Exception):
-    """No replay is possible, the client gets a snapshot; the message says why."""
+    """No replay is possible, the client gets a snapshot; the message has the reason."""
 
     def __init__(self, outcome: Outcome, why: str) -> None:
         super().__init__(why)
@@ -107,19 +107,19 @@ class Chain:
     diffs: tuple[Artifact, ...]
     #: The client's position.
     before: Position
-    #: Whether it lies inside the first diff's window.
+    #: Whether it is inside the first diff's window.
     inside: bool
     #: Where the journal takes over.
     through: Position
 
     @property
     def entries(self) -> int:
-        """How many changes they are, TRUNCATEs included."""
+        """Number of changes in these diffs, TRUNCATEs included."""
         return sum(entries_of(diff) for diff in self.diffs)
 
 
 def entries_of(diff: Artifact) -> int:
-    """How many changes a diff is sent as."""
+    """Number of changes that a diff is sent as."""
     return (diff.change_count or 0) + diff.truncate
 
 
@@ -206,7 +206,7 @@ def _check_inside(
     at = position_.text(before)
     if not diffs:
         raise NoReplay(
-            Outcome.INEXACT, f"{at} is after the last artifact, at {end}: what went on is unknown"
+            Outcome.INEXACT, f"{at} is after the last artifact, at {end}: later changes are unknown"
         )
     first = diffs[0]
     if first.to_position < before:

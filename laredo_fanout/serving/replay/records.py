@@ -1,7 +1,7 @@
 """Converts an archive's diffs to journal records, so that wire forms and filters need no change.
 
-Each diff is one transaction at its end's position, and its `since` is the position behind which it
-stands for all transactions. So one without changes is sent, too. A base client is sent the position
+Each diff is one transaction at its end's position, and its `since` is the position after which it
+replaces all transactions. So one without changes is sent, too. A base client is sent the position
 that it had before for all but the last change: should it lose its stream, it resumes with that.
 """
 
@@ -30,7 +30,7 @@ class Piece:
     record: Record | None
     #: The diff's position where these are its last changes, else None.
     complete: Position | None
-    #: Whether the client's position lies inside this diff's window.
+    #: Whether the client's position is inside this diff's window.
     inside: bool
 
 
@@ -46,7 +46,7 @@ def pieces(
 
     `stay_before`: only a diff's last change has its position, as base clients need it.
 
-    :raises ArtifactDamaged: a diff has more changes than its entry says.
+    :raises ArtifactDamaged: a diff has more changes than in its entry.
     """
     sequence, before, inside = first_sequence, chain.before, chain.inside
     last = first_sequence + chain.entries - 1
@@ -57,7 +57,7 @@ def pieces(
         for batch, is_last in _batches(changes(diff)):
             if sequence + len(batch) - 1 > last:
                 uri = next(iter(diff.formats.values())).uri
-                raise ArtifactDamaged(uri, "it has more changes than its manifest entry says")
+                raise ArtifactDamaged(uri, "it has more changes than its manifest entry")
             record = builder.record(batch, sequence, is_last=is_last)
             sequence += len(batch)
             yield Piece(record, diff.to_position if is_last else None, inside)

@@ -56,7 +56,7 @@ class ClientStream:
         self.position = 0
         """Every transaction up to here was sent."""
         self.owes_end = False
-        """Whether it resumes, in the base form, and wasn't sent the entry at the cursor: without a
+        """True if it resumes, in the base form, and wasn't sent the entry at the cursor: without a
         message that has that sequence it doesn't know that it is caught up."""
         self._repeated_through = 0
         self._lease = lease
@@ -157,7 +157,7 @@ class ClientStream:
 
     @property
     def heartbeat_wanted(self) -> bool:
-        """Whether the client should get its position now."""
+        """True if the client should get its position now."""
         return self.verified.due(self.position) or self.heartbeats.wanted(self.position)
 
     async def send_heartbeat(self) -> None:

@@ -17,7 +17,7 @@ class Heartbeats:
         self._position_moved = False
         self._sent_position = 0
         self.due = False
-        """Whether the interval is over."""
+        """True if the interval is over."""
 
     def start(self) -> None:
         """Start the timer."""
@@ -43,7 +43,7 @@ class Heartbeats:
         self._position_moved = other._position_moved
 
     def wanted(self, position: int) -> bool:
-        """Whether a heartbeat with this position is to be sent now."""
+        """True if a heartbeat with this position is to be sent now."""
         return self.due or (self._position_moved and position > self._sent_position)
 
     def sent(self, position: int) -> None:

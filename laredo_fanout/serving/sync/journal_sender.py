@@ -68,7 +68,7 @@ class JournalSender:
                 return await self._send_changes(view)
         except (JournalPruned, TableUnknown) as gone:
             log.info(
-                "journal no longer reaches back to a client, it gets a new snapshot",
+                "journal pruned before the client caught up; snapshot scheduled",
                 table=view.name,
                 client=self._client.asked.client_id,
                 reason=str(gone),
@@ -88,7 +88,11 @@ class JournalSender:
                 for record in records:
                     await self._send_record(record)
         except (JournalPruned, TableUnknown) as gone:
-            log.info("old journal is gone", table=table.name, reason=str(gone))
+            log.info(
+                "former journal dropped before the client caught up",
+                table=table.name,
+                reason=str(gone),
+            )
 
     async def _send_changes(self, view: TableView) -> bool:
         client = self._client

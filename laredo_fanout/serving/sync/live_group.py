@@ -4,10 +4,10 @@ A live session has nothing of its own to do: it waits for the next record, which
 for every client of the same table, wire form and filter. So a session that has sent everything
 joins a group and sleeps; the group encodes and frames a record once and hands it to each client's
 transport, which costs no more than the write itself. Whatever isn't the next record wakes the
-session, which leaves the group at the place where the group stands and goes on by itself: a client
-that takes nothing, its heartbeat, a drain, its call's end. What concerns all of them (another
-incarnation or history, a suspect range, a record too large to be written unasked, an error) ends
-the group, and each session meets it by itself.
+session, which leaves the group at the group's position and goes on by itself: a client that takes
+nothing, its heartbeat, a drain, its call's end. What concerns all of them (another incarnation or
+history, a suspect range, a record too large to be written unasked, an error) ends the group, and
+each session meets it by itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from laredo_fanout.store.view import TableView
 log = structlog.get_logger(__name__)
 
 MOST_MEMBERS = 500
-"""A record is written to so many clients in one turn of the event loop: about 4 ms."""
+"""Number of clients to which a record is written in one turn of the event loop: about 4 ms."""
 MOST_BYTES = 64 << 10
 """Of a write: clients that take nothing cost no more than this each."""
 SHOW_EVERY_S = 1.0
@@ -89,7 +89,7 @@ class LiveGroup:
     # ---------------------------------------------------------------- sessions
 
     def takes(self, client: ClientStream) -> bool:
-        """Whether the client stands where the group stands, and there is room."""
+        """True if the client has the group's position, and there is room."""
         return (
             len(self._members) < MOST_MEMBERS
             and client.view.id == self._table_id
@@ -103,7 +103,7 @@ class LiveGroup:
         member.output.when_full(member.notify)
 
     def leave(self, member: Member) -> None:
-        """Write no more for it: its session goes on from where the group stands."""
+        """Write no more for it: its session goes on from the group's position."""
         client = member.client
         del self._members[client]
         member.output.when_full(None)
@@ -229,7 +229,7 @@ class LiveGroup:
         # A session that meets the same error ends with it; here it only costs the group.
         if not task.cancelled() and (error := task.exception()) is not None:
             failure = None if isinstance(error, StoreError) else error
-            log.warning("live clients go on one by one", error=str(error), exc_info=failure)
+            log.warning("live group dissolved", error=str(error), exc_info=failure)
         self._end()
 
 

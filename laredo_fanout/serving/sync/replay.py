@@ -63,7 +63,7 @@ async def plan(client: ClientStream, source: SourceIdentity) -> ReplayPlan | Non
         client.pin.release()
         archive.count(because.outcome)
         log.info(
-            "no replay from the archive, the client gets a snapshot",
+            "archive replay skipped; snapshot scheduled",
             table=asked.table,
             client=asked.client_id,
             outcome=because.outcome.value,
@@ -115,9 +115,9 @@ def _chain(
 
 
 def _ends(asked: CheckedSyncRequest, shared: ServingResources) -> Iterator[Position]:
-    """Where a replay may begin and end: at these boundaries, if the archive has them."""
+    """Boundaries where a replay may begin and end, if the archive has them."""
     if asked.position:
-        # A client of the base protocol may stand inside the transaction that ends there.
+        # A client of the base protocol may be inside the transaction that ends there.
         yield from (Position(asked.position), Position(asked.position - 1))
     yield Position(read_table(shared, asked.table)[0].position)
 
@@ -189,7 +189,7 @@ class Replay:
             return coming.result()
         except Exception as failure:
             self._break(failure)
-            raise SnapshotNeeded("the archive's replay broke off") from failure
+            raise SnapshotNeeded("the replay from the archive failed") from failure
 
     async def _send_piece(self, piece: Piece) -> None:
         record = piece.record
@@ -216,7 +216,7 @@ class Replay:
         self._archive.count(Outcome.BROKEN)
         expected = isinstance(failure, ArchiveError | OSError)
         log.warning(
-            "replay from the archive broke off, the client gets a snapshot",
+            "archive replay failed; snapshot scheduled",
             table=self._archive.table,
             position=position_.text(self._client.position),
             error=str(failure),

@@ -2,10 +2,10 @@
 
 A batch client records its position at a transaction's end and takes a change twice without effect:
 it is sent the entry that it declares again. A base client, made from the .proto by anybody, is sent
-no entry that it says it has: it may take a second DELETE of a row for something else, having no row
-to show for it. Where its request doesn't say how far within a transaction it came, the transaction
-is sent again, each DELETE in it behind its row (`BaseForm`). And it may name a snapshot whose end
-it never saw, with the sequence that it had before: such a one begins again.
+no entry that it reports to have: it may take a second DELETE of a row for something else, having no
+row to show for it. If its request doesn't tell how far within a transaction it came, the
+transaction is sent again, each DELETE in it after its row (`BaseForm`). And it may name a snapshot
+whose end it never saw, with the sequence that it had before: such a one begins again.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def streamed_snapshot_id(table_id: int, sequence: int, asked: CheckedSyncRequest
 
 
 def is_streamed(snapshot_id: str) -> bool:
-    """Whether the id is that of a snapshot sent within a stream."""
+    """True if the id is that of a snapshot sent within a stream."""
     return _STREAMED.match(snapshot_id) is not None
 
 
 def ahead(asked: CheckedSyncRequest, view: TableView, source: SourceIdentity) -> bool:
-    """Whether the client's position is ahead of the store's, in the same history."""
+    """True if the client's position is ahead of the store's, in the same history."""
     if asked.position is None or not same_history(asked, source):
         return False
     return asked.position > view.position
@@ -156,7 +156,7 @@ def _by_inclusive_position(
 
 
 def _cut_short(asked: CheckedSyncRequest) -> bool:
-    """Whether a base client may have lost its stream in the middle of the snapshot that it names.
+    """True if a base client may have lost its stream in the middle of the snapshot that it names.
 
     At the snapshot's end it has the snapshot's sequence, until then the one that it had before.
     """
@@ -187,13 +187,13 @@ def _by_snapshot(snapshot_id: str, view: TableView, of_snapshot: int | None) -> 
 
 
 def missed(position: int, view: TableView, source: SourceIdentity) -> str:
-    """Why the changes after ``position`` of this history can't be sent."""
+    """Reason why the changes after ``position`` of this history can't be sent."""
     if source.because and position < source.since:
         return source.because
     if view.skips(position):
-        return "this relay was down then, and has what changed meanwhile as one transaction"
+        return "this relay was down then, and has the changes of that time as one transaction"
     if view.suspect(position) and position >= view.floor:
-        return "rows that had moved with a partition were repaired beyond that position"
+        return "rows that had moved with a partition were repaired after that position"
     return (
         f"the journal is complete from {position_.text(view.floor)} on: older entries were"
         " pruned, or the table was copied again"
@@ -201,7 +201,7 @@ def missed(position: int, view: TableView, source: SourceIdentity) -> str:
 
 
 def same_history(asked: CheckedSyncRequest, source: SourceIdentity) -> bool:
-    """Whether the client's position belongs to the history of this store."""
+    """True if the client's position belongs to the history of this store."""
     if asked.position is None:
         return True
     if asked.history is not None:

@@ -273,5 +273,5 @@ class Session:
         return "the table was copied again"
 
     def _owes_nothing(self) -> bool:
-        """Whether the client may take nothing: only a live one, as others hold rows and pins."""
+        """True if the client may take nothing: only a live one, since others hold rows and pins."""
         return self._journal.live

@@ -15,7 +15,7 @@ from laredo_model.checksum import StateChecksum
 
 
 class SnapshotNeeded(Exception):
-    """Only a snapshot catches the client up; the message says why."""
+    """Only a snapshot catches the client up; the message has the reason."""
 
 
 class SnapshotSender:

@@ -110,8 +110,8 @@ def repaired_since(view: TableView, suspect_range: SuspectRange) -> PositionSusp
     """The error that ends the call."""
     return PositionSuspect(
         f"rows of table {view.name} were repaired at {position_.text(suspect_range.end)}"
-        f" ({suspect_range.because}): what was sent beyond {position_.text(suspect_range.start)}"
-        " isn't verified; resume by a position that was"
+        f" ({suspect_range.because}): rows sent after {position_.text(suspect_range.start)}"
+        " aren't verified; resume by a verified position"
     )
 
 

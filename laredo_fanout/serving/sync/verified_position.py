@@ -51,7 +51,7 @@ class SessionVerifiedPosition:
             self._tail.want_verified(position)
 
     def due(self, position: int) -> bool:
-        """Whether the client, at ``position``, hasn't been sent the newest one."""
+        """True if the client, at ``position``, hasn't been sent the newest verified position."""
         return self._asked and self._newest(position) > self._sent
 
     def take(self, position: int) -> int:

@@ -21,7 +21,7 @@ class WakeUp:
 
     @property
     def notified(self) -> bool:
-        """Whether the next wait returns at once."""
+        """True if the next wait returns at once."""
         return self._notified
 
     def notify(self) -> None:

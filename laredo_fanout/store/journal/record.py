@@ -22,10 +22,10 @@ HEADER = Struct(">4QIB")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a journal record holds, without decoding it.
+    """Header of a journal record, which is read without decoding the rest.
 
-    ``open``: its last transaction goes on in the next record; ``continues``:
-    its first one began in the record before. ``old_bytes`` is the size of its old rows.
+    ``open``: the record's last transaction continues in the next record. ``continues``: its first
+    one began in the record before. ``old_bytes`` is the size of its old rows.
     """
 
     last_sequence: int
@@ -37,7 +37,7 @@ class Header:
     continues: bool
 
     def to_bytes(self) -> bytes:
-        """As it stands before the body."""
+        """As it is before the body."""
         return HEADER.pack(
             self.last_sequence,
             self.first_position,

@@ -201,7 +201,7 @@ class Journal:
     def prunable(
         table: TableRecord, max_entries: int, older_than_us: int, pinned_sequence: int | None
     ) -> bool:
-        """Whether there may be something to prune, by the table's figures alone."""
+        """True if there may be something to prune, by the table's figures alone."""
         if table.entries <= 1:
             return False
         if pinned_sequence is not None and pinned_sequence < table.oldest_sequence:
@@ -270,7 +270,7 @@ class Journal:
 
 
 def _stop(entries: Entries, start: int) -> int:
-    """Where the record that starts here must end."""
+    """End of the record that starts here."""
     stop = min(start + MAX_CHANGES, len(entries.actions))
     while stop - start > 1:
         lines = sum(map(len, entries.lines[start:stop])) + sum(map(len, entries.keys[start:stop]))
@@ -282,7 +282,7 @@ def _stop(entries: Entries, start: int) -> int:
 
 
 class _Transaction(NamedTuple):
-    """What of one PostgreSQL transaction is in one record."""
+    """Part of one PostgreSQL transaction in one record."""
 
     first: int
     last: int

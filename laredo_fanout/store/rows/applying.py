@@ -29,7 +29,7 @@ class Applying:
         self._spaces = spaces
         self._journal = journal
         self._steps: dict[int, int] = {}
-        """How many changes of a table to apply at once: what they replace may be wide."""
+        """Number of changes of a table to apply at once: the rows that they replace may be wide."""
         self.unfinished: set[int] = set()
         self._open_record: set[int] = set()
         """Of these tables the newest journal record is to be continued."""
@@ -67,7 +67,7 @@ class Applying:
             self.unfinished.discard(table_id)
 
     def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
-        """How many changes to begin with, by the rows that some of them replace."""
+        """Number of changes to begin with, by the rows that some of them replace."""
         sample = list(filter(None, keys[:: len(keys) // _SAMPLED + 1]))
         width = self._spaces.rows_of(record).widest(sample)
         return max(1, min(_PART_BYTES // max(1, 2 * width), _MOST_CHANGES))

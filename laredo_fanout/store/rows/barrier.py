@@ -17,7 +17,7 @@ from laredo_model.change import Action
 _BLOCK = 1000
 
 _Pair = tuple[bytes, bytes | None, bytes | None]
-"""Where a row lies (without the space), its live line, and its copied one."""
+"""Stored key of a row (without the space), its live line, and its copied one."""
 
 
 class Barrier:
@@ -46,7 +46,7 @@ class Barrier:
         rows behind it), and whether something in it differs.
 
         Nearly all blocks are the same in both: rows are compared one by one only where a block
-        differs. The key is a part of the line, so lines say enough.
+        differs. The key is a part of the line, so lines are enough.
         """
         ours, theirs = self._block(live.space, after), self._block(copied.space, after)
         if ours and [line for _, line in ours] == [line for _, line in theirs]:
@@ -58,8 +58,10 @@ class Barrier:
     def differences(
         self, live: TableRecord, copied: TableRecord, after: bytes, last: bytes | None
     ) -> TableChanges:
-        """What turns the live rows of this block into the copied ones; positions are the
-        caller's."""
+        """Changes that turn the live rows of this block into the copied ones.
+
+        The caller adds positions.
+        """
         changes = TableChanges()
         for stored, old, new in self._merged(live.space, copied.space, after):
             if last is not None and stored > last:

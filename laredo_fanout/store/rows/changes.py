@@ -33,7 +33,7 @@ class TableChanges:
         return len(self.actions)
 
     def parts(self, step: Callable[[], int]) -> Iterator["TableChanges"]:
-        """The same changes in parts, each of at most as many as ``step`` says then."""
+        """Split the changes into parts; before each one ``step`` returns its limit."""
         if len(self) <= step():
             yield self
             return

@@ -11,7 +11,7 @@ _FREED_LIST_BYTES = 64
 
 
 def any_left(transaction: Any, databases: Databases) -> bool:
-    """Whether there is something to remove."""
+    """True if there is something to remove."""
     cursor = transaction.cursor(db=databases.meta)
     return bool(cursor.set_range(meta.GARBAGE)) and cursor.key().startswith(meta.GARBAGE)
 

@@ -1,4 +1,4 @@
-"""Where each table's rows are within one write transaction: a space, which TRUNCATE replaces."""
+"""Spaces of tables' rows within one write transaction; TRUNCATE gives a table another one."""
 
 from dataclasses import replace
 

@@ -1,12 +1,12 @@
 """Writing rows: changes of the stream, and copied rows where nothing is yet.
 
-A live table holds lines only. While it is copied it also holds tombstones
+A live table has lines only. While it is copied it also has tombstones
 (deleted by the stream; a copied row must not come back) and partial lines
-(columns the stream didn't send; a copied row fills them). Marks list both, so
-that the barrier needn't scan the table; a mark may be stale, what counts is
-the value. Further marks name the rows that the stream wrote whole: a copied row
-may be of a later time than the stream is, so that what is deleted instead of it
-isn't what it was, and says nothing about the key that the row moved to.
+(columns that the stream didn't send; a copied row fills them). Marks list both,
+so that the barrier needn't scan the table. A mark may be stale; the value counts.
+Further marks name the rows that the stream wrote whole. A copied row may be newer
+than the stream's position, so it can't serve as the old row of a delete, nor as the
+source of columns for the key that the row moved to.
 """
 
 import re
@@ -116,8 +116,8 @@ class Rows:
     def numbered(self, digests: Sequence[bytes]) -> list[bytes]:
         """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
 
-        b"" stands for a TRUNCATE, after which numbers begin again. They count on
-        from the rows that are there, so write these rows before asking again.
+        b"" is a TRUNCATE, after which numbers begin again. They count on from the rows that are
+        there, so write these rows before asking again.
         """
         numbers: dict[bytes, int] = {}
         is_empty = False
@@ -136,7 +136,7 @@ class Rows:
         return keys
 
     def _highest_number(self, digest: bytes) -> int:
-        """How many rows of a table without a key have lines with this digest."""
+        """Highest number of a row with this digest in a table without a key; 0 if there is none."""
         first = self._prefix + digest + b"-"
         beyond = self._prefix + digest + b"."
         found = self._state.prev() if self._state.set_range(beyond) else self._state.last()
@@ -144,7 +144,7 @@ class Rows:
         return key_.number_of(stored) if stored.startswith(first) else 0
 
     def has_marks(self, kind: bytes) -> bool:
-        """Whether any mark of this kind is there, stale ones included."""
+        """True if any mark of this kind exists, stale ones included."""
         start = self._prefix + kind
         return bool(self._marks.set_range(start)) and self._marks.key().startswith(start)
 
@@ -174,7 +174,10 @@ class Rows:
         return dropped
 
     def _stored(self, keys: list[bytes], size: int) -> list[bytes]:
-        """Where these rows lie, with room for one change of each, of ``size`` bytes in all."""
+        """Stored keys of these rows, with room reserved for one change of each.
+
+        The changes have ``size`` bytes in all.
+        """
         self._reserve(len(keys), size + sum(map(len, keys)))
         return layout.stored_keys(self._prefix, keys)
 

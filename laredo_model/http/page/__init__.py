@@ -1,4 +1,4 @@
-"""What the status pages of both programs share: routes, headers, templates, script and charts.
+"""Shared parts of both programs' status pages: routes, headers, templates, script and charts.
 
-Each program's own template is beside its HTTP endpoints.
+Each program's own template is with its HTTP endpoints.
 """

@@ -39,7 +39,7 @@ def count(number: float | None) -> str:
 
 
 def ago(moment: str | datetime | None) -> str:
-    """How long ago it was, from a minute on without seconds; a string is in ISO format."""
+    """Time since ``moment``, from a minute on without seconds; a string is in ISO format."""
     if moment is None:
         return UNKNOWN
     at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment

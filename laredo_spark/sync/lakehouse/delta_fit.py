@@ -63,7 +63,7 @@ def settings() -> dict[str, str]:
 
 
 def fits(version: str, requirement: str) -> bool:
-    """Whether a release meets a requirement (``pyspark<=4.2.0,>=4.0.1``).
+    """True if a release meets a requirement (``pyspark<=4.2.0,>=4.0.1``).
 
     A vendor's build counts as its release: ``4.2.0-amzn-1`` is 4.2.0.
     """

@@ -161,7 +161,7 @@ def _refuse_others(target: str) -> None:
     others = [name for name in names if not name.startswith(("part-", "_", "."))]
     if others:
         raise TargetRefused(
-            target, f"there is something else in it ({others[0]}); give a directory of its own"
+            target, f"it contains other files ({others[0]}); give an empty directory"
         )
 
 

@@ -30,7 +30,7 @@ MAIN = "main"
 _MARK = "laredo"
 _SUMMARY = f"spark.sql.iceberg.snapshot-property.{_MARK}"
 _SHAPE = "laredo.shape"
-"""The table's property that says of which columns it was made."""
+"""The table's property with the columns that it was made of."""
 _COMMIT_LOCK = Lock()
 """The setting of a commit is the session's, which other tables' syncs share."""
 _NO_BOUNDARY = "null"
@@ -45,7 +45,7 @@ _CONFLICTS = (
 
 @dataclass(frozen=True)
 class HeldSnapshot:
-    """What the main branch of an Iceberg table is at."""
+    """State of the main branch of an Iceberg table."""
 
     #: The boundary that a sync committed last; None if the table is at no boundary.
     state: SyncState | None = None

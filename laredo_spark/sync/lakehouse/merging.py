@@ -1,4 +1,4 @@
-"""What a sync into Delta and one into Iceberg share: plan, next state, and net changes to merge."""
+"""Shared parts of the syncs to Delta and Iceberg: plan, next state, and net changes to merge."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from laredo_spark.sync.errors import TargetRefused
 from laredo_spark.sync.plan import Merge, Rebuild, SyncAction, UpToDate
 from laredo_spark.sync.state import SyncState
 
-MISCOUNTED = "it hasn't as many rows as the archive says"
+MISCOUNTED = "it hasn't as many rows as the archive's manifest"
 _OF_TABLE = frozenset({"path", "as_of", "exact", "epoch", "history", "partitions_at_least"})
 
 

@@ -44,7 +44,7 @@ PROCESSES.set_forkserver_preload(["tests.archive.chaos.random_writer"])
 AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
 LATENESS_S = 0.4
 STORM_S = 15
-"""How long a writer may take: seconds on a machine at rest."""
+"""Time for a writer: seconds on a machine at rest."""
 
 
 class Run:

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 POLL_S = 0.01
-"""How soon it notices that it is to end."""
+"""Interval at which it checks if it is to end."""
 
 
 class Recorder:

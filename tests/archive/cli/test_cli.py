@@ -44,7 +44,7 @@ def test_cat_refuses_what_it_can_t_give(archive: Path) -> None:
     assert "no artifact ends exactly at 0/C7" in exact.stderr
     beyond = run("cat", archive, "--as-of", "0/FFFF")
     assert (beyond.returncode, beyond.stdout) == (1, "")
-    assert "beyond what the archive has seen" in beyond.stderr
+    assert "after the archive's last seen position" in beyond.stderr
     wrong = run("cat", archive, "--as-of", "yesterday")
     assert wrong.returncode == 2
     assert "neither a position such as 0/19F000 nor a time" in wrong.stderr

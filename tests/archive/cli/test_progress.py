@@ -1,4 +1,4 @@
-"""What a person at a terminal sees of a long command, and that nobody else sees any of it."""
+"""Progress bars of long commands: shown at a terminal, and nowhere else."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Noted(Unwatched):
-    """What was told."""
+    """Progress that records its calls."""
 
     def __init__(self) -> None:
         self.expected = 0
@@ -50,7 +50,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def on_terminal(*arguments: object, term: str = "xterm-256color") -> str:
-    """What is drawn on stderr, a terminal of 100 columns."""
+    """Output on stderr, if it is a terminal of 100 columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}

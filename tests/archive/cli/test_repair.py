@@ -37,7 +37,7 @@ def local(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bucket(local: Path, s3_server: AwsServer) -> str:
-    """The same archive in a bucket."""
+    """The archive, copied into a bucket."""
     uri = f"s3://{s3_server.new_bucket()}/eu/users"
     copy(location.find(str(local)), location.parse(uri, S3Access(endpoint=s3_server.endpoint)))
     return uri

@@ -193,7 +193,7 @@ def test_what_is_tried_again_is_told_to_who_asks(
     proxy.add(Rule(answer(503, "SlowDown"), "GetObject", times=2))
     told = run("--verbose", "cat", place, env=environment)
     assert told.stdout.split("\n")[:-1] == lines(TWO)
-    assert told.stderr.count("sent again") == 2
+    assert told.stderr.count("S3 request retried") == 2
 
 
 def test_verify_finds_damage_there(
@@ -325,7 +325,7 @@ def test_refusals_and_stops_are_one_line(
     assert stopped.returncode == 1
     assert "snapshot-0_258.jsonl: its sha256 is" in line
     assert "of 7 objects are in place and stay" in line
-    assert line.endswith("The same command goes on from there")
+    assert line.endswith("Run the same command to continue")
 
 
 @pytest.mark.parametrize(

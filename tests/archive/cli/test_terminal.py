@@ -1,4 +1,4 @@
-"""What others called their tables, keys and files reaches no terminal as it is."""
+"""Foreign names of tables, keys and files reach no terminal unescaped."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def on_terminal(command: Sequence[str]) -> str:
-    """What a terminal gets of both outputs."""
+    """Output on a terminal, of stdout and stderr."""
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
     with subprocess.Popen(

@@ -165,7 +165,7 @@ def test_lock_decides_and_keeps_writers_out(live: Live) -> None:
 
 
 def test_difference_isn_t_claimed_while_somebody_writes(live: Live) -> None:
-    """Who holds the table's lock may have committed without being visible yet."""
+    """A transaction that holds the table's lock may have committed without being visible yet."""
     live.built.diff(live.position(), {})
     live.built.seen = live.position() + (1 << 20)
     archive = live.archive()

@@ -1,4 +1,4 @@
-"""What is shown of a connection string never has a password, however it is written."""
+"""Passwords are hidden wherever a connection string is shown, however it is written."""
 
 import pytest
 

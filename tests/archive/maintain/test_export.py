@@ -1,4 +1,4 @@
-"""What is exported as csv gives PostgreSQL back the same rows."""
+"""Rows that were exported as csv load into PostgreSQL unchanged."""
 
 import tracemalloc
 from collections.abc import Iterable

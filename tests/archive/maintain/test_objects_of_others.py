@@ -195,7 +195,7 @@ def test_a_first_claim_says_what_else_is_there_once(destination: Destination) ->
     for writer, times in (("w1", 1), ("w2", 0)):
         with capture_logs() as logs:
             opened([destination], writer).close()
-        said = [entry for entry in logs if entry["event"] == "this location holds something else"]
+        said = [entry for entry in logs if entry["event"] == "foreign objects found"]
         assert len(said) == times
         if said:
             assert "1 objects of others, such as public.t/photos/holiday.jpg" in said[0]["found"]
@@ -205,7 +205,7 @@ def test_a_first_claim_says_what_else_is_there_once(destination: Destination) ->
 def test_a_first_claim_of_an_empty_location_says_nothing(destination: Destination) -> None:
     with capture_logs() as logs:
         opened([destination]).close()
-    assert [entry for entry in logs if "something else" in entry["event"]] == []
+    assert [entry for entry in logs if "foreign objects" in entry["event"]] == []
 
 
 def test_an_archive_of_a_prefix_without_a_slash_isnt_begun_anew(tmp_path: Path) -> None:

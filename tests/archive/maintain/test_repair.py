@@ -275,7 +275,7 @@ def test_what_cannot_be_repaired_from_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RepairRefused, match="name another one"):
         repaired(both[0], both[0])
     moved = (tmp_path / "b" / TABLE).rename(tmp_path / "moved")
-    with pytest.raises(RepairRefused, match="was it moved"):
+    with pytest.raises(RepairRefused, match="was the archive moved"):
         repair(location.find(str(moved)), [found_at(both[0])])
     deleted(both[0], entry_of(both[0], LAST).key)
     report = repair(found_at(both[0]), [location.find(str(moved))])

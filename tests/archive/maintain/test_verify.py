@@ -83,7 +83,7 @@ def test_a_flipped_byte(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"Rob", b"Tob"))
     report = report_of(built)
     assert "diff-0_64-0_C8.jsonl: its sha256 is" in report.problems[0]
-    assert "epoch 1: its states aren't proven" in report.problems[1]
+    assert "epoch 1: damaged files keep its states" in report.problems[1]
     assert len(report.problems) == 2
     assert report.boundaries == 4  # the other epochs are still proven
 
@@ -94,7 +94,9 @@ def test_a_missing_and_a_truncated_file_in_any_format(tmp_path: Path) -> None:
     cut = path(built, 5, "protobuf")
     cut.write_bytes(cut.read_bytes()[:-1])
     problems = report_of(built).problems
-    assert any("snapshot-0_12C.pb" in problem and "isn't there" in problem for problem in problems)
+    assert any(
+        "snapshot-0_12C.pb" in problem and "doesn't exist" in problem for problem in problems
+    )
     assert any("snapshot-0_258.pb: cut off" in problem for problem in problems)
 
 
@@ -137,7 +139,7 @@ def test_a_wrong_state_at_any_boundary(tmp_path: Path, field: str, index: int) -
     built = several_epochs(tmp_path)
     built.artifacts[index][field] = 17 if field == "rows" else "0" * 32
     (problem,) = report_of(built).problems
-    assert "the manifest says" in problem
+    assert "the manifest has" in problem
     assert f"epoch {built.artifacts[index]['epoch']}" in problem
 
 
@@ -146,13 +148,13 @@ def test_a_wrong_count_at_any_artifact(tmp_path: Path, index: int) -> None:
     built = several_epochs(tmp_path)
     name = "row_count" if "row_count" in built.artifacts[index] else "change_count"
     built.artifacts[index][name] += 2
-    assert "the manifest says" in report_of(built).problems[0]
+    assert "the manifest has" in report_of(built).problems[0]
 
 
 def test_a_base_that_doesn_t_continue_though_it_says_so(tmp_path: Path) -> None:
     built = Builder(tmp_path).base(100, ONE).diff(200, TWO).base(200, THREE)
     (problem,) = report_of(built).problems
-    assert problem.startswith("epoch 2 says that it continues the one before, which has 3 rows")
+    assert problem.startswith("epoch 2 continues the one before, which has 3 rows")
     built = Builder(tmp_path / "gap").base(100, ONE).base(200, THREE, continues=False)
     assert report_of(built).sound
 
@@ -163,7 +165,7 @@ def test_truncate_flag_and_line_that_disagree(tmp_path: Path) -> None:
     assert "it has a TRUNCATE that its entry doesn't name" in report_of(built).problems[0]
     built = several_epochs(tmp_path / "other")
     built.artifacts[1]["truncate"] = True
-    assert "says it truncates, and it has no TRUNCATE" in report_of(built).problems[0]
+    assert "records a TRUNCATE, and the file has none" in report_of(built).problems[0]
 
 
 def test_splits_and_order_that_aren_t_so(tmp_path: Path) -> None:
@@ -171,8 +173,8 @@ def test_splits_and_order_that_aren_t_so(tmp_path: Path) -> None:
     line = len(ONE[b"1"]) + 1
     for splits, reason in (
         ([["1", 0], ["10", line]], None),
-        ([["1", 0], ["2", line]], "say that '2' is at byte"),
-        ([["1", 0], ["10", line - 5]], "say that '10' is at byte"),
+        ([["1", 0], ["2", line]], "its splits have '2' at byte"),
+        ([["1", 0], ["10", line - 5]], "its splits have '10' at byte"),
         ([["10", line], ["1", 0]], "doesn't follow"),
     ):
         entry(built, 5)["splits"] = splits
@@ -181,7 +183,7 @@ def test_splits_and_order_that_aren_t_so(tmp_path: Path) -> None:
         assert reason is None or reason in problems[0]
     shuffled = several_epochs(tmp_path / "shuffled", shuffled=True)
     entry(shuffled, 0)["sorted"] = True
-    assert "says it is sorted" in report_of(shuffled).problems[0]
+    assert "declares it sorted" in report_of(shuffled).problems[0]
 
 
 def test_parquet_beside_jsonl_is_compared_with_it(tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ def test_parquet_that_gives_no_lines_back_is_counted_only(tmp_path: Path) -> Non
     assert report.problems == []
     assert "its base is there only in a form that doesn't give the lines back" in report.remarks[0]
     built.artifacts[0]["row_count"] += 1
-    assert "rows, the manifest says" in report_of(built).problems[0]
+    assert "rows, the manifest has" in report_of(built).problems[0]
 
 
 def _written_by_another_tool(built: Builder, index: int) -> None:

@@ -147,7 +147,7 @@ def test_every_field_is_documented() -> None:
         (b"[]", "an object is expected"),
         (b"{}", "catalog_version is missing"),
         (BOTH.to_bytes().replace(b'"catalog_version":1', b'"catalog_version":2'), "knows 1 only"),
-        (BOTH.to_bytes().replace(b'"users/"', b'"../users/"'), "doesn't lie inside"),
+        (BOTH.to_bytes().replace(b'"users/"', b'"../users/"'), "isn't inside"),
         (BOTH.to_bytes().replace(b'"0/A"', b'"A"'), "is no WAL position|position"),
         (BOTH.to_bytes().replace(b"2026-06-03T12:00:00Z", b"yesterday"), "updated_at: "),
         (

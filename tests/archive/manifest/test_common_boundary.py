@@ -96,7 +96,7 @@ def test_before_its_next_change_a_table_is_as_it_was() -> None:
 
 
 def test_seen_isnt_unchanged() -> None:
-    """What came and went is seen, and was there in between."""
+    """A change that was undone counts as seen; the table was another one in between."""
     quiet = replace(table(base(10), after=35), unchanged_until=None)
     assert [each.position for each in common_of(table(base(10), 20, 30), quiet)] == [10]
     later = replace(table(base(10), after=22), seen_position=Position(35))

@@ -1,4 +1,4 @@
-"""What a sink is still to be told, by its mark and the manifest alone."""
+"""Outstanding notices of a sink, by its mark and the manifest alone."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Where an archive is, by what a reader says: in a directory, in a bucket, moved, or not there."""
+"""Locations of an archive: in a directory, in a bucket, moved, or missing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +64,7 @@ def put(destination: Destination, prefix: str) -> None:
 def test_it_is_found_with_its_own_destination(
     root: Root, above: str, prefix: str, said: str
 ) -> None:
-    """So the manifest's keys are what they are for its writer, and garbage can be collected."""
+    """The manifest's keys are the writer's then, and garbage can be collected."""
     destination = root.destination(above)
     put(destination, prefix)
     found = root.find(said)

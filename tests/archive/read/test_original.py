@@ -226,7 +226,7 @@ def test_two_rows_of_a_base_with_one_key_are_said(
     done = CliRunner().invoke(main, [command, str(copied), *target, *as_of, *key])
     assert done.exit_code == 1, done.output
     assert "snapshot-0_30.jsonl: two of its rows have the key '7'" in done.output
-    assert ("--key says it" in done.output) is not key
+    assert ("set it with --key" in done.output) is not key
 
 
 def test_key_columns_may_stand_in_one_option(tmp_path: Path) -> None:

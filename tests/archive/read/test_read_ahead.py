@@ -1,4 +1,4 @@
-"""What is expected is fetched before it is asked for, in bounded memory; it fails where read."""
+"""Read-ahead fetches expected objects early, in bounded memory; errors come with the read."""
 
 import io
 import threading

@@ -1,4 +1,4 @@
-"""What the writer commits, the reader gives back: any table, any states, every format."""
+"""Readers return the rows that the writer commits: any table, any states, every format."""
 
 from datetime import timedelta
 

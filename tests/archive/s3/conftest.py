@@ -11,7 +11,7 @@ from tests.support.faults.proxy import FaultProxy
 
 @pytest.fixture(autouse=True)
 def small_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that two of them are no matter; but for who measures the real ones."""
+    """Make parts small, so that two of them cost little; not for tests that measure real parts."""
     if "real_parts" not in request.fixturenames:
         monkeypatch.setattr("laredo_archive.storage.s3.upload.PART_BYTES", SMALL_PART_BYTES)
 

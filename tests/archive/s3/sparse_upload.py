@@ -17,7 +17,7 @@ PIECE = bytes(1 << 20)
 
 
 def anonymous_mb() -> float:
-    """What the process has for itself: files that are mapped don't count."""
+    """Private memory of the process: mapped files don't count."""
     memory = psutil.Process().memory_info()
     return (memory.rss - memory.shared) / 2**20
 

@@ -27,7 +27,7 @@ AT_ONCE = Policy(timedelta(days=-1), timedelta(days=-1))
 
 
 def sent(s3: S3Maker) -> Counter[str]:
-    """What was asked since the last time."""
+    """Requests since the last call."""
     found = Counter(call.operation for call in s3.called)
     s3.called.clear()
     return found

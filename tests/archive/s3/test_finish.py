@@ -78,7 +78,7 @@ REPEATED = [
     answer(404, "NoSuchUpload"),
     answer(412, "PreconditionFailed"),
 ]
-"""What S3 may say to a CompleteMultipartUpload that it has carried out; or it says 200 again."""
+"""Answers of S3 to a CompleteMultipartUpload that it has carried out; or it answers 200 again."""
 
 
 @pytest.mark.parametrize("fault", AFTER, ids=str)

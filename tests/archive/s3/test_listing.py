@@ -37,7 +37,7 @@ def test_a_listing_that_doesnt_say_where_it_goes_on(way: Way) -> None:
 
     way.direct.swap("t/m", b"x", None)
     way.meets(Fault("more to come, from nowhere", happen), "ListObjectsV2")
-    with pytest.raises(DestinationUnavailable, match="not where it goes on"):
+    with pytest.raises(DestinationUnavailable, match="names no position to continue from"):
         list(way.faulty.list("t/"))
 
 

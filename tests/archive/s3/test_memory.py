@@ -1,4 +1,4 @@
-"""What uploads hold in memory doesn't grow with the object."""
+"""Memory of uploads doesn't grow with the object."""
 
 import asyncio
 import subprocess

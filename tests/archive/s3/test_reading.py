@@ -152,7 +152,7 @@ def test_a_body_that_is_short_is_never_taken_for_whole(way: Way) -> None:
 
 
 def _then(way: Way, change: Callable[[], object]) -> Exception:
-    """What a reader in the middle is told of ``change``."""
+    """Error that a reader in the middle of an object gets after ``change``."""
     put(way.direct)
     way.meets(truncate_answer(0.5), "GetObject")
     with closing(way.faulty.open(KEY)) as file:

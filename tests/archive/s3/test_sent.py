@@ -1,4 +1,4 @@
-"""What really goes over the wire: checksums, conditions, how objects are to be kept, where to."""
+"""Requests as they are on the wire: checksums, conditions, storage options, addresses."""
 
 import base64
 import hashlib
@@ -116,7 +116,7 @@ KEPT = {
 
 @pytest.fixture
 def told(makers: Callable[[str], S3Maker]) -> Callable[[S3Destination, str], dict[str, object]]:
-    """What moto says of an object, in the words of a place."""
+    """moto's attributes of an object, by their names in S3Access."""
     server = makers("moto").server.client("s3")
 
     def tell(destination: S3Destination, key: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Who acts in the simulation: writers, collectors, readers, the database, the weather."""
+"""Actors of the simulation: writers, collectors, readers, the database, the weather."""
 
 import io
 import random
@@ -56,24 +56,24 @@ SINKS = ("arn:sink", "arn:added")
 
 @dataclass
 class Scene:
-    """What the actors share."""
+    """State that the actors share."""
 
     world: World
     stores: Sequence[MemoryStore]
     copy: MemoryStore
-    """Where archives are copied to; no writer writes there."""
+    """Store for copies of archives; no writer writes there."""
     database: Database
     keep_epochs: int | None
     formats: tuple[str, ...]
     levels: tuple[timedelta, ...] = ()
-    """What diffs are merged by; none if they aren't."""
+    """Levels of merging; none if diffs aren't merged."""
     optional: MemoryStore | None = None
     """Comes into the configuration and leaves it again."""
     without_optional: bool = False
     sinks: int = 1
     told: set[tuple[str, str, int, Position]] = field(default_factory=set)
     entered: dict[str, EpochPosition] = field(default_factory=dict)
-    """Where a sink that was added is told from on."""
+    """Position from which an added sink is notified."""
     happened: Counter[str] = field(default_factory=Counter)
 
     def configured(self) -> list[MemoryStore]:
@@ -94,7 +94,7 @@ class Scene:
 
 
 class Writer:
-    """What laredo-snapshotter does with an archive, in small."""
+    """Model of laredo-snapshotter's use of an archive."""
 
     def __init__(self, scene: Scene, actor: Actor, *, turns: int) -> None:
         self._scene = scene
@@ -124,7 +124,7 @@ class Writer:
             self._scene.world.note(f"{self._actor.name} ends: {end}")
 
     def _recovered(self) -> TableArchive:
-        """What a crash before left behind is taken up; a crash meanwhile is likelier."""
+        """Open the archive after a crash; another crash is likelier during that."""
         self._actor.frailty *= RECOVERY_FRAILTY
         archive = self._open()
         self._actor.frailty /= RECOVERY_FRAILTY
@@ -374,7 +374,7 @@ class Copier:
             self.copy(self._chance.choice(self._scene.stores))
 
     def copy(self, store: MemoryStore) -> bool:
-        """Whether it came to an end."""
+        """Copy the archive; True if the copy was completed."""
         scene = self._scene
         slow = SlowDestination(store, self._actor, self._chance.choice([0.0, 30.0, 200.0]))
         target = CopyTarget(MemoryDestination(scene.copy, self._actor), PREFIX)

@@ -1,4 +1,4 @@
-"""What must hold at every change of a manifest, and what must hold in the end."""
+"""Invariants at every change of a manifest, and at the end."""
 
 import hashlib
 

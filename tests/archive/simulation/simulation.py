@@ -28,7 +28,7 @@ from tests.support.archive.world import Actor, World
 
 LEVELS = tuple(timedelta(seconds=seconds) for seconds in (60, 200, 800))
 LISTED_AT_MOST = 4
-"""So that parts come into files soon, and files into files."""
+"""Low, so that parts come into files soon, and files into files."""
 
 
 def simulate(seed: int) -> Scene:

@@ -176,7 +176,7 @@ def a_restart_tells_only_the_newest(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_sink_is_told_before_the_commit(patch: pytest.MonkeyPatch) -> None:
-    """What the manifest says of a sink runs ahead of what the sink was told."""
+    """The manifest records a notice before the sink was notified."""
     patch.setattr(
         Notices,
         "entered",

@@ -115,7 +115,7 @@ def full_for_the_manifest(directory: Path) -> None:
 
 
 def full_for_a_copy(directory: Path) -> None:
-    """What is copied stays, nothing names it, and with room the same copy goes on from there."""
+    """Copied objects stay, no manifest names them, and with room the same copy resumes there."""
     source = directory.with_name("source")
     with opened([LocalDestination(source)]) as archive:
         rebased(archive, 10, BIG, continues=False)

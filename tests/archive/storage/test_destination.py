@@ -1,4 +1,4 @@
-"""What every destination does alike: nothing replaced, one winner, nothing half-finished seen."""
+"""Rules of every destination: nothing replaced, one winner, nothing half-finished visible."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What is a directory's own as a destination: durability, locks, errors, hidden files."""
+"""Rules of a directory as a destination: durability, locks, errors, hidden files."""
 
 import multiprocessing
 import os

@@ -13,7 +13,7 @@ from tests.support.processes import PATIENCE_S
 
 @cache
 def forbidden() -> str | None:
-    """Why no file system of our own can be mounted here; None if it can."""
+    """Reason why no file system can be mounted here, or None."""
     try:
         done = subprocess.run(
             ["unshare", "-Urm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],

@@ -53,7 +53,7 @@ AFTER = {10: 20, 20: 30, 30: 50, 50: 60}
 ACKNOWLEDGED = "acknowledged"
 FORMATS = ("jsonl", "protobuf")
 PART_BYTES = 60
-"""So that the smallest objects have parts, where there are any."""
+"""Small, so that the smallest objects have parts, where there are any."""
 
 
 def write(directory: Path, places: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ def step(archive: TableArchive) -> bool:
 
 
 def look(directory: Path, places: Sequence[str], *, finished: bool) -> None:
-    """What must be true at any moment, and what more at the end."""
+    """Check the invariants of any moment, and if ``finished``, those of the end."""
     acknowledged = directory / ACKNOWLEDGED
     least = (0, 0)
     if acknowledged.exists():

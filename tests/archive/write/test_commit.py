@@ -1,4 +1,4 @@
-"""What a writer may commit after what, and what its manifest then says."""
+"""Order of a writer's commits, and the manifest after each."""
 
 import re
 import threading
@@ -146,7 +146,7 @@ def test_within_a_history_the_head_never_goes_back(new_stores: NewStores) -> Non
     [destination] = new_stores()
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False)
-    with pytest.raises(OutOfOrder, match="0/9 lies before the archive's head, 0/A"):
+    with pytest.raises(OutOfOrder, match="0/9 is before the archive's head, 0/A"):
         rebased(archive, 9, TWO, continues=False)
     with pytest.raises(OutOfOrder):
         diffed(archive, 10, 9, ONE, TWO)
@@ -206,7 +206,7 @@ def test_old_epochs_leave_into_retired(new_stores: NewStores) -> None:
 def test_seen_is_raised_and_never_lowered(new_stores: NewStores) -> None:
     [destination] = new_stores()
     archive = opened([destination])
-    with pytest.raises(OutOfOrder, match="can't be seen"):
+    with pytest.raises(OutOfOrder, match="can't be recorded as seen"):
         archive.see(Position(10))
     rebased(archive, 10, ONE, continues=False)
     assert destination.manifest.seen_position == 10

@@ -1,4 +1,4 @@
-"""Who changed the manifest between our look and our swap, and what comes of it.
+"""Manifest changes by others between our read and our swap, and their outcome.
 
 The table that pyiceberg calls its conflict matrix: rows are what the other did,
 columns what we were about to do.

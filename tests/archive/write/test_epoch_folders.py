@@ -101,7 +101,7 @@ def test_on_a_disk_it_is_one_file(tmp_path: Path) -> None:
 
 
 def collected(store: ScriptedDestination) -> set[str]:
-    """What is left after a collector that may take everything at once."""
+    """Objects that are left after a collector that may delete everything at once."""
     for _ in range(3):
         collect(store, TABLE, key_prefix=PREFIX, policy=AT_ONCE)
     return {one.key for one in store.list("")}

@@ -131,7 +131,7 @@ def test_at_points_of_each_name_on_s3(seed: int, tmp_path: Path, s3_server: AwsS
 
 
 def some_of_each_name(names: list[str], chance: random.Random) -> list[int]:
-    """Where S3's own points are first, last and in between, and the others somewhere.
+    """First, last and middle occurrences of S3's own points, and random ones of the others.
 
     Those of directories have their own test.
     """

@@ -22,7 +22,7 @@ FORMATS = ("jsonl", "protobuf")
 
 
 class Meeting:
-    """Where requests wait for each other; it fails if not all of them are sent at once."""
+    """Barrier for requests; it fails if not all of them are sent at once."""
 
     def __init__(self, requests: int) -> None:
         self._barrier = threading.Barrier(requests)

@@ -226,7 +226,7 @@ def test_other_contents_at_the_same_boundary_are_refused(new_stores: NewStores) 
     one, other = new_stores(2)
     grown([one])
     rebased(opened([other]), 10, THREE, continues=False)
-    refused([one, other], r"at 0/A the one has 2 rows, checksum \w+, the other 1, \w+")
+    refused([one, other], r"at 0/A one has 2 rows, checksum \w+, the other 1, \w+")
 
 
 def test_a_new_history_that_came_to_one_only_is_no_foreign_archive(new_stores: NewStores) -> None:

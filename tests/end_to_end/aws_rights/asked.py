@@ -1,4 +1,4 @@
-"""What the clients ask of AWS, each request with its parameters, and the rights that it needs."""
+"""The clients' requests to AWS with their parameters, and the rights that they need."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ class NotingClients(AwsClients):
         return made
 
     def as_whom(self, credentials: str) -> list[Asked]:
-        """What was asked as one profile, in order."""
+        """Requests of one profile, in order."""
         return [asked for asked in self.asked if asked.credentials == credentials]
 
     def _noting(self, service: str, made: Any, more: Mapping[str, Any]) -> Any:
@@ -59,7 +59,7 @@ class NotingClients(AwsClients):
 
 
 def rights(asked: Asked, account: str, kms_key: str | None = None) -> Iterator[Right]:
-    """What a request needs, in the account that owns everything; ``kms_key`` encrypts the bucket.
+    """Rights of a request, in the account that owns everything; ``kms_key`` encrypts the bucket.
 
     Amazon S3 User Guide, "Required permissions for Amazon S3 API operations" and "Using
     server-side encryption with AWS KMS keys".

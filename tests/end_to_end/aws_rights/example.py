@@ -16,7 +16,7 @@ from tests.support.aws import AwsServer
 
 @dataclass
 class Example:
-    """What examples/aws/snapshotter.conf says, but for the endpoints."""
+    """Settings of examples/aws/snapshotter.conf, except for the endpoints."""
 
     place: S3Location
     sinks: list[SinkConfig]

@@ -44,16 +44,16 @@ class Policy:
         }
 
     def allows(self, right: Right, principal: str | None = None) -> bool:
-        """Whether a statement allows ``right`` and none denies it."""
+        """True if a statement allows ``right`` and none denies it."""
         effects = {s["Effect"] for s in self._concerned(right, principal)}
         return effects == {"Allow"}
 
     def denies(self, right: Right, principal: str | None = None) -> bool:
-        """Whether a statement denies ``right``, whatever others allow."""
+        """True if a statement denies ``right``, whatever others allow."""
         return any(s["Effect"] == "Deny" for s in self._concerned(right, principal))
 
     def without(self, action: str) -> "Policy":
-        """The same, but for one action."""
+        """Copy the policy without one action."""
         left = [
             {**s, "Action": [a for a in _many(s["Action"]) if a != action]} for s in self.statements
         ]

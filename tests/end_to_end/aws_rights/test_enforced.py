@@ -1,4 +1,4 @@
-"""The same policies on a server that checks keys, signatures and rights (moto, of S3 and STS)."""
+"""The example's policies on a server that checks keys, signatures and rights (moto, S3 and STS)."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -85,7 +85,7 @@ def guarded(guarded_server: Guarded, monkeypatch: pytest.MonkeyPatch) -> Guarded
 
 
 def complaints(guarded: Guarded, clients: AwsClients) -> list[str]:
-    """What `check` finds wrong."""
+    """Problems that `check` finds."""
     place = guarded.example.place
     findings = [*check_profile(clients, place.credentials), *check_bucket(clients, place)]
     return [finding.detail for finding in findings if not finding.good]

@@ -64,7 +64,7 @@ def clients(example: Example) -> Iterator[NotingClients]:
 
 @dataclass
 class WriterSession:
-    """What a whole life of a writer asked of AWS, and the rights that it took."""
+    """Requests and rights of a writer, from its start to its end."""
 
     clients: NotingClients
     rights: set[Right]

@@ -1,4 +1,4 @@
-"""What /status says of an archive: there, readable, and whether it leads to the journal."""
+"""Status of an archive in /status: present, readable, and joined to the journal."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

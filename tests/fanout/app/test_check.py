@@ -147,7 +147,7 @@ def test_a_table_outside_a_foreign_publication(
 def test_functions_that_a_copy_may_run_are_named(
     tmp_path: Path, database: Database, reader: tuple[str, str]
 ) -> None:
-    """Where their owner may not read every followed table, however the function is reached."""
+    """Functions whose owner may not read every followed table, however they are reached."""
     reading, dsn = reader
     owner = f"owner_of_{database.name}"
     depending = {

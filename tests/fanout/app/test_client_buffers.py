@@ -1,4 +1,4 @@
-"""How far the slowest client is behind is counted in transactions, as its limit is."""
+"""Lag of the slowest client is counted in transactions, as its limit is."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a terminal shows of copies."""
+"""Display of copies at a terminal."""
 
 from typing import Any
 

@@ -79,7 +79,7 @@ def test_no_descriptors_left_are_waited_for(server: Fanout, database: Database) 
         cut_every_connection(database)
         with half_sent(http_port(server), 3):
             wait_until(lambda: "Too many open files" in server.program.tail(99_999), "told")
-            wait_until(lambda: "it is restarted" in server.program.tail(99_999), "given up")
+            wait_until(lambda: "restart scheduled" in server.program.tail(99_999), "given up")
             wait_until(lambda: "no HTTP connection can be" in server.program.tail(99_999), "so")
         assert server.program.is_running()
         process.rlimit(psutil.RLIMIT_NOFILE, (LIMIT, LIMIT))

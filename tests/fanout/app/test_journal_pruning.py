@@ -1,4 +1,4 @@
-"""What is pruned between two commits, and what a client's pin keeps."""
+"""Pruning between two commits, and entries that a client's pin keeps."""
 
 from collections.abc import Callable
 from pathlib import Path

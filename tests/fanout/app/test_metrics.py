@@ -1,4 +1,4 @@
-"""What a scrape of the running server gets, in both formats, read by Prometheus' own parsers."""
+"""Scrapes of the running server, in both formats, read by Prometheus' own parsers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def server(tmp_path: Path, database: Database, connect_port: int) -> Iterator[Fa
 
 @dataclass
 class Received:
-    """What a client has read of its stream."""
+    """Bytes and messages that a client has read of its stream."""
 
     bytes: int = 0
     messages: int = 0
@@ -212,7 +212,7 @@ async def over_connect(port: int, received: Received) -> AsyncIterator[None]:
 
 
 def enveloped(chunk: bytes) -> int:
-    """How many messages a chunk has."""
+    """Number of messages in a chunk."""
     number = at = 0
     while at < len(chunk):
         at += 5 + int.from_bytes(chunk[at + 1 : at + 5], "big")

@@ -49,7 +49,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server can listen there: connections that are winding down don't hold it."""
+    """True if a server can listen there: connections that are being closed don't prevent that."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

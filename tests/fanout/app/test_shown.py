@@ -1,4 +1,4 @@
-"""What clients and the database call things reaches no terminal as anything but text."""
+"""Names from clients and the database reach a terminal as text alone."""
 
 import io
 import logging

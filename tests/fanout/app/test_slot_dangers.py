@@ -55,7 +55,7 @@ def _assert_shown(server: Fanout, cures: dict[str, str]) -> None:
 
 def _said_to_be_over(server: Fanout) -> set[str]:
     lines = server.program.tail(40_000).splitlines()
-    over = [line for line in lines if '"slot out of danger"' in line]
+    over = [line for line in lines if '"slot recovered"' in line]
     return {match[1] for line in over if (match := re.search(r'"kind": "(\w+)"', line))}
 
 

@@ -72,7 +72,7 @@ def test_danger_is_shown_everywhere_and_passes(clusters: Clusters, tmp_path: Pat
         wait_until(lambda: '"event": "slot in danger"' in server.program.tail(10**6), "logged")
         left.commit()
         wait_until(lambda: other.execute("CHECKPOINT") and not warned(), "the danger is over")
-        wait_until(lambda: '"event": "slot out of danger"' in server.program.tail(10**6), "so too")
+        wait_until(lambda: '"event": "slot recovered"' in server.program.tail(10**6), "so too")
 
 
 def _holder(connection: "psycopg.Connection[tuple[object, ...]]") -> object:
@@ -114,9 +114,7 @@ def test_a_lost_slot_is_shown_until_somebody_decides(
         source = server.status["sources"]["pg"]
         assert "its WAL is gone" in source["because"]
         assert server.metrics['laredo_source_slot_losses_total{source="pg"}'] == 1
-        assert '"event": "changes are gone; every table is copied again"' in (
-            server.program.tail(20_000)
-        )
+        assert '"event": "changes lost; every table copied again"' in (server.program.tail(20_000))
 
 
 def test_check_says_what_may_become_of_the_slot(clusters: Clusters, tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ async def _hear(control: Control, registry: RemoteRegistry) -> None:
 
 
 async def test_streams_that_are_cut_at_once_leave_no_client(tmp_path: Path) -> None:
-    """The same through real processes and connections."""
+    """Cut streams leave no client behind, through real processes and connections."""
     async with running(tmp_path, max_clients=5) as world:
         for _ in range(30):
             await _cut(world)

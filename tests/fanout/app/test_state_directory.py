@@ -41,7 +41,7 @@ def confirmed(owner: psycopg.Connection, database: Database) -> int:
 
 
 def insert(owner: psycopg.Connection, number: int) -> int:
-    """Where the insert begins in the WAL."""
+    """Insert a row; return the WAL position before it."""
     row = owner.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
     owner.execute("INSERT INTO t VALUES (%s)", (number,))
     assert row is not None
@@ -49,7 +49,7 @@ def insert(owner: psycopg.Connection, number: int) -> int:
 
 
 def not_confirmed(server: Fanout, owner: psycopg.Connection, database: Database) -> None:
-    """What is written from now on isn't confirmed, and the server isn't ready."""
+    """Check that later changes aren't confirmed, and the server isn't ready."""
     inserted = insert(owner, 1)
     state = server.directory / "state"
     message = f"the store {state} was deleted or replaced while the server runs"

@@ -40,9 +40,9 @@ class Case:
     before: str = ""
     publications: tuple[str, ...] = (NAMED, ALL_TABLES, SCHEMA)
     together: bool = True
-    """Whether they can be one transaction."""
+    """True if they can be one transaction."""
     cheap: bool = False
-    """Whether they must cost no copy."""
+    """True if they must cost no copy."""
     since: int = 14
 
     def made(self, kind: str) -> str:

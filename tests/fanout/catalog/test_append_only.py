@@ -34,7 +34,7 @@ _LOG = (
 
 
 def test_taken_out_and_put_back_it_is_copied_again(database: Database, ingesting: Start) -> None:
-    """What is deleted isn't published; the message of a refused re-copy says to do this."""
+    """Deleted rows aren't published; the message of a refused re-copy advises this."""
     _run(database, *_LOG, "CREATE TABLE keyed (id int PRIMARY KEY)")
     ingest = ingesting("public.log", "public.keyed", append_only=("public.log",))
     ingest.wait_live()
@@ -84,7 +84,7 @@ def test_rows_are_there_as_often_as_they_were_inserted(
 
 
 def test_the_application_may_update_and_delete(database: Database, ingesting: Start) -> None:
-    """What it changes isn't followed: the table is configured as append-only."""
+    """Their changes aren't followed: the table is configured as append-only."""
     _run(database, *_LOG)
     ingest = ingesting("public.log", append_only=("public.log",))
     ingest.wait_live()

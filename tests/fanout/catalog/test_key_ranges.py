@@ -1,4 +1,4 @@
-"""Where a table is cut for its copy."""
+"""Split points of a table for its copy."""
 
 import psycopg
 

@@ -1,4 +1,4 @@
-"""What a catalog snapshot says of partitions that brought rows."""
+"""Verdicts of a catalog snapshot on partitions that brought rows."""
 
 from laredo_fanout.catalog.leaves import account, merged, read_by_a_chunk
 from laredo_fanout.catalog.partitions import Partition, StoredPartition

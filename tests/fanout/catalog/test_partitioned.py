@@ -300,7 +300,7 @@ def test_row_filter_of_the_root_holds_in_copy_and_stream(
     ("by_pattern", "cure"),
     [
         (False, "take public.t1 out of tables, and list public.t"),
-        (True, "it is left out from the next checks on; list public.t, unless a pattern"),
+        (True, "it is left out from the next check on; list public.t, unless a pattern"),
     ],
     ids=["listed", "of a pattern"],
 )

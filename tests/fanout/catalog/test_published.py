@@ -1,4 +1,4 @@
-"""What is published, read without a lock: the same as the view that PostgreSQL has for it."""
+"""Published columns and rows, read without a lock: equal to PostgreSQL's own view."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What can't be replicated is refused before it can hurt, with the cure; the rest goes on."""
+"""Unfit tables are refused before they can do harm, with the cure; the others go on."""
 
 from collections.abc import Callable
 from pathlib import Path

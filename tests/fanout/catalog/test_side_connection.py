@@ -1,4 +1,4 @@
-"""What isn't foreseen in the side connection's thread."""
+"""Unexpected failures in the side connection's thread."""
 
 import threading
 from concurrent.futures import Future

@@ -68,7 +68,7 @@ def looks_pass(ingest: RunningIngest) -> None:
 
 
 def here(database: Database) -> int:
-    """Where the last commit ends, or beyond."""
+    """Position at or after the end of the last commit."""
     with database.connect() as connection:
         row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
     assert row is not None

@@ -1,6 +1,4 @@
-"""What statements do to rows without a message in the stream is made good before it is verified;
-what they don't do costs no copy.
-"""
+"""Silent DDL is repaired before a position is verified; harmless statements cost no copy."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,14 +18,14 @@ Start = Callable[..., RunningIngest]
 
 
 class Run(NamedTuple):
-    """How the statements are run, and on which tables."""
+    """Conditions of a run: published tables, transactions, restarts."""
 
     published: str
     together: bool
-    """Whether those of a case are one transaction."""
+    """True if those of a case are one transaction."""
     stopped: bool
     every_kind: bool = True
-    """Whether each case has a table of each kind, or only of one."""
+    """True if each case has a table of each kind, and not only of one."""
 
 
 RUNS = [

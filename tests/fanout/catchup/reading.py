@@ -45,7 +45,7 @@ def place(database: Database, what: str = "pg_current_wal_insert_lsn()") -> int:
 
 
 def start_of(database: Database) -> int:
-    """Where the slot stands."""
+    """Position of the slot."""
     return place(
         database,
         "(SELECT confirmed_flush_lsn FROM pg_replication_slots"

@@ -29,7 +29,7 @@ _ROWS = (pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE)
 
 
 def _rows_from(messages: list[bytes], position: int) -> int:
-    """How many rows are of transactions whose commit record begins there or later."""
+    """Number of rows in transactions whose commit record begins at or after ``position``."""
     rows, counts = 0, False
     for each in messages:
         if each[0] == pgoutput.BEGIN:

@@ -1,4 +1,4 @@
-"""What may happen to the tables, to the slot and to the backlog itself while it is split."""
+"""Changes of the tables, the slot and the backlog while the backlog is split."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

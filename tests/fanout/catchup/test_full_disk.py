@@ -17,7 +17,7 @@ from tests.support.server.fanout_program import Fanout, fanout
 _ROWS = 30_000
 _SEEN_WITHIN_S = 20.0
 _MOST_BACKLOGS = 10
-_GAVE_WAY = "the last segment waits for its turn"
+_GAVE_WAY = "segment delayed: no disk space for its spool"
 _CATCHUP = """
 sources.pg.catchup { mode = manual, threshold_bytes = 1000000, check_interval = 20ms,
                      min_segment_bytes = 500000, max_segments = 4, spool_dir = "%s" }

@@ -62,7 +62,7 @@ async def test_other_tables_wait_for_the_end_of_a_split_backlog(
     log = server.program.log.read_text()
     asked, released, begun = (
         log.index(event)
-        for event in ("public.u: waiting", "the segments are released", '"table": "public.u"')
+        for event in ("public.u: waiting", "segments released", '"table": "public.u"')
     )
     assert asked < released < begun
     assert log.count('"catching up"') == 1

@@ -1,4 +1,4 @@
-"""What a segment's process wrote and didn't report goes with it: it would take others' room."""
+"""Unreported pieces of a segment's process are deleted: they would take others' room."""
 
 import stat
 import sys

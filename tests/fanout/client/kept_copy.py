@@ -1,4 +1,4 @@
-"""What the tests of clients that keep a copy share: the server, and waiting for it."""
+"""Support for tests of clients that keep a copy: the server, and waiting for it."""
 
 import asyncio
 from collections.abc import Callable

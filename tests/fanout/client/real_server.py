@@ -78,7 +78,7 @@ class Registry:
 
 
 class Source:
-    """What the ingest process would do: writes transactions and wakes the serving side.
+    """Substitute for the ingest process: writes transactions and wakes the serving side.
 
     Positions go up by 16 from 0x1000. Call it from any thread. There is an ``other`` table, empty.
     """

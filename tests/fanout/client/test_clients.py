@@ -157,7 +157,7 @@ def test_a_listener_that_fails_is_logged_and_the_others_hear(server: Server) -> 
         server.source.write([(INSERT, "n", "1", "t", 1)], [(INSERT, "n", "2", "t", 1)])
         until(lambda: len(heard) == 2)
         assert client.listener_errors == 2
-    assert sum("a listener failed" in entry["event"] for entry in logs) == 1
+    assert sum("listener failed" in entry["event"] for entry in logs) == 1
 
 
 def test_a_listener_may_stop_the_client_and_look_up(server: Server) -> None:
@@ -274,7 +274,7 @@ def test_a_damaged_local_snapshot_is_ignored_with_a_log_line(
     ):
         client.await_ready(PATIENCE_S)
         assert len(client) == 3
-    warned = [entry for entry in logs if "without the local snapshot" in entry["event"]]
+    warned = [entry for entry in logs if "local snapshot not used" in entry["event"]]
     assert len(warned) == 1 and str(path) in warned[0]["reason"]
 
 
@@ -468,7 +468,7 @@ async def test_a_server_that_drains_lets_go_and_takes_back(source: Source) -> No
 
 
 def test_public_names() -> None:
-    """What applications may import; one that goes breaks them, one more is a promise."""
+    """Names that applications may import: a removed one breaks them, another one is a promise."""
     assert set(library.__all__) == PUBLIC
     for name in PUBLIC:
         assert hasattr(library, name)

@@ -65,7 +65,7 @@ async def test_ten_restarts_under_load_cost_no_snapshot(
 
 
 def modes(logs: list[dict[str, object]]) -> list[object]:
-    """How each stream began."""
+    """Mode of each stream's handshake."""
     return [entry["mode"] for entry in logs if entry["event"] == "connected"]
 
 

@@ -27,7 +27,7 @@ QUICK = Backoff(initial=0.01, maximum=0.05)
 
 
 def connections(port: int) -> int:
-    """How many connections this process has to the port."""
+    """Number of this process's connections to the port."""
     found = psutil.Process().net_connections("tcp")
     return sum(1 for one in found if one.raddr and one.raddr.port == port)
 

@@ -1,4 +1,4 @@
-"""What a client has under way in a thread when it is stopped, or stopped and started again."""
+"""Work in a client's threads when the client is stopped, or stopped and started again."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

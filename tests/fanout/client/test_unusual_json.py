@@ -261,7 +261,7 @@ def test_what_a_listener_raises_ends_nothing(server: Server, error: type[BaseExc
         until(lambda: len(heard) == 2 * many)
         assert client.error is None
         assert client.listener_errors == 2 * many
-    told = [entry for entry in logs if "a listener failed" in entry["event"]]
+    told = [entry for entry in logs if "listener failed" in entry["event"]]
     assert len(told) == 1
     assert isinstance(told[0]["exc_info"], error)
 

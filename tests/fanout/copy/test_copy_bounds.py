@@ -1,5 +1,4 @@
-"""What a copy may take: rows per second, memory, connections; and what it leaves alone: no lock and
-no snapshot outlives a chunk."""
+"""Limits of a copy: rows a second, memory, connections; no lock or snapshot outlives a chunk."""
 
 import time
 from collections.abc import Callable, Iterable

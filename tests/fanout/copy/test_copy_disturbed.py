@@ -1,5 +1,7 @@
-"""What happens to a table while it waits to be copied, or is copied: renamed, made again, given
-another identity; and what the order of its changes must look like from outside."""
+"""Changes of a table before or during its copy: renamed, recreated, another replica identity.
+
+Seen by a client, its changes keep their order.
+"""
 
 import random
 import threading

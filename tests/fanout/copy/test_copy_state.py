@@ -50,7 +50,7 @@ class AnyEvents(RuleBasedStateMachine):
         return (machine.state, machine.done, machine.active, machine.has_work, machine.barrier)
 
     def _tries(self, event: str, *about: object) -> bool:
-        """Whether the machine took the event."""
+        """Send an event; True if the machine accepted it."""
         before = self._seen()
         try:
             getattr(self.machine, event)(*about)

@@ -298,7 +298,7 @@ def test_several_relations_take_turns() -> None:
 
 @compiled
 def test_an_interrupt_is_no_bad_row() -> None:
-    """What an encoder is ended by isn't taken for a value that can't be used."""
+    """An exception that ends an encoder doesn't count as a bad value."""
 
     def interrupted(value: bytes) -> bytes:
         raise KeyboardInterrupt

@@ -36,7 +36,7 @@ def _stream(database: Database, setting: str = _SMALL_MEMORY) -> None:
 
 
 def _streamed(database: Database) -> int:
-    """How many transactions were sent in parts, as far as PostgreSQL has said."""
+    """Number of transactions that were sent in parts, as PostgreSQL reports it."""
     with database.connect() as connection:
         found = connection.execute(
             "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots"

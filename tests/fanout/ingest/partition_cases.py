@@ -1,4 +1,4 @@
-"""What happens to a partition between two catalog snapshots, by name."""
+"""Statements on a partition between two catalog snapshots, by name."""
 
 from typing import NamedTuple
 

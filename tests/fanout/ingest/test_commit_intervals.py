@@ -1,4 +1,4 @@
-"""How long changes are gathered before they are committed."""
+"""Time that changes are gathered before they are committed."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What other threads leave for the ingest loop."""
+"""Messages of other threads to the ingest loop."""
 
 import select
 

@@ -44,7 +44,7 @@ def _run(database: Database, *statements: str) -> None:
 
 
 def _streamed(database: Database) -> int:
-    """How many transactions were sent in parts, as far as PostgreSQL has reported."""
+    """Number of transactions that were sent in parts, as PostgreSQL reports it."""
     with database.connect() as connection:
         # A running walsender lets the slot's restart_lsn go on by it.
         connection.execute("SELECT pg_log_standby_snapshot()")

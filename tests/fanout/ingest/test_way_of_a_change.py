@@ -20,7 +20,7 @@ Start = Callable[..., RunningIngest]
 
 _ROOT = Path(laredo_fanout.__file__).parent.parent
 _SCAN = re.compile(r"decode/(_?row_|plain_)")
-"""What of it is C or Python is a matter of the installation."""
+"""Files of which the installation decides if they are C or Python."""
 
 
 def _drawn() -> list[str]:

@@ -51,7 +51,7 @@ def verify(writer: Writer) -> None:
 
 
 async def resumed(relay: Relayed, position: int, *, boundaries: bool = False) -> Handshake:
-    """What a client is offered that has the rows of this position."""
+    """Handshake for a client that has the rows of this position."""
     options = SyncOptions(USERS, "resumes", Position(position), HISTORY, boundaries=boundaries)
     async with open_stream(Endpoint(f"127.0.0.1:{relay.port}"), options) as events:
         async for event in events:

@@ -103,7 +103,7 @@ def told(part: int, *, of_columns: bool = True) -> list[Lie]:
 
 
 def disconnecting(server: Scripted) -> int:
-    """How many of the scripts don't end as the server asked for it."""
+    """Number of scripts that don't end with a GoAway of the server."""
     return sum(
         not any(isinstance(step, wire.SyncResponse) and step.HasField("go_away") for step in script)
         for script in server.scripts[:-1]
@@ -126,7 +126,7 @@ def status() -> wire.GetReplicationStatusResponse:
 
 
 def over(server: Scripted, error: object) -> bool:
-    """Whether all was told; ``error``: what ended the client for good."""
+    """True if all scripts were played; ``error`` is the one that ended the client for good."""
     number = len(server.requests)
     assert error is None, f"script {number} of {len(server.scripts)}: {server.scripts[number - 1]}"
     return number >= len(server.scripts)

@@ -1,4 +1,4 @@
-"""Who may call, and with which code a call is refused."""
+"""Callers that are accepted, and the codes with which others are refused."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What probes, load balancers and tools ask of the gRPC port: health and reflection."""
+"""Health and reflection on the gRPC port, for probes, load balancers and tools."""
 
 from __future__ import annotations
 

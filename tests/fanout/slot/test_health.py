@@ -1,4 +1,4 @@
-"""What the log says of the slot as it gets into danger, is lost, and as another one is well."""
+"""Log lines about a slot that is in danger, lost, or replaced by a healthy one."""
 
 from structlog.testing import capture_logs
 
@@ -23,8 +23,8 @@ def test_a_slot_in_danger_gets_well() -> None:
     assert _logged(_WELL, _EXTENDED, _UNRESERVED, _UNRESERVED, _WELL) == [
         ("slot in danger", "extended"),
         ("slot in danger", "unreserved"),
-        ("slot out of danger", "extended"),
-        ("slot out of danger", "unreserved"),
+        ("slot recovered", "extended"),
+        ("slot recovered", "unreserved"),
     ]
 
 
@@ -33,9 +33,9 @@ def test_a_slot_that_is_lost_or_dropped_isnt_out_of_danger() -> None:
         said = _logged(_UNRESERVED, gone, gone)
         assert said == [("slot in danger", "unreserved"), ("slot lost", kind)]
         assert _logged(_UNRESERVED, gone, _WELL)[2:] == [
-            ("slot out of danger", each) for each in sorted((kind, "unreserved"))
+            ("slot recovered", each) for each in sorted((kind, "unreserved"))
         ]
 
 
 def test_another_slot_ends_the_loss() -> None:
-    assert _logged(_WELL, None, _EXTENDED)[-1] == ("slot out of danger", "dropped")
+    assert _logged(_WELL, None, _EXTENDED)[-1] == ("slot recovered", "dropped")

@@ -151,7 +151,7 @@ def test_failover_without_the_slot_is_copied_again(
 
 
 def test_failover_to_a_standby_that_was_behind(clusters: Clusters, follow: Follow) -> None:
-    """What we have and the new primary hasn't never happened."""
+    """Changes that the store has and the new primary lacks count as never made."""
     primary = clusters.new(18)
     ingest = follow(clusters.lead_to(primary))
     standby = clusters.standby(primary, 18)
@@ -229,7 +229,7 @@ def test_a_disk_that_was_put_back_and_written_beyond_our_position_is_seen_by_its
     known, record = history_of(ingest), table_id(ingest)
     copied_again(ingest, record)
     source = source_of(ingest)
-    assert "isn't what was there before" in source.because
+    assert "isn't the WAL that the store followed" in source.because
     assert source.history.restored and source.history._replace(restored=0) == known
 
 
@@ -296,7 +296,7 @@ def test_told_to_fail_it_stops_at_a_disk_that_was_put_back(
     with pytest.raises(AssertionError) as raised:
         ingest.wait_until(lambda: False, "it fails")
     assert isinstance(raised.value.__cause__, SlotLost)
-    assert "an earlier state of the database was put back" in str(raised.value.__cause__)
+    assert "an earlier state of the database was restored" in str(raised.value.__cause__)
     assert (table_id(ingest), source_of(ingest)) == (record, source), "something was changed"
 
 

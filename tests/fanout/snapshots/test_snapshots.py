@@ -373,7 +373,7 @@ def test_killed_while_writing(store: Store, table: int, shelf: SnapshotDirectory
 
 
 def on_a_full_disk(directory: Path) -> None:
-    """What runs on the small tmpfs."""
+    """Part of a test that runs on the small tmpfs."""
     with open_store(directory / "store") as store:
         table = live_table(store)
         commit(store, table, (10, [insert("small", 1)]))

@@ -99,7 +99,7 @@ class Postgres:
 
 
 class Copy:
-    """What the source does, over the store."""
+    """Model of the source, which writes to the store."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -66,7 +66,7 @@ COPIED = {str(n): row(str(n), "copied") for n in range(300, 1300)}
 
 
 def write(path: Path) -> None:
-    """What the killed process does: go on from the stored position, printing what is durable."""
+    """Program of the killed process: continue from the stored position, print durable ones."""
     chance = random.Random()
     with open_store(path, SIZE) as store:
         if not store.tables:

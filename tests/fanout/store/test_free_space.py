@@ -1,4 +1,4 @@
-"""What the store says it can still take, until it takes no more."""
+"""Free bytes that the store reports, until it is full."""
 
 from pathlib import Path
 

@@ -45,7 +45,7 @@ TRANSACTIONS = st.lists(st.lists(STEPS, min_size=1, max_size=6), min_size=1, max
 
 
 class Modelled:
-    """What one table should be."""
+    """Expected content of one table."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}

@@ -156,7 +156,7 @@ def test_a_row_that_the_stream_wrote_moves_with_its_columns(store: Store, table:
 
 
 def test_a_copied_row_may_be_later_than_its_move(store: Store, table: int) -> None:
-    """What the chunk read was put in the place of the row that moved: not that row's columns."""
+    """A chunk's row replaced the moved row, so it lacks the moved row's columns."""
     moved = [delete("a"), (INSERT, "z", partial("z", 2)), insert("a", 3, "another's")]
     with store.transaction() as transaction:
         transaction.fill(table, [b"a"], [row("a", 3, "another's")])

@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def entries_in(store: Store, name: str) -> int:
-    """How many keys a named database has, whatever table they belong to."""
+    """Number of keys in a named database, of all tables."""
     with store._environment.begin() as transaction:
         count: int = transaction.stat(getattr(store._databases, name))["entries"]
     return count

@@ -41,7 +41,7 @@ SOURCE = SourceIdentity(History(7300, 1, 16384), "laredo", "laredo", "token")
 
 
 def in_process(program: str, *arguments: str) -> str:
-    """What a Python program prints, run in a process of its own."""
+    """Output of a Python program, run in a process of its own."""
     run = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
     )

@@ -48,7 +48,7 @@ class Recorder:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def artifacts(self, sink: str) -> list[tuple[int, int, str]]:
-        """What ``sink`` was told of, in order."""
+        """Artifacts that ``sink`` was notified of, in order."""
         with self._lock:
             return [taken.artifact for taken in self.taken[sink]]
 

@@ -14,7 +14,7 @@ QUICK = Backoff(initial=0.001, maximum=0.01)
 
 
 class Counts:
-    """What a notifier counts."""
+    """Counters of a notifier."""
 
     def __init__(self) -> None:
         self.sinks: list[str] = []
@@ -51,6 +51,6 @@ def queue(endpoint: str, name: str, clients: AwsClients) -> Sink:
 
 
 def marks(archive: TableArchive) -> list[tuple[int, int, str]]:
-    """What the archive consists of, as a recorder writes it down."""
+    """Marks of the archive's artifacts, in a recorder's form."""
     assert archive.published is not None
     return [(a.epoch, a.to_position, a.kind.value) for a in archive.published.manifest.artifacts]

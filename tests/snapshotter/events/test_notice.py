@@ -1,4 +1,4 @@
-"""What a notice says."""
+"""Content of a notice."""
 
 import json
 from dataclasses import replace

@@ -148,19 +148,19 @@ def test_failures_are_counted_logged_and_forgotten_with_the_next_success(
     with capture_logs() as logs, telling as notifier:
         wait_until(lambda: recorder.artifacts(sink.name)[2:], "both are told, one of them twice")
         assert wait_until(lambda: telling.counts.sent[sink.name] == 2, "all is told")
-        wait_until(lambda: [e for e in logs if e["event"] == "notified"][1:], "and in the log")
+        wait_until(lambda: [e for e in logs if e["event"] == "sink notified"][1:], "and in the log")
         [status] = notifier.statuses()
     assert recorder.artifacts(sink.name) == [marks(archive)[0], *marks(archive)]
     assert telling.counts.sinks == [sink.name]
     assert telling.counts.refused == {sink.name: 4}
     assert (status.outstanding, status.trouble) == (0, None)
     assert status.last_notified_at is not None
-    failed = [line for line in logs if line["event"] == "not notified"]
+    failed = [line for line in logs if line["event"] == "sink not notified"]
     assert [(line["attempt"], line["kind"]) for line in failed] == [
         (number, "SinkError") for number in (1, 2, 3, 4)
     ]
     assert all(line["sink"] == sink.name and line["table"] == "public.t" for line in failed)
-    assert [line["failed_attempts"] for line in logs if line["event"] == "notified"] == [4, 0]
+    assert [line["failed_attempts"] for line in logs if line["event"] == "sink notified"] == [4, 0]
 
 
 def test_a_defect_in_one_sink_leaves_the_others(recorder: Recorder, clients: AwsClients) -> None:
@@ -238,7 +238,9 @@ def test_what_left_the_manifest_untold_is_counted_and_the_rest_is_told(
             assert [status.missed for status in notifier.statuses()] == [2, 0]
         wait_until(lambda: notifier.statuses()[0].outstanding == 0, "it is back")
     assert recorder.artifacts(down.name) == [(1, 10, "snapshot"), *marks(archive)]
-    [warned] = [line for line in logs if line["event"].startswith("artifacts left the manifest")]
+    [warned] = [
+        line for line in logs if line["event"].startswith("artifacts dropped from the manifest")
+    ]
     assert (warned["sink"], warned["artifacts"], warned["epochs"]) == (down.name, 2, [1])
     assert "keep_epochs" in warned["advice"]
 

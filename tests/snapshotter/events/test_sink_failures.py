@@ -1,4 +1,4 @@
-"""What goes wrong between a sink and its service, and what is said of it."""
+"""Failures between a sink and its service, and their messages."""
 
 import re
 from collections.abc import Iterator

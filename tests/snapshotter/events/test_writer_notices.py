@@ -62,13 +62,13 @@ def heard(ear: Ear) -> Marks:
 
 
 def wait_heard(ear: Ear, wanted: Marks) -> Marks:
-    """What was heard, once it has all of ``wanted`` in it."""
+    """Wait until all of ``wanted`` were heard; return everything that was heard."""
     wait_until(lambda: set(wanted) <= set(heard(ear)), f"{wanted} heard, not {heard(ear)}")
     return heard(ear)
 
 
 def commit(writer: Writer, served: Served, count: int) -> None:
-    """So many diffs."""
+    """Commit ``count`` diffs."""
     for number in range(count):
         writer.wait_head(served.commit("users", put(number, f"again at {served.position}")))
 
@@ -234,7 +234,7 @@ def test_a_sink_that_is_down_delays_no_commit_and_shows(
             assert heard(hanging) == heard(refusing) == []
             errors = f'snapshotter_event_errors_total{{sink="{refusing.url}",table="public.users"}}'
             wait_until(lambda: writer.metrics()[errors] >= 2, "it is tried")
-            [last] = writer.logged("not notified")[-1:]
+            [last] = writer.logged("sink not notified")[-1:]
             assert last["sink"] == refusing.url
             assert "sqs:SendMessage on" in last["error"]
             assert "as profile ambient" in last["error"]
@@ -275,7 +275,7 @@ def test_what_retention_took_away_is_not_told(
                 assert writer.post("/snapshot?wait=true").status_code == 200
                 wait_until(
                     lambda: writer.logged(
-                        "artifacts left the manifest before the sink was notified of them"
+                        "artifacts dropped from the manifest before the sink was notified"
                     ),
                     "said",
                 )
@@ -307,12 +307,12 @@ def test_of_a_fenced_writer_the_one_that_took_over_tells_the_rest(
                 commit(second, served, 3)
                 assert wait_heard(ear, marks(second)) == marks(second)
                 wait_until(lambda: datetime.now(UTC) > next_attempt(first), "it would have tried")
-                assert first.logged("notified") == []
+                assert first.logged("sink notified") == []
 
 
 def next_attempt(writer: Writer) -> datetime:
-    """When a sink that it couldn't tell would have been told, but for a loaded machine."""
-    failed = writer.logged("not notified")[-1]
+    """Time by which a sink that failed is tried again, with room for a slow machine."""
+    failed = writer.logged("sink not notified")[-1]
     at = datetime.fromisoformat(failed["timestamp"])
     return at + timedelta(seconds=failed["retry_in_s"] + 1)
 

@@ -12,7 +12,7 @@ from tests.spark.delta.session import delta_session
 
 
 def main(directory: str, archive: str, *targets: str) -> None:
-    """What becomes of each is a line on stdout."""
+    """Sync the archive to each target; print a line for each outcome."""
     spark = delta_session(Path(directory))
     for target in targets:
         try:

@@ -20,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the catalog ``lake`` has its tables."""
+    """Directory of the tables of the catalog ``lake``."""
     return tmp_path_factory.mktemp("warehouse")
 
 

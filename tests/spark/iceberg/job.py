@@ -12,7 +12,7 @@ from tests.spark.iceberg.session import iceberg_session
 
 
 def main(directory: str, warehouse: str, archive: str, *targets: str) -> None:
-    """What becomes of each is a line on stdout."""
+    """Sync the archive to each target; print a line for each outcome."""
     spark = iceberg_session(Path(directory), Path(warehouse))
     for target in targets:
         try:

@@ -46,7 +46,7 @@ class Target:
         return {row["name"]: row["snapshot_id"] for row in rows}
 
     def position(self) -> str:
-        """What the snapshot of main says."""
+        """Position that main's snapshot records."""
         main = self.refs()["main"]
         rows = self.spark.sql(f"TABLE {self.name}.snapshots").collect()
         summary = next(row["summary"] for row in rows if row["snapshot_id"] == main)

@@ -82,7 +82,7 @@ class Builder:
         return self._add(entry, position, rows)
 
     def diff(self, position: int, rows: State, *, truncate: bool = False) -> "Builder":
-        """What leads from the state before to ``rows``."""
+        """Add a diff from the state before to ``rows``."""
         before = {} if truncate else self.states[-1]
         return self.diff_of(position, rows, changes(before, rows), truncate=truncate)
 

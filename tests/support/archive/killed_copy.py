@@ -46,7 +46,7 @@ def look(source: Path, target: Path) -> None:
 
 
 def kill_everywhere(directory: Path) -> int:
-    """How many points there were."""
+    """Kill a copy at each of its points; return their number."""
     source, target = directory / "from", directory / "to"
     make(source)
     for point in range(1, 1000):

@@ -35,7 +35,7 @@ class Way:
         return rule
 
     def sent(self, operation: str) -> int:
-        """How many requests of that operation there were."""
+        """Number of requests of that operation."""
         return len(self.proxy.requests(operation))
 
     def begun(self, key: str, data: bytes) -> Upload:
@@ -45,7 +45,7 @@ class Way:
         return upload
 
     def read(self, key: str) -> bytes | None:
-        """What is there; None if nothing is."""
+        """Content of an object; None if there is none."""
         if self.direct.head(key) is None:
             return None
         with closing(self.direct.open(key)) as file:

@@ -24,7 +24,7 @@ from tests.support.archive.world import World
 
 
 class Objects(MutableMapping[str, tuple[bytes, datetime]]):
-    """What a prefix holds, and since when by the tests' time."""
+    """Objects of a prefix, with their dates in the tests' time."""
 
     def __init__(self, s3: S3Destination, raw: Any, world: World) -> None:
         self._s3 = s3

@@ -27,22 +27,22 @@ from tests.support.archive.world import Actor, World
 T = TypeVar("T")
 
 LATEST_S = 60.0
-"""How much later than its answer a request may take effect."""
+"""Longest time from a request's answer to its effect."""
 
 PAGE = 4
 """Objects in one answer to a listing."""
 
 PART_BYTES = 100
 READS = 3
-"""How often a destination asks again when nothing is changed by it."""
+"""Attempts of a destination for a request without visible effect."""
 
 CONFLICTS = 3
-"""How often a destination asks again after 409."""
+"""Attempts of a destination after 409."""
 
 
 @dataclass
 class Faults:
-    """How often what happens, from 0 to 1."""
+    """Probability of each fault, from 0 to 1."""
 
     away: float = 0.0
     lost: float = 0.0
@@ -72,7 +72,7 @@ class NoSuchUpload(Exception):
 
 
 class MemoryStore:
-    """What a store holds. ``on_swap``, ``on_delete``: told of every such change before it."""
+    """Objects of a store. ``on_swap``, ``on_delete``: called before every such change."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world

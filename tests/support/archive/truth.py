@@ -98,7 +98,7 @@ class Database:
 def net_changes(
     life: WriterSession, start: Position, end: Position, *, idle: bool = False
 ) -> tuple[list[Change], bool]:
-    """What a diff over (start, end] holds, and whether it truncates.
+    """Changes of a diff over (start, end], and True if it truncates.
 
     ``idle``: as another version of the program might write it, with an update of a row
     to what it was: other bytes for the same window.

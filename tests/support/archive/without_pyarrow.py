@@ -12,7 +12,7 @@ PathFinder.find_spec = lambda name, *more: None if name == "pyarrow" else found(
 
 
 def without_pyarrow(program: str) -> str:
-    """What a Python process prints that has no pyarrow."""
+    """Output of a Python process without pyarrow."""
     command = [sys.executable, "-c", WITHOUT_PYARROW + program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout

@@ -43,7 +43,7 @@ class Actor:
         self.world.pass_turn(self, seconds)
 
     def at_once(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """What the tasks give; they take turns too. The first one's failure is raised.
+        """Results of the tasks, which take turns too. The first failure is raised.
 
         A process that was killed does nothing in any of them any more.
         """
@@ -255,7 +255,7 @@ class World:
             self.note(f"{actor.name} is killed")
 
     def _let_happen(self) -> None:
-        """What comes by itself before the next turn."""
+        """Apply the effects that are due before the next turn."""
         while self._later and (not self._turns or self._later[0][0] <= self._turns[0][0]):
             at, _, effect = heapq.heappop(self._later)
             self.now = max(self.now, at)

@@ -1,4 +1,4 @@
-"""What can happen to a request between a client and a service, and by which rule it does."""
+"""Faults of a request between a client and a service, and rules that choose them."""
 
 import asyncio
 import json

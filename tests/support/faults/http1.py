@@ -31,7 +31,7 @@ class Head:
         return None
 
     def without(self, name: str) -> "Head":
-        """The same without that header."""
+        """Copy the head without that header."""
         kept = tuple(pair for pair in self.headers if pair[0].lower() != name.lower())
         return replace(self, headers=kept)
 

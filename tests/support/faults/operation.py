@@ -46,16 +46,16 @@ class Operation:
     bucket: str
     key: str
     conditional: bool
-    """Whether it is a write with If-Match or If-None-Match."""
+    """True if it is a write with If-Match or If-None-Match."""
 
     @property
     def writes(self) -> bool:
-        """Whether it changes something."""
+        """True if it changes something."""
         return not self.name.startswith(("Get", "Head", "List"))
 
 
 def operation_of(head: Head, body: bytes = b"") -> Operation:
-    """What the request is; ``body`` is only looked at for SQS, SNS, Kinesis and STS."""
+    """Operation of the request; ``body`` is read for SQS, SNS, Kinesis and STS alone."""
     method, target, _ = head.start.split(" ", 2)
     named = head.get("X-Amz-Target")
     if named:

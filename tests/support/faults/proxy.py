@@ -103,11 +103,11 @@ class FaultProxy:
         self._call(self._wait_for_late(), timeout)
 
     def faults(self) -> Counter[str]:
-        """How often each fault happened."""
+        """Number of times that each fault was injected."""
         return Counter(seen.fault for seen in list(self.log) if seen.fault)
 
     def requests(self, operation: str | None = None) -> list[Seen]:
-        """What was seen so far."""
+        """Requests seen up to now."""
         return [seen for seen in list(self.log) if operation in (None, seen.operation.name)]
 
     def __enter__(self) -> Self:
@@ -177,7 +177,7 @@ class FaultProxy:
             writer.close()
 
     def chosen(self, operation: Operation) -> tuple[Fault | None, Seen]:
-        """What is to happen to the next request."""
+        """Choose the fault for the next request."""
         with self._lock:
             self._counted[operation.name] += 1
             chance = f"{self.seed} {operation.name} {self._counted[operation.name]}"
@@ -216,7 +216,7 @@ class _Exchange:
         self._open = True
 
     async def run(self) -> bool:
-        """Whether the connection may be used for another one."""
+        """Pass one request on; True if the connection may be used for another one."""
         head = await read_head(self._reader)
         if head is None:
             return False
@@ -307,7 +307,7 @@ def _reset(transport: asyncio.WriteTransport) -> None:
 
 
 async def _turns() -> None:
-    """What is due in the loop happens."""
+    """Let the event loop run everything that is due."""
     for _ in range(3):
         await asyncio.sleep(0)
 

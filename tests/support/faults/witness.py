@@ -1,4 +1,4 @@
-"""What reached a store, in order, and what must be true of it whatever the faults were.
+"""Record of a store's requests, in order, and the invariants that hold under any faults.
 
 Every manifest that ever took effect is kept, so nothing that was wrong for a
 moment only goes unseen: two winners of one compare-and-swap, a head that went
@@ -28,7 +28,7 @@ class StoreWitness:
         self.manifests: dict[str, list[bytes]] = defaultdict(list)
         """Each that took effect, by where it is."""
         self.catalogs: dict[str, list[bytes]] = defaultdict(list)
-        """The same of catalogs."""
+        """Versions of catalogs."""
         self._contents: dict[str, set[str]] = defaultdict(set)
         self._deleted: list[tuple[str, dict[str, int]]] = []
         """Each key, and how many manifests there had been then."""

@@ -1,4 +1,4 @@
-"""What the golden archives are to hold: descriptions and rows written by hand, as plain files."""
+"""Expected content of the golden archives: descriptions and rows by hand, as plain files."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +26,12 @@ class Truth:
 
     @property
     def archive(self) -> Path:
-        """Where the archive is that others read."""
+        """Directory of the archive that readers open."""
         return ARCHIVES / self.name
 
     @property
     def is_originals(self) -> bool:
-        """Whether it is as the original program writes archives."""
+        """True if it is in the form of the original program's archives."""
         return self.described.get("writer") == "original"
 
     @cached_property
@@ -56,7 +56,7 @@ class Truth:
 
     @property
     def as_of(self) -> Sequence[Mapping[str, Any]]:
-        """What readers ask for, and the boundary that they get; None: an error."""
+        """Points in time that readers ask for, and the boundary that they get; None: an error."""
         found: Sequence[Mapping[str, Any]] = self.described.get("as_of", [])
         return found
 
@@ -65,7 +65,7 @@ class Truth:
         return (self.directory / f"{name}.jsonl").read_text().split("\n")[:-1]
 
     def state(self, name: str) -> dict[str, str]:
-        """The same, by key."""
+        """Rows of a state, by key."""
         of_row = original_key_of if self.is_originals else key_of
         return {of_row(line, self.key_fields): line for line in self.lines(name)}
 

@@ -48,7 +48,7 @@ def key_of(line: str, key_fields: Sequence[str]) -> str:
 
 
 def original_key_of(line: str, key_fields: Sequence[str]) -> str:
-    """The same in an archive of the original's: a number that stands in a string is a number."""
+    """Key of a line in an archive of the original, where a number in a string is a number."""
     values = []
     for name in key_fields:
         text = members(line)[name]
@@ -67,7 +67,7 @@ class Change:
 
 
 def changes(before: Lines, after: Lines) -> list[Change]:
-    """What leads from one state to another, in key order."""
+    """Changes from one state to another, in key order."""
     keys = sorted(before.keys() | after.keys(), key=str.encode)
     return [
         Change(key, before.get(key), after.get(key))
@@ -171,7 +171,7 @@ def _elements(text: str, element: str | None) -> list[Value]:
 
 
 def _double_shows(text: str, type_name: str | None) -> bool:
-    """Whether a reader that knows the type prints these very digits for the double."""
+    """True if a reader that knows the type prints these very digits for the double."""
     if type_name in INTEGER_TYPES:
         return abs(int(text)) <= EXACT_INTEGER
     return postgres_float(float(text), FLOAT_TYPES.get(type_name or "", 15)) == text

@@ -36,8 +36,11 @@ class BaseFollower:
         self.misread = 0
 
     def request(self, way: str = "both") -> dict[str, Any]:
-        """How it resumes: by both, by sequence alone, or as after a GoAway, by position alone (once
-        it has one: until then it gets a snapshot)."""
+        """Fields with which it resumes.
+
+        By position and sequence, by sequence alone, or as after a GoAway, by position alone (once
+        it has one: until then it gets a snapshot).
+        """
         return {
             "last_known_source_position": "" if way == "sequence" else self.position,
             "last_known_sequence": 0 if way == "position" and self.position else self.sequence,

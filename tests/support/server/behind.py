@@ -25,7 +25,7 @@ def splitting_little(path: Path) -> CatchupOptions:
 
 
 def status_of(ingest: RunningIngest) -> CatchupStatus:
-    """How fall-behind mode stands."""
+    """Status of fall-behind mode."""
     assert ingest.fall_behind is not None
     return ingest.fall_behind.status()
 

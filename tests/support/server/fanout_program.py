@@ -78,7 +78,7 @@ class Fanout:
 
     @property
     def problems(self) -> list[str]:
-        """Why it isn't ready; empty if it is, or if it doesn't answer yet."""
+        """Reasons why it isn't ready; empty if it is, or if it doesn't answer yet."""
         answer = self.program.get("/health/ready")
         return [] if answer is None else list(answer.json()["problems"])
 

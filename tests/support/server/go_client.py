@@ -72,7 +72,7 @@ class GoCall:
         self._lines.put("")
 
     def line(self) -> dict[str, Any]:
-        """What it said next."""
+        """The client's next line."""
         try:
             line = self._lines.get(timeout=PATIENCE_S)
         except Empty:
@@ -82,7 +82,7 @@ class GoCall:
         return said
 
     def until(self, key: str) -> Any:
-        """What it said next of this kind."""
+        """The client's next line of this kind."""
         while key not in (said := self.line()):
             pass
         return said[key]

@@ -11,7 +11,7 @@ Rows = dict[bytes, bytes]
 
 
 class Commits:
-    """What each commit of the only writer made of every table, by where WAL stood after it."""
+    """States of every table after each commit of the only writer, by the WAL position after it."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []
@@ -24,7 +24,7 @@ class Commits:
         self._states.append(dict(state))
 
     def at(self, position: int, table: str) -> Rows:
-        """What the table held at this position."""
+        """Rows of the table at this position."""
         # A commit that ends at or before the position has its reading at or after it.
         return self._states[bisect_left(self._ends, position)][table]
 

@@ -41,7 +41,7 @@ _BYTES = (
 
 
 class Lie(NamedTuple):
-    """What is changed, and the stream with it."""
+    """A false message, and the stream that has it."""
 
     name: str
     script: list[wire.SyncResponse | bytes]

@@ -49,7 +49,7 @@ class Seen(NamedTuple):
 
 @dataclass
 class History:
-    """What the rows were after each statement, and what the store had at each commit."""
+    """Rows after each statement, and rows in the store at each commit."""
 
     ingest: RunningIngest
     truths: list[Truth] = field(default_factory=list)
@@ -97,8 +97,7 @@ class History:
             self.seen.append(Seen(table, record.id, commit.position, self._rows[record.id]))
 
     def assert_right_where_verified(self) -> int:
-        """What was seen at positions that count as verified in the end is what PostgreSQL had;
-        how many that were."""
+        """Check the rows seen at verified positions against PostgreSQL's; return their number."""
         reader = self.ingest.store.reader()
         known = {view.id: view for view in reader.tables()}
         checked = 0
@@ -140,7 +139,7 @@ def _row(line: bytes) -> tuple[int, str]:
 
 @contextmanager
 def watched(ingest: RunningIngest) -> Iterator[History]:
-    """What the store has at each of its commits is noted."""
+    """Record the store's rows at each of its commits."""
     history = History(ingest)
     ingest.on_commit = history.note
     try:

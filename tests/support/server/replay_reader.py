@@ -57,7 +57,7 @@ class Reader:
         self.sequences: list[int] = []
         self.positions: list[int] = []
         self.since: dict[int, int] = {}
-        """Where a transaction stands for others before it, by its position."""
+        """Start of a transaction that replaces others before it, by its position."""
         self.changes: list[tuple[int, bytes, bytes, bytes]] = []
         self.mode = 0
         self.handshake: Any = None

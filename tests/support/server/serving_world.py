@@ -184,7 +184,7 @@ def key_of(row: bytes) -> bytes:
 
 @dataclass
 class World:
-    """What a test has in hand while the server runs."""
+    """Objects that a test uses while the server runs."""
 
     writer: Writer
     registry: Registry

@@ -132,7 +132,7 @@ def journal_of(
 def fold(
     entries: Iterable[tuple[int, int, Change]], state: dict[bytes, bytes]
 ) -> dict[bytes, bytes]:
-    """What the entries make of ``state``; fails where an entry isn't true for it."""
+    """Apply entries to ``state``; fail if an entry doesn't fit it."""
     state = dict(state)
     for _, _, (action, key, old, new) in entries:
         if action is TRUNCATE:

@@ -113,7 +113,7 @@ class Served:
         self._notes: dict[str, list[tuple[int, State]]] = {}
         self._tokens_file = tokens_file
         self.looks_by_itself = True
-        """Whether each step is verified at once, as if PostgreSQL's catalog were looked at."""
+        """True if each step is verified at once, as if PostgreSQL's catalog were checked."""
         self._wakeups = Wakeups()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -177,7 +177,7 @@ class Served:
             self._serving = None
 
     def clients(self) -> list[str]:
-        """Who is connected."""
+        """Ids of connected clients."""
         return [lease.info.client_id for lease in self.registry.leases]
 
     def add(
@@ -254,7 +254,7 @@ class Served:
         self._call(work)
 
     def state_at(self, table: str, position: int) -> State:
-        """What the table held at ``position``."""
+        """Rows of the table at ``position``."""
         notes = self._notes[table]
         return notes[bisect_right([at for at, _ in notes], position) - 1][1]
 

@@ -44,7 +44,7 @@ class Writer:
         self.archive: Path | BucketPath = next(
             (place for place in places if not isinstance(place, str)), directory / "archive"
         )
-        """Where the test looks."""
+        """Archive that the test reads."""
         self._served = served
         config = directory / f"{name}.conf"
         http_port = free_port()
@@ -89,23 +89,23 @@ class Writer:
         return {name: float(value) for name, value in pairs}
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """The log's lines that tell of ``event``."""
+        """Log lines with this event."""
         lines = self.program.log.read_text().splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{")]
         return [line for line in found if line.get("event") == event]
 
     def not_written(self) -> list[dict[str, Any]]:
-        """The log's lines that say what is left, a table each."""
+        """Log lines about unwritten changes, a table each."""
         lines = self.program.log.read_text().splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{")]
-        return [line for line in found if line["event"].startswith("not written: ")]
+        return [line for line in found if line["event"] == "changes not written"]
 
     def manifest(self, table: str = "users") -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.archive / table / "manifest.json").read_bytes())
         return found
 
     def destination(self, place: Path | BucketPath, table: str = "users") -> dict[str, Any]:
-        """What /status says of one destination."""
+        """One destination in /status."""
         uri = f"{place.uri.rstrip('/')}/" if isinstance(place, BucketPath) else f"{place.as_uri()}/"
         found = [told for told in self.status(table)["destinations"] if told["uri"] == uri]
         assert len(found) == 1, f"{uri}: {self.status(table)['destinations']}"
@@ -119,7 +119,7 @@ class Writer:
         return found
 
     def head(self, table: str = "users") -> int:
-        """How far the archive reaches, in artifacts; 0 before the first."""
+        """End of the archive's last artifact; 0 before the first."""
         found = self.artifacts(table)
         return integer(found[-1]["to_position"]) if found else 0
 

@@ -71,9 +71,9 @@ class ConnectCall:
             self._left = int(fields["content-length"])
 
     async def read(self) -> bytes | None:
-        """What has come of the body, as much as there is; None at its end.
+        """Read as much of the body as has arrived; None at its end.
 
-        :raises StreamError: if the connection is lost, or what comes isn't the body's.
+        :raises StreamError: if the connection is lost, or the data isn't a valid body.
         """
         if (self._chunks is not None and self._chunks.ended) or self._left == 0:
             return None
@@ -119,7 +119,7 @@ class ConnectCall:
             except h11.RemoteProtocolError as wrong:
                 raise NotAReplicationServer(
                     self._server,
-                    f"what listens there doesn't speak HTTP/1.1 ({wrong}); the Connect protocol has"
+                    f"the port doesn't speak HTTP/1.1 ({wrong}); the Connect protocol has"
                     " a port of its own, fanout.connect.port (4003)",
                 ) from wrong
             if isinstance(event, h11.Response):

@@ -49,7 +49,7 @@ _OF_HTTP = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.UNAVAILABLE,
 }
-"""What an answer that isn't Connect's own stands for: a proxy's, or of HTTP's own rules."""
+"""Codes for answers that aren't Connect's own: a proxy's, or of HTTP's own rules."""
 
 
 class ConnectTransport:
@@ -133,7 +133,7 @@ class ConnectTransport:
             raise self._of_json(error)
 
     def _refusal(self, call: ConnectCall, body: bytes) -> StreamError:
-        """The error that an answer without messages stands for."""
+        """The error for an answer without messages."""
         error = _json_object(body) if call.content_type == "application/json" else None
         if call.status != 200 and error is not None and "code" in error:
             return self._of_json(error)
@@ -170,7 +170,7 @@ class ConnectTransport:
 
 
 class _Silence:
-    """How long a stream may be silent: its server's heartbeats break the silence of a quiet table.
+    """Limit of a stream's silence; the server's heartbeats break the silence of a quiet table.
 
     Before the first one it may last longer; and a server whose heartbeats are rarer than expected
     is given three of its own intervals.
@@ -183,7 +183,7 @@ class _Silence:
         self._lasted = 0.0
 
     async def bounded(self, call: ConnectCall) -> bytes | None:
-        """What comes next.
+        """Read the next data.
 
         :raises ServerUnavailable: if nothing comes for too long.
         """
@@ -209,7 +209,7 @@ def _parsed(server: str, kind: type[M], content: bytes) -> M:
     try:
         return kind.FromString(content)
     except DecodeError as wrong:
-        raise ProtocolViolation(server, f"what came is no {kind.DESCRIPTOR.name}") from wrong
+        raise ProtocolViolation(server, f"the answer isn't a {kind.DESCRIPTOR.name}") from wrong
 
 
 def _json_object(content: bytes) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ _LONGEST_LINE = 1024
 
 
 class BadFraming(Exception):
-    """What came isn't chunked, or isn't enveloped."""
+    """The body isn't chunked correctly, or its messages aren't enveloped."""
 
 
 class Envelope(NamedTuple):
@@ -56,7 +56,7 @@ class ChunkedBody:
                 if len(data) < start + 2:
                     break
                 if not data.startswith(b"\r\n", start):
-                    raise BadFraming("a chunk is longer than it says")
+                    raise BadFraming("a chunk is longer than its header declares")
                 start += 2
                 self._closing = False
             end = data.find(b"\r\n", start)
@@ -99,5 +99,5 @@ class Envelopes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left of a message that isn't whole."""
+        """True if no part of an unfinished message is left."""
         return not self._buffer

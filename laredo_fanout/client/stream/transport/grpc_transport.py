@@ -99,7 +99,9 @@ class GrpcTransport:
         try:
             async for message in call:
                 if message is None:
-                    raise ProtocolViolation(self._endpoint.server, "what came is no SyncResponse")
+                    raise ProtocolViolation(
+                        self._endpoint.server, ("the answer isn't a SyncResponse")
+                    )
                 if message.HasField("go_away"):
                     self._retire(connection)
                 yield message
@@ -132,7 +134,7 @@ async def replication_status(
         answer = await call(request, metadata=endpoint.metadata(), timeout=timeout)
         return wire.GetReplicationStatusResponse.FromString(answer)
     except DecodeError as wrong:
-        raise ProtocolViolation(endpoint.server, "what came is no status") from wrong
+        raise ProtocolViolation(endpoint.server, "the answer isn't a status") from wrong
     except grpc.aio.AioRpcError as refused:
         raise of_status(endpoint.server, refused.code(), refused.details()) from refused
     finally:

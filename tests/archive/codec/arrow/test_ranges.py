@@ -27,7 +27,7 @@ FORMATS = ("jsonl", "protobuf", "parquet")
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small files have splits."""
+    """Make blocks small, so that small files have splits."""
     for format_ in (jsonl, protobuf):
         monkeypatch.setattr(format_, "SNAPSHOT_BLOCK", 200)
         monkeypatch.setattr(format_, "DIFF_BLOCK", 100)

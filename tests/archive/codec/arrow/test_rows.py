@@ -215,7 +215,7 @@ def test_arrays_of_json_hold_their_elements_verbatim() -> None:
 )
 def test_a_value_of_another_type_is_damage(type_name: str, fragment: str) -> None:
     column = Column("c", type_name, ordinal=1)
-    with pytest.raises(ValueUnfit, match=f"column c: .* is no {type_name}"):
+    with pytest.raises(ValueUnfit, match=f"column c: .* isn't of type {type_name}"):
         RowReader([column]).batch(b'{"c":%s}\n' % fragment.encode())
 
 

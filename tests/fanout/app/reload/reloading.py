@@ -32,13 +32,13 @@ def reload(server: Fanout) -> dict[str, Any]:
 
 
 def is_live(server: Fanout, table: str) -> bool:
-    """Whether clients are served the table's rows."""
+    """True if clients are served the table's rows."""
     shown = server.status["tables"].get(table)
     return shown is not None and shown["status"] == "live"
 
 
 def rows(database: Database, table: str) -> dict[bytes, bytes]:
-    """What PostgreSQL has: the lines of ``id`` and ``v`` by key."""
+    """PostgreSQL's rows: the lines of ``id`` and ``v`` by key."""
     with database.connect() as connection:
         found = connection.execute(f"SELECT id, v FROM {table}".encode()).fetchall()
     return {b"%d" % row[0]: b'{"id":%d,"v":"%s"}' % (row[0], str(row[1]).encode()) for row in found}

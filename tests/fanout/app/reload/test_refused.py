@@ -34,7 +34,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
 
 
 def logged(server: Fanout, event: str) -> int:
-    """How often it logged this."""
+    """Number of log lines with this event."""
     return server.program.log.read_text().count(event)
 
 
@@ -49,7 +49,7 @@ def test_a_wrong_configuration_changes_nothing(server: Fanout) -> None:
         commanded = server.run("reload", "--url", server.program.http)
         assert commanded.returncode == 2
         os.kill(server.program.pid, signal.SIGHUP)
-        wait_until(lambda: logged(server, "configuration not taken up") == 2, "the signal's too")
+        wait_until(lambda: logged(server, "configuration not reloaded") == 2, "the signal's too")
         assert list(server.status["tables"]) == ["public.a"]
         file = server.program.config
         text = file.read_text()
@@ -82,7 +82,7 @@ def test_what_needs_a_restart_is_named_and_the_rest_is_taken_up(server: Fanout) 
             "needs a restart, as it was until then: sources.pg.slot_name",
             "needs a restart, as it was until then: fanout.grpc.workers",
         ]
-        assert logged(server, "needs a restart; until then") == 1
+        assert logged(server, "changed settings left until a restart") == 1
         wait_until(lambda: is_live(server, "public.b"), "the table is live")
         assert server.status["fanout"]["max_clients"] == 3
         assert server.status["store"]["max_bytes"] == 64 * 10**9

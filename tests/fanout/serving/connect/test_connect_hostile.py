@@ -1,4 +1,4 @@
-"""What a Connect client may send that it shouldn't, or not take: each costs the server little."""
+"""Hostile or slow Connect clients: each costs the server little."""
 
 import asyncio
 import gzip

@@ -1,4 +1,4 @@
-"""What a request may hold, and that nothing is spent on one that isn't let in."""
+"""Limits of a request, and refusals that cost nothing."""
 
 from collections.abc import Callable
 from pathlib import Path

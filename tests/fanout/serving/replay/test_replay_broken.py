@@ -55,7 +55,7 @@ def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gated:
 
 
 def windows(table: Archived, count: int, rows: int = 3, name: str = "w") -> int:
-    """So many windows, and a journal that begins after them; where they began."""
+    """Commit ``count`` windows, then begin the journal after them; return the windows' start."""
     table.copied(range(5))
     start = table.position
     for number in range(count):
@@ -280,7 +280,7 @@ async def test_large_windows_come_in_pieces(tmp_path: Path) -> None:
 
 
 async def test_lost_in_the_middle_of_a_window(tmp_path: Path) -> None:
-    """What it has of the window stays; the same window comes again, and nothing is wrong."""
+    """The client keeps its part of the window; the window comes again, and the rows are right."""
     async with archived(tmp_path) as (world, table):
         start = windows(table, 1, rows=4000, name="y" * 700)
         first = Reader(world, table.state_at(start), start)

@@ -59,7 +59,7 @@ def fill(table: Archived, chance: random.Random) -> None:
 
 
 class Truth:
-    """What must come of a client at a position, by the states alone."""
+    """Expected replies to a client at a position, by the states alone."""
 
     def __init__(self, table: Archived) -> None:
         manifest = table.archive.manifest

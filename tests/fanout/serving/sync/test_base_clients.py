@@ -55,7 +55,7 @@ async def by_connect(path: Path) -> AsyncIterator[tuple[World, Open]]:
 
 
 class Truth:
-    """What the table holds, and random transactions on it."""
+    """Expected rows of the table, and random transactions on it."""
 
     def __init__(self, chance: random.Random) -> None:
         self.names: dict[int, str] = {}

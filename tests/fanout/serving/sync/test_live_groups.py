@@ -42,7 +42,7 @@ def groups() -> set[LiveGroup]:
 
 
 def members() -> int:
-    """How many clients are in groups now."""
+    """Number of clients in groups now."""
     return sum(map(len, groups()))
 
 
@@ -248,7 +248,7 @@ async def test_the_verified_position_reaches_every_member_that_asked(tmp_path: P
 
 
 async def test_a_suspect_range_is_sent_to_members_as_to_one_client_alone(tmp_path: Path) -> None:
-    """Who was sent suspect rows as ordinary changes is refused once they are repaired."""
+    """A client that was sent suspect rows as ordinary changes is refused after the repair."""
     async with fleet(tmp_path) as (world, streams):
         writer = world.writer
         with writer.store.transaction() as transaction:

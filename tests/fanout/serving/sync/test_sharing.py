@@ -1,4 +1,4 @@
-"""What keeps many sessions cheap."""
+"""Work that sessions share, which keeps many of them cheap."""
 
 import asyncio
 from pathlib import Path

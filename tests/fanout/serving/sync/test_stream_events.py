@@ -1,4 +1,4 @@
-"""What else a stream says: heartbeats, GoAway, schema changes."""
+"""Events of a stream besides changes: heartbeats, GoAway, schema changes."""
 
 import asyncio
 import time
