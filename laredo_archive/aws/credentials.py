@@ -62,7 +62,7 @@ def _words(failure: Exception) -> str:
 
 
 class AmbientCredentials(Credentials):
-    """What boto3's chain finds: variables, files, a container's or an instance's role.
+    """Credentials that boto3's chain finds: variables, files, a container's or an instance's role.
 
     An instance's or container's renew themselves. Others can be replaced where they were
     found while this program runs (files, that is): they are read again once the service
@@ -80,7 +80,7 @@ class AmbientCredentials(Credentials):
         self._found = None
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """What to sign with now; None if there is nothing, which botocore then says.
+        """Credentials to sign with now; None if there are none, which botocore then reports.
 
         :raises botocore.exceptions.BotoCoreError: if what there is can't be used.
         """

@@ -276,7 +276,7 @@ class Explained:
     code: str | None
     """The service's error code, if it gave one."""
     sent: bool
-    """Whether the request, or a part of it, may have reached the service."""
+    """True if the request, or a part of it, may have reached the service."""
 
 
 @dataclass(frozen=True)

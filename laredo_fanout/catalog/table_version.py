@@ -37,13 +37,13 @@ class Version(NamedTuple):
     """The transaction that last wrote the publication's own row; None: there was none."""
     publication_owner: int | None
     owner_alone: bool
-    """Whether OWNER TO wrote the publication's row, as the first command of its transaction."""
+    """True if OWNER TO wrote the publication's row, as the first command of its transaction."""
     columns: tuple[int, ...] = ()
     """The numbers (attnum) of the columns that the stream carries."""
     key: str = ""
     """The oid of the key's constraint, or else of its index, and its columns' numbers."""
     schema: str = ""
-    """How the table belongs to the publication by its schema; empty: it doesn't."""
+    """The publication's row for the table's schema; empty: it has none."""
     by_name: bool = True
     """True if the publication names the table, so that PostgreSQL refuses SET UNLOGGED."""
 
@@ -51,7 +51,7 @@ class Version(NamedTuple):
 def changed(
     before: Version, now: Version, partitions: Sequence[Partition], *, partitioned: bool
 ) -> str | None:
-    """Why silent DDL may have changed rows or values; None if it can't have."""
+    """Reason why silent DDL may have changed rows or values; None if it can't have."""
     if before.publication is not None and _narrowed(before, now):
         return "the publication was altered"
     if now.schema != before.schema:
@@ -95,7 +95,7 @@ def _rewritten(before: Version, now: Version) -> str | None:
 
 
 def _type_changed(before: Sequence[str], now: Sequence[str]) -> str | None:
-    """Whether a type prints what is stored in another way, or did.
+    """Reason why a type may print stored values in another way, or did; None if it can't.
 
     An enum may get labels. Earlier labels must stay, and be of the same row in the catalog.
     """

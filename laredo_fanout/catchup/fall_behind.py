@@ -73,13 +73,13 @@ class FallBehind:
         self._level = 0
         self._above = 0
         self._fitting: int | None = None
-        """How many segments there is room for; None: nobody needs to know."""
+        """Number of segments that there is room for; None: not measured."""
         self._is_logged = False
-        """Whether the log has that this backlog isn't split."""
+        """True once the log has the reason why this backlog isn't split."""
         self._planned_to = 0
-        """How far the WAL was when the segments were opened."""
+        """End of the WAL when the segments were opened."""
         self._is_wanted = False
-        """Whether the next session is to have a new plan."""
+        """True if the next session is to have a new plan."""
         self._asked = threading.Event()
         self._rest_until = 0.0
         self._sessions = (0, 0)
@@ -368,7 +368,7 @@ class FallBehind:
 
 
 def _inserted(connection: Connection) -> int:
-    """How far the server's WAL is written, in its memory at least.
+    """End of the server's WAL, in its memory at least.
 
     :raises psycopg.Error: if the server can't be asked, or is a standby.
     """

@@ -11,7 +11,7 @@ class CatchupMode(StrEnum):
     """Trigger for the splitting of a backlog: the threshold, or a command."""
 
     AUTO = "auto"
-    """When it is larger than the threshold."""
+    """A backlog is split when it is larger than the threshold."""
     MANUAL = "manual"
     """A backlog is split when an operator asks for it."""
 

@@ -129,7 +129,7 @@ def at(data: Any, path: Path) -> Any:
 
 
 def has(data: Any, key: str | int) -> bool:
-    """Whether ``data`` is a dictionary or a list that has ``key``."""
+    """True if ``data`` is a dictionary or a list that has ``key``."""
     if isinstance(data, list):
         return isinstance(key, int) and key < len(data)
     return isinstance(data, dict) and key in data

@@ -52,12 +52,12 @@ def walk(annotation: Any, path: Sequence[str | int]) -> list[Any]:
 
 
 def is_free(annotation: Any) -> bool:
-    """Whether the user chooses the keys of this type (a dictionary, such as ``sources``)."""
+    """True if the user chooses the keys of this type (a dictionary, such as ``sources``)."""
     return any(get_origin(kind) is dict for kind in alternatives(annotation))
 
 
 def is_scalar(annotation: Any) -> bool:
-    """Whether a plain value fits this type: it is no section, list or dictionary."""
+    """True if a plain value fits this type: it is no section, list or dictionary."""
     return not any(
         _is_model(kind) or get_origin(kind) in (dict, list, tuple, Sequence)
         for kind in alternatives(annotation)
@@ -65,12 +65,12 @@ def is_scalar(annotation: Any) -> bool:
 
 
 def is_list(annotation: Any) -> bool:
-    """Whether a list fits this type."""
+    """True if a list fits this type."""
     return any(get_origin(kind) in (list, tuple, Sequence) for kind in alternatives(annotation))
 
 
 def is_secret(annotation: Any) -> bool:
-    """Whether a secret, which no message shows, fits this type."""
+    """True if a secret, which no message shows, fits this type."""
     return any(kind is SecretStr for kind in alternatives(annotation))
 
 

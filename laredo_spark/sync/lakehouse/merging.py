@@ -51,7 +51,7 @@ def step(
 
 
 def _is_comparable(table: TableRead) -> bool:
-    """Whether a row's key follows from its typed columns."""
+    """True if a row's key follows from its typed columns."""
     typing, wanted = table.asked.typing, table.asked.columns
     key = columns_.key_columns(table.columns)
     return bool(key) and all(_follows(column, typing, wanted) for column in key)

@@ -17,7 +17,7 @@ REQUEST_ID = "4442587FB7D0A2F9"
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said; ``cut`` ends the connection after that many bytes of it."""
+    """An HTTP answer; ``cut`` ends the connection after that many bytes of it."""
 
     status: int = 200
     body: bytes | str = b""

@@ -23,7 +23,7 @@ ARN = "arn:aws:iam::123456789012:role/"
 
 
 def session(key: str, until: datetime) -> Answer:
-    """What AssumeRole answers."""
+    """An answer of AssumeRole."""
     return Answer(
         body=f'<AssumeRoleResponse xmlns="{STS}"><AssumeRoleResult><Credentials>'
         f"<AccessKeyId>{key}</AccessKeyId><SecretAccessKey>secret</SecretAccessKey>"
