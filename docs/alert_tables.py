@@ -10,7 +10,6 @@ from docs import markdown
 
 RULES = Path(__file__).parent.parent / "examples" / "prometheus" / "laredo.rules.yml"
 METRIC = re.compile(r"\b((?:laredo|snapshotter)_\w+|up)\b")
-_RUNBOOK = "docs/operations/"
 _IS_TEMPLATE = re.compile(r"\{\{ *(?:\$labels\.(\w+)|\$value[^}]*?) *\}\}")
 
 
@@ -50,4 +49,4 @@ def _summary(rule: dict[str, Any]) -> str:
 
 
 def _link(runbook: str) -> str:
-    return f"[runbook]({runbook.removeprefix(_RUNBOOK)})"
+    return f"[runbook](../../{runbook})"

@@ -1,13 +1,12 @@
-"""The messages that the runbook quotes are those of the code, word for word."""
+"""The messages that the runbooks quote are those of the code, word for word."""
 
 import ast
 import re
 from collections.abc import Iterator
 from functools import cache
 
-from tests.support.repository import DOCS, ROOT, files
+from tests.support.repository import ROOT, RUNBOOKS, files
 
-RUNBOOK = DOCS / "operations" / "runbook.md"
 CODE = re.compile(r"`([^`\n]+)`")
 LEAST_WORDS = 3
 OTHERS = {
@@ -45,7 +44,7 @@ def _text(node: ast.AST) -> str:
 
 def quoted() -> Iterator[str]:
     """The parts of quoted messages between what differs from case to case."""
-    for span in CODE.findall(RUNBOOK.read_text()):
+    for span in CODE.findall("\n".join(page.read_text() for page in RUNBOOKS.glob("*.md"))):
         if re.search(r"[=/{}<>|*]|--|^[A-Z]{2,} |laredo-|^aws |\b[A-Z]{4,}\b", span):
             continue  # a command, a setting, a statement
         for part in re.split(r"\.\.\.|…|\b[A-Z]\b|\([^)]*\)", span):
@@ -54,7 +53,7 @@ def quoted() -> Iterator[str]:
                 yield text
 
 
-def test_the_runbook_quotes_the_codes_messages() -> None:
+def test_the_runbooks_quote_the_codes_messages() -> None:
     known = [re.sub(r"\s+", " ", text) for text in texts()]
     parts = list(quoted())
     assert len(parts) > 40

@@ -5,7 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
+RUNBOOKS = ROOT / "runbooks"
+PAGES = sorted({*DOCS.rglob("*.md"), *RUNBOOKS.glob("*.md")} - {*(DOCS / "runbooks").glob("*.md")})
 
 
 def files() -> list[str]:
