@@ -9,7 +9,7 @@
 | history | the boundary's history; with it, as_of and exact mean that very boundary | |
 | format | read this one: jsonl, protobuf, parquet, jsonl.zst, protobuf.zst | first that is there |
 | mode | table, or changes | table |
-| lines | true: the rows' JSON lines as they stand, in one column, `line` | false |
+| lines | true: the rows' JSON lines verbatim, in one column, `line` | false |
 | after | mode changes: after this boundary (a position, a time, or `head`) | the oldest one |
 | until | mode changes: up to this boundary | head |
 | on_gap | fail, or snapshot: where diffs are missing the next base's rows come | fail |

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.aws import AwsServer
 from tests.support.page import Element, page_of
-from tests.support.processes import PATIENCE_S, wait_until
+from tests.support.processes import PATIENCE_S, eventually, wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer
 
@@ -48,10 +48,14 @@ def test_the_page_shows_a_tables_epochs_destinations_and_chain(
         writer.program.wait_ready()
         writer.wait_head(served.commit("users", put(1, "x")))
         writer.wait_head(served.commit("users", put(2, "x"), put(3, "x")))
-        shown = page(writer)
-        section = shown.section("public.users following")
+
+        def shown() -> Element:
+            return page(writer).section("public.users following")
+
+        # The page shows the manifest that is committed everywhere: the head comes first.
+        eventually(lambda: chain(shown()), [["base 20 rows", "diff 1 row", "diff 2 rows"]])
+        section = shown()
         assert facts(section)["epoch"] == "1" and facts(section)["rows"] == "20"
-        assert chain(section) == [["base 20 rows", "diff 1 row", "diff 2 rows"]]
         states = [row.all("td")[0].text for row in section.all("table")[0].all("tr")[1:]]
         assert states == ["caught up", "caught up"]
         assert writer.post("/snapshot?wait=true").status_code == 200

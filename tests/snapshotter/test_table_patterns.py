@@ -77,7 +77,7 @@ def test_tables_are_written_once_they_are_served_and_until_they_are_not(
 ) -> None:
     listed = {"public.customers", "public.orders_a", "public.orders_b"}
     checked = processes.run("laredo-snapshotter", "--config", programs.writer.config, "check")
-    assert "ok: snapshotter.tables[1]: public.orders_*: stands for 2 tables" in checked.stdout
+    assert "ok: snapshotter.tables[1]: public.orders_*: matches 2 tables" in checked.stdout
     assert "public.orders_b: ok" in checked.stdout
     with programs.writer:
         wait_until(lambda: tables(programs) == listed, "those that fit are written")

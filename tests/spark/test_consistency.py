@@ -180,7 +180,9 @@ def test_a_value_that_isnt_of_its_type_names_the_file(builder: Builder) -> None:
         described["artifacts"][0]["columns"][1]["type"] = "int4"
 
     manifest_of(archive, other_type)
-    with pytest.raises(ArtifactDamaged, match=r"0_10.jsonl: column name: name 0 is no int4"):
+    with pytest.raises(
+        ArtifactDamaged, match=r"0_10.jsonl: column name: name 0 isn't of type int4"
+    ):
         Reading(archive).rows()
 
 

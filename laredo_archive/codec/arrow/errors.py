@@ -65,8 +65,7 @@ class ValueUnfit(ArrowError):
 
     def __init__(self, column: str, value: str, type_name: str) -> None:
         super().__init__(
-            f"column {column}: {value} isn't of type {type_name}, which the manifest declares."
-            " Check the archive with laredo-archive verify"
+            f"column {column}: {value} isn't of type {type_name}, which the manifest declares"
         )
         self.column = column
         self.value = value
