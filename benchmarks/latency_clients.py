@@ -20,15 +20,14 @@ from laredo_fanout.client import (
     SyncOptions,
 )
 from laredo_model import history as history_
-from laredo_model import position as position_
 
 
 async def client(number: int, arguments: Namespace, ready: asyncio.Semaphore) -> list[float]:
     options = SyncOptions(
         arguments.table,
         f"bench-latency-{arguments.name}-{number}",
-        position=position_.parse(arguments.position),
-        history=history_.parse(arguments.history),
+        position=history_.parse(arguments.position),
+        history=history_.parse_history(arguments.history),
     )
     seen, latencies = 0, []
     async with Subscription(Endpoint(arguments.server), options) as events:

@@ -15,7 +15,7 @@ import click
 
 from laredo_fanout import config as configuration
 from laredo_fanout.config import Config
-from laredo_model.http import exposure
+from laredo_model.http import settings
 from laredo_model.program.build import version_option
 from laredo_model.settings import SettingsError
 
@@ -280,7 +280,7 @@ def _server(given: _Given, url: str | None) -> printing.RunningServer:
             return printing.RunningServer(url, None)
         _fail(BAD_CONFIGURATION, str(error))
     token = None if http.token is None else http.token.get_secret_value()
-    here = exposure.local_url(http.listening_host, http.port)
+    here = settings.local_url(http.listening_host, http.port)
     return printing.RunningServer(url or here, token)
 
 

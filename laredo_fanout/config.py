@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from laredo_fanout.archive_config import ArchiveConfig
 from laredo_fanout.source_config import AnySource, Source, Upstream
 from laredo_model import settings
-from laredo_model.http import exposure
+from laredo_model.http import settings as settings_
 from laredo_model.http.settings import HttpSettings
 from laredo_model.settings import Duration, SchemaName, Section, Size
 from laredo_model.settings.table_pattern import STAR, TableName, TablePattern
@@ -73,7 +73,7 @@ class Grpc(Section):
     def listening_host(self) -> str:
         """The address to listen on."""
         protected = self.tokens_file is not None or self.tls is not None
-        return exposure.listening_host(self.host, protected=protected)
+        return settings_.listening_host(self.host, protected=protected)
 
     def warnings(self, key: str, host: str) -> list[str]:
         """The dangers of listening on ``host``, as ``path: text``; ``key`` is its path."""
@@ -81,7 +81,7 @@ class Grpc(Section):
             return []
         danger = "may read every table: no token and no certificate is required"
         cure = "set fanout.grpc.tokens_file, or tls with a client_ca"
-        found = exposure.warning(key, host, danger, cure)
+        found = settings_.warning(key, host, danger, cure)
         return [] if found is None else [found]
 
 

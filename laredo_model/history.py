@@ -1,15 +1,47 @@
-"""A database's history: the identity within which its WAL positions can be compared.
+"""WAL positions, and histories of a source's data: what a position means, and what it doesn't.
 
 A failover, another cluster or a restored backup starts another history.
 """
 
 import re
-from typing import NamedTuple
+from typing import NamedTuple, NewType
 
-from laredo_model import position as positions
-from laredo_model.errors import BadHistory
+from laredo_model.errors import BadHistory, BadPosition
 
-_TEXT = re.compile(r"(\d{1,20}):(\d{1,10}):(\d{1,10})(?:\+([1-9]\d{0,9}))?\Z")
+# WAL positions: 64-bit integers, written ``X/X`` in hex without padding.
+#
+# The position of a change is the END of its transaction's commit record (pgoutput's end_lsn), so
+# all changes of one transaction share one position.
+# https://www.postgresql.org/docs/current/datatype-pg-lsn.html
+
+Position = NewType("Position", int)
+
+ZERO = Position(0)
+_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z")
+
+
+def parse(position: str) -> Position:
+    """Parse a position's text.
+
+    :raises BadPosition: if it isn't of the form X/X.
+    """
+    match = _TEXT.match(position)
+    if match is None:
+        raise BadPosition(position)
+    return Position(int(match[1], 16) << 32 | int(match[2], 16))
+
+
+def text(position: int) -> str:
+    """A position as PostgreSQL writes it: ``0/19F000``."""
+    return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
+
+
+def object_name(position: int) -> str:
+    """A position as object keys have it, with ``_`` for ``/``: ``0_19F000``."""
+    return f"{position >> 32:X}_{position & 0xFFFFFFFF:X}"
+
+
+_HISTORY = re.compile(r"(\d{1,20}):(\d{1,10}):(\d{1,10})(?:\+([1-9]\d{0,9}))?\Z")
 
 
 class History(NamedTuple):
@@ -30,13 +62,13 @@ class History(NamedTuple):
         return f"{text}+{self.restored}" if self.restored else text
 
 
-def parse(history: str) -> History:
+def parse_history(history: str) -> History:
     """Parse a history's text.
 
     :raises BadHistory: if it isn't three decimal numbers with colons between, and perhaps
         a plus sign and a fourth.
     """
-    match = _TEXT.match(history)
+    match = _HISTORY.match(history)
     if match is None:
         raise BadHistory(history)
     return History(int(match[1]), int(match[2]), int(match[3]), int(match[4] or 0))
@@ -75,9 +107,9 @@ class Lineage(NamedTuple):
 
 def ancestors_to_json(ancestors: tuple[Ancestor, ...]) -> list[list[str]]:
     """The ancestors as JSON; :func:`ancestors_from_json` reads it."""
-    return [[str(ancestor.history), positions.text(ancestor.until)] for ancestor in ancestors]
+    return [[str(ancestor.history), text(ancestor.until)] for ancestor in ancestors]
 
 
 def ancestors_from_json(stored: list[list[str]]) -> tuple[Ancestor, ...]:
     """Parse what :func:`ancestors_to_json` wrote."""
-    return tuple(Ancestor(parse(text), positions.parse(until)) for text, until in stored)
+    return tuple(Ancestor(parse_history(text), parse(until)) for text, until in stored)

@@ -1,9 +1,10 @@
-"""systemd's notifications of a service of Type=notify: ready, alive, stopping (sd_notify(3))."""
+"""A service: systemd's notifications, and tasks that run as long as it does."""
 
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -67,3 +68,26 @@ def _watchdog(variables: Mapping[str, str]) -> float | None:
     if not period.isdecimal() or int(period) == 0 or pid not in (None, str(os.getpid())):
         return None
     return int(period) / 1e6
+
+
+# Supervised tasks: they run as long as the program does, and an error that ends one is logged.
+
+Crashed: TypeAlias = Callable[[str, BaseException], None]
+"""Called with the task's name and its error, which was logged."""
+
+
+def supervised(
+    work: Coroutine[Any, Any, None], what: str, crashed: Crashed, log: Any, event: str
+) -> asyncio.Task[None]:
+    """Run ``work`` in a task; an error that ends it is logged as ``event`` and given to
+    ``crashed``."""
+    task = asyncio.create_task(work, name=what)
+
+    def ended(done: asyncio.Task[None]) -> None:
+        why = None if done.cancelled() else done.exception()
+        if why is not None:
+            log.error(event, part=what, error=str(why), exc_info=why)
+            crashed(what, why)
+
+    task.add_done_callback(ended)
+    return task

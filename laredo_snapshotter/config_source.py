@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from laredo_fanout.client.stream.endpoint import Endpoint, Tls
 from laredo_model.settings import SchemaName, Secret, Section
-from laredo_model.settings.secret_file import with_secret
 from laredo_model.settings.table_pattern import STAR, TablePattern
+from laredo_model.settings.values import with_secret
 from laredo_snapshotter.errors import ConfigRefused
 
 

@@ -20,9 +20,8 @@ from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.subscription import Observer
 from laredo_model.files.certificates import CertificateWatch
-from laredo_model.http.counts import HttpCounts, families
-from laredo_model.http.exposition import Exposition, exposed
-from laredo_model.program.metrics import build_info, process_memory
+from laredo_model.http.acceptor import HttpCounts, families
+from laredo_model.program.metrics import Exposition, build_info, exposed, process_memory
 from laredo_snapshotter.status import TableWriterStatus
 from laredo_snapshotter.table_metrics import TableCollector
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from laredo_archive.cli.output import data_output
 from laredo_archive.manifest.unnamed_objects import text_of_time
 from laredo_archive.read.catalog import FoundCatalog
-from laredo_model import position as positions
+from laredo_model import history as positions
 from laredo_model.printable import printable
 
 

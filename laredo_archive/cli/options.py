@@ -14,10 +14,10 @@ from laredo_archive.errors import ArchiveError
 from laredo_archive.reader import Archive
 from laredo_archive.storage import access as s3
 from laredo_archive.storage.access import S3Access
-from laredo_model import position as positions
+from laredo_model import history as positions
 from laredo_model.errors import BadPosition, ModelError
 from laredo_model.files import moment
-from laredo_model.position import Position
+from laredo_model.history import Position
 from laredo_model.printable import printable
 
 FAILED = 1

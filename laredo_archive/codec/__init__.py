@@ -17,9 +17,9 @@ from laredo_archive.codec.errors import (
 from laredo_archive.codec.narrowed import KeyBounds
 from laredo_archive.codec.output import ByteSink, EncodedFile, FileWriter, Output
 from laredo_archive.codec.structs.projection import Projection
-from laredo_model import go_key
-from laredo_model.change import Change
-from laredo_model.column import Column, key_columns
+from laredo_model import key as key_
+from laredo_model.line import Change
+from laredo_model.rule import Column, key_columns
 
 JSONL = "jsonl"
 PROTOBUF = "protobuf"
@@ -177,7 +177,7 @@ def diff_encoder(
     output = _output(format_id)
     if plain_format(format_id) == JSONL:
         key = [column.name for column in key_columns(columns)]
-        go_key_of = partial(go_key.of_line, key_fields=key) if go_keys and key else None
+        go_key_of = partial(key_.go_key_of_line, key_fields=key) if go_keys and key else None
         return jsonl.JsonlDiffEncoder(sink, go_key_of, output)
     return protobuf.ProtobufDiffEncoder(sink, columns, output)
 

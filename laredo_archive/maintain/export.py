@@ -26,8 +26,7 @@ from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
 from laredo_model import line as lines_
 from laredo_model.checksum import StateChecksum
-from laredo_model.files.durable import replacing
-from laredo_model.files.hashing import Digest
+from laredo_model.files.moment import Digest, replacing
 
 CSV = "csv"
 FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET, CSV, codec.JSONL_ZST, codec.PROTOBUF_ZST)

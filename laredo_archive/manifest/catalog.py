@@ -14,13 +14,11 @@ from laredo_archive.manifest.errors import CatalogUnusable
 from laredo_archive.manifest.fields import Fields, WrongField, count, list_of, map_of, text, time
 from laredo_archive.manifest.unnamed_objects import text_of_time, with_unknown
 from laredo_archive.storage.destination import is_plain
-from laredo_model import column as columns
 from laredo_model import history as histories
-from laredo_model import position as positions
-from laredo_model.column import Column
+from laredo_model import rule as columns
 from laredo_model.errors import ModelError
-from laredo_model.history import History
-from laredo_model.position import Position
+from laredo_model.history import History, Position
+from laredo_model.rule import Column
 
 VERSION = 1
 CATALOG = "catalog.json"
@@ -69,7 +67,7 @@ class GroupBoundary:
         """The boundary's object."""
         return {
             "history": str(self.history),
-            "position": positions.text(self.position),
+            "position": histories.text(self.position),
             "time": text_of_time(self.time),
         }
 
@@ -239,7 +237,7 @@ def _column(value: object, path: str) -> Column:
 def _boundary(value: object, path: str) -> GroupBoundary:
     fields = Fields(value, path)
     return GroupBoundary(
-        histories.parse(fields.take("history", text)),
-        positions.parse(fields.take("position", text)),
+        histories.parse_history(fields.take("history", text)),
+        histories.parse(fields.take("position", text)),
         fields.take("time", time),
     )

@@ -31,13 +31,11 @@ from laredo_archive.manifest.model import (
 )
 from laredo_archive.manifest.unnamed_objects import Former, Retired
 from laredo_archive.storage.destination import is_plain
-from laredo_model import column as columns
 from laredo_model import history as histories
-from laredo_model import position as positions
-from laredo_model.column import Column
+from laredo_model import rule as columns
 from laredo_model.errors import ModelError
-from laredo_model.history import History
-from laredo_model.position import Position
+from laredo_model.history import History, Position
+from laredo_model.rule import Column
 
 DEEPEST_PARTS = 32
 """The levels of merged diffs within merged diffs that one list may have."""
@@ -77,14 +75,14 @@ def parse(data: bytes, where: str, key_prefix: str = "") -> Manifest:
 
 def _position(value: object, path: str) -> Position:
     try:
-        return positions.parse(text(value, path))
+        return histories.parse(text(value, path))
     except ModelError as wrong:
         raise WrongField(f"{path}: {wrong}") from wrong
 
 
 def _history(value: object, path: str) -> History:
     try:
-        return histories.parse(text(value, path))
+        return histories.parse_history(text(value, path))
     except ModelError as wrong:
         raise WrongField(f"{path}: {wrong}") from wrong
 
@@ -144,7 +142,7 @@ def _columns(value: object, path: str) -> tuple[Column, ...]:
 
 def _position_or_none_yet(value: object, path: str) -> Position:
     """A position; empty in the original's manifests before its client knows one."""
-    return positions.ZERO if value == "" else _position(value, path)
+    return histories.ZERO if value == "" else _position(value, path)
 
 
 def _formats(fields: Fields, folder: str, name: str) -> dict[str, FormatEntry]:

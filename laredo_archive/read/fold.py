@@ -14,7 +14,7 @@ from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.external_sort import Sorter
-from laredo_model.change import Action, Change
+from laredo_model.line import Action, Change
 
 Rows = tuple[list[bytes], list[bytes]]
 """Keys and lines, in key order."""

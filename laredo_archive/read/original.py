@@ -17,8 +17,8 @@ from laredo_archive.codec.values import NUMBER, UNKNOWN, number_text
 from laredo_archive.read.external_sort import Sorter
 from laredo_model import key as keys_
 from laredo_model import line as lines_
-from laredo_model.change import TRUNCATION, Action, Change
 from laredo_model.errors import BadLine
+from laredo_model.line import TRUNCATION, Action, Change
 
 NO_KEY = b"<nil>"
 """The key that it writes for a row without the column that it takes for the key."""

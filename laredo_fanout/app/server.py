@@ -43,7 +43,7 @@ from laredo_model.service_notify import ServiceNotifier
 from laredo_model.settings.table_pattern import TableName
 
 if TYPE_CHECKING:
-    from laredo_model.http.server import HttpServer
+    from laredo_model.http.connection import HttpServer
 
 FAILED = 1
 STOPPED_BY_SECOND_SIGNAL = 130
@@ -246,7 +246,7 @@ class _Server:
         from laredo_fanout.app import http
         from laredo_fanout.app.page.lag import LagHistory
         from laredo_fanout.app.terminal import copy_bars
-        from laredo_model.http.server import HttpServer
+        from laredo_model.http.connection import HttpServer
 
         lag = LagHistory(self.ingest.status)
         web = HttpServer(

@@ -15,7 +15,7 @@ from laredo_fanout.catalog import table_version as version_
 from laredo_fanout.catalog.partitions import Partition
 from laredo_fanout.catalog.table_version import Version
 from laredo_model import rule
-from laredo_model.column import Column
+from laredo_model.rule import Column
 from laredo_model.select import Selected, table_name
 
 if TYPE_CHECKING:

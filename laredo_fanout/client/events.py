@@ -10,10 +10,9 @@ from datetime import datetime
 from enum import IntEnum
 from typing import NamedTuple
 
-from laredo_model.change import Action
-from laredo_model.column import Column
-from laredo_model.history import Ancestor, History
-from laredo_model.position import Position
+from laredo_model.history import Ancestor, History, Position
+from laredo_model.line import Action
+from laredo_model.rule import Column
 
 
 class Mode(IntEnum):
@@ -129,7 +128,7 @@ class Changes:
 
     #: The journal sequence of the first change.
     first_sequence: int
-    #: One byte for each change: an :class:`~laredo_model.change.Action`.
+    #: One byte for each change: an :class:`~laredo_model.line.Action`.
     actions: bytes
     #: One for each change; empty for TRUNCATE.
     keys: list[bytes]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from laredo_model import fragment, key, line
+from laredo_model import key, line
 from laredo_model.rule import TypeInfo, rule_of
 
 try:
@@ -40,7 +40,7 @@ def plain_rows(
     return PlainRows(
         "".join(rule_of(each).value for each in types).encode(),
         tuple(line.names_prefix(names)),
-        tuple(map(fragment.encoder, types)),
+        tuple(map(line.encoder, types)),
         tuple(key_positions),
         key.of_fragment if key_positions else key.digest,
         sink.actions,

@@ -4,7 +4,7 @@ A row is a list of columns, each a kind byte (n null, u unchanged TOAST, t text)
 and, for text, a length and that many bytes
 (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html,
 TupleData). How a type's text becomes JSON is in ``laredo_model.rule`` (its rule)
-and ``laredo_model.fragment`` (what that does). The compiled scan (``_row_scan.c``) does the
+and ``laredo_model.line`` (what that does). The compiled scan (``_row_scan.c``) does the
 same for plain rows; what it hands back is decoded here, and every error is raised here.
 """
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from laredo_fanout.decode import plain_rows
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
-from laredo_model import fragment, key, line
-from laredo_model.change import Action
+from laredo_model import key, line
+from laredo_model.line import Action
 from laredo_model.rule import TypeInfo
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class _Rows:
         sink: ChangeSink,
     ) -> None:
         nulls = [None if number in key_positions else b"null" for number in range(len(types))]
-        self._columns = tuple(zip(map(fragment.encoder, types), nulls, strict=True))
+        self._columns = tuple(zip(map(line.encoder, types), nulls, strict=True))
         self._key_positions = key_positions
         self._sink = sink
         self._pieces: list[bytes] = []

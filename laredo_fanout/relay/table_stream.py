@@ -16,7 +16,7 @@ from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.relay.errors import BatchAbandoned, UpstreamUnavailable
 from laredo_fanout.relay.received_table import StartOver
 from laredo_fanout.relay.tls_cure import with_cure
-from laredo_model import position as position_
+from laredo_model import history
 from laredo_model.retry import Backoff
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class TableStream:
         return SyncOptions(
             self.writer.options.qualified,
             self._options.client_id,
-            position=None if position is None else position_.Position(position),
+            position=None if position is None else history.Position(position),
             history=None if position is None or source is None else source.history,
             boundaries=True,
             relay=True,

@@ -22,8 +22,8 @@ from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model.checksum import StateChecksum
-from laredo_model.files import durable, private_directory
-from laredo_model.files.hashing import Digest
+from laredo_model.files import moment, private_directory
+from laredo_model.files.moment import Digest
 from laredo_model.files.private_directory import private
 
 UNFINISHED = ".unfinished-"
@@ -176,7 +176,7 @@ def _remove_expired(files: SnapshotDirectory, retention: Retention) -> tuple[str
         files.info_file(each).unlink()
         files.rows_file(each).unlink()
     if expired:
-        durable.sync_directory(files.path)
+        moment.sync_directory(files.path)
     return tuple(each.snapshot_id for each in expired)
 
 
@@ -206,6 +206,6 @@ def _atomic(path: Path) -> Iterator[BinaryIO]:
     unfinished = path.with_name(UNFINISHED + path.name)
     with (
         open(unfinished, "wb", opener=private) as file,
-        durable.replacing(path, unfinished, file),
+        moment.replacing(path, unfinished, file),
     ):
         yield file

@@ -169,7 +169,7 @@ def head_from_bytes(stored: bytes) -> StoreHead:
         read["next_space"],
         source
         and SourceIdentity(
-            history_.parse(source["history"]),
+            history_.parse_history(source["history"]),
             source["slot"],
             source["publication"],
             source["token"],

@@ -12,7 +12,7 @@ from laredo_fanout.decode.stream_relations import ResyncRequired
 from laredo_fanout.store.errors import RowIncomplete
 from laredo_fanout.tables.status import CommitInfo, Counters
 from laredo_model import key
-from laredo_model.change import Action
+from laredo_model.line import Action
 
 if TYPE_CHECKING:
     from laredo_fanout.decode.change_buffer import Route

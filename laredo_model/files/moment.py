@@ -1,13 +1,84 @@
-"""Times from files and messages, in UTC.
+"""Files of the programs: written durably, hashed, dated.
 
 A ``datetime`` has the years 1 to 9999, by its own clock: 0001-01-01T00:00+14:00 is one, and has no
 equal in UTC. Whoever shifts it meets an OverflowError, which nobody expects of a text that parsed.
 """
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any
 
 from laredo_model.errors import BadTime
+
+# Durable files: fsync, and replacement in one step that survives a power failure.
+
+
+def sync_file(file: IO[Any]) -> None:
+    """Flush and fsync ``file``.
+
+    :raises OSError: if that fails; a second fsync may succeed without the data, so don't retry.
+    """
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(path: Path | str, *, dir_fd: int | None = None) -> None:
+    """fsync a directory, which makes its file names durable; ``path`` is relative to ``dir_fd``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path, beside: Path, file: IO[Any]) -> Iterator[None]:
+    """Replace ``path`` durably by the file that the block writes to ``file``, open at ``beside``.
+
+    If the block or the rename raises, ``path`` stays as it was and ``beside`` is removed.
+    """
+    try:
+        yield
+        sync_file(file)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+# The sha256 and the size of bytes, computed while they are read or written.
+
+Data = bytes | bytearray | memoryview
+
+
+class Digest:
+    """The sha256 and the size of the bytes given to :meth:`update`."""
+
+    __slots__ = ("_hash", "size")
+
+    def __init__(self) -> None:
+        self._hash = sha256()
+        self.size = 0
+        """Bytes so far."""
+
+    def update(self, data: Data) -> None:
+        """Add the next bytes."""
+        self._hash.update(data)
+        self.size += len(data)
+
+    def hex(self) -> str:
+        """The sha256 so far, in hex, as manifests have it."""
+        return self._hash.hexdigest()
+
+    def digest(self) -> bytes:
+        """The sha256 so far, as 32 bytes."""
+        return self._hash.digest()
 
 
 def parse(text: str) -> datetime:

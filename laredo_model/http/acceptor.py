@@ -1,17 +1,124 @@
-"""Accepts connections of a listening socket within a limit that counts them from the beginning."""
+"""Connections of HTTP clients: accepted, counted, limited, and their requests parsed."""
 
 import asyncio
 import random
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
+from typing import Protocol
 
+import h11
 import structlog
+from prometheus_client.core import CounterMetricFamily, Metric
 
-from laredo_model.http.connection_limit import ConnectionLimit
-from laredo_model.http.counts import EndReason
+# Counts of HTTP connections that were ended or refused, and the metrics that show them.
+
+
+class EndReason(StrEnum):
+    """Reason why this program ended a connection."""
+
+    SLOW = "slow"
+    """Its request wasn't whole, or its answer not read, in time."""
+    FULL = "full"
+    """Too many were open."""
+    OVERSIZED = "oversized"
+    """Its request had too many bytes."""
+
+
+@dataclass
+class HttpCounts:
+    """Counters of ended connections, by reason, and of those that couldn't be accepted."""
+
+    #: Connections that this program ended.
+    ended: Counter[EndReason] = field(default_factory=Counter)
+    #: Times that a connection couldn't be accepted, mostly for want of file descriptors.
+    accept_failures: int = 0
+
+
+def families(counts: HttpCounts, prefix: str) -> Iterator[Metric]:
+    """The counts as Prometheus metrics whose names begin with ``prefix``."""
+    ended = CounterMetricFamily(
+        f"{prefix}_http_connections_ended",
+        "HTTP connections ended by this program: slow, one too many, an oversized request",
+        labels=["reason"],
+    )
+    for reason in EndReason:
+        ended.add_metric([reason.value], counts.ended[reason])
+    yield ended
+    failures = CounterMetricFamily(
+        f"{prefix}_http_accept_failures",
+        "Times that no HTTP connection could be accepted, for want of file descriptors",
+    )
+    failures.add_metric([], counts.accept_failures)
+    yield failures
+
+
+# The limit on open HTTP connections, and the choice of which one to close beyond it.
+
+MAX_CONNECTIONS = 128
+"""At once; probes, Prometheus and operators need a handful."""
+
+
+class LimitedConnection(Protocol):
+    """Interface of the limit to a connection."""
+
+    def end(self, why: EndReason) -> None:
+        """Close it now."""
+
+
+class ConnectionLimit:
+    """The open connections, at most ``limit``.
+
+    A connection beyond the limit closes the one that has waited longest for a whole request: a
+    client that opens many and sends nothing closes only its own. A probe sends its request at
+    once, so it is answered.
+    """
+
+    def __init__(self, counts: HttpCounts, limit: int = MAX_CONNECTIONS) -> None:
+        self.counts = counts
+        self._limit = limit
+        self._waiting: dict[LimitedConnection, None] = {}
+        self._answering: set[LimitedConnection] = set()
+
+    def add(
+        self, connection: LimitedConnection, instead_of: LimitedConnection | None = None
+    ) -> None:
+        """Count a connection that was opened; it has no request yet.
+
+        :param instead_of: what it was while it was being opened.
+        """
+        if instead_of is not None:
+            self.remove(instead_of)
+        if len(self._waiting) + len(self._answering) >= self._limit:
+            closed = next(iter(self._waiting), connection)
+            self.remove(closed)
+            closed.end(EndReason.FULL)
+            if closed is connection:
+                return
+        self._waiting[connection] = None
+
+    def mark_waiting(self, connection: LimitedConnection) -> None:
+        """Its request isn't whole yet."""
+        if connection in self._answering:
+            self._answering.remove(connection)
+            self._waiting[connection] = None
+
+    def mark_answering(self, connection: LimitedConnection) -> None:
+        """Its request is whole."""
+        if connection in self._waiting:
+            del self._waiting[connection]
+            self._answering.add(connection)
+
+    def remove(self, connection: LimitedConnection) -> None:
+        """It was closed; one that isn't counted is no error."""
+        self._waiting.pop(connection, None)
+        self._answering.discard(connection)
+
 
 HANDSHAKE_S = 10.0
 _AGAIN_S = 1.0
@@ -125,3 +232,84 @@ class Acceptor:
                 failures=self._limit.counts.accept_failures,
                 cure="raise the limit of open files (ulimit -n, LimitNOFILE)",
             )
+
+
+# h11's parser of requests with bounds on the work that they can cause.
+
+MAX_LINES = 100
+"""Of the head of a request, or of what follows its last chunk."""
+MAX_CHUNKS = 256
+"""Of one request's body."""
+MAX_HEAD = 16 << 10
+"""Bytes of a head, or of a chunk's own line."""
+_PIECE = 4 << 10
+_END = b"\r\n\r\n"
+
+
+class RequestParser(h11.Connection):
+    """The server's side of a connection.
+
+    h11 takes 5 µs or more for a line or a chunk, and all those of one read are parsed without a
+    pause: a client that sends them a byte long would hold the event loop for 0.1 s each time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        #: What h11 doesn't have yet, so that what it has is short.
+        self._received = bytearray()
+        self._lines = 0
+        self._chunks = 0
+        #: Whether a chunk's line comes next.
+        self._between_chunks = False
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what the client sent."""
+        self._received += data
+
+    @property
+    def trailing_data(self) -> tuple[bytes, bool]:
+        """Received bytes that aren't parsed yet, and True if the client has closed."""
+        ahead, closed = super().trailing_data
+        return ahead + self._received, closed
+
+    def start_next_cycle(self) -> None:
+        """Go on with the next request."""
+        super().start_next_cycle()
+        self._lines = super().trailing_data[0].count(b"\n")
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Parse the next event of the request, as h11 does.
+
+        :raises h11.RemoteProtocolError: it isn't HTTP, or has too many lines or chunks, or two
+            lengths: a proxy might have taken the other one for true (RFC 9112, 6.3).
+        """
+        self._check_lines()
+        event = super().next_event()
+        while event is h11.NEED_DATA and self._received:
+            piece = bytes(self._received[:_PIECE])
+            del self._received[:_PIECE]
+            self._lines += piece.count(b"\n")
+            super().receive_data(piece)
+            self._check_lines()
+            event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = [name for name, _ in event.headers]
+            self._chunks, self._between_chunks = 0, b"transfer-encoding" in names
+            if self._between_chunks and b"content-length" in names:
+                raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding at once")
+        elif isinstance(event, h11.Data):
+            self._chunks, self._between_chunks = self._chunks + event.chunk_start, event.chunk_end
+            if self._chunks > MAX_CHUNKS:
+                raise h11.RemoteProtocolError(f"a body has {MAX_CHUNKS} chunks at most")
+        return event
+
+    def _check_lines(self) -> None:
+        """Count the lines that h11 would parse at once, if there can be too many."""
+        if self._lines <= MAX_LINES:
+            return
+        ahead = super().trailing_data[0]
+        if self.their_state is h11.IDLE or (self._between_chunks and ahead.startswith(b"0")):
+            end = ahead.find(_END)
+            if ahead.count(b"\n", 0, len(ahead) if end < 0 else end) > MAX_LINES:
+                problem = f"a request has {MAX_LINES} lines at most"
+                raise h11.RemoteProtocolError(problem, error_status_hint=431)

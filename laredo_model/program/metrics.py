@@ -1,11 +1,16 @@
-"""Metrics of a program as such: its build, and the memory of its processes as the kernel counts
-it."""
+"""Metrics of a program as such, and the answer to a scrape.
+
+it.
+"""
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
 
 from laredo_model.program import build
 
@@ -49,3 +54,20 @@ def process_memory(prefix: str, processes: Iterable[tuple[str, int]]) -> GaugeMe
         if resident is not None:
             gauge.add_metric([name], resident)
     return gauge
+
+
+# The answer to a scrape: Prometheus' text format, or OpenMetrics for who accepts it.
+
+
+class Exposition(NamedTuple):
+    """Metrics as they are sent."""
+
+    body: bytes
+    #: The Content-Type, which says which of the formats it is.
+    content_type: str
+
+
+def exposed(registry: CollectorRegistry, accept: str) -> Exposition:
+    """The registry's metrics, in the format that the request's Accept header asks for."""
+    encoder, content_type = choose_encoder(accept)
+    return Exposition(encoder(registry), content_type)

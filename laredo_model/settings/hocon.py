@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import NoReturn
 
-from laredo_model.settings.errors import Problem, SettingsError
 from laredo_model.settings.tree import (
     Array,
     Blank,
@@ -22,7 +21,9 @@ from laredo_model.settings.tree import (
     Keys,
     Node,
     Object,
+    Problem,
     Scalar,
+    SettingsError,
     Substitution,
     path_of,
     plain_value,

@@ -1,20 +1,152 @@
-"""``--set`` options, and the refusal of environment variables that used to override values.
+"""The load of a configuration, and the differences between a loaded one and its successor.
 
 A value of ``--set`` is plain text where the schema wants a plain value, and HOCON where it wants
 a list or a section; a list of plain values may also be ``a,b``.
 """
 
+import difflib
 import os
 import re
-from collections.abc import Collection, Sequence
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from pathlib import Path as FilePath
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr, ValidationError
 
-from laredo_model.settings import schema as schemas
-from laredo_model.settings.errors import Path, Problem, SettingsError, path_text
+from laredo_model.settings import substitutions
 from laredo_model.settings.substitutions import read_value
+from laredo_model.settings.tree import Path, Problem, SettingsError, WrongAt, path_text
+from laredo_model.settings.values import Section
+
+# Queries of a pydantic schema: the keys and types that a configuration path may have.
+
+
+def alternatives(annotation: Any) -> list[Any]:
+    """The types that ``annotation`` may be, without Optional, Union and Annotated around them."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return alternatives(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [kind for part in get_args(annotation) for kind in alternatives(part)]
+    return [] if annotation is type(None) else [annotation]
+
+
+def keys(annotation: Any, value: Any = None) -> list[str]:
+    """The keys of a section of this type; empty if it isn't a section.
+
+    :param value: the section's value; its ``type`` key selects one of several section types.
+    """
+    models = [model for model in _models(annotation) if _fits(model, value)]
+    return sorted({name for model in models or _models(annotation) for name, _ in _fields(model)})
+
+
+def step(annotation: Any, key: str | int) -> list[Any]:
+    """The types that ``key`` may have within a value of this type; empty if it is no key of it."""
+    found: list[Any] = []
+    for kind in alternatives(annotation):
+        origin, args = get_origin(kind), get_args(kind)
+        if _is_model(kind):
+            found += [inner for name, inner in _fields(kind) if name == key]
+        elif origin is dict and isinstance(key, str):
+            found.append(args[1])
+        elif origin in (list, tuple, Sequence) and isinstance(key, int):
+            found.append(args[0])
+    return found
+
+
+def walk(annotation: Any, path: Sequence[str | int]) -> list[Any]:
+    """The types that ``path`` may have within a value of this type."""
+    kinds = [annotation]
+    for key in path:
+        kinds = [inner for kind in kinds for inner in step(kind, key)]
+    return kinds
+
+
+def is_free(annotation: Any) -> bool:
+    """True if the user chooses the keys of this type (a dictionary, such as ``sources``)."""
+    return any(get_origin(kind) is dict for kind in alternatives(annotation))
+
+
+def is_scalar(annotation: Any) -> bool:
+    """True if a plain value fits this type: it is no section, list or dictionary."""
+    return not any(
+        _is_model(kind) or get_origin(kind) in (dict, list, tuple, Sequence)
+        for kind in alternatives(annotation)
+    )
+
+
+def is_list(annotation: Any) -> bool:
+    """True if a list fits this type."""
+    return any(get_origin(kind) in (list, tuple, Sequence) for kind in alternatives(annotation))
+
+
+def is_secret(annotation: Any) -> bool:
+    """True if a secret, which no message shows, fits this type."""
+    return any(kind is SecretStr for kind in alternatives(annotation))
+
+
+def nearest(word: str, known: Sequence[str], *, cutoff: float = 0.0) -> str | None:
+    """The known key most similar to ``word``; None if none reaches the similarity ``cutoff``."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    return close[0] if close else None
+
+
+def elsewhere(schema: type[BaseModel], key: str) -> Path | None:
+    """The first path of the schema whose last key is ``key``; ``*`` for a user's own key."""
+    return next((path for path in paths(schema) if path[-1] == key), None)
+
+
+def paths(annotation: Any, prefix: Path = (), depth: int = 0) -> Iterator[Path]:
+    """Every path of the schema, ``*`` for a user's own key, lists without their indexes."""
+    if depth > 8:
+        return
+    for kind in alternatives(annotation):
+        origin, args = get_origin(kind), get_args(kind)
+        if _is_model(kind):
+            for name, inner in _fields(kind):
+                yield (*prefix, name)
+                yield from paths(inner, (*prefix, name), depth + 1)
+        elif origin is dict:
+            yield (*prefix, "*")
+            yield from paths(args[1], (*prefix, "*"), depth + 1)
+        elif origin in (list, tuple, Sequence):
+            yield from paths(args[0], prefix, depth + 1)
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    return [kind for kind in alternatives(annotation) if _is_model(kind)]
+
+
+def _fits(model: type[BaseModel], value: Any) -> bool:
+    if not isinstance(value, dict):
+        return True
+    return all(
+        value.get(name) in get_args(inner)
+        for name, inner in _fields(model)
+        if get_origin(inner) is Literal and name in value
+    )
+
+
+def _fields(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
+    for name, field in model.model_fields.items():
+        yield field.alias or name, field.annotation
+
 
 _SET_STEP = re.compile(r'"([^"]+)"|\[(\d+)\]|([^.\[\]"]+)')
 # Kubernetes sets these for every Service of the namespace, whatever its name.
@@ -52,7 +184,7 @@ def refuse_variables(
         line, where = f"{path_text(path)} = ${{?{name}}}", f"at the end of {file}"
         if any(isinstance(key, int) for key in path):
             line, where = f"{path[-1]} = ${{?{name}}}", f"into {path_text(path[:-1])} in {file}"
-        if not all(schemas.is_scalar(kind) for kind in schemas.walk(schema, path)):
+        if not all(is_scalar(kind) for kind in walk(schema, path)):
             line, where = "that list or block itself", f"into {file}"
         cure = f"is no longer set by it; write {line} {where}, or unset the variable"
         problems.append(Problem(f"environment variable {name}", path_text(path), cure))
@@ -65,7 +197,7 @@ def _former_path(
 ) -> Path | None:
     """The path that a variable's name meant, read along the schema; of several, the longest."""
     found: list[Path] = []
-    for keys in schemas.paths(schema):
+    for keys in paths(schema):
         inner = keys[len(root) :] if keys[: len(root)] == root else ()
         steps = ["(.+)()" if key == "*" else rf"({_shape(key)})(?:_(\d+))?" for key in inner]
         match = re.fullmatch("_".join(steps), words)
@@ -79,7 +211,7 @@ def _former_path(
             own = [own for own in users if _shape(own) == word]
             path += (own[0] if own else word.lower() if key == "*" else key,)
             path += (int(index),) if index else ()
-        if schemas.walk(schema, path):
+        if walk(schema, path):
             found.append(path)
     return max(found, key=len, default=None)
 
@@ -136,10 +268,10 @@ def has(data: Any, key: str | int) -> bool:
 
 
 def _value(schema: type[BaseModel], path: Path, text: str, location: str) -> Any:
-    kinds = schemas.walk(schema, path)
-    if all(schemas.is_scalar(kind) for kind in kinds):
+    kinds = walk(schema, path)
+    if all(is_scalar(kind) for kind in kinds):
         return text
-    plain_list = all(schemas.is_list(kind) for kind in kinds) and text[:1] not in ("[", "{")
+    plain_list = all(is_list(kind) for kind in kinds) and text[:1] not in ("[", "{")
     return read_value(f"[{text}]" if plain_list else text, location, path_text(path))
 
 
@@ -170,3 +302,204 @@ def _assign(target: Any, key: str | int, value: Any, path: Path, location: str) 
         raise SettingsError(
             Problem(location, path_text(path), "doesn't fit what the files have there")
         )
+
+
+# Load a program's configuration from files and ``--set``, checked by its schema.
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def load(
+    path: FilePath | str | None,
+    *,
+    env_prefix: str,
+    schema: type[Schema],
+    sets: Sequence[str] = (),
+    env_root: str = "",
+) -> Schema:
+    """Load the configuration of a program.
+
+    Later sources win: the file; the files ``*.conf`` of the directory
+    ``conf.d`` beside it, by name; ``sets``. Sections are
+    merged, lists are replaced. Substitutions (``${a.b}``, ``${?HOME}``) are
+    resolved over the files and the environment's variables of that name. A block
+    at the top that only substitutions name isn't part of the configuration.
+
+    :param path: the file; None for a configuration from ``sets`` alone.
+    :param env_prefix: the beginning of this program's variables, such as ``LAREDO_``;
+        ``<env_prefix>CONFIG`` names the file. Variables that used to set keys are refused.
+    :param sets: ``path=value`` texts from the command line.
+    :param env_root: the path that such variables' names started from, such as ``snapshotter``.
+    :raises SettingsError: with every problem found, each with its location and path.
+    """
+    files = _files(FilePath(path)) if path is not None else []
+    read = substitutions.read_files(files)
+    known = keys(schema)
+    data = {
+        key: value
+        for key, value in read.values.items()
+        if key in known or key not in read.substituted
+    }
+    root: Path = tuple(env_root.split(".")) if env_root else ()
+    named = {name for name in os.environ if any(name in text for text in sets)}
+    refuse_variables(
+        read.variables | named,
+        data,
+        schema,
+        prefix=env_prefix,
+        root=root,
+        file=str(files[0]) if files else "a configuration file",
+    )
+    if path is None and not sets:
+        cure = f"give --config FILE or set {env_prefix}CONFIG"
+        raise SettingsError(Problem("no configuration", "", cure))
+    locations = from_sets(data, schema, sets)
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        source = _ErrorTranslator(data, schema, read.locations | locations, files)
+        raise SettingsError(*source.problems(error)) from None
+
+
+def _files(path: FilePath) -> list[FilePath]:
+    beside = path.parent / "conf.d"
+    return [path, *(sorted(beside.glob("*.conf")) if beside.is_dir() else [])]
+
+
+class _ErrorTranslator:
+    """Turns pydantic's errors into problems that name the location of each wrong value."""
+
+    def __init__(
+        self,
+        data: dict[str, Any],
+        schema: type[BaseModel],
+        locations: dict[Path, str],
+        files: Sequence[FilePath],
+    ) -> None:
+        self._data, self._schema = data, schema
+        self._locations, self._files = locations, files
+
+    def problems(self, error: ValidationError) -> list[Problem]:
+        found: dict[Problem, None] = {}
+        for detail in error.errors(include_url=False):
+            path = self._path(detail["loc"], detail["type"])
+            cause = detail.get("ctx", {}).get("error")
+            if isinstance(cause, WrongAt):
+                path += cause.path
+            message = self._message(path, detail["type"], detail["msg"])
+            found[Problem(self._location(path), path_text(path), message)] = None
+        return list(found)
+
+    def _path(self, loc: tuple[str | int, ...], kind: str) -> Path:
+        """The configuration path; pydantic's ``loc`` has the tags of unions in it too."""
+        path: list[str | int] = []
+        data: Any = self._data
+        for number, key in enumerate(loc):
+            if has(data, key):
+                data = data[key]
+            elif kind != "missing" or number < len(loc) - 1 or not isinstance(data, dict):
+                continue
+            path.append(key)
+        return tuple(path)
+
+    def _location(self, path: Path) -> str | None:
+        for length in range(len(path), 0, -1):
+            if path[:length] in self._locations:
+                return self._locations[path[:length]]
+        return str(self._files[0]) if self._files else None
+
+    def _message(self, path: Path, kind: str, pydantic_message: str) -> str:
+        if kind == "extra_forbidden":
+            return self._unknown(path)
+        if kind == "missing":
+            return "is required"
+        value = at(self._data, path)
+        message = pydantic_message.removeprefix("Value error, ")
+        kinds = walk(self._schema, path)
+        secret = any(is_secret(inner) for inner in kinds)
+        if secret or kind == "value_error" or not isinstance(value, str | int | float):
+            return message
+        return f"{message}, not {value!r}"
+
+    def _unknown(self, path: Path) -> str:
+        key = str(path[-1])
+        above = at(self._data, path[:-1])
+        kinds = walk(self._schema, path[:-1])
+        known = [name for kind in kinds for name in keys(kind, above)]
+        near = nearest(key, known, cutoff=0.6)
+        if near is None and (other := elsewhere(self._schema, key)) is not None:
+            near = path_text(other)
+        near = near or nearest(key, known)
+        return f'unknown key; the nearest known key is "{near}"' if near else "unknown key"
+
+
+# Difference of two configurations of a running program, and the part that applies live.
+
+S = TypeVar("S", bound=Section)
+
+
+class TakenUp(NamedTuple, Generic[S]):
+    """A new configuration in which what needs a restart is as it was before."""
+
+    config: S
+    changed: tuple[str, ...]
+    """The paths of what differs and is in it."""
+    needs_restart: tuple[str, ...]
+    """The paths of what differs and isn't."""
+
+
+NeedsRestart = Callable[[Path, object, object], bool]
+"""Predicate for values that apply after a restart only; called with those before and now."""
+
+
+def take_up(before: S, new: S, needs_restart: NeedsRestart) -> TakenUp[S]:
+    """Take everything of ``new`` but for the paths that need a restart, which stay as they are.
+
+    ``needs_restart`` is asked about each value that differs, never about a section that both have.
+    """
+    merging = _Merging(needs_restart)
+    config = merging.section(before, new, ())
+    return TakenUp(config, tuple(merging.changed), tuple(merging.kept))
+
+
+def below(*prefixes: Iterable[str | int]) -> Callable[[Path], bool]:
+    """Predicate for paths that are one of these or below; ``*`` matches any name."""
+    wanted = [tuple(prefix) for prefix in prefixes]
+
+    def is_below(path: Path) -> bool:
+        return any(
+            len(path) >= len(prefix)
+            and all(a in ("*", b) for a, b in zip(prefix, path, strict=False))
+            for prefix in wanted
+        )
+
+    return is_below
+
+
+class _Merging:
+    def __init__(self, needs_restart: NeedsRestart) -> None:
+        self._needs_restart = needs_restart
+        self.changed: list[str] = []
+        self.kept: list[str] = []
+
+    def section(self, before: S, new: S, path: Path) -> S:
+        update = {}
+        for name, field in type(new).model_fields.items():
+            own, other = getattr(before, name), getattr(new, name)
+            if own != other:
+                update[name] = self._value(own, other, (*path, field.alias or name))
+        return new.model_copy(update=update)
+
+    def _value(self, before: object, new: object, path: Path) -> object:
+        if isinstance(before, Section) and type(before) is type(new):
+            return self.section(before, new, path)
+        if isinstance(before, dict) and isinstance(new, dict) and before.keys() == new.keys():
+            return {name: self._named(before[name], new[name], (*path, name)) for name in new}
+        if self._needs_restart(path, before, new):
+            self.kept.append(path_text(path))
+            return before
+        self.changed.append(path_text(path))
+        return new
+
+    def _named(self, before: object, new: object, path: Path) -> object:
+        return new if before == new else self._value(before, new, path)

@@ -13,7 +13,6 @@ from pathlib import Path as FilePath
 from typing import Any, NoReturn
 
 from laredo_model.settings import hocon
-from laredo_model.settings.errors import Path, Problem, SettingsError
 from laredo_model.settings.tree import (
     Array,
     Blank,
@@ -21,7 +20,10 @@ from laredo_model.settings.tree import (
     Keys,
     Node,
     Object,
+    Path,
+    Problem,
     Scalar,
+    SettingsError,
     Substitution,
     substitutions,
 )

@@ -5,7 +5,7 @@ from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
-from laredo_model.http import exposure
+from laredo_model.http import settings
 from laredo_model.http.settings import HttpSettings
 from laredo_snapshotter.errors import SnapshotterError
 
@@ -29,7 +29,7 @@ def ask_reload(http: HttpSettings) -> list[str]:
 
     :raises NoReload: if it doesn't answer, or refuses.
     """
-    address = urlsplit(exposure.local_url(http.listening_host, http.port))
+    address = urlsplit(settings.local_url(http.listening_host, http.port))
     headers = {}
     if http.token is not None:
         headers["Authorization"] = f"Bearer {http.token.get_secret_value()}"

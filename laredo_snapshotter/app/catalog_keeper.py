@@ -20,7 +20,7 @@ from laredo_archive.manifest.catalog import MOST_BOUNDARIES, CatalogEntry, Group
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.write.catalog_store import CatalogStore
 from laredo_model import history as histories
-from laredo_model.position import Position
+from laredo_model.history import Position
 from laredo_model.retry import Backoff
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.table.writer import TableWriter
@@ -101,7 +101,7 @@ class CatalogKeeper:
         heads = [end for end in ends if end is not None]
         if len(heads) < len(ends):
             return
-        boundary = GroupBoundary(histories.parse(history), position, max(map(_time, heads)))
+        boundary = GroupBoundary(histories.parse_history(history), position, max(map(_time, heads)))
         if self._boundaries and heads == list(self._heads):
             self._boundaries.pop()  # nothing has changed since: it is known up to here
         self._heads = heads

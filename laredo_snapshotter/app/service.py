@@ -14,13 +14,12 @@ import structlog
 
 from laredo_archive.manifest.model import Manifest
 from laredo_model.files.certificates import CertificateWatch
-from laredo_model.http import exposure
-from laredo_model.http.counts import HttpCounts
-from laredo_model.http.server import HttpServer
+from laredo_model.http import settings as settings_
+from laredo_model.http.acceptor import HttpCounts
+from laredo_model.http.connection import HttpServer
 from laredo_model.http.settings import HttpSettings
 from laredo_model.program import build
-from laredo_model.program.supervised import supervised
-from laredo_model.service_notify import ServiceNotifier
+from laredo_model.service_notify import ServiceNotifier, supervised
 from laredo_snapshotter import table_patterns
 from laredo_snapshotter.app import http
 from laredo_snapshotter.app.reload import RunningWriter, WriterReload
@@ -141,7 +140,7 @@ class Service:
             "writer started",
             version=build.version(),
             commit=build.commit(),
-            http=exposure.local_url(self._settings.listening_host, listener.getsockname()[1]),
+            http=settings_.local_url(self._settings.listening_host, listener.getsockname()[1]),
             tables=[writer.config.name for writer in self._made],
         )
         beside = [
@@ -170,7 +169,7 @@ class Service:
     def _listen(self) -> socket.socket:
         host, port = self._settings.listening_host, self._settings.port
         try:
-            return exposure.listen(host, port)
+            return settings_.listen(host, port)
         except OSError as refused:
             raise PortTaken(host, port, refused) from refused
 

@@ -17,9 +17,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
-from laredo_model.change import Action, Change
 from laredo_model.checksum import MODULUS, StateChecksum, sum_of
 from laredo_model.errors import ModelError
+from laredo_model.line import Action, Change
 from laredo_snapshotter.diff.cancelled import Cancelled
 from laredo_snapshotter.diff.spill import Net, SpillFile
 from laredo_snapshotter.errors import StreamInconsistent

@@ -18,7 +18,7 @@ from laredo_archive.failpoint import reach
 from laredo_archive.manifest.model import Artifact, EpochPosition
 from laredo_archive.manifest.notices import NoticeSource
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model import position as position_
+from laredo_model import history
 from laredo_model.retry import Backoff
 from laredo_snapshotter.errors import SinkError
 from laredo_snapshotter.events.notice import Notice
@@ -257,7 +257,7 @@ class _SinkThread:
             "sink notified",
             kind=artifact.kind.value,
             epoch=artifact.epoch,
-            position=position_.text(artifact.to_position),
+            position=history.text(artifact.to_position),
             failed_attempts=attempts,
         )
 

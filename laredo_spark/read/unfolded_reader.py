@@ -16,7 +16,7 @@ from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import original
 from laredo_model import key
 from laredo_model import line as lines_
-from laredo_model.change import Action, Change
+from laredo_model.line import Action, Change
 from laredo_spark.arrow_schema import arrow_schema
 from laredo_spark.messages import each_in_one_message, in_one_message
 from laredo_spark.objects import Objects, gathered

@@ -18,7 +18,7 @@ from laredo_fanout.client import (
     SyncOptions,
     TableNotFound,
 )
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S
 
 _Change = tuple[int, bytes, bytes]

@@ -3,7 +3,7 @@ on a real PostgreSQL in tests/fanout/source."""
 
 import pytest
 
-from laredo_model import fragment
+from laredo_model import line
 from laredo_model.errors import BadLine
 from laredo_model.rule import TypeInfo
 
@@ -58,9 +58,9 @@ def array_of(element: TypeInfo) -> TypeInfo:
     ],
 )  # fmt: skip
 def test_each_rule(type_info: TypeInfo, text: bytes, json: bytes) -> None:
-    assert fragment.encoder(type_info)(text) == json
+    assert line.encoder(type_info)(text) == json
 
 
 def test_what_is_not_an_array_is_refused() -> None:
     with pytest.raises(BadLine):
-        fragment.encoder(array_of(built_in("int4")))(b'{1,"2')
+        line.encoder(array_of(built_in("int4")))(b'{1,"2')

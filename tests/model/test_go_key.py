@@ -2,7 +2,7 @@
 
 import pytest
 
-from laredo_model import go_key
+from laredo_model import key
 from laredo_model.errors import BadLine
 
 PRINTED = {
@@ -38,15 +38,15 @@ PRINTED = {
 
 @pytest.mark.parametrize(("json", "printed"), PRINTED.items())
 def test_one_column(json: str, printed: str) -> None:
-    assert go_key.of_line(f'{{"v":0,"k":{json}}}'.encode(), ["k"]) == printed.encode()
+    assert key.go_key_of_line(f'{{"v":0,"k":{json}}}'.encode(), ["k"]) == printed.encode()
 
 
 def test_several_columns_in_the_key_s_order() -> None:
     line = b'{"no":1000001,"region":"r2","v":null}'
-    assert go_key.of_line(line, ["region", "no"]) == b"[r2 1.000001e+06]"
-    assert go_key.of_line(line, ["no", "region"]) == b"[1.000001e+06 r2]"
+    assert key.go_key_of_line(line, ["region", "no"]) == b"[r2 1.000001e+06]"
+    assert key.go_key_of_line(line, ["no", "region"]) == b"[1.000001e+06 r2]"
 
 
 def test_what_is_no_row() -> None:
     with pytest.raises(BadLine):
-        go_key.of_line(b"[1]", ["id"])
+        key.go_key_of_line(b"[1]", ["id"])

@@ -14,9 +14,10 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from laredo_model.http import connection, exposure
-from laredo_model.http.counts import EndReason, HttpCounts
-from laredo_model.http.server import HttpServer
+from laredo_model.http import connection
+from laredo_model.http import settings as settings_
+from laredo_model.http.acceptor import EndReason, HttpCounts
+from laredo_model.http.connection import HttpServer
 from laredo_model.http.settings import HttpSettings
 from tests.support.processes import PATIENCE_S, wait_until
 
@@ -34,7 +35,7 @@ class Served:
     def __init__(self, said: dict[str, Any]) -> None:
         settings = HttpSettings.model_validate(said)
         self.counts = HttpCounts()
-        self._listener = exposure.listen("127.0.0.1", 0)
+        self._listener = settings_.listen("127.0.0.1", 0)
         self.port: int = self._listener.getsockname()[1]
         self._settings = settings
         self.loop = asyncio.new_event_loop()
@@ -347,10 +348,10 @@ def test_the_address_is_the_configured_one_else_a_safe_one(
     host: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(exposure.DEFAULT_HOST_VARIABLE, raising=False)
+    monkeypatch.delenv(settings_.DEFAULT_HOST_VARIABLE, raising=False)
     if variable is not None:
-        monkeypatch.setenv(exposure.DEFAULT_HOST_VARIABLE, variable)
-    assert exposure.listening_host(configured, protected=protected) == host
+        monkeypatch.setenv(settings_.DEFAULT_HOST_VARIABLE, variable)
+    assert settings_.listening_host(configured, protected=protected) == host
 
 
 @pytest.mark.parametrize(
@@ -364,7 +365,7 @@ def test_the_address_is_the_configured_one_else_a_safe_one(
     ],
 )
 def test_where_this_machine_finds_it(host: str, url: str) -> None:
-    assert exposure.local_url(host, 80) == url
+    assert settings_.local_url(host, 80) == url
 
 
 def test_only_what_others_reach_is_warned_of() -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from laredo_model import settings
-from laredo_model.settings.secret_file import with_secret
+from laredo_model.settings.values import with_secret
 
 
 class Local(settings.Section):

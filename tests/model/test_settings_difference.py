@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from laredo_model.settings import Section
-from laredo_model.settings.difference import NeedsRestart, below, take_up
+from laredo_model.settings.overrides import NeedsRestart, below, take_up
 
 
 class Listener(Section):

@@ -4,9 +4,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from laredo_model.http.page import figures
-from laredo_model.http.page.last_hour import HOUR_S, STEP_S, LastHour
-from laredo_model.http.page.line_chart import HEIGHT, WIDTH, LineChart, chart_of
+from laredo_model.http.page import line_chart
+from laredo_model.http.page.line_chart import (
+    HEIGHT,
+    HOUR_S,
+    STEP_S,
+    WIDTH,
+    LastHour,
+    LineChart,
+    chart_of,
+)
 
 NOW = 1_000_000.0
 TOPS = (10.0, 100.0)
@@ -94,7 +101,7 @@ def test_the_upper_edge_is_never_below_a_value(greatest: float, top: float) -> N
     ],
 )
 def test_sizes(count: int | None, text: str) -> None:
-    assert figures.size(count) == text
+    assert line_chart.size(count) == text
 
 
 @pytest.mark.parametrize(
@@ -113,13 +120,13 @@ def test_sizes(count: int | None, text: str) -> None:
     ],
 )
 def test_durations(seconds: float | None, text: str) -> None:
-    assert figures.duration(seconds) == text
+    assert line_chart.duration(seconds) == text
 
 
 def test_times() -> None:
     before = datetime.now(UTC) - timedelta(seconds=150)
-    assert figures.ago(before) == figures.ago(before.isoformat()) == "2 min ago"
-    assert figures.ago(before.isoformat().replace("+00:00", "Z")) == "2 min ago"
-    assert figures.ago(datetime.now(UTC) + timedelta(hours=1)) == "0 s ago"
-    assert figures.ago(None) == "–"
-    assert figures.count(1234567) == "1,234,567" and figures.count(None) == "–"
+    assert line_chart.ago(before) == line_chart.ago(before.isoformat()) == "2 min ago"
+    assert line_chart.ago(before.isoformat().replace("+00:00", "Z")) == "2 min ago"
+    assert line_chart.ago(datetime.now(UTC) + timedelta(hours=1)) == "0 s ago"
+    assert line_chart.ago(None) == "–"
+    assert line_chart.count(1234567) == "1,234,567" and line_chart.count(None) == "–"

@@ -2,8 +2,8 @@
 
 import random
 
-from laredo_model.change import Action
 from laredo_model.checksum import StateChecksum
+from laredo_model.line import Action
 from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
 
 State = dict[bytes, bytes]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laredo_model.change import Action
 from laredo_model.checksum import StateChecksum
+from laredo_model.line import Action
 from laredo_snapshotter.diff.buffer import ChangeBuffer
 from laredo_snapshotter.errors import StreamInconsistent
 from tests.snapshotter.change_stream import Row, Stream, assert_leads, take

@@ -3,8 +3,8 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from laredo_model.change import Action
 from laredo_model.checksum import StateChecksum
+from laredo_model.line import Action
 from laredo_snapshotter.diff import cancelled as cancelled_
 from laredo_snapshotter.diff.buffer import ChangeBuffer, DiffSummary, Sealed
 from laredo_snapshotter.diff.cancelled import Cancelled

@@ -23,9 +23,8 @@ from laredo_fanout.slot.slot import Slot
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.tables.status import IngestStatus
 from laredo_model.files.certificates import CertificateWatch
-from laredo_model.http.counts import HttpCounts, families
-from laredo_model.http.exposition import Exposition, exposed
-from laredo_model.program.metrics import build_info
+from laredo_model.http.acceptor import HttpCounts, families
+from laredo_model.program.metrics import Exposition, build_info, exposed
 
 
 @dataclass

@@ -23,8 +23,8 @@ from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_model.files.certificates import CertificateWatch
-from laredo_model.http.counts import HttpCounts
-from laredo_model.http.exposition import Exposition
+from laredo_model.http.acceptor import HttpCounts
+from laredo_model.program.metrics import Exposition
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import errno
 import socket
 
 from laredo_fanout.errors import FanoutError
-from laredo_model.http import exposure
+from laredo_model.http import settings
 
 _PATIENCE = 3.0
 
@@ -52,7 +52,7 @@ def listen(host: str, port: int, key: str) -> socket.socket:
     :raises ListenAddressTaken: if it can't.
     """
     try:
-        return exposure.listen(host, port)
+        return settings.listen(host, port)
     except OSError as taken:
         raise ListenAddressTaken(host, port, key, taken.strerror or str(taken)) from taken
 

@@ -18,10 +18,7 @@ from laredo_fanout.serving.connect.codes import DeadlinePassed
 from laredo_fanout.serving.connect.request import CalledMethod, HttpRefused
 from laredo_fanout.serving.errors import Refused, SessionFailed
 from laredo_fanout.serving.service import ReplicationService
-from laredo_model.http.acceptor import Opening
-from laredo_model.http.connection_limit import ConnectionLimit
-from laredo_model.http.counts import EndReason
-from laredo_model.http.request_parser import MAX_HEAD, RequestParser
+from laredo_model.http.acceptor import MAX_HEAD, ConnectionLimit, EndReason, Opening, RequestParser
 
 log = structlog.get_logger(__name__)
 

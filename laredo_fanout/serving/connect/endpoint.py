@@ -11,9 +11,7 @@ from laredo_fanout.serving.connect.connection import CallConnection
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ConnectOptions, ListenerOptions
 from laredo_fanout.serving.service import ReplicationService
-from laredo_model.http.acceptor import Acceptor, Opening
-from laredo_model.http.connection_limit import ConnectionLimit
-from laredo_model.http.counts import HttpCounts
+from laredo_model.http.acceptor import Acceptor, ConnectionLimit, HttpCounts, Opening
 
 _BACKLOG = 1024
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from laredo_fanout.serving.filters.row_filter import RowFilter
 from laredo_fanout.serving.slices import Slice
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.change import Action
+from laredo_model.line import Action
 
 
 class Entry(NamedTuple):

@@ -10,7 +10,7 @@ from laredo_fanout.store.rows.spaces import Spaces
 from laredo_fanout.store.rows.writing import runs
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.write_context import WriteContext
-from laredo_model.change import Action
+from laredo_model.line import Action
 
 _PART_BYTES = 8 << 20
 _STEPS_GROWTH, _MOST_CHANGES = 8, 20_000

@@ -12,7 +12,7 @@ from laredo_fanout.store.rows.spaces import Spaces
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.write_context import WriteContext
 from laredo_model import key as key_
-from laredo_model.change import Action
+from laredo_model.line import Action
 
 _BLOCK = 1000
 

@@ -20,7 +20,7 @@ from laredo_fanout.store.errors import RowIncomplete
 from laredo_fanout.store.write_context import WriteContext
 from laredo_model import key as key_
 from laredo_model import line as line_
-from laredo_model.change import Action
+from laredo_model.line import Action
 
 _RUNS = re.compile(rb"[\x01\x02]+|\x03+|\x04", re.DOTALL)
 _SORT_FROM = 32

@@ -1,14 +1,109 @@
-"""The geometry of a line chart of the last hour, for an inline SVG.
+"""The status page that both programs share: routes, figures, and charts of the last hour.
 
 A line is broken where nothing was known, or where the program didn't run: such a range is a gap,
 never a line to zero or across.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from laredo_model.http.page.last_hour import HOUR_S, STEP_S, LastHour, Step
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import Response
+
+from laredo_model.http.endpoints import Endpoints
+
+# Figures as the status pages show them: sizes, durations, counts and times.
+
+UNKNOWN = "–"
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def size(count: float | None) -> str:
+    """Bytes, as ``1.5 MiB``."""
+    if count is None:
+        return UNKNOWN
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:,.0f} bytes" if unit == 0 else f"{value:,.1f} {_UNITS[unit]}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds, as ``0.4 s``, ``12 s``, ``3 min`` or ``2 h 5 min``."""
+    if seconds is None:
+        return UNKNOWN
+    if 0 < seconds < 10:
+        return f"{round(seconds, 1):g} s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return _two(whole, _MINUTE, "min", 1, "s") if whole < 10 * _MINUTE else f"{whole // 60} min"
+    if whole < _DAY:
+        return _two(whole, _HOUR, "h", _MINUTE, "min")
+    return _two(whole, _DAY, "d", _HOUR, "h")
+
+
+def count(number: float | None) -> str:
+    """A count, with separators."""
+    return UNKNOWN if number is None else f"{number:,.0f}"
+
+
+def ago(moment: str | datetime | None) -> str:
+    """Time since ``moment``, from a minute on without seconds; a string is in ISO format."""
+    if moment is None:
+        return UNKNOWN
+    at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    passed = max(0, round((datetime.now(UTC) - at).total_seconds()))
+    return f"{duration(passed if passed < _MINUTE else passed - passed % _MINUTE)} ago"
+
+
+def _two(value: int, large: int, of_large: str, small: int, of_small: str) -> str:
+    rest = value % large // small
+    text = f"{value // large} {of_large}"
+    return f"{text} {rest} {of_small}" if rest else text
+
+
+# A figure's values over the last hour, in memory, in steps of ten seconds.
+
+HOUR_S = 3600.0
+STEP_S = 10.0
+
+
+class Step(NamedTuple):
+    """The values of ten seconds."""
+
+    #: Monotonic time of its begin.
+    start: float
+    #: The greatest that was seen; None: it couldn't be known in any of its seconds.
+    value: float | None
+
+
+class LastHour:
+    """The steps of the last hour; at most 361, however long the program runs."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Step] = deque(maxlen=int(HOUR_S / STEP_S) + 1)
+
+    def add(self, now: float, value: float | None) -> None:
+        """Take what is known at ``now``, a monotonic time; None: nothing."""
+        start = now - now % STEP_S
+        if self._steps and self._steps[-1].start >= start:
+            known = [each for each in (self._steps.pop().value, value) if each is not None]
+            value = max(known, default=None)
+        self._steps.append(Step(start, value))
+
+    def since(self, now: float) -> Iterator[Step]:
+        """The steps of the hour before ``now``, oldest first."""
+        return (step for step in self._steps if step.start > now - HOUR_S - STEP_S)
+
 
 WIDTH, HEIGHT = 720, 100
 _X_PER_S = WIDTH / HOUR_S
@@ -95,3 +190,71 @@ def _top(greatest: float, tops: Sequence[float]) -> float:
     while top < greatest:
         top *= 2
     return top
+
+
+# A program's status page at ``/``, and what belongs to it.
+#
+# ``/page/content`` is the part of it that its script fetches again and again. Nothing comes from
+# elsewhere and nothing is inline: the Content-Security-Policy forbids both, so that a name that
+# brings markup along could do nothing even if it weren't escaped.
+
+_SECURITY = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+}
+_FILES = Path(__file__).parent
+
+
+def add(app: Endpoints, package: str, context: Callable[[], Mapping[str, Any]]) -> None:
+    """Give ``app`` the status page.
+
+    :param package: the one whose ``templates`` have ``page.html`` and ``content.html``.
+    :param context: the names that these templates use, made for each request.
+    """
+    templates = _environment(package)
+    style = (_FILES / "page.css").read_text()
+    script = (_FILES / "page.js").read_text()
+
+    def rendered(name: str) -> Response:
+        text = templates.get_template(name).render(context())
+        return Response(text, media_type="text/html", headers=_SECURITY)
+
+    async def show_page(_: Request) -> Response:
+        return rendered("page.html")
+
+    async def show_content(_: Request) -> Response:
+        return rendered("content.html")
+
+    async def show_style(_: Request) -> Response:
+        return Response(style, media_type="text/css", headers=_SECURITY)
+
+    async def show_script(_: Request) -> Response:
+        return Response(script, media_type="text/javascript", headers=_SECURITY)
+
+    app.get("/", show_page)
+    app.get("/page/content", show_content)
+    app.get("/page/page.css", show_style)
+    app.get("/page/page.js", show_script)
+
+
+def _environment(package: str) -> Environment:
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader(__package__)]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "size": size,
+        "duration": duration,
+        "count": count,
+        "ago": ago,
+    }
+    environment.globals |= {"width": WIDTH, "height": HEIGHT}
+    return environment

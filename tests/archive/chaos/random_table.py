@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from laredo_model.change import Action, Change
+from laredo_model.line import Action, Change
 from tests.support.archive.truth import State
 
 STEP = 10

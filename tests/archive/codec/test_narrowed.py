@@ -13,8 +13,8 @@ from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.structs.projection import Projection
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.manifest.key_ranges import KeyRange
-from laredo_model.change import Action, Change
 from laredo_model.errors import BadLine
+from laredo_model.line import Action, Change
 from tests.support.archive.building import COLUMNS, row
 from tests.support.drawn import examples
 

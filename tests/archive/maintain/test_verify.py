@@ -12,8 +12,8 @@ import pytest
 from laredo_archive.codec.arrow.stored import REST
 from laredo_archive.maintain.verify import VerifyReport, verify
 from laredo_archive.reader import Archive
-from laredo_model.change import Action, Change
 from laredo_model.checksum import StateChecksum
+from laredo_model.line import Action, Change
 from tests.support.archive.building import Builder, row, state
 from tests.support.archive.several_epochs import FOUR, ONE, THREE, TWO, several_epochs
 

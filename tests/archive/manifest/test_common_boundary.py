@@ -11,12 +11,12 @@ from laredo_archive.manifest import common_boundary, parser
 from laredo_archive.manifest.common_boundary import CommonBoundary
 from laredo_archive.manifest.model import Artifact, ArtifactKind, Manifest, Parts
 from laredo_model import history as histories
-from laredo_model.position import Position
+from laredo_model.history import Position
 from tests.support import drawn
 
 START = datetime(2026, 6, 3, 12, tzinfo=UTC)
-NOW = histories.parse("7300000000000000001:1:16384")
-LATER = histories.parse("7300000000000000001:2:16384")
+NOW = histories.parse_history("7300000000000000001:1:16384")
+LATER = histories.parse_history("7300000000000000001:2:16384")
 
 
 def time_at(position: int) -> datetime:

@@ -19,7 +19,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.read import external_sort, fold
 from laredo_archive.reader import Archive
-from laredo_model.change import Action, Change
+from laredo_model.line import Action, Change
 from tests.support.archive.building import START, Builder, State, row, state
 from tests.support.archive.rows import changes
 from tests.support.archive.several_epochs import FOUR, ONE, THREE, TWO, rows_at, several_epochs

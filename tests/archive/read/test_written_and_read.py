@@ -14,7 +14,7 @@ from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import history as histories
 from laredo_model.checksum import StateChecksum
-from laredo_model.position import Position
+from laredo_model.history import Position
 from tests.support.archive.building import HISTORY, START, State
 from tests.support.archive.rows import Table, changes, tables
 from tests.support.archive.s3_maker import S3Maker
@@ -36,7 +36,7 @@ class Writer:
             self.position += 100
         with self._archive.snapshot(
             position=Position(self.position),
-            history=histories.parse(HISTORY),
+            history=histories.parse_history(HISTORY),
             columns=self._table.columns,
             key_fields=self._table.key_fields,
             formats=self._formats,

@@ -13,7 +13,7 @@ from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.storage.parallel import in_threads
 from laredo_archive.write.diff_spool import DiffSpool
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.change import Action, Change
+from laredo_model.line import Action, Change
 from tests.support.archive.archiving import ONE, PREFIX, TABLE, TWO, base_of, diffed
 from tests.support.archive.truth import COLUMNS
 from tests.support.processes import PATIENCE_S

@@ -12,7 +12,7 @@ from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.config import JournalConfig
 from laredo_fanout.serving.ports import ClientInfo
 from laredo_fanout.store.writer import Store
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.server.serving_world import USERS, Writer, line
 
 BOUNDS = {USERS: JournalConfig.model_validate({"max_entries": 3, "max_age": "100000d"})}

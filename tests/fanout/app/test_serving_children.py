@@ -26,7 +26,7 @@ from laredo_fanout.client import (
 )
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions
 from laredo_fanout.store.writer import Store
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.fanout.app.running_server import running
 from tests.support.processes import PATIENCE_S, until
 from tests.support.server.serving_world import USERS, line

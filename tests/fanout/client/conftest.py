@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server
 from tests.fanout.client.real_server import Source, serving
 

@@ -18,7 +18,7 @@ from laredo_fanout.client import (
     table_status,
 )
 from laredo_fanout.serving.options import TlsFiles
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.fanout.client.real_server import TABLE, Source, serving
 from tests.support.processes import PATIENCE_S
 

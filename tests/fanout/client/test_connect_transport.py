@@ -35,7 +35,7 @@ from laredo_fanout.client import (
 )
 from laredo_fanout.client.stream.transport.framing import BadFraming, ChunkedBody, Envelopes
 from laredo_fanout.serving.options import TlsFiles
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.fanout.client.kept_copy import row, until
 from tests.fanout.client.real_server import TABLE, Source, serving
 from tests.support.processes import PATIENCE_S, free_port

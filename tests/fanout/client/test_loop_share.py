@@ -26,7 +26,7 @@ from laredo_fanout.client.stream.columns import values
 from laredo_fanout.client.stream.transport.transport import Transport
 from laredo_fanout.client.table.pieces import pieces
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.fanout.client.kept_copy import soon
 from tests.fanout.client.scripted_replica import as_changes
 from tests.support.processes import PATIENCE_S

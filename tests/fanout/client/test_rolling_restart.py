@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from laredo_fanout.client import AsyncFanoutClient
 from laredo_fanout.client.stream.endpoint import TransportName
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.fanout.client.kept_copy import soon
 from tests.fanout.client.real_server import TABLE, Source, serving
 from tests.support.processes import PATIENCE_S, free_port

@@ -17,7 +17,7 @@ from laredo_fanout.client import (
 )
 from laredo_fanout.client.stream.endpoint import TransportName
 from laredo_fanout.client.table.rows import Row
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server, row, soon, until
 from tests.fanout.client.real_server import OTHER, TABLE, Source, serving
 from tests.support.processes import PATIENCE_S, free_port

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laredo_fanout.client import BadField, FanoutClient, NotUnique, TableIndex
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server, row, until
 from tests.fanout.client.real_server import TABLE
 from tests.fanout.client.scripted_replica import as_changes, filled, keys, load

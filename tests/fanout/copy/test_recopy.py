@@ -9,7 +9,7 @@ from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.ingest import PATIENCE_S, Gate, RunningIngest
 from tests.support.postgres import Database
 

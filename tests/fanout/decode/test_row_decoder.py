@@ -7,8 +7,8 @@ from hypothesis import given
 
 from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.store.rows.changes import TableChanges
-from laredo_model import fragment, key, line
-from laredo_model.change import Action
+from laredo_model import key, line
+from laredo_model.line import Action
 from tests.fanout.decode.row_tuples import NULL, TYPES, drawn_rows, tuple_of
 
 
@@ -18,7 +18,7 @@ def _message(row: list[object]) -> bytes:
 
 def _fragment(name: str, value: object) -> bytes:
     if isinstance(value, str):
-        return fragment.encoder(TYPES[name])(value.encode())
+        return line.encoder(TYPES[name])(value.encode())
     return b"null" if value is NULL else line.MISSING
 
 

@@ -14,7 +14,7 @@ import pytest
 from laredo_fanout.serving.options import TlsFiles
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.replication_pb2_grpc import LaredoReplicationServiceStub
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S
 from tests.support.server.certificates import Authority, put_in_place
 from tests.support.server.connect_client import ConnectClient, connect_listener, connected

@@ -10,7 +10,7 @@ from laredo_fanout.store.journal import record as record_
 from laredo_fanout.store.journal.record import MAX_BYTES, MAX_CHANGES
 from laredo_fanout.store.reader import RECORD_COST
 from laredo_fanout.store.writer import Store
-from laredo_model.change import Change
+from laredo_model.line import Change
 from tests.support.server.store_sample import (
     COLUMNS,
     DELETE,

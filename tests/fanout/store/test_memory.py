@@ -6,7 +6,7 @@ from pathlib import Path
 
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.writer import Store
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.server.store_sample import COLUMNS, live_table, open_store, row
 
 CHANGES = 120_000

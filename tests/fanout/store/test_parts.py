@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from laredo_fanout.store.rows import applying
 from laredo_fanout.store.rows.changes import TableChanges
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.server.store_sample import (
     TRUNCATION,
     Step,

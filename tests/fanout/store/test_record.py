@@ -4,7 +4,7 @@ import pytest
 
 from laredo_fanout.store.journal.record import Record, cut, cut_behind
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
-from laredo_model.change import Action
+from laredo_model.line import Action
 
 
 def _record(*, with_old: bool, continues: bool = False, is_open: bool = False) -> Record:

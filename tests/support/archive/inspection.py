@@ -18,7 +18,7 @@ from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.storage.local.upload import UNFINISHED
 from laredo_archive.storage.s3.bucket import S3Location, parse
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.archive.archiving import MANIFEST
 from tests.support.archive.truth import COLUMNS, State
 

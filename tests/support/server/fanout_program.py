@@ -29,7 +29,7 @@ from laredo_fanout.client import (
 )
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.writer import Store
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support import processes
 from tests.support.processes import PATIENCE_S, Program, free_port
 

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.ingest import RunningIngest
 
 Rows = dict[bytes, bytes]

@@ -16,7 +16,7 @@ from laredo_fanout.client import FanoutClient
 from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.postgres import Database
 from tests.support.processes import free_port, until, wait_until
 from tests.support.server.connect_client import connect_listener, connected

@@ -20,7 +20,7 @@ from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.store import reader
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, World, line, rows, running
 

@@ -15,7 +15,7 @@ import pytest
 
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.drawn import seeds
 from tests.support.server.base_follower import BaseFollower
 from tests.support.server.serving_world import USERS, World, Writer, line, rows, running

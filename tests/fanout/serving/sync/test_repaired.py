@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.server.filters import equals
 from tests.support.server.serving_world import COLUMNS, USERS, World, key_of, line, rows, running
 

@@ -18,7 +18,7 @@ from laredo_fanout.serving.sync.wake_up import WakeUp
 from laredo_fanout.store.errors import JournalPruned
 from laredo_fanout.store.writer import Store
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.change import Action
+from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import COLUMNS, Wakeups, Writer, line
 
