@@ -16,6 +16,7 @@ COPY requirements.lock ./
 RUN /opt/laredo/bin/pip install --no-cache-dir --require-hashes --requirement requirements.lock
 COPY pyproject.toml setup.py README.md ./
 COPY laredo_model laredo_model
+COPY laredo_service laredo_service
 COPY laredo_archive laredo_archive
 COPY laredo_fanout laredo_fanout
 COPY laredo_snapshotter laredo_snapshotter
@@ -54,5 +55,5 @@ EXPOSE 4002 8081 8082
 STOPSIGNAL SIGTERM
 # A program that asks for a token answers 401 unless http.public has health: it is alive then.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "laredo_model.http.probe", "8081", "8082"]
+    CMD ["python", "-m", "laredo_service.http.probe", "8081", "8082"]
 CMD ["laredo-snapshotter"]

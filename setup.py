@@ -1,7 +1,7 @@
 """Build steps that pyproject.toml can't express: C extensions, and the commit that is built.
 
 The commit is written into the package, so that every installation can name it
-(laredo_model/program/build.py reads it).
+(laredo_service/build.py reads it).
 """
 
 import os
@@ -14,7 +14,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
-FILE = Path("laredo_model", "program", "commit.txt")
+FILE = Path("laredo_service", "commit.txt")
 COMPILED = (
     "laredo_fanout.decode._row_scan",
     "laredo_fanout.decode._frames",

@@ -9,7 +9,7 @@ from benchmarks import bench_table
 from benchmarks.figures import Figure
 from benchmarks.processes import wait_until
 from benchmarks.scenario import PUBLICATION, Scenario, told
-from laredo_model import history as history_
+from laredo_model import position as position_
 
 SUBJECT = "backlog"
 _LIMIT_SLOT = "bench_recvlogical"
@@ -44,12 +44,12 @@ def _into_store(scenario: Scenario, what: str, target: float, *, in_order: bool)
     scenario.ready_server()
     with scenario.connect() as database, scenario.paused_server() as server:
         limit, end = _prepare(scenario, database, what, in_order=in_order)
-        wanted = history_.parse(end)
+        wanted = position_.parse(end)
         scenario.say("draining with laredo-fanout")
         began = time.time()
         server.go_on()
         wait_until(
-            lambda: history_.parse(scenario.place()[0]) >= wanted,
+            lambda: position_.parse(scenario.place()[0]) >= wanted,
             timeout=_PATIENCE_S,
             what="the backlog's end",
             pause=_LOOK_S,

@@ -10,7 +10,7 @@ from benchmarks.catchup_backlogs import Backlog, NullConsumers, backlogs
 from benchmarks.figures import Figure
 from benchmarks.processes import wait_until
 from benchmarks.scenario import Scenario
-from laredo_model import history
+from laredo_model import position
 
 SUBJECT = "catchup"
 _SEGMENTS = 2
@@ -74,7 +74,7 @@ def _one(
     )
     with scenario.connect() as database, scenario.paused_server() as server:
         scenario.say(f"preparing {backlog.changes:,} published updates: {backlog.name}")
-        start = history.parse(scenario.wal_position())
+        start = position.parse(scenario.wal_position())
         if nulls is not None:
             nulls.begin(database)
 
@@ -84,7 +84,7 @@ def _one(
 
         backlog.make(database, scenario, backlog.changes, middle)
         database.execute("CHECKPOINT")
-        end = history.parse(scenario.wal_position())
+        end = position.parse(scenario.wal_position())
         scenario.say(f"catching up, {(end - start) / _GB:.2f} GB, segments: {segments}")
         postmaster = _postmaster(database.info.backend_pid)
         before = _seconds(server.pid), _seconds(postmaster)
@@ -125,7 +125,7 @@ def _is_level(scenario: Scenario, end: int) -> bool:
     if status is None:
         return False
     source = status["sources"]["pg"]
-    return history.parse(source["position"]) >= end and source["phase"] == "streaming"
+    return position.parse(source["position"]) >= end and source["phase"] == "streaming"
 
 
 def _postmaster(backend: int) -> int:

@@ -15,8 +15,8 @@ from statistics import median
 
 from laredo_archive import codec
 from laredo_archive.codec.zstd import frame_writer
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
 
 ROWS = 200_000
 CHANGES = 10_000

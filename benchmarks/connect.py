@@ -5,7 +5,7 @@ from benchmarks.figures import Figure
 from benchmarks.many_clients import Load, after_a_change, case
 from benchmarks.processes import free_port, wait_until
 from benchmarks.scenario import Scenario, told
-from laredo_model import history
+from laredo_model import position as position_
 
 SUBJECT = "connect"
 _CASES = ((500, 30.0), (2000, 60.0), (5000, 200.0))
@@ -57,7 +57,7 @@ def _as_fast_as_it_takes_them(scenario: Scenario, port: int) -> list[Figure]:
 
 
 def _has(scenario: Scenario, end: str) -> bool:
-    return history.parse(scenario.place()[0]) >= history.parse(end)
+    return position_.parse(scenario.place()[0]) >= position_.parse(end)
 
 
 def _one_reader(scenario: Scenario, port: int, what: str, position: str, messages: int) -> Figure:

@@ -24,7 +24,7 @@ from laredo_fanout.client import (
 )
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire import replication_pb2_grpc
-from laredo_model import history as history_
+from laredo_model import position
 
 
 def tell(**facts: object) -> None:
@@ -53,8 +53,8 @@ async def follow(arguments: Namespace) -> None:
     options = SyncOptions(
         arguments.table,
         "bench-follow",
-        position=history_.parse(arguments.position),
-        history=history_.parse_history(arguments.history),
+        position=position.parse(arguments.position),
+        history=position.parse_history(arguments.history),
     )
     backoff = Backoff(initial=0.05, maximum=0.1)
     changes = 0

@@ -17,7 +17,7 @@ from benchmarks.processes import (
     wait_until,
 )
 from benchmarks.scenario import Scenario, told
-from laredo_model import history as history_
+from laredo_model import position as position_
 
 Change = Callable[[Any, int, int], None]
 
@@ -73,7 +73,7 @@ def _one(
         database.execute("BEGIN")
         change(database, scenario.rows + 1, scenario.rows + _ROWS)
         running = time.time() - began
-        wanted = history_.parse(scenario.wal_position())
+        wanted = position_.parse(scenario.wal_position())
         database.execute("COMMIT")
         committed = time.time()
         assert told(client)["event"] == "first"
@@ -110,9 +110,9 @@ def _past_the_copy(scenario: Scenario) -> tuple[str, str]:
     """A place that is beyond the copy's end: a base client can't go on from there itself."""
     with scenario.connect() as database:
         bench_table.update_in_order(database, 1, 1, 1)
-    written = history_.parse(scenario.wal_position())
+    written = position_.parse(scenario.wal_position())
     wait_until(
-        lambda: history_.parse(scenario.place()[0]) >= written,
+        lambda: position_.parse(scenario.place()[0]) >= written,
         timeout=_PATIENCE_S,
         what="the server's catching up",
     )
@@ -168,5 +168,5 @@ def _snapshotter(scenario: Scenario, memory: AnonymousMemory) -> Iterator[Path]:
 def _head(archive: Path) -> int:
     for path in archive.rglob("manifest.json"):
         head = json.loads(path.read_bytes()).get("head_position")
-        return history_.parse(head) if head else 0
+        return position_.parse(head) if head else 0
     return 0

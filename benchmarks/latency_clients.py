@@ -19,15 +19,15 @@ from laredo_fanout.client import (
     Subscription,
     SyncOptions,
 )
-from laredo_model import history as history_
+from laredo_model import position
 
 
 async def client(number: int, arguments: Namespace, ready: asyncio.Semaphore) -> list[float]:
     options = SyncOptions(
         arguments.table,
         f"bench-latency-{arguments.name}-{number}",
-        position=history_.parse(arguments.position),
-        history=history_.parse_history(arguments.history),
+        position=position.parse(arguments.position),
+        history=position.parse_history(arguments.history),
     )
     seen, latencies = 0, []
     async with Subscription(Endpoint(arguments.server), options) as events:

@@ -21,9 +21,9 @@ from laredo_archive.maintain import compact
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import History, Position
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
+from laredo_model.position import History, Position
 
 COLUMNS = (
     Column("id", "int8", -1, False, 1, 1),

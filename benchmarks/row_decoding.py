@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from benchmarks.spark_archive import BASE_FORMATS
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_spark.options import parse
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.read.table_reader import TableReader

@@ -26,9 +26,9 @@ from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import History, Position
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
+from laredo_model.position import History, Position
 from laredo_snapshotter.app import malloc
 
 TABLE = "public.bench"

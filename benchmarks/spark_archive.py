@@ -17,11 +17,11 @@ from benchmarks.counting_client import tell
 from laredo_archive.codec import floats
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import History, Position
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
+from laredo_model.position import History, Position
 
 PREFIX = f"{bench_table.QUALIFIED}/"
 """Of the objects' keys, below the directory."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.writer import Store
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
 
 COLUMNS = [Column("id", "int8", nullable=False, ordinal=1, key_ordinal=1), Column("v", "text")]
 CHUNK = 10_000

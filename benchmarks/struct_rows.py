@@ -16,8 +16,8 @@ from laredo_archive.codec.split_line import splitter
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.codec.values import INTEGERS, JSONS, number_text
 from laredo_fanout.serving.struct_rows import StructRows
+from laredo_model.column import Column
 from laredo_model.line import names_prefix
-from laredo_model.rule import Column
 
 _ROWS = 2_000
 _PAIRS = 25

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from docs import markdown
-from laredo_model.settings import overrides, values
+from laredo_service.settings import loading, values
 
 REMOVED = {"decode_workers", "stream_transactions", "ordering", "unsafe_single_writer"}
 """Keys that are refused with their cure; docs/operations/upgrade.md has them."""
@@ -66,7 +66,7 @@ def _fields(section: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
 def _models(annotation: Any) -> list[type[BaseModel]]:
     """The blocks that may stand there, also as a list's or a dictionary's."""
     found: list[type[BaseModel]] = []
-    for kind in overrides.alternatives(annotation):
+    for kind in loading.alternatives(annotation):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             found.append(kind)
         elif get_origin(kind) in (tuple, list, dict):
@@ -75,9 +75,9 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _suffix(annotation: Any) -> str:
-    if overrides.is_free(annotation):
+    if loading.is_free(annotation):
         return ".NAME"
-    return "[]" if overrides.is_list(annotation) else ""
+    return "[]" if loading.is_list(annotation) else ""
 
 
 def _only_choice(field: FieldInfo) -> str | None:

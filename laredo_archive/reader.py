@@ -23,8 +23,8 @@ from laredo_archive.read.location import FoundArchive
 from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
-from laredo_model.history import Position
 from laredo_model.line import Action, Change
+from laredo_model.position import Position
 
 
 class Difference(NamedTuple):

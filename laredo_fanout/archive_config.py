@@ -13,7 +13,7 @@ from laredo_archive.manifest import object_keys
 from laredo_archive.storage import access
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_fanout.serving.options import ArchiveOptions
-from laredo_model.settings import Secret, Section
+from laredo_service.settings import Secret, Section
 
 
 class ArchiveStore(Section):

@@ -15,9 +15,9 @@ import click
 
 from laredo_fanout import config as configuration
 from laredo_fanout.config import Config
-from laredo_model.http import settings
-from laredo_model.program.build import version_option
-from laredo_model.settings import SettingsError
+from laredo_service.build import version_option
+from laredo_service.http import settings
+from laredo_service.settings import SettingsError
 
 if TYPE_CHECKING:
     from laredo_fanout.app.terminal import printing

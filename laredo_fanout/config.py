@@ -11,11 +11,11 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from laredo_fanout.archive_config import ArchiveConfig
 from laredo_fanout.source_config import AnySource, Source, Upstream
-from laredo_model import settings
-from laredo_model.http import settings as settings_
-from laredo_model.http.settings import HttpSettings
-from laredo_model.settings import Duration, SchemaName, Section, Size
-from laredo_model.settings.table_pattern import STAR, TableName, TablePattern
+from laredo_service import settings
+from laredo_service.http import settings as settings_
+from laredo_service.http.settings import HttpSettings
+from laredo_service.settings import Duration, SchemaName, Section, Size
+from laredo_service.table_pattern import STAR, TableName, TablePattern
 
 ENV_PREFIX = "LAREDO_"
 

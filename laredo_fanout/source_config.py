@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from laredo_model.settings import Duration, Secret, Section, Size
-from laredo_model.settings.values import with_secret
+from laredo_service.settings import Duration, Secret, Section, Size
+from laredo_service.settings.values import with_secret
 
 
 class PublicationConfig(Section):

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import orjson
 
+from laredo_model.column import Rule, TypeInfo, element_of, rule_of
 from laredo_model.errors import BadLine
-from laredo_model.rule import Rule, TypeInfo, element_of, rule_of
 
 PARTIAL = b"\x01"
 MISSING = b"\x02"

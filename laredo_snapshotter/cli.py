@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import structlog
 
-from laredo_model.printable import printable, printable_lines
-from laredo_model.program.build import version_option
-from laredo_model.settings import SettingsError
+from laredo_service.build import version_option
+from laredo_service.printable import printable, printable_lines
+from laredo_service.settings import SettingsError
 from laredo_snapshotter import config as config_
 from laredo_snapshotter import table_patterns
 from laredo_snapshotter.app import logs, malloc

@@ -11,9 +11,9 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from laredo_archive.manifest import object_keys
-from laredo_model import settings
-from laredo_model.http.settings import HttpSettings
-from laredo_model.settings import Duration, Section, Size
+from laredo_service import settings
+from laredo_service.http.settings import HttpSettings
+from laredo_service.settings import Duration, Section, Size
 from laredo_snapshotter.config_archive import CompactionBlock, Count, FormatsBlock, RetentionBlock
 from laredo_snapshotter.config_outputs import (
     CredentialsBlock,

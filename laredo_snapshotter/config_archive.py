@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from laredo_archive import codec
-from laredo_model.settings import Duration, Section
+from laredo_service.settings import Duration, Section
 
 DAY_S = 86400.0
 

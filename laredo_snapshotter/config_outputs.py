@@ -13,7 +13,7 @@ from laredo_archive.aws.errors import ProfileError
 from laredo_archive.aws.profile import Profile
 from laredo_archive.storage.local import destination as local
 from laredo_archive.storage.s3.bucket import BadS3Location, S3Location
-from laredo_model.settings import Secret, Section, WrongAt
+from laredo_service.settings import Secret, Section, WrongAt
 
 
 def _endpoint(url: str) -> str:

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from laredo_fanout.client.stream.endpoint import Endpoint, Tls
-from laredo_model.settings import SchemaName, Secret, Section
-from laredo_model.settings.table_pattern import STAR, TablePattern
-from laredo_model.settings.values import with_secret
+from laredo_service.settings import SchemaName, Secret, Section
+from laredo_service.settings.values import with_secret
+from laredo_service.table_pattern import STAR, TablePattern
 from laredo_snapshotter.errors import ConfigRefused
 
 

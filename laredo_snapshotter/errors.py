@@ -16,7 +16,7 @@ SnapshotterError
     └── SinkRefused      it refuses the notice, or isn't set up
 """
 
-from laredo_model import history
+from laredo_model import position as position_
 from laredo_model.checksum import StateChecksum
 
 
@@ -32,7 +32,7 @@ class StreamInconsistent(SnapshotterError):
     """A change's old row isn't the row that the change before it left."""
 
     def __init__(self, key: bytes, position: int | None) -> None:
-        at = "an unknown position" if position is None else history.text(position)
+        at = "an unknown position" if position is None else position_.text(position)
         super().__init__(
             f"key {key.decode(errors='replace')!r} at {at}: the old row of this change isn't the "
             "row that the change before it left, so a change was lost or repeated on the way; "
@@ -102,7 +102,7 @@ class NeverVerified(SnapshotterError):
     def __init__(self, table: str, position: int) -> None:
         super().__init__(
             f"{table}: the table was changed before a check of PostgreSQL's catalog had passed "
-            f"{history.text(position)}; the artifact that ends there was discarded"
+            f"{position_.text(position)}; the artifact that ends there was discarded"
         )
 
 
@@ -111,8 +111,8 @@ class StreamBehind(SnapshotterError):
 
     def __init__(self, table: str, snapshot: int, needed: int) -> None:
         super().__init__(
-            f"{table}: the server's snapshot is at {history.text(snapshot)}, before "
-            f"{history.text(needed)} which was already taken; tried again later"
+            f"{table}: the server's snapshot is at {position_.text(snapshot)}, before "
+            f"{position_.text(needed)} which was already taken; tried again later"
         )
 
 

@@ -19,9 +19,9 @@ from laredo_archive.aws.clients import Called
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.subscription import Observer
-from laredo_model.files.certificates import CertificateWatch
-from laredo_model.http.acceptor import HttpCounts, families
-from laredo_model.program.metrics import Exposition, build_info, exposed, process_memory
+from laredo_service.certificates import CertificateWatch
+from laredo_service.http.connections import HttpCounts, families
+from laredo_service.metrics import Exposition, build_info, exposed, process_memory
 from laredo_snapshotter.status import TableWriterStatus
 from laredo_snapshotter.table_metrics import TableCollector
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from laredo_model import history as history_
+from laredo_model import position as position_
 
 
 class WriterState(StrEnum):
@@ -177,4 +177,4 @@ class TableWriterStatus:
 
 
 def _text(position: int | None) -> str | None:
-    return None if position is None else history_.text(position)
+    return None if position is None else position_.text(position)

@@ -7,7 +7,7 @@ import structlog
 
 from laredo_archive.manifest import object_keys
 from laredo_fanout.client.stream.endpoint import Endpoint
-from laredo_model.settings.table_pattern import STAR, TableName, TablePattern
+from laredo_service.table_pattern import STAR, TableName, TablePattern
 from laredo_snapshotter import config
 from laredo_snapshotter.config import SnapshotterBlock, TableBlock, TableConfig
 from laredo_snapshotter.errors import ConfigRefused

@@ -55,10 +55,10 @@ from laredo_archive.codec.arrow.errors import TypingRefused
 from laredo_archive.codec.arrow.types import Special, Typing
 from laredo_archive.read import location
 from laredo_archive.storage.access import Addressing, S3Access, profiles
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.errors import BadPosition, ModelError
-from laredo_model.files import moment
-from laredo_model.history import Position
+from laredo_model.position import Position
+from laredo_service import files
 from laredo_spark.errors import OptionRefused
 
 _ADDRESSING: Sequence[Addressing] = ("auto", "path", "virtual")
@@ -226,7 +226,7 @@ def _moment(name: str, text: str | None) -> Position | datetime | None:
     except BadPosition:
         pass
     try:
-        return moment.parse(text)
+        return files.parse(text)
     except ModelError:
         raise OptionRefused(
             name,

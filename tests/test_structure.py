@@ -14,6 +14,7 @@ from tests.support.repository import ROOT, files
 
 PACKAGES = [
     "laredo_model",
+    "laredo_service",
     "laredo_archive",
     "laredo_fanout",
     "laredo_snapshotter",

@@ -25,7 +25,7 @@ from examples.snapshotter.demo_proof import Verdict, prove
 from examples.snapshotter.demo_view import View, from_here, show_verdicts
 from examples.snapshotter.demo_workload import TABLES, Application
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from laredo_model import history
+from laredo_model import position
 
 HERE = Path(__file__).parent
 MARK = ".laredo-demo"
@@ -251,7 +251,7 @@ def _settle(stage: Stage, view: View, postgres: EmbeddedPostgres) -> None:
     end = str(row[0])
     view.say(f"no more changes: PostgreSQL is at {end}, the archive catches up", "bold")
     _wait_until(
-        lambda: _reached(stage.writer, history.parse(end)) and view.has_all_rows(stage.server),
+        lambda: _reached(stage.writer, position.parse(end)) and view.has_all_rows(stage.server),
         stage,
         view,
     )
@@ -260,7 +260,7 @@ def _settle(stage: Stage, view: View, postgres: EmbeddedPostgres) -> None:
 def _reached(writer: Program, end: int) -> bool:
     tables = (writer.status() or {}).get("tables", {})
     seen = [
-        history.parse(table["seen_position"])
+        position.parse(table["seen_position"])
         for table in tables.values()
         if table["seen_position"] is not None
     ]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import psycopg
 
 from laredo_archive.reader import Archive
-from laredo_model import history
+from laredo_model import position as position_
 
 
 class Verdict(NamedTuple):
@@ -58,8 +58,8 @@ def prove(dsn: str, table: str, archive: Path) -> Verdict:
         connection.rollback()
     return Verdict(
         table,
-        history.text(found.epochs[0].base.to_position),
-        history.text(head.position),
+        position_.text(found.epochs[0].base.to_position),
+        position_.text(head.position),
         len(found.epochs),
         len(found.manifest.artifacts),
         rows,

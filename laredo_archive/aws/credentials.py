@@ -25,7 +25,7 @@ from botocore.exceptions import BotoCoreError, CredentialRetrievalError
 
 from laredo_archive.aws.explain import PASSING, Cause, Explained, explain, failures, shown
 from laredo_archive.aws.profile import Profile
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
     from botocore.session import Session

@@ -8,7 +8,7 @@ from laredo_archive.cli.copying import copy_archive
 from laredo_archive.cli.options import Commands
 from laredo_archive.cli.reading import export_table, list_artifacts, print_changes, print_rows
 from laredo_archive.cli.repairing import repair_archive
-from laredo_model.program.build import version_option
+from laredo_service.build import version_option
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,8 +11,8 @@ from rich.text import Text
 from laredo_archive.cli.output import data_output
 from laredo_archive.manifest.unnamed_objects import text_of_time
 from laredo_archive.read.catalog import FoundCatalog
-from laredo_model import history as positions
-from laredo_model.printable import printable
+from laredo_model import position as positions
+from laredo_service.printable import printable
 
 
 def list_catalog(found: FoundCatalog, *, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from laredo_archive.read.progress import ReadProgress
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_model.printable import printable
+from laredo_service.printable import printable
 
 UNDECIDED = 3
 UNUSABLE = 2

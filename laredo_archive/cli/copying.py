@@ -12,8 +12,8 @@ from laredo_archive.cli.options import (
 from laredo_archive.cli.progress import shown
 from laredo_archive.maintain.copy import Copied, copy
 from laredo_archive.read import location
-from laredo_model import history as positions
-from laredo_model.printable import printable, size_text
+from laredo_model import position as positions
+from laredo_service.printable import printable, size_text
 
 
 @click.command("copy")

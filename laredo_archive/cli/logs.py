@@ -6,7 +6,7 @@ import sys
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from laredo_model.printable import printable
+from laredo_service.printable import printable
 
 _TRIED_AGAIN = {
     "S3 request retried",

@@ -14,11 +14,11 @@ from laredo_archive.errors import ArchiveError
 from laredo_archive.reader import Archive
 from laredo_archive.storage import access as s3
 from laredo_archive.storage.access import S3Access
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.errors import BadPosition, ModelError
-from laredo_model.files import moment
-from laredo_model.history import Position
-from laredo_model.printable import printable
+from laredo_model.position import Position
+from laredo_service import files
+from laredo_service.printable import printable
 
 FAILED = 1
 
@@ -53,7 +53,7 @@ class AsOf(click.ParamType[Position | datetime]):
         except BadPosition:
             pass
         try:
-            return moment.parse(value)
+            return files.parse(value)
         except ModelError:
             self.fail(
                 f"{value!r} is neither a position such as 0/19F000 nor a time such as"

@@ -4,7 +4,7 @@ import sys
 from codecs import getincrementaldecoder
 from typing import IO, Protocol
 
-from laredo_model.printable import printable_lines
+from laredo_service.printable import printable_lines
 
 
 class LineOutput(Protocol):

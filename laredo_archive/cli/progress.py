@@ -19,7 +19,7 @@ from rich.table import Column
 from rich.text import Text
 
 from laredo_archive.read.progress import UNWATCHED, ReadProgress
-from laredo_model.printable import printable
+from laredo_service.printable import printable
 
 
 @contextmanager

@@ -36,9 +36,9 @@ from laredo_archive.manifest.unnamed_objects import text_of_time
 from laredo_archive.read import catalog
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
-from laredo_model import history as positions
-from laredo_model.history import Position
-from laredo_model.printable import printable, size_text
+from laredo_model import position as positions
+from laredo_model.position import Position
+from laredo_service.printable import printable, size_text
 
 Moment = Position | datetime
 

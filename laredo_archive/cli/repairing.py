@@ -17,7 +17,7 @@ from laredo_archive.cli.progress import shown
 from laredo_archive.maintain.repair import RepairReport, repair
 from laredo_archive.read import location
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_model.printable import printable
+from laredo_service.printable import printable
 
 
 @click.command("repair")

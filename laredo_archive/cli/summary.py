@@ -8,8 +8,8 @@ from rich.table import Table
 from laredo_archive.manifest.timeline import Epoch
 from laredo_archive.manifest.unnamed_objects import text_of_time
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
-from laredo_model.printable import size_text
+from laredo_model import position as positions
+from laredo_service.printable import size_text
 
 
 def described(archive: Archive) -> Iterator[dict[str, Any]]:

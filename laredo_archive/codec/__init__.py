@@ -18,8 +18,8 @@ from laredo_archive.codec.narrowed import KeyBounds
 from laredo_archive.codec.output import ByteSink, EncodedFile, FileWriter, Output
 from laredo_archive.codec.structs.projection import Projection
 from laredo_model import key as key_
+from laredo_model.column import Column, key_columns
 from laredo_model.line import Change
-from laredo_model.rule import Column, key_columns
 
 JSONL = "jsonl"
 PROTOBUF = "protobuf"

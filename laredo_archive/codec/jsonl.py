@@ -33,9 +33,9 @@ from laredo_archive.codec.row_keys import RowKeys, compact
 from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.structs.projection import Projection
 from laredo_model import line as lines_
+from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_model.line import TRUNCATION, Action, Change
-from laredo_model.rule import Column
 
 _CHANGES_AT_ONCE = 1000
 _HEADS = {

@@ -10,9 +10,9 @@ from operator import lt
 from typing import NamedTuple, Protocol
 
 from laredo_archive.codec.block_sums import Blocks, BlockSums
-from laredo_model.files.moment import Digest
+from laredo_model.column import Column, key_columns
 from laredo_model.key import begins_equal_rows
-from laredo_model.rule import Column, key_columns
+from laredo_service.files import Digest
 
 SNAPSHOT_BLOCK = 16 * 1024 * 1024
 DIFF_BLOCK = 256 * 1024

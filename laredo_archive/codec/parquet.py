@@ -19,8 +19,8 @@ from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.output import SNAPSHOT_BLOCK, ByteSink, EncodedFile, FileWriter
 from laredo_archive.codec.ranged_file import spooled
 from laredo_archive.codec.row_keys import RowKeys
+from laredo_model.column import Column
 from laredo_model.errors import BadLine
-from laredo_model.rule import Column
 
 _BATCH_BYTES = 2 << 20
 _WHOLE_GROUP = 1 << 31

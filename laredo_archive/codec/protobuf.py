@@ -23,8 +23,8 @@ from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.structs.projection import Projection
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.codec.varint import varint as length
+from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change
-from laredo_model.rule import Column
 
 LINES_BLOCK = 4 << 20
 _CHANGES_AT_ONCE = 1000

@@ -31,7 +31,7 @@ from laredo_archive.codec.values import (
     number_text,
 )
 from laredo_archive.codec.varint import varint
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 VERBATIM_MEMBER = b"json"
 _DOUBLE = Struct("<d")

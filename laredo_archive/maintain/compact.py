@@ -18,7 +18,7 @@ from laredo_archive.read.fold import OrderedChange
 from laredo_archive.read.location import as_it_is
 from laredo_archive.write.manifest_store import ManifestStore
 from laredo_archive.write.merging import Merging
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.checksum import StateChecksum
 from laredo_model.line import Change
 

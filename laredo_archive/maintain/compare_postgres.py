@@ -15,8 +15,8 @@ from laredo_archive.maintain.postgres_table import ComparedTable, Database, Meas
 from laredo_archive.manifest.merged import unfolding
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
-from laredo_model.history import History, Position
+from laredo_model import position as positions
+from laredo_model.position import History, Position
 
 POLL_S = 0.5
 

@@ -15,7 +15,7 @@ from laredo_archive.read.location import ArchiveLocation, FoundArchive
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.write.reconcile import unfit
-from laredo_model import history as positions
+from laredo_model import position as positions
 
 
 class CopyTarget(NamedTuple):

@@ -26,7 +26,7 @@ from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
 from laredo_model import line as lines_
 from laredo_model.checksum import StateChecksum
-from laredo_model.files.moment import Digest, replacing
+from laredo_service.files import Digest, replacing
 
 CSV = "csv"
 FORMATS = (codec.JSONL, codec.PROTOBUF, codec.PARQUET, CSV, codec.JSONL_ZST, codec.PROTOBUF_ZST)

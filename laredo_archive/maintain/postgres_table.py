@@ -14,11 +14,11 @@ from psycopg import sql
 
 from laredo_archive.errors import DatabaseUnusable
 from laredo_archive.maintain import connection_string
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import History, Position
-from laredo_model.rule import TYPES_SQL, Column, TypeRow, base_of, type_infos
-from laredo_model.select import Selected, lines_sql, session_options, table_name
+from laredo_model.column import TYPES_SQL, Column, TypeRow, base_of, type_infos
+from laredo_model.position import History, Position
+from laredo_model.value_sql import Selected, lines_sql, session_options, table_name
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -19,7 +19,7 @@ from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.manifest.object_keys import Span
 from laredo_archive.storage.destination import Destination
-from laredo_model.history import Position
+from laredo_model.position import Position
 
 log = structlog.get_logger(__name__)
 

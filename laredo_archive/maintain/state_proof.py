@@ -14,10 +14,10 @@ from laredo_archive.manifest.timeline import Epoch
 from laredo_archive.read import fold
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.fold import OrderedChange, Rows
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.checksum import StateChecksum, sum_of
-from laredo_model.history import Position
 from laredo_model.line import Action, Change
+from laredo_model.position import Position
 
 MAX_PROBLEMS = 20
 

@@ -21,7 +21,7 @@ from laredo_archive.manifest.timeline import Epoch
 from laredo_archive.read.artifact_reader import RowFields
 from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.checksum import MODULUS, sum_of
 from laredo_model.line import Action, Change
 

@@ -9,7 +9,7 @@ from laredo_archive.read import fold
 from laredo_archive.read.artifact_reader import RowFields
 from laredo_archive.read.progress import ReadProgress
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.line import TRUNCATION
 
 

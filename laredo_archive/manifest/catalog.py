@@ -14,11 +14,11 @@ from laredo_archive.manifest.errors import CatalogUnusable
 from laredo_archive.manifest.fields import Fields, WrongField, count, list_of, map_of, text, time
 from laredo_archive.manifest.unnamed_objects import text_of_time, with_unknown
 from laredo_archive.storage.destination import is_plain
-from laredo_model import history as histories
-from laredo_model import rule as columns
+from laredo_model import column as columns
+from laredo_model import position as histories
+from laredo_model.column import Column
 from laredo_model.errors import ModelError
-from laredo_model.history import History, Position
-from laredo_model.rule import Column
+from laredo_model.position import History, Position
 
 VERSION = 1
 CATALOG = "catalog.json"

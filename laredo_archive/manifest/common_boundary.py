@@ -13,7 +13,7 @@ from datetime import datetime
 from laredo_archive.manifest import timeline
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.timeline import Epoch
-from laredo_model.history import History, Position
+from laredo_model.position import History, Position
 
 
 @dataclass(frozen=True)

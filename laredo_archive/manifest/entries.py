@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from laredo_archive.manifest.unnamed_objects import with_unknown
-from laredo_model import history as positions
-from laredo_model.history import History, Position
+from laredo_model import position as positions
+from laredo_model.position import History, Position
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from laredo_model.errors import ModelError
-from laredo_model.files import moment
+from laredo_service import files
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def text(value: object, path: str) -> str:
 def time(value: object, path: str) -> datetime:
     """A time in ISO 8601, in UTC."""
     try:
-        return moment.parse(text(value, path))
+        return files.parse(text(value, path))
     except ModelError as wrong:
         raise WrongField(f"{path}: {wrong}") from wrong
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_model.history import History, Position
-from laredo_model.rule import Column
+from laredo_model.column import Column
+from laredo_model.position import History, Position
 
 
 @dataclass(frozen=True)

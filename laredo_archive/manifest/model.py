@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from laredo_archive.manifest.entries import Follows, FormatEntry
 from laredo_archive.manifest.unnamed_objects import Former, Retired, text_of_time, with_unknown
-from laredo_model import history as positions
-from laredo_model.history import History, Position
-from laredo_model.rule import Column
+from laredo_model import position as positions
+from laredo_model.column import Column
+from laredo_model.position import History, Position
 
 VERSION = 1
 PARTS_VERSION = 2

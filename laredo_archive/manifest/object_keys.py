@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from laredo_archive.manifest.model import Artifact, ArtifactKind
 from laredo_archive.storage.destination import is_plain
-from laredo_model import history as positions
-from laredo_model.history import Position
+from laredo_model import position as positions
+from laredo_model.position import Position
 
 MANIFEST = "manifest.json"
 EXTENSIONS = {

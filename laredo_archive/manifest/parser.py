@@ -31,11 +31,11 @@ from laredo_archive.manifest.model import (
 )
 from laredo_archive.manifest.unnamed_objects import Former, Retired
 from laredo_archive.storage.destination import is_plain
-from laredo_model import history as histories
-from laredo_model import rule as columns
+from laredo_model import column as columns
+from laredo_model import position as histories
+from laredo_model.column import Column
 from laredo_model.errors import ModelError
-from laredo_model.history import History, Position
-from laredo_model.rule import Column
+from laredo_model.position import History, Position
 
 DEEPEST_PARTS = 32
 """The levels of merged diffs within merged diffs that one list may have."""

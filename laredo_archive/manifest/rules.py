@@ -12,8 +12,8 @@ from itertools import pairwise
 from laredo_archive.manifest.entries import Follows, FormatEntry
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.unnamed_objects import Former, Retired
-from laredo_model import history as positions
-from laredo_model.history import Position
+from laredo_model import position as positions
+from laredo_model.position import Position
 
 
 def check(manifest: Manifest) -> Iterator[str]:

@@ -6,8 +6,8 @@ from datetime import datetime
 from laredo_archive.errors import ChecksumDiffers, OutOfOrder
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_model import history as positions
-from laredo_model.history import Position
+from laredo_model import position as positions
+from laredo_model.position import Position
 
 
 def known(manifest: Manifest | None, is_it: Callable[[Artifact], bool]) -> Artifact | None:

@@ -12,9 +12,9 @@ from typing import Any
 from laredo_archive.errors import ManifestDamaged, NoSuchBoundary
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.unnamed_objects import text_of_time
-from laredo_model import history as positions
-from laredo_model.history import History, Position
-from laredo_model.rule import Column
+from laredo_model import position as positions
+from laredo_model.column import Column
+from laredo_model.position import History, Position
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from laredo_archive.manifest import rules
 from laredo_archive.manifest.merged import compaction
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.notices import Notices
-from laredo_model.history import Position
+from laredo_model.position import Position
 
 
 class ManifestUpdates:

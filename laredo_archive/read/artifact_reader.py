@@ -29,8 +29,8 @@ from laredo_archive.read.checked_object import MISSING, Checked, wrong_size
 from laredo_archive.read.progress import UNWATCHED, ReadProgress
 from laredo_archive.read.read_ahead import Opened, opener
 from laredo_archive.storage.destination import Destination
+from laredo_model.column import Column, key_columns
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column, key_columns
 
 T = TypeVar("T")
 

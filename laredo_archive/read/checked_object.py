@@ -4,7 +4,7 @@ from laredo_archive.codec import ByteSource
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.read.progress import UNWATCHED, ReadProgress
-from laredo_model.files.moment import Digest
+from laredo_service.files import Digest
 
 MISSING = (
     "the manifest names this object (was it deleted by hand, or not copied along?"

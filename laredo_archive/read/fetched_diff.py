@@ -17,9 +17,9 @@ from laredo_archive.manifest.model import Artifact
 from laredo_archive.read.artifact_reader import PREFERRED_FORMATS
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.write.uploads import stored
-from laredo_model.files.moment import Digest
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
+from laredo_service.files import Digest
 
 MEMORY_BYTES = 256 << 10
 """A smaller object never touches the disk."""

@@ -18,8 +18,8 @@ from laredo_archive.storage.destination import Upload
 from laredo_archive.write.manifest_store import ManifestStore
 from laredo_archive.write.uploads import finish, holds, stored
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import History, Position
-from laredo_model.rule import Column
+from laredo_model.column import Column
+from laredo_model.position import History, Position
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from laredo_archive.manifest.model import Artifact
 from laredo_archive.write.diff_spool import DiffSpool
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.pending_commit import PendingCommit
-from laredo_model import history as positions
+from laredo_model import position as positions
 
 log = structlog.get_logger(__name__)
 

@@ -10,9 +10,9 @@ from laredo_archive.manifest.model import Artifact, ArtifactKind
 from laredo_archive.write.base_upload import entry_of
 from laredo_archive.write.diff_spool import DiffSpool
 from laredo_archive.write.uploads import Content
-from laredo_model.history import Position
+from laredo_model.column import Column
 from laredo_model.line import Change
-from laredo_model.rule import Column
+from laredo_model.position import Position
 
 
 @dataclass(frozen=True)

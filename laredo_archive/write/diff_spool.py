@@ -12,8 +12,8 @@ from laredo_archive import codec
 from laredo_archive.codec import ByteSource, DiffEncoder, EncodedFile
 from laredo_archive.errors import SpoolUnavailable
 from laredo_archive.write.uploads import Content
+from laredo_model.column import Column
 from laredo_model.line import Change
-from laredo_model.rule import Column
 
 MEMORY_BYTES = 4 << 20
 """A smaller diff never touches the disk."""

@@ -32,7 +32,7 @@ from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.destination import Destination, ObjectVersion
 from laredo_archive.storage.parallel import AtOnce, in_threads
 from laredo_archive.write.availability import Availabilities
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 log = structlog.get_logger(__name__)
 

@@ -19,9 +19,9 @@ from laredo_archive.write.diff_encoding import EncodedDiff, Window
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.parts.lists import PartsLists
 from laredo_archive.write.pending_commit import PendingCommit
-from laredo_model import history as positions
-from laredo_model.history import Position
+from laredo_model import position as positions
 from laredo_model.line import Change
+from laredo_model.position import Position
 
 
 class Merging:

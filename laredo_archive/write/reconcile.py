@@ -17,8 +17,8 @@ from laredo_archive.write.epoch_folders import EpochFolders
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.parts.lists import PartsLists
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
-from laredo_model import history as positions
-from laredo_model.history import History
+from laredo_model import position as positions
+from laredo_model.position import History
 
 log = structlog.get_logger(__name__)
 

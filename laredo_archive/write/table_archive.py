@@ -31,10 +31,10 @@ from laredo_archive.write.merging import Merging
 from laredo_archive.write.parts.unmerged import with_boundary
 from laredo_archive.write.pending_commit import PendingCommit
 from laredo_archive.write.reconcile import reconcile
-from laredo_model import history as positions
-from laredo_model.history import History, Position
+from laredo_model import position as positions
+from laredo_model.column import Column
 from laredo_model.line import Change
-from laredo_model.rule import Column
+from laredo_model.position import History, Position
 
 
 class TableArchive:

@@ -18,7 +18,7 @@ from laredo_archive.failpoint import reach
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.destination import Destination, UnfinishedObject, Upload
 from laredo_archive.write.manifest_store import Environment
-from laredo_model.files.moment import Digest
+from laredo_service.files import Digest
 
 log = structlog.get_logger(__name__)
 

@@ -23,8 +23,8 @@ from laredo_fanout.serving.replay.archives import Archives
 from laredo_fanout.serving.replay.plan import NoReplay, Outcome
 from laredo_fanout.store import view
 from laredo_fanout.store.writer import Store
-from laredo_model import history as history_
-from laredo_model.history import History
+from laredo_model import position
+from laredo_model.position import History
 
 INTERVAL_S = 30.0
 AGAIN_S = 12.0
@@ -112,8 +112,8 @@ class ArchiveWatch:
             "readable": found is not None,
             "problem": check.problem,
             "looked_at": check.at.isoformat(timespec="seconds").replace("+00:00", "Z"),
-            "oldest_position": None if oldest is None else history_.text(oldest),
-            "reaches_position": None if reach is None else history_.text(reach),
+            "oldest_position": None if oldest is None else position.text(oldest),
+            "reaches_position": None if reach is None else position.text(reach),
             "covers_journal": check.covers_journal,
         }
 

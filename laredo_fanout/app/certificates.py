@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from laredo_fanout.config import Config
-from laredo_model.files.certificates import Certificate
+from laredo_service.certificates import Certificate
 
 
 def configured(config: Config) -> list[Certificate]:

@@ -18,7 +18,7 @@ from laredo_fanout.app.reload.reload import ReloadRefused
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.errors import SourceUnavailable
 from laredo_model.http.endpoints import Endpoints
-from laredo_model.program.metrics import Exposition
+from laredo_service.metrics import Exposition
 
 _RECOPY_PATIENCE = 10.0
 

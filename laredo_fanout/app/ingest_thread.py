@@ -20,7 +20,7 @@ from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CommitInfo, IngestStatus
 from laredo_fanout.tables.write_batch import OnCommit
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 AnyIngest = Ingest | RelayIngest
 """The ingest of a slot, or a relay's: both are run, stopped and asked in the same way."""

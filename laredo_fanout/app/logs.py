@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 from structlog.typing import Processor
 
-from laredo_model.printable import printable_event
+from laredo_service.printable import printable_event
 
 AUTO, TEXT, JSON = "auto", "text", "json"
 FORMATS = (AUTO, JSON, TEXT)

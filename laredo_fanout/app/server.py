@@ -38,12 +38,12 @@ from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.write_batch import OnCommit
-from laredo_model.http.settings import HttpSettings
-from laredo_model.service_notify import ServiceNotifier
-from laredo_model.settings.table_pattern import TableName
+from laredo_service.http.settings import HttpSettings
+from laredo_service.systemd import ServiceNotifier
+from laredo_service.table_pattern import TableName
 
 if TYPE_CHECKING:
-    from laredo_model.http.connection import HttpServer
+    from laredo_service.http.server import HttpServer
 
 FAILED = 1
 STOPPED_BY_SECOND_SIGNAL = 130
@@ -246,7 +246,7 @@ class _Server:
         from laredo_fanout.app import http
         from laredo_fanout.app.page.lag import LagHistory
         from laredo_fanout.app.terminal import copy_bars
-        from laredo_model.http.connection import HttpServer
+        from laredo_service.http.server import HttpServer
 
         lag = LagHistory(self.ingest.status)
         web = HttpServer(

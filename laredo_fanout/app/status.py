@@ -22,11 +22,11 @@ from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CopyProgress, IngestStatus, ReplicatedTableStatus
-from laredo_model import history
-from laredo_model.files.certificates import CertificateWatch
-from laredo_model.http.acceptor import HttpCounts
-from laredo_model.program import build
-from laredo_model.program.metrics import Exposition
+from laredo_model import position
+from laredo_service import build
+from laredo_service.certificates import CertificateWatch
+from laredo_service.http.connections import HttpCounts
+from laredo_service.metrics import Exposition
 
 _WAITING = "waiting"
 _NO_JOURNAL = {"entries": 0, "oldest_sequence": None, "oldest_age_seconds": None}
@@ -79,7 +79,7 @@ class ServerView:
     @property
     def position_text(self) -> str:
         """The position up to which everything is durable."""
-        return history.text(self._store.position)
+        return position.text(self._store.position)
 
     def problems(self) -> list[str]:
         """Reasons why the server isn't ready; empty if it is connected, serving, and all tables are
@@ -192,7 +192,7 @@ class ServerView:
             "former_histories": []
             if identity is None
             else [
-                {"history": str(former), "until": history.text(until)}
+                {"history": str(former), "until": position.text(until)}
                 for former, until in identity.ancestors
             ],
             "warnings": [
@@ -222,7 +222,7 @@ class ServerView:
             {
                 "server_id": hop.server_id,
                 "address": hop.address or None,
-                "position": history.text(hop.position),
+                "position": position.text(hop.position),
                 "delay_seconds": None if hop.delay_s is None else round(hop.delay_s, 6),
             }
             for hop in relay.relay_status().path
@@ -255,10 +255,10 @@ class ServerView:
             "recopy": _recopy(table_status),
             "sequence": record.sequence if record is not None else 0,
             "position": _table_position(record, self._store.position) if shown else None,
-            "verified_position": history.text(record.boundary) if record is not None else None,
+            "verified_position": position.text(record.boundary) if record is not None else None,
             "putting_right": _repair(record),
             "altered_by": list(table_status.altered_by),
-            "floor": history.text(record.floor) if record is not None and shown else None,
+            "floor": position.text(record.floor) if record is not None and shown else None,
             "key_fields": list(record.key_fields) if record is not None else [],
             "journal": journal,
             "clients": sum(client.info.table == name for client in clients),
@@ -301,7 +301,7 @@ class ServerView:
 
 
 def _table_position(record: TableRecord | None, of_store: int) -> str:
-    return history.text((record and record.position) or of_store)
+    return position.text((record and record.position) or of_store)
 
 
 def _slot(source: IngestStatus) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def _repair(record: TableRecord | None) -> dict[str, Any] | None:
     suspect_range = None if record is None else record.suspect_range
     if suspect_range is None:
         return None
-    return {"since": history.text(suspect_range.start), "reason": suspect_range.because}
+    return {"since": position.text(suspect_range.start), "reason": suspect_range.because}
 
 
 def _recopy(table_status: ReplicatedTableStatus) -> dict[str, Any] | None:

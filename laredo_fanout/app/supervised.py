@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from laredo_model import service_notify as of_program
+from laredo_service import systemd as of_program
 
 Crashed: TypeAlias = of_program.Crashed
 """Called with the task's name and its error, which was logged."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from laredo_model.select import identifier
-from laredo_model.settings.table_pattern import TableName, TablePattern, like
+from laredo_model.value_sql import identifier
+from laredo_service.table_pattern import TableName, TablePattern, like
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from laredo_fanout.postgres import key_comparison
-from laredo_model.select import Selected, identifier, key_sql
+from laredo_model.value_sql import Selected, identifier, key_sql
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable

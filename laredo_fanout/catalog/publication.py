@@ -15,7 +15,7 @@ import structlog
 
 from laredo_fanout.errors import SourceUnfit, TableMissing, TableNotPublished, TableRefused
 from laredo_fanout.postgres.errors import RightsMissing
-from laredo_model.select import identifier
+from laredo_model.value_sql import identifier
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection

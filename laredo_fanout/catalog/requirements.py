@@ -16,7 +16,7 @@ from laredo_fanout.errors import (
     TableUnfit,
 )
 from laredo_fanout.postgres.errors import RightsMissing, SourceError
-from laredo_model.select import identifier
+from laredo_model.value_sql import identifier
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable

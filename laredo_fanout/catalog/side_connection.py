@@ -25,7 +25,7 @@ from laredo_fanout.catalog.partitions import EmptyAttachments
 from laredo_fanout.catalog.snapshot import CatalogSnapshot
 from laredo_fanout.postgres import connections, wal_message
 from laredo_fanout.postgres.errors import SourceError
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.key_ranges import Split

@@ -14,9 +14,9 @@ from laredo_fanout.catalog import publication as publication_
 from laredo_fanout.catalog import table_version as version_
 from laredo_fanout.catalog.partitions import Partition
 from laredo_fanout.catalog.table_version import Version
-from laredo_model import rule
-from laredo_model.rule import Column
-from laredo_model.select import Selected, table_name
+from laredo_model import column as column_
+from laredo_model.column import Column
+from laredo_model.value_sql import Selected, table_name
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
@@ -27,7 +27,7 @@ class SourceColumn(NamedTuple):
     """A column that the stream carries; ``type_modifier`` is the column's own (-1 in a domain)."""
 
     name: str
-    type_info: rule.TypeInfo
+    type_info: column_.TypeInfo
     type_modifier: int
     nullable: bool
 
@@ -119,7 +119,7 @@ class SourceTable:
         return tuple(
             Column(
                 column.name,
-                rule.base_of(column.type_info).name,
+                column_.base_of(column.type_info).name,
                 base_modifier(column),
                 column.nullable,
                 ordinal,
@@ -266,16 +266,16 @@ def _read(
     return tables
 
 
-def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, rule.TypeInfo]:
+def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, column_.TypeInfo]:
     """The types with these oids, and all that they are made of."""
-    rows = connection.execute(rule.TYPES_SQL, (list(oids),)).fetchall()
-    return rule.type_infos(rule.TypeRow(*row) for row in rows)
+    rows = connection.execute(column_.TYPES_SQL, (list(oids),)).fetchall()
+    return column_.type_infos(column_.TypeRow(*row) for row in rows)
 
 
 def _table(
     row: tuple[Any, ...],
     attributes: Sequence[Sequence[Any]],
-    types: dict[int, rule.TypeInfo],
+    types: dict[int, column_.TypeInfo],
     streams: Sequence[str],
     known: dict[str, Any],
 ) -> SourceTable:

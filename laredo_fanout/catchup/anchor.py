@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import structlog
 
-from laredo_model import history
+from laredo_model import position
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
@@ -53,7 +53,7 @@ class Anchor:
             return
         try:
             for _ in range(2):
-                connection.execute(_ADVANCE, (self._slot, history.text(durable)))
+                connection.execute(_ADVANCE, (self._slot, position.text(durable)))
             self._moved_to = durable
         except psycopg.errors.DatabaseError as refused:
             if connection.broken:

@@ -19,7 +19,7 @@ from laredo_fanout.catchup.orders import Order
 from laredo_fanout.catchup.plan import CatchupPlan
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.status import CatchupStatus
-from laredo_model import history
+from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.catchup.options import CatchupOptions
@@ -269,7 +269,7 @@ class FallBehind:
         _log.info(
             "backlog split",
             bytes=end - position,
-            starts=[history.text(segment.start) for segment in segments],
+            starts=[position_.text(segment.start) for segment in segments],
         )
         return plan
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from laredo_model import history
+from laredo_model import position as position_
 
 
 class SpoolPiece(NamedTuple):
@@ -88,8 +88,8 @@ def bounded(starts: list[int]) -> tuple[Segment, ...]:
 def _segment_to_json(segment: Segment) -> dict[str, Any]:
     return {
         "number": segment.number,
-        "start": history.text(segment.start),
-        "stop": None if segment.stop is None else history.text(segment.stop),
+        "start": position_.text(segment.start),
+        "stop": None if segment.stop is None else position_.text(segment.stop),
         "pieces": [list(piece) for piece in segment.pieces],
         "done": segment.done,
     }
@@ -98,8 +98,8 @@ def _segment_to_json(segment: Segment) -> dict[str, Any]:
 def _segment_from_json(read: dict[str, Any]) -> Segment:
     return Segment(
         read["number"],
-        history.parse(read["start"]),
-        None if read["stop"] is None else history.parse(read["stop"]),
+        position_.parse(read["start"]),
+        None if read["stop"] is None else position_.parse(read["stop"]),
         tuple(SpoolPiece(*piece) for piece in read["pieces"]),
         read["done"],
     )

@@ -25,7 +25,7 @@ from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.catchup.spool import SegmentReader
 from laredo_fanout.catchup.status import SegmentStatus
 from laredo_fanout.postgres.errors import SourceError, SourceUnavailable
-from laredo_model import history
+from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.catchup.options import CatchupOptions
@@ -345,4 +345,4 @@ class Release:
         self.over_at = time.monotonic()
         self.over = True
         shutil.rmtree(self._directory, ignore_errors=True)
-        _log.info("segments released", position=history.text(self.durable))
+        _log.info("segments released", position=position_.text(self.durable))

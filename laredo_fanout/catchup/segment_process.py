@@ -28,7 +28,7 @@ from laredo_fanout.postgres.errors import (
     SourceError,
     SourceUnavailable,
 )
-from laredo_model import history
+from laredo_model import position
 
 FAILED = 1
 MAIN_IS_GONE = 3
@@ -155,8 +155,8 @@ class SegmentDecoder:
             return True
         if final < max(self._order.start, self._begun):
             raise ReplicationStreamBroken(
-                f"segment {self._order.segment} begins at {history.text(self._order.start)} and"
-                f" was sent a transaction that committed at {history.text(final)}"
+                f"segment {self._order.segment} begins at {position.text(self._order.start)} and"
+                f" was sent a transaction that committed at {position.text(final)}"
             )
         self._begun = final
         self._in_transaction = True

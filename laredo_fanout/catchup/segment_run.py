@@ -16,7 +16,7 @@ import structlog
 from laredo_fanout.catchup import orders, spool
 from laredo_fanout.catchup.orders import Failure, Order, Report
 from laredo_fanout.catchup.plan import Segment, SpoolPiece
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 _log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.errors import SlotLost, SourceUnavailable
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.source_options import SourceOptions
-from laredo_model import history
+from laredo_model import position
 
 _LIMITS = ("max_wal_senders", "connection slots are reserved", "too many clients")
 """A refused connection has no SQLSTATE on the client's side."""
@@ -67,17 +67,17 @@ class SegmentStream(ReplicationStream):
             if state in _GONE:
                 raise SlotLost(f"slot {slot} can't be copied: {text}")
             raise SourceUnavailable(f"slot {slot} can't be copied just now: {text}")
-        copied = history.parse((result.get_value(0, 0) or b"0/0").decode())
+        copied = position.parse((result.get_value(0, 0) or b"0/0").decode())
         if copied > start:
             raise SlotLost(
-                f"slot {slot} was moved to {history.text(copied)}, beyond"
-                f" {history.text(start)}, where decoding must go on"
+                f"slot {slot} was moved to {position.text(copied)}, beyond"
+                f" {position.text(start)}, where decoding must go on"
             )
         if start - copied > _WORTH_MOVING:
             self._move(temporary, start, meanwhile)
 
     def _move(self, temporary: str, start: int, meanwhile: Callable[[], None]) -> None:
-        command = ADVANCE.format(slot=temporary, position=history.text(start))
+        command = ADVANCE.format(slot=temporary, position=position.text(start))
         for _ in range(2):
             self._run(command, temporary, meanwhile)
 

@@ -19,7 +19,7 @@ from struct import Struct
 from laredo_fanout.catchup.plan import Segment, SpoolPiece
 from laredo_fanout.decode.frames import framed, new_frames
 from laredo_fanout.postgres import pgoutput as message_
-from laredo_model.files.moment import sync_directory
+from laredo_service.files import sync_directory
 
 _FINAL = Struct(">Q").unpack_from
 _READ_BYTES = 8 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from laredo_model import history
+from laredo_model import position as position_
 
 
 class SegmentStatus(NamedTuple):
@@ -27,7 +27,7 @@ class SegmentStatus(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """As /status shows it."""
         positions = {
-            name: None if position is None else history.text(position)
+            name: None if position is None else position_.text(position)
             for name, position in (
                 ("start", self.start),
                 ("stop", self.stop),
@@ -66,6 +66,6 @@ class CatchupStatus(NamedTuple):
         return {
             **self._asdict(),
             "active": released is not None,
-            "release_position": None if released is None else history.text(released),
+            "release_position": None if released is None else position_.text(released),
             "segments": [segment.to_json() for segment in self.segments],
         }

@@ -51,7 +51,7 @@ from laredo_fanout.client.table.listening import RowChange
 from laredo_fanout.client.table.row_iterator import AsyncRowIterator, RowIterator
 from laredo_fanout.client.table.rows import RawJson
 from laredo_fanout.client.table_status import TableStatus, table_status
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 __all__ = [
     "AsyncFanoutClient",

@@ -10,9 +10,9 @@ from datetime import datetime
 from enum import IntEnum
 from typing import NamedTuple
 
-from laredo_model.history import Ancestor, History, Position
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
+from laredo_model.position import Ancestor, History, Position
 
 
 class Mode(IntEnum):

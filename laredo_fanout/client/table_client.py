@@ -23,9 +23,9 @@ from laredo_fanout.client.table.local_snapshot import SnapshotFile
 from laredo_fanout.client.table.replica import Replica
 from laredo_fanout.client.table.row_map import RowMap, RowView
 from laredo_fanout.client.table.rows import Row, parse
-from laredo_model.history import Position
-from laredo_model.retry import Backoff
-from laredo_model.rule import Column
+from laredo_model.column import Column
+from laredo_model.position import Position
+from laredo_service.retry import Backoff
 
 
 class TableClient:

@@ -16,7 +16,7 @@ from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
 from laredo_fanout.copy import chunk_leaves
 from laredo_fanout.postgres.socket_reader import SocketReader
-from laredo_model import select
+from laredo_model import value_sql
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
@@ -55,7 +55,7 @@ def statement(table: SourceTable, condition: str) -> bytes:
     rewrites sees the new file as empty.
     """
     filters = [f"({part})" for part in (condition, _row_filter(table)) if part]
-    rows = select.lines_sql(
+    rows = value_sql.lines_sql(
         table.schema,
         table.name,
         table.selected,
@@ -76,7 +76,7 @@ def append_only_statement(table: SourceTable) -> bytes:
 
     The keys are empty.
     """
-    rows = select.lines_sql(
+    rows = value_sql.lines_sql(
         table.schema,
         table.name,
         table.selected,

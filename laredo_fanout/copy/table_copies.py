@@ -22,7 +22,7 @@ from laredo_fanout.copy import recopy
 from laredo_fanout.copy.copy_state import CopyState
 from laredo_fanout.errors import CopyFailed
 from laredo_fanout.postgres import wal_message
-from laredo_model import history
+from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.side_connection import Prepared, PrepareFailed, WaitingForWriters
@@ -174,7 +174,7 @@ class TableCopies:
             table=copy.table.qualified,
             rows=record.rows,
             read=copy.rows,
-            position=history.text(position),
+            position=position_.text(position),
         )
 
     def _publish_differences(
@@ -197,8 +197,8 @@ class TableCopies:
             _log.info(
                 "rows repaired after a partition moved",
                 table=copy.table.qualified,
-                since=history.text(suspect_range.start),
-                until=history.text(suspect_range.end),
+                since=position_.text(suspect_range.start),
+                until=position_.text(suspect_range.end),
                 why=suspect_range.because,
             )
         return differing

@@ -16,7 +16,7 @@ enum { MESSAGE_KEPT = 1024 }; /* message.KEPT_BYTES */
 enum { INSERT = 1, UPDATE = 2 };
 enum { PARTIAL = 1, MISSING = 2 }; /* laredo_model/line.py */
 
-/* How a column's text becomes JSON: laredo_model/rule.py, where a test compares the letters. What a
+/* How a column's text becomes JSON: laredo_model/column.py, where a test compares the letters. What a
    rule does stands in laredo_model/fragment.py. */
 enum rule {
     BOOLEAN = 'b', INTEGER = 'i', OID = 'o', FLOAT = 'f', DECIMAL = 'd', TIMESTAMP = 't',

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from laredo_model import key, line
-from laredo_model.rule import TypeInfo, rule_of
+from laredo_model.column import TypeInfo, rule_of
 
 try:
     from laredo_fanout.decode._row_scan import PlainRows as PlainRows  # noqa: PLC0414

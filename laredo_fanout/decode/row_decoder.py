@@ -3,7 +3,7 @@
 A row is a list of columns, each a kind byte (n null, u unchanged TOAST, t text)
 and, for text, a length and that many bytes
 (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html,
-TupleData). How a type's text becomes JSON is in ``laredo_model.rule`` (its rule)
+TupleData). How a type's text becomes JSON is in ``laredo_model.column`` (its rule)
 and ``laredo_model.line`` (what that does). The compiled scan (``_row_scan.c``) does the
 same for plain rows; what it hands back is decoded here, and every error is raised here.
 """
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 from laredo_fanout.decode import plain_rows
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_model import key, line
+from laredo_model.column import TypeInfo
 from laredo_model.line import Action
-from laredo_model.rule import TypeInfo
 
 if TYPE_CHECKING:
     from laredo_fanout.decode.plain_rows import ChangeSink, PlainRows

@@ -26,7 +26,7 @@ from laredo_fanout.decode.transaction_spool import TransactionSpool, Transaction
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.postgres.pgoutput import Commit, Emitted
-from laredo_model import history
+from laredo_model import position as position_
 from laredo_model.errors import ModelError
 from laredo_model.line import Action
 
@@ -221,8 +221,8 @@ class StreamDecoder:
         self._announced.clear()
         if commit.position <= self.position:
             raise ReplicationStreamBroken(
-                f"a transaction that ends at {history.text(commit.position)} came after one that"
-                f" ends at {history.text(self.position)}"
+                f"a transaction that ends at {position_.text(commit.position)} came after one that"
+                f" ends at {position_.text(self.position)}"
             )
         self._pending.commit(commit.position, commit.time_us)
         self.position_before, self.position = self.position, commit.position

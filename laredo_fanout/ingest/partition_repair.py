@@ -25,8 +25,8 @@ from laredo_fanout.catalog import partitions, shape
 from laredo_fanout.catalog.leaves import AnnouncedLeaves
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.store.table import Status
-from laredo_model import history
-from laredo_model.retry import Backoff
+from laredo_model import position as position_
+from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -226,7 +226,7 @@ class PartitionRepair:
             "repair scheduled: rows moved with a partition",
             table=name,
             why=because,
-            since=history.text(suspect_range.start),
+            since=position_.text(suspect_range.start),
         )
 
     def _begin(self, tracked: TrackedTable, transaction: Transaction, copies: TableCopies) -> None:

@@ -34,7 +34,7 @@ from laredo_fanout.postgres import connections, wal_message
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.store.errors import StoreFull
 from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
-from laredo_model import history
+from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.discovery import TableDiscovery
@@ -209,7 +209,7 @@ class IngestSession:
         self._keepalive.begin(feed)
         self.connected = self.was_connected = True
         self.phase = "streaming" if feed is stream else "catching up"
-        position = history.text(self._store.position)
+        position = position_.text(self._store.position)
         if self._on_connected is not None:
             self._on_connected()
         _log.info(

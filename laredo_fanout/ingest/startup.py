@@ -24,8 +24,8 @@ from laredo_fanout.slot.wal_marker import differs_at
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import Status
-from laredo_model import history as history_
-from laredo_model.history import History, Lineage
+from laredo_model import position as position_
+from laredo_model.position import History, Lineage
 
 if TYPE_CHECKING:
     import threading
@@ -156,8 +156,8 @@ class Preparation:
             _log.warning(
                 "failover detected; stream continued",
                 history=str(now.history),
-                switch=history_.text(now.ancestors[-1].until),
-                position=history_.text(store.position),
+                switch=position_.text(now.ancestors[-1].until),
+                position=position_.text(store.position),
             )
         position, time_us = store.position, store.time_us
         with store.transaction() as transaction:
@@ -236,7 +236,7 @@ class Preparation:
     def _refuse_loss(self, lost: str) -> None:
         if self._options.on_slot_lost is OnSlotLost.FAIL:
             raise SlotLost(
-                f"{lost}; changes since {history_.text(self._store.position)} can't be had any"
+                f"{lost}; changes since {position_.text(self._store.position)} can't be had any"
                 " more. Set on_slot_lost = recreate to copy every table again"
             )
 

@@ -16,7 +16,7 @@ import structlog
 
 from laredo_fanout.postgres.errors import DecodingFailed, StreamFault
 from laredo_fanout.tables.status import FaultStatus
-from laredo_model import history
+from laredo_model import position
 
 if TYPE_CHECKING:
     from laredo_fanout.store.writer import Store
@@ -74,7 +74,7 @@ class StreamFaults:
     def passed(self, level: int) -> None:
         """Nothing up to ``level`` is missing in the store: a fault before it is over."""
         if self.current is not None and (level >= self._until or self._slot != self._token()):
-            _log.info("stream fault passed", position=history.text(self._store.position))
+            _log.info("stream fault passed", position=position.text(self._store.position))
             self.current = None
 
     @property
@@ -91,10 +91,10 @@ class StreamFaults:
 
     def _text(self, error: StreamFault, at: int) -> str:
         if isinstance(error, DecodingFailed):
-            what = f"PostgreSQL can't decode a transaction after {history.text(at)}"
+            what = f"PostgreSQL can't decode a transaction after {position.text(at)}"
             what, why = f"{what} ({error.sqlstate})", error.text
         else:
-            what, why = f"the stream after {history.text(at)} isn't the protocol's", str(error)
+            what, why = f"the stream after {position.text(at)} isn't the protocol's", str(error)
         if len(self._ways) == 1:
             way, other = ("whole", "in parts") if self.in_parts else ("in parts", "whole")
             return f"{what}, {way}: {why}; it is tried {other} next"

@@ -23,7 +23,7 @@ from laredo_fanout.slot import ownership
 from laredo_fanout.slot import slot as slot_
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.discovery import TableDiscovery

@@ -23,7 +23,7 @@ from laredo_fanout.ingest.partition_repair import Judged, PartitionRepair
 from laredo_fanout.ingest.relation_routes import RelationRoutes, RequestSnapshot
 from laredo_fanout.store.table import Status
 from laredo_fanout.tables.tracked_table import TrackedTable
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.snapshot import CatalogSnapshot

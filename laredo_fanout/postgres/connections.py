@@ -14,7 +14,7 @@ import structlog
 from psycopg import conninfo
 
 from laredo_fanout.postgres.errors import RightsMissing, SourceUnavailable
-from laredo_model import select
+from laredo_model import value_sql
 
 _log = structlog.get_logger()
 
@@ -74,7 +74,7 @@ def connect(options: ConnectionOptions, *, role: str, replication: bool = False)
 
     :raises SourceUnavailable: if the server can't be reached or refuses.
     """
-    settings = {**select.SESSION, **_EXTRA}
+    settings = {**value_sql.SESSION, **_EXTRA}
     given = conninfo.conninfo_to_dict(options.connection)
     session = " ".join(f"-c {name}={value}" for name, value in settings.items())
     parameters: dict[str, Any] = {

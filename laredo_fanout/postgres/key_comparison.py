@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from laredo_model.rule import TypeInfo, base_of
-from laredo_model.select import Selected, identifier
+from laredo_model.column import TypeInfo, base_of
+from laredo_model.value_sql import Selected, identifier
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection

@@ -26,7 +26,7 @@ from laredo_fanout.postgres.errors import (
     SourceUnavailable,
 )
 from laredo_fanout.postgres.socket_reader import SocketReader
-from laredo_model import history as history_
+from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +96,7 @@ class ReplicationStream:
     def identify(self) -> Identified:
         """IDENTIFY_SYSTEM."""
         row = self._row(b"IDENTIFY_SYSTEM")
-        return Identified(int(row[0]), int(row[1]), history_.parse(row[2].decode()))
+        return Identified(int(row[0]), int(row[1]), position_.parse(row[2].decode()))
 
     def switches(self, timeline: int) -> tuple[Switch, ...]:
         """TIMELINE_HISTORY: those that ``timeline`` comes from, oldest first, with their ends."""
@@ -104,7 +104,7 @@ class ReplicationStream:
             return ()
         history = self._row(b"TIMELINE_HISTORY %d" % timeline)[1]
         return tuple(
-            Switch(int(parent), history_.parse(left.decode()))
+            Switch(int(parent), position_.parse(left.decode()))
             for parent, left in _SWITCH.findall(history)
         )
 
@@ -132,7 +132,7 @@ class ReplicationStream:
         )
         protocol = "proto_version '2', streaming 'on'" if in_parts else "proto_version '1'"
         command = (
-            f'START_REPLICATION SLOT "{slot}" LOGICAL {history_.text(position)}'
+            f'START_REPLICATION SLOT "{slot}" LOGICAL {position_.text(position)}'
             f" ({protocol}, publication_names '{names}', messages 'true')"
         )
         result = self._execute(command.encode())

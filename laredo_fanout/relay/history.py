@@ -12,7 +12,7 @@ from laredo_fanout.client.events import Handshake
 from laredo_fanout.relay.errors import UpstreamTooOld
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import Status
-from laredo_model import history as history_
+from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.store.writer import Store
@@ -72,6 +72,6 @@ def adopt(store: Store, now: SourceIdentity) -> None:
             "upstream history changed",
             history=str(now.history),
             before=str(known.history),
-            position=history_.text(position),
+            position=position_.text(position),
             reason=now.because or "it goes on from the one before",
         )

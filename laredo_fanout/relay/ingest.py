@@ -21,7 +21,7 @@ from laredo_fanout.relay.session import RelaySession
 from laredo_fanout.relay.status import RelayCounters, RelayStatus
 from laredo_fanout.store import view
 from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.relay.options import RelayOptions

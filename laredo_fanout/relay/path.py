@@ -20,7 +20,7 @@ from laredo_fanout.relay.errors import RelayLoop, UpstreamTooOld, UpstreamUnavai
 from laredo_fanout.relay.options import RelayOptions
 from laredo_fanout.relay.tls_cure import with_cure
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history
+from laredo_model import position as position_
 from laredo_model.errors import ModelError
 
 _MOST_HOPS = 16
@@ -54,7 +54,7 @@ class Path(NamedTuple):
             answer.path.add(
                 server_id=hop.server_id,
                 address=hop.address,
-                source_position=history.text(hop.position),
+                source_position=position_.text(hop.position),
                 delay_us=0 if hop.delay_s is None else int(hop.delay_s * 1e6),
             )
         return answer.SerializeToString()
@@ -105,7 +105,7 @@ def _hops(sent: Iterable[wire.ServerHop], server: str, server_id: str) -> tuple[
     for number, each in enumerate(islice(sent, _MOST_HOPS)):
         address = each.address if number else server
         try:
-            position = history.parse(each.source_position)
+            position = position_.parse(each.source_position)
         except ModelError as wrong:
             raise UpstreamUnavailable(f"{server} sent a path with {wrong}") from wrong
         delay = min(each.delay_us, _LONGEST_DELAY_US) / 1e6 if each.delay_us > 0 else None

@@ -32,7 +32,7 @@ from laredo_fanout.store.comparison import CopyComparison
 from laredo_fanout.store.meta import LastRecopy
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.table import Status
-from laredo_model import history
+from laredo_model import position as position_
 from laredo_model.checksum import StateChecksum
 from laredo_model.line import Action
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.tables.status import Counters
     from laredo_fanout.tables.write_batch import WriteBatch
-    from laredo_model.rule import Column
+    from laredo_model.column import Column
 
 _log = structlog.get_logger()
 
@@ -177,7 +177,7 @@ class ReceivedTable:
             "snapshot received",
             table=self.options.qualified,
             rows=event.row_count,
-            position=None if event.position is None else history.text(event.position),
+            position=None if event.position is None else position_.text(event.position),
             reason=event.reason or ("asked for" if record is not None else "there are no rows yet"),
         )
         if record is not None and record.live and record.columns != self._columns:
@@ -204,7 +204,7 @@ class ReceivedTable:
         if (received.rows, received.hex()) != (event.rows, event.state_checksum):
             self.drop_copy()
             raise self._violation(
-                f"a snapshot at {history.text(position)} of {event.rows} rows with checksum"
+                f"a snapshot at {position_.text(position)} of {event.rows} rows with checksum"
                 f" {event.state_checksum}, but {received.rows} with {received.hex()} came"
             )
         record = self.record

@@ -16,8 +16,8 @@ from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.relay.errors import BatchAbandoned, UpstreamUnavailable
 from laredo_fanout.relay.received_table import StartOver
 from laredo_fanout.relay.tls_cure import with_cure
-from laredo_model import history
-from laredo_model.retry import Backoff
+from laredo_model import position as position_
+from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.client.events import Event
@@ -136,7 +136,7 @@ class TableStream:
         return SyncOptions(
             self.writer.options.qualified,
             self._options.client_id,
-            position=None if position is None else history.Position(position),
+            position=None if position is None else position_.Position(position),
             history=None if position is None or source is None else source.history,
             boundaries=True,
             relay=True,

@@ -25,7 +25,7 @@ from laredo_fanout.serving.probes.health import HEALTH, Health
 from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.probes.reflection import REFLECTION, Reflection
 from laredo_fanout.serving.service import SERVICE, ReplicationService
-from laredo_model.http.acceptor import ConnectionLimit, EndReason, HttpCounts
+from laredo_service.http.connections import ConnectionLimit, EndReason, HttpCounts
 
 log = structlog.get_logger(__name__)
 

@@ -19,7 +19,7 @@ from laredo_fanout.snapshots.errors import SnapshotFileDamaged, SnapshotUnknown
 from laredo_fanout.snapshots.info import SnapshotInfo
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.protobuf import tag
-from laredo_model import history
+from laredo_model import position
 
 _ROW = tag(wire.FetchSnapshotResponse.DESCRIPTOR.fields_by_name["row"].number)
 
@@ -152,7 +152,7 @@ def info_message(info: SnapshotInfo) -> wire.ReplicationSnapshotInfo:
     return wire.ReplicationSnapshotInfo(
         snapshot_id=info.snapshot_id,
         sequence=info.sequence,
-        source_position=history.text(info.position),
+        source_position=position.text(info.position),
         row_count=info.rows,
         size_bytes=info.size_bytes,
         created_at=timestamp(info.created_at_us),

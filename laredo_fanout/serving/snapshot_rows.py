@@ -18,7 +18,7 @@ from laredo_fanout.serving.errors import NoRoomToSpool
 from laredo_fanout.store.errors import SpoolFailed
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.shared_spool import SharedSpools
-from laredo_model.files import private_directory
+from laredo_service import private_directory
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from laredo_fanout.serving.slices import Slice, Sliced
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history
+from laredo_model import position
 
 _INT32_MAX = 2**31 - 1
 
@@ -38,7 +38,7 @@ def server_path(reader: StoreReader, delay_us: int) -> list[wire.ServerHop]:
     """This server, and those between it and PostgreSQL."""
     here = wire.ServerHop(
         server_id=reader.server_id(),
-        source_position=history.text(reader.position()[0]),
+        source_position=position.text(reader.position()[0]),
         delay_us=delay_us,
     )
     stored = reader.upstream_path()

@@ -15,7 +15,7 @@ import structlog
 from laredo_fanout.errors import SourceUnfit
 from laredo_fanout.postgres import wal_message
 from laredo_fanout.postgres.errors import RightsMissing, SlotInUse
-from laredo_model import history
+from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
@@ -131,7 +131,7 @@ class Slot(NamedTuple):
     def __str__(self) -> str:
         kind = "physical" if self.plugin is None else f"{self.plugin}, database {self.database}"
         used = "inactive" if self.active_pid is None else f"used by pid {self.active_pid}"
-        at = "" if self.confirmed is None else f", confirmed {history.text(self.confirmed)}"
+        at = "" if self.confirmed is None else f", confirmed {position_.text(self.confirmed)}"
         return f"slot {self.name} ({kind}, {used}{at})"
 
 
@@ -220,7 +220,7 @@ def create(connection: Connection, name: str, token: str) -> int:
             f" ALTER ROLE {connection.info.user} REPLICATION;"
         ) from denied
     start = 0 if row is None else int(row[0])
-    _log.info("slot created", slot=name, position=history.text(start))
+    _log.info("slot created", slot=name, position=position_.text(start))
     return start
 
 
@@ -274,7 +274,7 @@ def _slot_gone(stored: Stored, slot: Slot | None, slot_name: str) -> str | None:
         return f"slot {slot_name} was invalidated: {_INVALIDATED[slot.invalidated]}"
     if slot.confirmed > stored.position:
         return (
-            f"slot {slot_name} was moved to {history.text(slot.confirmed)}, beyond the stored"
-            f" position {history.text(stored.position)}"
+            f"slot {slot_name} was moved to {position_.text(slot.confirmed)}, beyond the stored"
+            f" position {position_.text(stored.position)}"
         )
     return None

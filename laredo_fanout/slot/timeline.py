@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from laredo_model import history as history_
-from laredo_model.history import Ancestor, History, Lineage
+from laredo_model import position as position_
+from laredo_model.position import Ancestor, History, Lineage
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.replication_stream import Switch
@@ -84,8 +84,8 @@ def _went_back(position: int, server: Server) -> str | None:
     if server.position >= position:
         return None
     return (
-        f"the server's WAL ends at {history_.text(server.position)}, before the stored position"
-        f" {history_.text(position)}: an earlier state of the database was restored"
+        f"the server's WAL ends at {position_.text(server.position)}, before the stored position"
+        f" {position_.text(position)}: an earlier state of the database was restored"
     )
 
 
@@ -97,8 +97,8 @@ def _not_from(known: SourceIdentity, position: int, server: Server) -> str | Non
         return f"the server is on timeline {now}, which doesn't come from the store's {before}"
     if position > left[before]:
         return (
-            f"timeline {now} left the store's {before} at {history_.text(left[before])},"
-            f" before the stored position {history_.text(position)}"
+            f"timeline {now} left the store's {before} at {position_.text(left[before])},"
+            f" before the stored position {position_.text(position)}"
         )
     return None
 
@@ -109,10 +109,10 @@ def _other_switches(known: SourceIdentity, server: Server) -> str | None:
     for ancestor in known.ancestors:
         timeline = ancestor.history.timeline
         if left.get(timeline) != ancestor.until:
-            there = "never" if timeline not in left else f"at {history_.text(left[timeline])}"
+            there = "never" if timeline not in left else f"at {position_.text(left[timeline])}"
             return (
                 f"the server left timeline {timeline} {there}, the store's history left it at"
-                f" {history_.text(ancestor.until)}: a backup was restored"
+                f" {position_.text(ancestor.until)}: a backup was restored"
             )
     return None
 

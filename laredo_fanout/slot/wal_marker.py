@@ -27,7 +27,7 @@ from laredo_fanout.postgres.pgoutput import (
 )
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.slot import walsender
-from laredo_model import history
+from laredo_model import position as position_
 
 if TYPE_CHECKING:
     import threading
@@ -57,7 +57,7 @@ def differs_at(
     if _finds(search, options, connection, stopping):
         return None
     return (
-        f"the server's WAL at {history.text(marker.position)} isn't the WAL that the store"
+        f"the server's WAL at {position_.text(marker.position)} isn't the WAL that the store"
         " followed: an earlier state of the database was restored"
     )
 

@@ -13,7 +13,7 @@ import structlog
 from laredo_fanout.snapshots import info as info_
 from laredo_fanout.snapshots.errors import SnapshotFileDamaged, SnapshotUnknown
 from laredo_fanout.snapshots.info import SnapshotInfo
-from laredo_model.files.moment import Digest
+from laredo_service.files import Digest
 
 ROWS = ".jsonl"
 INFO = ".json"

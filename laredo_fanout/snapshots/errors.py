@@ -8,7 +8,7 @@ SnapshotError
 └── SnapshotUnverified   silent DDL may have rewritten values before its position
 """
 
-from laredo_model import history
+from laredo_model import position as position_
 
 
 class SnapshotError(Exception):
@@ -51,6 +51,6 @@ class SnapshotUnverified(SnapshotError):
 
     def __init__(self, table: str, position: int, why: str) -> None:
         super().__init__(
-            f"the snapshot of table {table} at {history.text(position)} was given up: no catalog "
+            f"the snapshot of table {table} at {position_.text(position)} was given up: no catalog "
             f"check has verified that position ({why}); it is tried again"
         )

@@ -5,9 +5,9 @@ from typing import Any
 
 import orjson
 
-from laredo_model import history as history_
-from laredo_model import rule
-from laredo_model.rule import Column
+from laredo_model import column
+from laredo_model import position as position_
+from laredo_model.column import Column
 
 FORMAT = 1
 
@@ -51,7 +51,7 @@ class SnapshotInfo:
                 "table": self.table,
                 "table_id": self.table_id,
                 "sequence": self.sequence,
-                "position": history_.text(self.position),
+                "position": position_.text(self.position),
                 "history": self.history,
                 "rows": self.rows,
                 "size_bytes": self.size_bytes,
@@ -78,14 +78,14 @@ def from_bytes(stored: bytes) -> SnapshotInfo:
             table=str(read["table"]),
             table_id=int(read["table_id"]),
             sequence=int(read["sequence"]),
-            position=history_.parse(read["position"]),
+            position=position_.parse(read["position"]),
             history=str(read["history"]),
             rows=int(read["rows"]),
             size_bytes=int(read["size_bytes"]),
             sha256=str(read["sha256"]),
             state_checksum=str(read["state_checksum"]),
             created_at_us=int(read["created_at_us"]),
-            columns=tuple(rule.from_json(each) for each in read["columns"]),
+            columns=tuple(column.from_json(each) for each in read["columns"]),
         )
     except (KeyError, TypeError, AttributeError) as wrong:
         raise ValueError(f"{type(wrong).__name__}: {wrong}") from wrong
@@ -93,7 +93,7 @@ def from_bytes(stored: bytes) -> SnapshotInfo:
 
 def file_name(position: int, sequence: int) -> str:
     """The name of a snapshot's files, without extension."""
-    return f"{history_.object_name(position)}-{sequence}"
+    return f"{position_.object_name(position)}-{sequence}"
 
 
 def snapshot_id(table: str, position: int, sequence: int) -> str:

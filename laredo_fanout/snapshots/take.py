@@ -22,9 +22,10 @@ from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.snapshot import Snapshot
 from laredo_model.checksum import StateChecksum
-from laredo_model.files import moment, private_directory
-from laredo_model.files.moment import Digest
-from laredo_model.files.private_directory import private
+from laredo_service import files as files_
+from laredo_service import private_directory
+from laredo_service.files import Digest
+from laredo_service.private_directory import private
 
 UNFINISHED = ".unfinished-"
 _LOCK = ".lock"
@@ -176,7 +177,7 @@ def _remove_expired(files: SnapshotDirectory, retention: Retention) -> tuple[str
         files.info_file(each).unlink()
         files.rows_file(each).unlink()
     if expired:
-        moment.sync_directory(files.path)
+        files_.sync_directory(files.path)
     return tuple(each.snapshot_id for each in expired)
 
 
@@ -206,6 +207,6 @@ def _atomic(path: Path) -> Iterator[BinaryIO]:
     unfinished = path.with_name(UNFINISHED + path.name)
     with (
         open(unfinished, "wb", opener=private) as file,
-        moment.replacing(path, unfinished, file),
+        files_.replacing(path, unfinished, file),
     ):
         yield file

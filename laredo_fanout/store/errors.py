@@ -21,7 +21,7 @@ StoreError
 └── SpoolFailed       a snapshot couldn't be spooled for a slow client
 """
 
-from laredo_model import history
+from laredo_model import position
 
 _DROP_SLOT = "SELECT pg_drop_replication_slot('{}')"
 
@@ -189,7 +189,7 @@ class PositionWentBack(StoreError):
 
     def __init__(self, stored: int, given: int) -> None:
         super().__init__(
-            f"the store is at {history.text(stored)} and can't go back to {history.text(given)}"
+            f"the store is at {position.text(stored)} and can't go back to {position.text(given)}"
         )
 
 

@@ -24,8 +24,8 @@ from laredo_fanout.store import table
 from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.layout import prefix
 from laredo_fanout.store.table import TableRecord
-from laredo_model import history as history_
-from laredo_model.history import Ancestor, History, Lineage
+from laredo_model import position as position_
+from laredo_model.position import Ancestor, History, Lineage
 
 FORMAT = 3
 """The number of the layout that this version writes, and the only one that it reads. It is raised
@@ -123,7 +123,7 @@ class StoreHead:
             "slot": self.source.slot,
             "publication": self.source.publication,
             "token": self.source.token,
-            "ancestors": history_.ancestors_to_json(self.source.ancestors),
+            "ancestors": position_.ancestors_to_json(self.source.ancestors),
             "because": self.source.because,
             "since": self.source.since,
             "former_reach": self.source.former_reach,
@@ -169,11 +169,11 @@ def head_from_bytes(stored: bytes) -> StoreHead:
         read["next_space"],
         source
         and SourceIdentity(
-            history_.parse_history(source["history"]),
+            position_.parse_history(source["history"]),
             source["slot"],
             source["publication"],
             source["token"],
-            history_.ancestors_from_json(source["ancestors"]),
+            position_.ancestors_from_json(source["ancestors"]),
             source["because"],
             source["since"],
             source["former_reach"],

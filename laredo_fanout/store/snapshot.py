@@ -11,7 +11,7 @@ from laredo_fanout.store.errors import SnapshotClosed
 from laredo_fanout.store.shared_spool import Pair, SharedSpool, SharedSpools
 from laredo_fanout.store.view import TableView
 from laredo_model import key as key_
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 _SPOOL_ROWS = 2000
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from laredo_model import rule
-from laredo_model.rule import Column
+from laredo_model import column
+from laredo_model.column import Column
 
 
 class Status(StrEnum):
@@ -145,7 +145,7 @@ class TableRecord:
     @property
     def key_fields(self) -> tuple[str, ...]:
         """The names of the key's columns, in the key's order."""
-        return tuple(each.name for each in rule.key_columns(self.columns))
+        return tuple(each.name for each in column.key_columns(self.columns))
 
     @property
     def live(self) -> bool:
@@ -223,7 +223,7 @@ def from_bytes(definition: bytes, figures: bytes) -> TableRecord:
         schema=stored["schema"],
         name=stored["name"],
         oid=stored["oid"],
-        columns=tuple(rule.from_json(each) for each in stored["columns"]),
+        columns=tuple(column.from_json(each) for each in stored["columns"]),
         status=Status(stored["status"]),
         identity=stored["identity"],
         error=stored["error"],

@@ -24,7 +24,7 @@ from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.rows.spaces import Spaces
 from laredo_fanout.store.table import Leaf, Status, TableRecord
 from laredo_fanout.store.write_context import WriteContext
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 
 class Transaction:

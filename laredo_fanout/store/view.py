@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from laredo_fanout.store.table import Status, TableRecord
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity
 from laredo_fanout.store.rows import garbage
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.transaction import Transaction
-from laredo_model.files import private_directory
+from laredo_service import private_directory
 
 if TYPE_CHECKING:
     from laredo_fanout.store.reader import StoreReader

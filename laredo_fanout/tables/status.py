@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from laredo_fanout.slot.health import SlotWarning, SlotWatch
 from laredo_fanout.slot.slot import Slot
-from laredo_model import history
+from laredo_model import position as position_
 from laredo_model.line import Action
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class FaultStatus(NamedTuple):
         since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="seconds")
         return {
             **self._asdict(),
-            "position": history.text(self.position),
+            "position": position_.text(self.position),
             "since": since.replace("+00:00", "Z"),
         }
 

@@ -5,8 +5,8 @@ from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
-from laredo_model.http import settings
-from laredo_model.http.settings import HttpSettings
+from laredo_service.http import settings
+from laredo_service.http.settings import HttpSettings
 from laredo_snapshotter.errors import SnapshotterError
 
 _PATIENCE_S = 120.0

@@ -19,9 +19,9 @@ from laredo_archive.manifest import common_boundary
 from laredo_archive.manifest.catalog import MOST_BOUNDARIES, CatalogEntry, GroupBoundary
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.write.catalog_store import CatalogStore
-from laredo_model import history as histories
-from laredo_model.history import Position
-from laredo_model.retry import Backoff
+from laredo_model import position as histories
+from laredo_model.position import Position
+from laredo_service.retry import Backoff
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.table.writer import TableWriter
 

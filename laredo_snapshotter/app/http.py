@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from laredo_archive.manifest.model import Manifest
 from laredo_model.http.endpoints import Endpoints, flag
-from laredo_model.program import build
+from laredo_service import build
 from laredo_snapshotter.app.page import content as page
 from laredo_snapshotter.errors import ReloadImpossible, SnapshotNotReady
 from laredo_snapshotter.metrics import Metrics

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from laredo_model.printable import printable_event
+from laredo_service.printable import printable_event
 
 
 def configure(level: str, *, as_json: bool | None = None) -> None:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import structlog
 
 from laredo_archive.aws.errors import AwsError
-from laredo_model.http.settings import HttpSettings
-from laredo_model.settings import SettingsError
-from laredo_model.settings.overrides import take_up
-from laredo_model.settings.tree import Path
+from laredo_service.http.settings import HttpSettings
+from laredo_service.settings import SettingsError
+from laredo_service.settings.loading import take_up
+from laredo_service.settings.tree import Path
 from laredo_snapshotter import table_patterns
 from laredo_snapshotter.app.table_writers import TableWriters
 from laredo_snapshotter.config import SnapshotterBlock, TableConfig

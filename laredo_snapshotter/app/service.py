@@ -13,13 +13,13 @@ from typing import Any
 import structlog
 
 from laredo_archive.manifest.model import Manifest
-from laredo_model.files.certificates import CertificateWatch
-from laredo_model.http import settings as settings_
-from laredo_model.http.acceptor import HttpCounts
-from laredo_model.http.connection import HttpServer
-from laredo_model.http.settings import HttpSettings
-from laredo_model.program import build
-from laredo_model.service_notify import ServiceNotifier, supervised
+from laredo_service import build
+from laredo_service.certificates import CertificateWatch
+from laredo_service.http import settings as settings_
+from laredo_service.http.connections import HttpCounts
+from laredo_service.http.server import HttpServer
+from laredo_service.http.settings import HttpSettings
+from laredo_service.systemd import ServiceNotifier, supervised
 from laredo_snapshotter import table_patterns
 from laredo_snapshotter.app import http
 from laredo_snapshotter.app.reload import RunningWriter, WriterReload

@@ -15,8 +15,8 @@ from laredo_archive.write.base_upload import BaseUpload
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.events import SnapshotEnd
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import History, Position
-from laredo_model.rule import Column, key_columns
+from laredo_model.column import Column, key_columns
+from laredo_model.position import History, Position
 from laredo_snapshotter.commit.committer import Committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.errors import SnapshotDamaged

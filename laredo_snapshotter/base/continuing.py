@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from laredo_archive.manifest.head import Head
-from laredo_model.history import History
-from laredo_model.rule import Column
+from laredo_model.column import Column
+from laredo_model.position import History
 
 
 def why_new_epoch(

@@ -11,9 +11,9 @@ import structlog
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.events import Event, Handshake, SnapshotBegin, SnapshotEnd, SnapshotRows
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
-from laredo_model import history as history_
-from laredo_model.history import Position
-from laredo_model.retry import Backoff
+from laredo_model import position as position_
+from laredo_model.position import Position
+from laredo_service.retry import Backoff
 from laredo_snapshotter.base import base_job
 from laredo_snapshotter.base.base_job import BaseJob
 from laredo_snapshotter.base.continuing import same_shape
@@ -78,7 +78,7 @@ class Rebase:
         """
         async with AsyncExitStack() as streams:
             begun, cut = await self._begin(streams)
-            self._log.info("re-base started", position=history_.text(begun.position))
+            self._log.info("re-base started", position=position_.text(begun.position))
             history = begun.handshake.history
             assert history is not None, "it is the archive's head's"
             self._job = job = await base_job.begin(
@@ -117,7 +117,7 @@ class Rebase:
                     if feed.cuts.position is not None and begun.position >= feed.cuts.position:
                         return begun, feed.cuts.cut_exactly(begun.position)
                     self._log.info(
-                        "snapshot discarded: too old", position=history_.text(begun.position)
+                        "snapshot discarded: too old", position=position_.text(begun.position)
                     )
                     await streams.aclose()
                     await asyncio.sleep(_AGAIN.delay(attempt))

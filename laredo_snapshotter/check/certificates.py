@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from laredo_model.files.certificates import CertificateUnreadable, remaining
+from laredo_service.certificates import CertificateUnreadable, remaining
 from laredo_snapshotter.check.finding import WriterFinding
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.table.certificates import configured

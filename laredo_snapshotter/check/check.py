@@ -18,8 +18,8 @@ from laredo_archive.write import foreign_objects
 from laredo_fanout.client.errors import ClientError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
-from laredo_model import history
-from laredo_model.rule import key_columns
+from laredo_model import position
+from laredo_model.column import key_columns
 from laredo_snapshotter import config_outputs
 from laredo_snapshotter.check import certificates
 from laredo_snapshotter.check.aws import SharedAwsChecks, TitledCheck, in_thread, title_of
@@ -164,7 +164,7 @@ def _described(manifest: Manifest) -> str:
     head = head_of(manifest)
     if head is None:
         return f"claimed, no base yet; {written}"
-    at = history.text(head.position)
+    at = position.text(head.position)
     return f"epoch {head.epoch} up to {at}, {head.rows} rows; {written}"
 
 

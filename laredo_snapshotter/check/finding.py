@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from laredo_model.printable import printable
+from laredo_service.printable import printable
 
 
 class WriterFinding(NamedTuple):

@@ -23,9 +23,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from laredo_archive.errors import CommitUnavailable, DestinationError, SpoolUnavailable
 from laredo_archive.write.base_upload import Base
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model import history
-from laredo_model.history import Position
-from laredo_model.retry import Backoff
+from laredo_model import position as position_
+from laredo_model.position import Position
+from laredo_service.retry import Backoff
 from laredo_snapshotter.commit.diff_commit import UNWRITTEN, DiffCommit, Unwritten, Written
 from laredo_snapshotter.diff.buffer import Sealed
 from laredo_snapshotter.diff.verified import VerifiedPosition
@@ -199,7 +199,7 @@ class Committer:
         commit = DiffCommit(self._archive, sealed, self._diff_formats, self._unwritten)
         self._add(
             _Job(
-                f"diff up to {history.text(sealed.to_position)}",
+                f"diff up to {position_.text(sealed.to_position)}",
                 commit.run,
                 None,
                 sealed.to_position,

@@ -11,7 +11,7 @@ import structlog
 from laredo_archive.errors import ArchiveError, Fenced
 from laredo_archive.maintain import compact
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 from laredo_snapshotter.config import TableConfig
 
 log = structlog.get_logger(__name__)

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model import history
+from laredo_model import position
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import Position
+from laredo_model.position import Position
 from laredo_snapshotter.diff.buffer import DiffSummary, Sealed
 
 UNWRITTEN = object()
@@ -26,8 +26,8 @@ class Written(NamedTuple):
         """Fields for the log."""
         return {
             "epoch": self.epoch,
-            "from_position": history.text(self.from_position),
-            "to_position": history.text(self.to_position),
+            "from_position": position.text(self.from_position),
+            "to_position": position.text(self.to_position),
             "changes": self.outcome.change_count,
             "rows": self.outcome.rows,
             "size_bytes": self.size_bytes,

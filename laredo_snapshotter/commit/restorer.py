@@ -13,7 +13,7 @@ from laredo_archive.manifest import object_keys
 from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.storage.destination import Destination
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 from laredo_snapshotter.config import TableConfig
 
 log = structlog.get_logger(__name__)

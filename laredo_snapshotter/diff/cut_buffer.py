@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 
 from laredo_fanout.client.events import Changes
-from laredo_model.history import History, Position
+from laredo_model.position import History, Position
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
 from laredo_snapshotter.diff.cuts import MOST_PENDING, PendingCuts

@@ -26,10 +26,10 @@ from laredo_fanout.client.events import (
 )
 from laredo_fanout.client.stream.stream import SyncOptions
 from laredo_fanout.client.stream.subscription import Observer, Subscription
-from laredo_model import history as history_
-from laredo_model.history import History, Position
-from laredo_model.retry import Backoff
-from laredo_model.rule import Column, key_columns
+from laredo_model import position as position_
+from laredo_model.column import Column, key_columns
+from laredo_model.position import History, Position
+from laredo_service.retry import Backoff
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.cut_buffer import CutBuffer
 from laredo_snapshotter.diff.feed_ports import FeedTable, Outlet, StreamedBase
@@ -270,7 +270,7 @@ class Feed:
             await base.abort()
 
     def _text(self) -> str | None:
-        return None if self.cuts.position is None else history_.text(self.cuts.position)
+        return None if self.cuts.position is None else position_.text(self.cuts.position)
 
 
 def _shortly() -> "asyncio.Future[None]":

@@ -3,8 +3,8 @@
 from typing import Protocol
 
 from laredo_fanout.client.events import Handshake, SnapshotBegin, SnapshotEnd
-from laredo_model.history import History, Position
-from laredo_model.rule import Column
+from laredo_model.column import Column
+from laredo_model.position import History, Position
 from laredo_snapshotter.diff.buffer import Sealed
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_model.printable import size_text
+from laredo_service.printable import size_text
 from laredo_snapshotter.triggers import SinceSnapshot, Triggers
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from laredo_model.history import Position
+from laredo_model.position import Position
 
 
 class VerifiedPosition:

@@ -10,8 +10,8 @@ from datetime import datetime
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.notices import NoticeSource
 from laredo_archive.manifest.unnamed_objects import text_of_time
-from laredo_model import history as positions
-from laredo_model.history import Position
+from laredo_model import position as positions
+from laredo_model.position import Position
 
 # SQS API reference, SendMessage, MessageGroupId: alphanumeric and punctuation, up to 128.
 _GROUP_ID = re.compile(r"[!-~]{1,128}")

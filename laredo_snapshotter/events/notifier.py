@@ -18,8 +18,8 @@ from laredo_archive.failpoint import reach
 from laredo_archive.manifest.model import Artifact, EpochPosition
 from laredo_archive.manifest.notices import NoticeSource
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model import history
-from laredo_model.retry import Backoff
+from laredo_model import position
+from laredo_service.retry import Backoff
 from laredo_snapshotter.errors import SinkError
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Sink
@@ -257,7 +257,7 @@ class _SinkThread:
             "sink notified",
             kind=artifact.kind.value,
             epoch=artifact.epoch,
-            position=history.text(artifact.to_position),
+            position=position.text(artifact.to_position),
             failed_attempts=attempts,
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from laredo_model.files.certificates import Certificate
+from laredo_service.certificates import Certificate
 from laredo_snapshotter.config import TableConfig
 
 

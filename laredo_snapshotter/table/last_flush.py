@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model import history
+from laredo_model import position
 from laredo_snapshotter.commit.committer import Committer
 from laredo_snapshotter.diff.feed import Feed
 from laredo_snapshotter.events.notifier import Notifier
@@ -37,7 +37,7 @@ class Left(NamedTuple):
 
     def log(self, table: str) -> None:
         """One line in the log."""
-        after = None if self.after is None else history.text(self.after)
+        after = None if self.after is None else position.text(self.after)
         if after is None:
             goes_on = "the next start begins the first base again"
         else:
@@ -180,7 +180,7 @@ class LastFlush:
             return blocked.reason
         if unverified is not None:
             return (
-                f"the server's verified position {history.text(unverified.verified)} hasn't "
-                f"passed {history.text(unverified.position)}"
+                f"the server's verified position {position.text(unverified.verified)} hasn't "
+                f"passed {position.text(unverified.position)}"
             )
         return "the time was over, or the writer was asked to end at once"

@@ -14,10 +14,10 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake, SnapshotBegin
 from laredo_fanout.client.table_status import table_status
-from laredo_model import history as history_
-from laredo_model.history import History, Position
-from laredo_model.retry import Backoff
-from laredo_model.rule import Column
+from laredo_model import position as position_
+from laredo_model.column import Column
+from laredo_model.position import History, Position
+from laredo_service.retry import Backoff
 from laredo_snapshotter.base import base_job
 from laredo_snapshotter.base.base_job import BaseJob
 from laredo_snapshotter.base.continuing import same_shape, why_new_epoch
@@ -258,7 +258,7 @@ class WriterSession:
         self.live_base = base
         self._live_base_commit = asyncio.create_task(self._commit_live_base(base))
         self._log.info(
-            "base started", position=history_.text(position), rows=begin.row_count, reason=reason
+            "base started", position=position_.text(position), rows=begin.row_count, reason=reason
         )
         return base
 

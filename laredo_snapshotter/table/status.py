@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from laredo_archive.manifest.head import Head
-from laredo_model import history
+from laredo_model import position
 from laredo_snapshotter.status import DestinationStatus, SinkStatus, TableWriterStatus, WriterState
 from laredo_snapshotter.table.session import WriterSession
 from laredo_snapshotter.table.writer import TableWriter
@@ -79,7 +79,7 @@ def _sinks(writer: TableWriter) -> Iterator[SinkStatus]:
             missed=found.missed if found is not None else 0,
             last_notified=None
             if mark is None
-            else {"epoch": mark.epoch, "position": history.text(mark.position)},
+            else {"epoch": mark.epoch, "position": position.text(mark.position)},
             last_notified_at=found.last_notified_at if found is not None else None,
             since=None
             if trouble is None
@@ -177,8 +177,8 @@ def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, A
         "unverified": None
         if waiting is None
         else {
-            "position": history.text(waiting.position),
-            "boundary": history.text(waiting.verified),
+            "position": position.text(waiting.position),
+            "boundary": position.text(waiting.verified),
             "seconds": round(time.monotonic() - waiting.since, 1),
         },
         "journal": reach._asdict() if reach is not None else None,

@@ -32,8 +32,8 @@ from laredo_archive.storage.destination import Destination
 from laredo_archive.write.manifest_store import Counts
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
-from laredo_model.files import private_directory
-from laredo_model.retry import Backoff
+from laredo_service import private_directory
+from laredo_service.retry import Backoff
 from laredo_snapshotter.commit.collector import Collector
 from laredo_snapshotter.commit.compactor import Compactor
 from laredo_snapshotter.commit.destinations import Stores

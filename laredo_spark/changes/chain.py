@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Boundary, Epoch
-from laredo_model import history as positions
-from laredo_model.history import History, Position
+from laredo_model import position as positions
+from laredo_model.position import History, Position
 from laredo_spark.read.table_read import UNKNOWN_HISTORY
 
 ANY_EPOCH = 0

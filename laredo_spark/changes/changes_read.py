@@ -8,7 +8,7 @@ from laredo_archive.errors import NoSuchBoundary
 from laredo_archive.manifest.merged import unfolding
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
-from laredo_model.history import Position
+from laredo_model.position import Position
 from laredo_spark.changes.chain import (
     ANY_EPOCH,
     NextArtifact,

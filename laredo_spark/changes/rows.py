@@ -12,9 +12,9 @@ from laredo_archive import codec
 from laredo_archive.codec import ByteSource
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.read import original
-from laredo_model import history as positions
-from laredo_model.history import Position
+from laredo_model import position as positions
 from laredo_model.line import TRUNCATION, Action, Change
+from laredo_model.position import Position
 from laredo_spark.changes.shape import ChangesShape, Columns, LineValues, action_name, also_columns
 from laredo_spark.read.unfolded_reader import lines_from
 

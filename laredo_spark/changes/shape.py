@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 
 from laredo_archive.codec.arrow.errors import ValueUnfit
 from laredo_archive.codec.arrow.rows import RowReader
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
 from laredo_spark.errors import ColumnUnfit
 from laredo_spark.read.row_shape import RowShape
 

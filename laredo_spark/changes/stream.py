@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.errors import BadPosition
 from laredo_spark.changes.chain import NextArtifact, ReaderPosition, following, is_behind, mark_now
 from laredo_spark.changes.changes_read import (

@@ -12,8 +12,8 @@ import click
 from laredo_archive.cli import logs
 from laredo_archive.errors import ArchiveError
 from laredo_model.errors import ModelError
-from laredo_model.printable import printable, printable_lines
-from laredo_model.program.build import version_option
+from laredo_service.build import version_option
+from laredo_service.printable import printable, printable_lines
 from laredo_spark.cli import package
 from laredo_spark.errors import SparkReadError, own_message
 

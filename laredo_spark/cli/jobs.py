@@ -10,7 +10,7 @@ from typing import Any
 import click
 from pyspark.sql import SparkSession
 
-from laredo_model.printable import printable, printable_lines
+from laredo_service.printable import printable, printable_lines
 from laredo_spark.cli.output import TableOutput
 from laredo_spark.frames.table import read_table
 from laredo_spark.session import remote, session

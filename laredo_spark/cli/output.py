@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 from pyspark.sql.types import ArrayType, BinaryType, StructField
 
-from laredo_model.printable import printable, printable_lines
+from laredo_service.printable import printable, printable_lines
 from laredo_spark.errors import SparkReadError
 from laredo_spark.sync.spark import FAILURES, file_uri
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-PACKAGES = ("laredo_model", "laredo_archive", "laredo_spark", "pyspark_laredo")
+PACKAGES = ("laredo_model", "laredo_service", "laredo_archive", "laredo_spark", "pyspark_laredo")
 MODULES = "laredo-spark.zip"
 PROGRAM = "laredo-spark.py"
 REQUIREMENTS = "laredo-spark-workers.txt"

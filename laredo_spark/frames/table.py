@@ -5,7 +5,7 @@ from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
 
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_spark import options
 from laredo_spark.cores import cores
 from laredo_spark.frames import registration

@@ -15,8 +15,8 @@ from laredo_archive.manifest.model import Manifest
 from laredo_archive.manifest.unnamed_objects import text_of_time
 from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
-from laredo_model import history as positions
-from laredo_model.history import History, Position
+from laredo_model import position as positions
+from laredo_model.position import History, Position
 from laredo_spark import options
 from laredo_spark.errors import NoCommonBoundary, OptionRefused
 from laredo_spark.frames.table import read_table

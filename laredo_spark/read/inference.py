@@ -12,8 +12,8 @@ from laredo_archive.errors import ArtifactDamaged
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import line as lines_
+from laredo_model.column import Column
 from laredo_model.errors import BadLine
-from laredo_model.rule import Column
 
 _INTEGER = re.compile(rb"-?\d{1,18}")
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from laredo_archive.codec.arrow.types import Special, arrow_type, has_specials
 from laredo_archive.manifest.key_ranges import KeyRange, of_key
 from laredo_model import key as keys_
-from laredo_model.rule import Column, key_columns
+from laredo_model.column import Column, key_columns
 from laredo_spark.read.key_intervals import intervals
 from laredo_spark.read.row_shape import RowShape
 

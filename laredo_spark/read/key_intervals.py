@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 MOST_VALUES = 1000
 """The most numbers of one length that become intervals of their own, instead of one interval."""

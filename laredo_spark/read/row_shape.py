@@ -14,8 +14,8 @@ from laredo_archive.codec.arrow.stored import StoredBatch
 from laredo_archive.codec.row_keys import compact
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_model import line as lines_
+from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine
-from laredo_model.rule import Column, key_columns
 from laredo_spark.options import ReadOptions
 
 LINE = "line"

@@ -15,8 +15,8 @@ from laredo_archive.manifest.merged import unfolding
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
-from laredo_model.rule import Column, key_columns
+from laredo_model import position as positions
+from laredo_model.column import Column, key_columns
 from laredo_spark.errors import (
     BoundaryGone,
     ColumnsChanged,

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from laredo_model import settings
-from laredo_model.settings import Section, WrongAt
+from laredo_service import settings
+from laredo_service.settings import Section, WrongAt
 from laredo_spark.errors import OptionRefused
 from laredo_spark.sync.catalog import catalog_jobs
 from laredo_spark.sync.sync import Job, given_options, refuse_unknown

@@ -12,8 +12,8 @@ SyncError
 └── SyncFailed       a task failed; its message
 """
 
-from laredo_model import history as positions
-from laredo_model.history import Position
+from laredo_model import position as positions
+from laredo_model.position import Position
 from laredo_spark.errors import SparkReadError
 
 _DELTA = (

@@ -3,8 +3,8 @@
 import json
 from dataclasses import asdict, dataclass, fields
 
-from laredo_model import history as positions
-from laredo_model.history import Position
+from laredo_model import position as positions
+from laredo_model.position import Position
 
 FORMAT = 1
 

@@ -19,9 +19,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from laredo_archive.errors import ArchiveError
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.errors import ModelError
-from laredo_model.history import Position
+from laredo_model.position import Position
 from laredo_spark import options
 from laredo_spark.errors import OptionRefused, SparkReadError
 from laredo_spark.sync.lakehouse.delta import sync_delta

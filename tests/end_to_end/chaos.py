@@ -25,7 +25,7 @@ from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.s3.destination import HIDDEN
-from laredo_model import history as positions
+from laredo_model import position as positions
 from tests.end_to_end.fanout import fanout
 from tests.end_to_end.workload import TABLES, Table, Writer
 from tests.support.archive.inspection import destination_at

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from laredo_model import history
+from laredo_model import position
 from tests.support.oracle import Connection, Oracle, assert_same, boundaries
 from tests.support.postgres import Database
 from tests.support.processes import Program, free_port, wait_until
@@ -55,7 +55,7 @@ class Road:
         """Position of the archive's head; 0 before the first artifact."""
         manifest = self.directory / "archive" / "t" / "manifest.json"
         head = json.loads(manifest.read_bytes())["head_position"] if manifest.exists() else None
-        return 0 if head is None else history.parse(head)
+        return 0 if head is None else position.parse(head)
 
     def wait_for_last_commit(self) -> None:
         last = self.oracle.last_commit()

@@ -35,8 +35,8 @@ from laredo_fanout.client import (
     Subscription,
     SyncOptions,
 )
-from laredo_model import history as history_
-from laredo_model.history import Position
+from laredo_model import position as position_
+from laredo_model.position import Position
 from tests.support.aws import AwsServer
 from tests.support.oracle import Connection
 from tests.support.postgres import Database
@@ -81,7 +81,7 @@ class Replica:
             "public.things",
             "replica",
             None if resumed is None else Position(resumed),
-            history_.parse_history(self.history) if self.history else None,
+            position_.parse_history(self.history) if self.history else None,
         )
         async with Subscription(self.endpoint, options, backoff=QUICK) as events:
             async for event in events:
@@ -151,7 +151,7 @@ class Place:
 
     def head(self) -> int:
         text = self.manifest().get("head_position")
-        return int(history_.parse(text)) if text else 0
+        return int(position_.parse(text)) if text else 0
 
 
 def local_place(tmp_path: Path) -> Place:
@@ -207,10 +207,10 @@ class Road:
 
     @property
     def floor(self) -> int:
-        return int(history_.parse(self.server.table("public.things")["floor"]))
+        return int(position_.parse(self.server.table("public.things")["floor"]))
 
     def position(self) -> int:
-        return int(history_.parse(self.server.table("public.things")["position"]))
+        return int(position_.parse(self.server.table("public.things")["position"]))
 
     async def archived(self, position: int) -> None:
         """Until the archive reaches there."""
@@ -267,13 +267,13 @@ def expected_mode(manifest: dict[str, Any], position: int, floor: int) -> Mode:
         if artifact["kind"] == "diff":
             chain.append(artifact)
         elif not artifact["continues"]:
-            begins, chain = int(history_.parse(artifact["to_position"])), []
+            begins, chain = int(position_.parse(artifact["to_position"])), []
     assert begins is not None
     if position < begins:
         return Mode.FULL_SNAPSHOT
     for artifact in chain:
-        start = history_.parse(artifact["from_position"])
-        if start <= position < history_.parse(artifact["to_position"]):
+        start = position_.parse(artifact["from_position"])
+        if start <= position < position_.parse(artifact["to_position"]):
             hidden = position != start and artifact["cancelled"] != 0
             return Mode.FULL_SNAPSHOT if hidden else Mode.REPLAY_ARCHIVE
     return Mode.FULL_SNAPSHOT
@@ -480,7 +480,7 @@ async def _stopped_base(tmp_path: Path, road: Road, code: Path, connection: Conn
 
 async def _check_base(file: Path, road: Road, code: Path, connection: Connection) -> None:
     # The entry at its position is sent again, as the transaction may have gone on.
-    before = history_.parse(json.loads(file.read_text())["position"]) - 1
+    before = position_.parse(json.loads(file.read_text())["position"]) - 1
     expected = expected_mode(road.place.manifest(), before, road.floor)
     client = await _base(road, code, file, leave_after=0)
     assert client.stderr is not None

@@ -17,8 +17,8 @@ from examples.snapshotter import demo_workload
 from examples.snapshotter.demo_proof import prove
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import History, Position
-from laredo_model.rule import Column
+from laredo_model.column import Column
+from laredo_model.position import History, Position
 from tests.support import drawn
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S

@@ -11,7 +11,7 @@ import pytest
 
 from laredo_archive.reader import Archive
 from laredo_fanout.client import FanoutClient
-from laredo_model import select
+from laredo_model import value_sql
 from tests.support.archive import command_line
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import PATIENCE_S, Program, free_port, wait_until
@@ -171,7 +171,7 @@ def _change(database: Database) -> None:
 
 def _lines(database: Database, name: str) -> Counter[str]:
     with database.connect() as connection:
-        for setting, value in select.SESSION.items():
+        for setting, value in value_sql.SESSION.items():
             if setting != "search_path":
                 connection.execute(f"SET {setting} = '{value}'".encode())
         numeric = "id::text AS id" if name == "numeric_key" else "id"

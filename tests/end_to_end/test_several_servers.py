@@ -7,7 +7,7 @@ import pytest
 
 from laredo_archive.maintain.compare_postgres import Comparison, compare
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
+from laredo_model import position as positions
 from tests.support.postgres import Database
 from tests.support.processes import Program, free_port, wait_until
 from tests.support.server.fanout_program import Fanout, fanout

@@ -19,7 +19,7 @@ from typing import Any
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_archive.manifest import parser
 from laredo_fanout.store.reader import StoreReader
-from laredo_model import history as history_
+from laredo_model import position as position_
 from tests.end_to_end.changing_database import ChangingDatabase
 from tests.end_to_end.live_copies import LiveCopies
 from tests.end_to_end.misfortunes import Misfortunes
@@ -284,13 +284,13 @@ def repaired(log: str, table: str) -> list[tuple[int, int]]:
             continue
         said = json.loads(line)
         if said["event"] == "repair scheduled: rows moved with a partition":
-            start = history_.parse(said["since"])
+            start = position_.parse(said["since"])
             since = start if since is None else min(start, since)
         elif said["event"] == "rows repaired after a partition moved":
-            found.append((history_.parse(said["since"]), history_.parse(said["until"])))
+            found.append((position_.parse(said["since"]), position_.parse(said["until"])))
             since = None
         elif said["event"] == "table live" and since is not None:
-            found.append((since, history_.parse(said["position"])))
+            found.append((since, position_.parse(said["position"])))
             since = None
     return found
 

@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from laredo_fanout import config as fanout
-from laredo_model.settings import SettingsError
+from laredo_service.settings import SettingsError
 from laredo_snapshotter import config as snapshotter
 from laredo_snapshotter.errors import ConfigRefused
 from tests.fuzz.mutation import mutated

@@ -25,8 +25,8 @@ from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.codec.varint import varint
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model import line as lines
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
 from tests.fuzz.hostile_frames import broken
 
 VALUES: dict[str, tuple[bytes, ...]] = {

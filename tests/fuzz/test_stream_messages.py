@@ -23,7 +23,7 @@ from laredo_fanout.decode.stream_relations import StreamRelations
 from laredo_fanout.decode.transaction_spool import TransactionSpools
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.postgres.pgoutput import Relation
-from laredo_model.rule import TypeInfo
+from laredo_model.column import TypeInfo
 from tests.fuzz import budget
 from tests.fuzz.hostile_frames import OIDS, getting, tuple_data
 from tests.fuzz.mutation import mutated

@@ -19,8 +19,8 @@ from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.serving.struct_rows import StructRows, struct_of
 from laredo_fanout.wire import protobuf
+from laredo_model.column import TypeInfo
 from laredo_model.errors import ModelError
-from laredo_model.rule import TypeInfo
 from tests.fuzz import struct_twins
 from tests.fuzz.hostile_frames import OIDS, broken, getting, row, xlog
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from laredo_model.program import build
+from laredo_service import build
 from tests.install.bare import ROOT, source, wheel
 from tests.support.processes import BIN, PATIENCE_S
 
 COMMANDS = ("laredo-archive", "laredo-fanout", "laredo-snapshotter", "laredo-spark")
-WRITTEN = "laredo_model/program/commit.txt"
+WRITTEN = "laredo_service/commit.txt"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 from laredo_fanout import config as fanout
 from laredo_fanout.app import options
 from laredo_fanout.cli import main
-from laredo_model.settings import SettingsError
+from laredo_service.settings import SettingsError
 from laredo_snapshotter import config as snapshotter
 from laredo_snapshotter.cli import cli
 from tests.support.repository import ROOT

@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from laredo_model.http.probe import main as probe
+from laredo_service.http.probe import main as probe
 from tests.install.bare import ROOT, Bare, source
 from tests.support.processes import BIN, free_port, wait_until
 from tests.support.writer.served import Served, rows
@@ -90,6 +90,6 @@ def test_the_health_check_is_the_programs_own_answer(tmp_path: Path) -> None:
             wait_until(lambda: probe([str(free_port()), port]) == 0, "serving")
     assert probe([port]) == 1
     done = subprocess.run(
-        [sys.executable, "-m", "laredo_model.http.probe", port], cwd=ROOT, check=False
+        [sys.executable, "-m", "laredo_service.http.probe", port], cwd=ROOT, check=False
     )
     assert done.returncode == 1

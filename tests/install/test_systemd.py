@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_model.service_notify import ServiceNotifier
+from laredo_service.systemd import ServiceNotifier
 from tests.support.processes import PATIENCE_S, Program, free_port
 
 

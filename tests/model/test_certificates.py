@@ -6,11 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from laredo_model.files.certificates import (
-    Certificate,
-    CertificateUnreadable,
-    CertificateWatch,
-)
+from laredo_service.certificates import Certificate, CertificateUnreadable, CertificateWatch
 from tests.support.server.certificates import Authority
 
 

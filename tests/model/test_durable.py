@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_model.files import moment
+from laredo_service import files
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def replace(path: Path, text: str) -> None:
     beside = path.with_name(".beside")
-    with beside.open("w") as file, moment.replacing(path, beside, file):
+    with beside.open("w") as file, files.replacing(path, beside, file):
         file.write(text)
         if not text:
             raise ValueError("nothing to write")
@@ -61,7 +61,7 @@ def test_a_name_that_cant_be_taken_leaves_nothing_beside(tmp_path: Path) -> None
 def test_a_directory_is_synced_by_its_descriptor_too(tmp_path: Path, synced: list[int]) -> None:
     above = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     try:
-        moment.sync_directory(".", dir_fd=above)
+        files.sync_directory(".", dir_fd=above)
     finally:
         os.close(above)
     assert synced == [tmp_path.stat().st_ino]

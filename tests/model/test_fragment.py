@@ -4,8 +4,8 @@ on a real PostgreSQL in tests/fanout/source."""
 import pytest
 
 from laredo_model import line
+from laredo_model.column import TypeInfo
 from laredo_model.errors import BadLine
-from laredo_model.rule import TypeInfo
 
 
 def built_in(name: str, **parts: object) -> TypeInfo:

@@ -5,7 +5,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_model.files.moment import Digest
+from laredo_service.files import Digest
 
 
 @given(st.lists(st.binary(max_size=40)))

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from laredo_model.http import connection
-from laredo_model.http import settings as settings_
-from laredo_model.http.acceptor import EndReason, HttpCounts
-from laredo_model.http.connection import HttpServer
-from laredo_model.http.settings import HttpSettings
+from laredo_service.http import server as server_
+from laredo_service.http import settings as settings_
+from laredo_service.http.connections import EndReason, HttpCounts
+from laredo_service.http.server import HttpServer
+from laredo_service.http.settings import HttpSettings
 from tests.support.processes import PATIENCE_S, wait_until
 
 
@@ -242,7 +242,7 @@ def test_an_allowed_host_is_a_name(name: str) -> None:
 
 
 def test_a_request_that_isnt_whole_in_time_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "REQUEST_S", 0.3)
+    monkeypatch.setattr(server_, "REQUEST_S", 0.3)
     head = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     parts = [b"", head, head + b"Content-Length: 9\r\n\r\n12", head + b"Content-Length: 0\r\n\r\nG"]
     with serving() as served:
@@ -259,7 +259,7 @@ def test_a_request_that_isnt_whole_in_time_is_ended(monkeypatch: pytest.MonkeyPa
 def test_a_request_that_comes_byte_by_byte_has_no_more_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "REQUEST_S", 0.5)
+    monkeypatch.setattr(server_, "REQUEST_S", 0.5)
     with serving() as served, served.opened(b"GET / HTTP/1.1\r\nX: ") as opened:
 
         def refused() -> bool:
@@ -274,7 +274,7 @@ def test_a_request_that_comes_byte_by_byte_has_no_more_time(
 
 
 def test_an_answer_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "WRITE_S", 0.3)
+    monkeypatch.setattr(server_, "WRITE_S", 0.3)
     asked = b"GET /?30000000 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with serving() as served, served.opened(asked):
         served.ended(EndReason.SLOW)

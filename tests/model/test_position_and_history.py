@@ -2,19 +2,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_model import history
+from laredo_model import position
 from laredo_model.errors import BadHistory, BadPosition
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_a_position_reads_back(value: int) -> None:
-    assert history.parse(history.text(value)) == value
+    assert position.parse(position.text(value)) == value
 
 
 def test_positions_are_written_as_postgresql_writes_them() -> None:
-    assert history.text(0x19F000) == "0/19F000"
-    assert history.text(0x1_00000000A) == "10/A"
-    assert history.object_name(0x19F000) == "0_19F000"
+    assert position.text(0x19F000) == "0/19F000"
+    assert position.text(0x1_00000000A) == "10/A"
+    assert position.object_name(0x19F000) == "0_19F000"
 
 
 @pytest.mark.parametrize(
@@ -22,39 +22,39 @@ def test_positions_are_written_as_postgresql_writes_them() -> None:
 )
 def test_what_is_not_a_position_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadPosition) as refused:
-        history.parse(text)
+        position.parse(text)
     assert repr(text) in str(refused.value)
 
 
 def test_a_history_reads_back() -> None:
-    known = history.History(7300123456789012345, 3, 16384)
+    known = position.History(7300123456789012345, 3, 16384)
     assert str(known) == "7300123456789012345:3:16384"
-    assert history.parse_history(str(known)) == known
+    assert position.parse_history(str(known)) == known
 
 
 @pytest.mark.parametrize("text", ["", "1:2", "1:2:3:4", "a:1:2", "1:2:3\n"])
 def test_what_is_not_a_history_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadHistory) as refused:
-        history.parse_history(text)
+        position.parse_history(text)
     assert repr(text) in str(refused.value)
 
 
 def test_a_history_that_went_back_under_its_own_number_reads_back() -> None:
-    known = history.History(7300123456789012345, 3, 16384, 1_763_745_600)
+    known = position.History(7300123456789012345, 3, 16384, 1_763_745_600)
     assert str(known) == "7300123456789012345:3:16384+1763745600"
-    assert history.parse_history(str(known)) == known != known._replace(restored=0)
+    assert position.parse_history(str(known)) == known != known._replace(restored=0)
 
 
 @pytest.mark.parametrize("text", ["1:2:3+", "1:2:3+0", "1:2:3+01", "1:2:3+a", "1:2:3+1+2"])
 def test_only_one_number_follows_the_plus(text: str) -> None:
     with pytest.raises(BadHistory):
-        history.parse_history(text)
+        position.parse_history(text)
 
 
 def test_a_lineage_holds_its_ancestors_up_to_where_they_were_left() -> None:
-    first, second, third = (history.History(7, timeline, 5) for timeline in (1, 2, 3))
-    ancestors = (history.Ancestor(first, 100), history.Ancestor(second, 200))
-    lineage = history.Lineage(third, ancestors)
+    first, second, third = (position.History(7, timeline, 5) for timeline in (1, 2, 3))
+    ancestors = (position.Ancestor(first, 100), position.Ancestor(second, 200))
+    lineage = position.Lineage(third, ancestors)
     for known, reached, held in (
         (third, 1 << 60, True),
         (second, 200, True),
@@ -65,5 +65,5 @@ def test_a_lineage_holds_its_ancestors_up_to_where_they_were_left() -> None:
         (third._replace(database_oid=6), 1, False),
     ):
         assert lineage.holds(known, reached) is held, (known, reached)
-    stored = history.ancestors_to_json(ancestors)
-    assert history.ancestors_from_json(stored) == ancestors
+    stored = position.ancestors_to_json(ancestors)
+    assert position.ancestors_from_json(stored) == ancestors

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from laredo_model.printable import printable
+from laredo_service.printable import printable
 
 
 @pytest.mark.parametrize(

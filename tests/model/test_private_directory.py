@@ -10,7 +10,7 @@ import pytest
 from laredo_fanout.app.processes.wake_up import WakeUps
 from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.store.writer import Store
-from laredo_model.files import private_directory
+from laredo_service import private_directory
 from tests.support.server.local_snapshot import SNAPSHOT, at
 from tests.support.server.serving_world import USERS, Writer, rows
 

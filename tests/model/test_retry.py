@@ -3,7 +3,7 @@
 import pytest
 from tenacity import RetryError, Retrying, stop_after_attempt
 
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 
 @pytest.mark.parametrize(

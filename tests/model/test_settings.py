@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, model_validator
 
-from laredo_model import settings
-from laredo_model.settings.values import with_secret
+from laredo_service import settings
+from laredo_service.settings.values import with_secret
 
 
 class Local(settings.Section):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from laredo_model.settings import Section
-from laredo_model.settings.overrides import NeedsRestart, below, take_up
+from laredo_service.settings import Section
+from laredo_service.settings.loading import NeedsRestart, below, take_up
 
 
 class Listener(Section):

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_model.settings import SettingsError, substitutions
+from laredo_service.settings import SettingsError, substitutions
 
 NAMES = st.sampled_from(["a", "b", "port", "max_size", "key-1", "x y"])
 SCALARS = st.sampled_from(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from laredo_model import settings
+from laredo_service import settings
 
 Keys = tuple[str, ...]
 VARIABLES = {"SET": "from-env", "b.c": "dotted"}

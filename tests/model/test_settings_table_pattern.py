@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from laredo_model.settings.table_pattern import TableName, TablePattern, like
+from laredo_service.table_pattern import TableName, TablePattern, like
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from laredo_model.http.page import line_chart
-from laredo_model.http.page.line_chart import (
-    HEIGHT,
-    HOUR_S,
-    STEP_S,
-    WIDTH,
-    LastHour,
-    LineChart,
-    chart_of,
-)
+from laredo_service.http import page
+from laredo_service.http.page import HEIGHT, HOUR_S, STEP_S, WIDTH, LastHour, LineChart, chart_of
 
 NOW = 1_000_000.0
 TOPS = (10.0, 100.0)
@@ -101,7 +93,7 @@ def test_the_upper_edge_is_never_below_a_value(greatest: float, top: float) -> N
     ],
 )
 def test_sizes(count: int | None, text: str) -> None:
-    assert line_chart.size(count) == text
+    assert page.size(count) == text
 
 
 @pytest.mark.parametrize(
@@ -120,13 +112,13 @@ def test_sizes(count: int | None, text: str) -> None:
     ],
 )
 def test_durations(seconds: float | None, text: str) -> None:
-    assert line_chart.duration(seconds) == text
+    assert page.duration(seconds) == text
 
 
 def test_times() -> None:
     before = datetime.now(UTC) - timedelta(seconds=150)
-    assert line_chart.ago(before) == line_chart.ago(before.isoformat()) == "2 min ago"
-    assert line_chart.ago(before.isoformat().replace("+00:00", "Z")) == "2 min ago"
-    assert line_chart.ago(datetime.now(UTC) + timedelta(hours=1)) == "0 s ago"
-    assert line_chart.ago(None) == "–"
-    assert line_chart.count(1234567) == "1,234,567" and line_chart.count(None) == "–"
+    assert page.ago(before) == page.ago(before.isoformat()) == "2 min ago"
+    assert page.ago(before.isoformat().replace("+00:00", "Z")) == "2 min ago"
+    assert page.ago(datetime.now(UTC) + timedelta(hours=1)) == "0 s ago"
+    assert page.ago(None) == "–"
+    assert page.count(1234567) == "1,234,567" and page.count(None) == "–"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_model import history
+from laredo_model import position
 from tests.support.processes import PATIENCE_S, eventually, wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.waiting import waits
@@ -26,7 +26,7 @@ def test_a_diff_waits_until_the_boundary_has_passed_it(served: Served, writer: W
     served.looks_by_itself = False
     last = served.commit("users", put(1, "x"))
     found = waits(writer, last)
-    assert history.parse(found["boundary"]) == verified
+    assert position.parse(found["boundary"]) == verified
     waited = 'snapshotter_unverified_seconds{table="public.users"}'
     wait_until(lambda: writer.metrics()[waited] > 0, "the wait is counted")
     served.commit("users", put(2, "y"))
@@ -47,7 +47,7 @@ def test_what_is_never_verified_is_discarded(served: Served, writer: Writer) -> 
     writer.wait_epoch(2)
     served.commit("users", put(1, "after"))
     writer.wait_head(served.position)
-    ends = [history.parse(each["to_position"]) for each in writer.artifacts()]
+    ends = [position.parse(each["to_position"]) for each in writer.artifacts()]
     assert not [end for end in ends if verified < end <= last]
     assert writer.logged("unverified changes discarded")
     writer.assert_equal()
@@ -61,7 +61,7 @@ def test_a_base_waits_too_and_the_stream_goes_on_behind_it(tmp_path: Path, serve
         waits(writer, base)
         assert writer.status()["state"] == "copying"
         served.commit("users", put(1, "x"))
-        writer.wait_status({"stream_position": history.text(served.position)})
+        writer.wait_status({"stream_position": position.text(served.position)})
         assert writer.artifacts() == []
         served.look()
         writer.wait_head(served.position)
@@ -134,8 +134,8 @@ def test_sigterm_tells_what_is_not_verified_in_time_and_leaves_it_to_the_next_st
         assert writer.head() == verified
         (told,) = writer.not_written()
         assert (told["table"], told["changes"]) == ("public.users", 2)
-        assert f"journal reaches back to {history.text(verified)}" in told["advice"]
-        assert history.text(last) in told["reason"]
+        assert f"journal reaches back to {position.text(verified)}" in told["advice"]
+        assert position.text(last) in told["reason"]
     served.looks_by_itself = True
     served.look()
     with Writer(tmp_path, served, name="again") as again:
@@ -155,7 +155,7 @@ def test_a_second_signal_ends_at_once_and_tells_the_same(served: Served, writer:
     wait_until(lambda: writer.logged("shutdown started"), "the first is taken")
     assert writer.program.stop(signal.SIGINT) == 3
     (told,) = writer.not_written()
-    assert (told["changes"], told["after"]) == (1, history.text(verified))
+    assert (told["changes"], told["after"]) == (1, position.text(verified))
 
 
 def test_a_server_that_is_gone_is_told_of_too(tmp_path: Path, served: Served) -> None:

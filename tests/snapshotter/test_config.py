@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_model.settings import SettingsError
+from laredo_service.settings import SettingsError
 from laredo_snapshotter import config, config_outputs, config_source
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.config_outputs import LocalDestinationBlock, S3DestinationBlock
@@ -89,7 +89,7 @@ def test_parquet_bases_need_pyarrow(tmp_path: Path) -> None:
     assert table.formats.snapshot == ("parquet", "jsonl")
     printed = without_pyarrow(
         "from pathlib import Path\n"
-        "from laredo_model.settings import SettingsError\n"
+        "from laredo_service.settings import SettingsError\n"
         "from laredo_snapshotter import config\n"
         "try:\n"
         f"    config.load(Path({str(tmp_path / 'snapshotter.conf')!r}))\n"

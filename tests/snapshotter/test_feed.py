@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from laredo_fanout.client.events import Changes, Handshake, Heartbeat, Mode
 from laredo_fanout.client.stream.subscription import Observer
-from laredo_model import history as history_
-from laredo_model.history import Position
-from laredo_model.rule import Column
+from laredo_model import position as position_
+from laredo_model.column import Column
+from laredo_model.position import Position
 from laredo_snapshotter import config
 from laredo_snapshotter.diff.buffer import Sealed
 from laredo_snapshotter.diff.feed import Feed
@@ -20,7 +20,7 @@ from laredo_snapshotter.diff.verified import VerifiedPosition
 from tests.snapshotter.change_stream import State, Stream, assert_leads
 from tests.support.drawn import examples
 
-HISTORY = history_.parse_history("7300000000000000001:1:16384")
+HISTORY = position_.parse_history("7300000000000000001:1:16384")
 COLUMNS = (Column("id", "text", nullable=False, ordinal=1, key_ordinal=1),)
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
-from laredo_model.program import build
+from laredo_service import build
 from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer

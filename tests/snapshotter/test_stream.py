@@ -13,8 +13,8 @@ import orjson
 from laredo_fanout.client import Endpoint
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
-from laredo_model.files.certificates import CertificateWatch
-from laredo_model.http.acceptor import HttpCounts
+from laredo_service.certificates import CertificateWatch
+from laredo_service.http.connections import HttpCounts
 from laredo_snapshotter import config
 from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.metrics import Metrics, TableCounters

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from laredo_fanout.client import Endpoint
-from laredo_model.settings.table_pattern import TableName, TablePattern
+from laredo_service.table_pattern import TableName, TablePattern
 from laredo_snapshotter import config, table_patterns
 from laredo_snapshotter.app.served_patterns import ServedPatterns
 from laredo_snapshotter.errors import ConfigRefused

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from tests.support.archive.unusual_json import DOCS
 from tests.support.writer.served import Served, line, put
 from tests.support.writer.writing import Writer

@@ -1,6 +1,6 @@
 """The position up to which a table is verified."""
 
-from laredo_model.history import Position
+from laredo_model.position import Position
 from laredo_snapshotter.diff.verified import VerifiedPosition
 
 

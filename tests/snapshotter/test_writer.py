@@ -9,8 +9,8 @@ import pytest
 
 from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
-from laredo_model.history import History
-from laredo_model.rule import Column
+from laredo_model.column import Column
+from laredo_model.position import History
 from tests.support.processes import wait_until
 from tests.support.writer.served import COLUMNS, TRUNCATE, Change, Served, delete, put, rows
 from tests.support.writer.writing import Writer

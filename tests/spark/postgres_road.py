@@ -12,7 +12,7 @@ import psycopg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
-from laredo_model import history as positions
+from laredo_model import position as positions
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, Program, free_port, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from laredo_archive.manifest import catalog, common_boundary, parser
 from laredo_archive.manifest.common_boundary import CommonBoundary
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_spark import read_catalog, read_tables
 from tests.support import drawn
 from tests.support.oracle import Oracle, assert_same, boundaries

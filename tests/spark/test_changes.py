@@ -13,7 +13,7 @@ from pyspark.sql.datasource import EqualTo, Filter
 
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactDamaged, NoSuchBoundary
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from laredo_spark import read_changes, read_table, register
 from laredo_spark.changes import changes_reader
 from laredo_spark.changes.changes_read import ChangesRead

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_spark.changes.stream import ChangesStreamReader, Offset
 from laredo_spark.errors import BoundaryGone, ChangesGone
 from tests.spark.change_stream import FIRST, latest, reader

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from laredo_model.settings import SettingsError
+from laredo_service.settings import SettingsError
 from laredo_spark.cli import main
 from laredo_spark.sync import config as sync_config
 from tests.support.archive.building import Builder

@@ -7,7 +7,7 @@ import pytest
 
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknown, ManifestNewer
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from laredo_spark.errors import (
     BoundaryGone,
     ColumnsChanged,

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 
 from laredo_archive.codec import jsonl
 from laredo_model import key as keys_
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from laredo_spark.options import ReadOptions, parse
 from laredo_spark.read import table_reader
 from laredo_spark.read.key_filters import ranges_of

@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from laredo_archive.manifest.merged import parts_file
 from laredo_archive.storage.local.destination import LocalDestination
-from laredo_model import history as positions
-from laredo_model.history import Position
+from laredo_model import position as positions
+from laredo_model.position import Position
 from laredo_spark import read_changes, read_table, read_tables
 from laredo_spark.sync.plan import Merge
 from tests.spark.merged_copy import MergedCopy

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
 from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_spark import read_table, register
 from tests.spark.postgres_road import (
     DEEP,

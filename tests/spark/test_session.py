@@ -67,7 +67,7 @@ def test_pandas_isnt_needed(tmp_path: Path) -> None:
         "import sys; import laredo_spark, laredo_spark.source\n"
         "from laredo_spark.read.row_shape import RowShape\n"
         "from laredo_spark.options import parse\n"
-        "from laredo_model.rule import Column\n"
+        "from laredo_model.column import Column\n"
         "shape = RowShape(parse({'path': 'x'}), (Column('id', 'int8', key_ordinal=1),))\n"
         "assert shape.spark_schema().names == ['id']\n"
         "assert not [name for name in sys.modules if name.startswith(('grpc', 'laredo_fanout'))]\n"

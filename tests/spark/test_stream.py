@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from laredo_spark.changes.stream import ChangesStreamReader, Offset
 from laredo_spark.errors import (
     ArchiveBehind,

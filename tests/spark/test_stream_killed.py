@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.line import Action
 from tests.spark.streaming_query import Query
 from tests.support.writer.served import TRUNCATE, Change, Served, State, delete, put, rows

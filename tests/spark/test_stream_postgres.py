@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 from laredo_archive.maintain.verify import verify
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.line import Action
 from tests.spark.postgres_road import DEEP, ROW, Road, collected, expected, in_order, insert, road
 from tests.spark.streaming_query import Query

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from laredo_spark import options
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.sync.errors import OlderThanTarget, SyncFailed, TargetRefused

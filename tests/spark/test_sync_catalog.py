@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from laredo_model.settings import SettingsError
+from laredo_service.settings import SettingsError
 from laredo_spark import sync_catalog, sync_table
 from laredo_spark.cli import main
 from laredo_spark.errors import OptionRefused

@@ -26,7 +26,7 @@ from laredo_fanout.source_options import (
 )
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
-from laredo_model import line, select
+from laredo_model import line, value_sql
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S
 
@@ -176,7 +176,7 @@ class RunningIngest:
         connection.execute("SET search_path = pg_catalog")
         known = table_definitions.read_tables(connection, wanted, self.options.publication)
         return {
-            name: select.lines_sql(
+            name: value_sql.lines_sql(
                 source.schema,
                 source.name,
                 source.selected,
@@ -196,7 +196,7 @@ class RunningIngest:
         wanted = [each for each in self.tables if not tables or each.qualified in tables]
         found = {}
         with self.database.connect() as connection:
-            for setting, value in select.SESSION.items():
+            for setting, value in value_sql.SESSION.items():
                 connection.execute(f"SET {setting} = '{value}'")
             for table, rows in self._rows_sql(connection, wanted).items():
                 if table in self.append_only:

@@ -15,7 +15,7 @@ from laredo_archive.codec.arrow.peeled import Peeler
 from laredo_archive.codec.split_line import heads, member_patterns, splitter
 from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.values import JSONS
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 _OFFSET_BYTES = 4
 

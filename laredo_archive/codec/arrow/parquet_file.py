@@ -17,7 +17,7 @@ from laredo_archive.codec.arrow.parquet_bounds import bounds, check, decoded, ga
 from laredo_archive.codec.arrow.stored import REST_NAME, StoredBatch
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.errors import ArchiveError
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 _ROWS_AT_ONCE = 16_384
 _MAGIC_BYTES = 4

@@ -15,7 +15,7 @@ from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.stored import StoredBatch
 from laredo_archive.codec.ranged_file import ranged, spooled
 from laredo_archive.manifest.key_ranges import ObjectSlice
-from laredo_model.rule import Column, key_columns
+from laredo_model.column import Column, key_columns
 
 _TAIL_BYTES = 64 << 10
 """First read of pyarrow: the file's end, where the row groups are described."""

@@ -19,8 +19,8 @@ from laredo_archive.codec.arrow.rows import RowReader, keys_of
 from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice, RangeRead
+from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine, ModelError
-from laredo_model.rule import Column, key_columns
 
 _ROWS_AT_ONCE = 10_000
 _LINE_BEGINS = 0x7B

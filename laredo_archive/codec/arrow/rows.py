@@ -13,7 +13,7 @@ from laredo_archive.codec.arrow.types import Typing, schema
 from laredo_archive.codec.arrow.values import converter, texts
 from laredo_archive.codec.structs.projection import Projection
 from laredo_archive.codec.structs.struct_reader import StructRowReader
-from laredo_model.rule import Column, key_columns
+from laredo_model.column import Column, key_columns
 
 
 class RowReader:

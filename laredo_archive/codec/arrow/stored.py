@@ -19,7 +19,7 @@ from laredo_archive.codec.arrow.types import Special, Typing, is_array, schema
 from laredo_archive.codec.arrow.values import Convert, converter
 from laredo_archive.codec.errors import BadBytes
 from laredo_model import line as lines_
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 REST = "_laredo_rest"
 REST_NAME = b"laredo.rest"

@@ -22,7 +22,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from laredo_archive.codec.arrow.errors import TypingRefused
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 MAX_PRECISION = 38
 """Digits of a decimal128, and of a Spark decimal."""

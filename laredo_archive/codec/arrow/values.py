@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from laredo_archive.codec.arrow.errors import ArrayTooDeep, SpecialValue, ValueUnfit
 from laredo_archive.codec.arrow.types import Special, Typing, dimensions, element_type, has_specials
+from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_model.line import elements
-from laredo_model.rule import Column
 
 Convert = Callable[[pa.StringArray], pa.Array]
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from laredo_archive.codec import varint
 from laredo_archive.codec.values import INTEGERS, JSONS, element_type
 from laredo_model import line as lines_
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 module: ModuleType | None
 try:

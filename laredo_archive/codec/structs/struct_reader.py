@@ -32,7 +32,7 @@ from laredo_archive.codec.values import (
 )
 from laredo_model import key as keys_
 from laredo_model import line as lines_
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 _DOUBLE = Struct("<d")
 _ESCAPED = re.compile(rb'[\x00-\x1f"\\]')

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import zstandard
 
 from laredo_archive.codec.output import ByteSink, EncodedFile, FileWriter
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 LEVEL = 1
 """Higher ones save little and cost much: docs/costs.md has the figures."""

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, Manifest, Parts
-from laredo_model.history import Position
+from laredo_model.position import Position
 
 _UNIX_EPOCH = datetime.fromtimestamp(0, UTC)
 

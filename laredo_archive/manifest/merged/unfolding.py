@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_model.history import Position
+from laredo_model.position import Position
 
 Load = Callable[[Artifact], Sequence[Artifact]]
 """The diffs that a merged diff takes the place of."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from laredo_archive.errors import NotAFile
-from laredo_model.files.moment import sync_directory
+from laredo_service.files import sync_directory
 
 _INTO = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -10,7 +10,7 @@ from laredo_archive.errors import DestinationUnavailable, NameTaken
 from laredo_archive.failpoint import reach
 from laredo_archive.storage.local.failures import explained, unclear_if_failing
 from laredo_archive.storage.local.tree import LocalTree, Parts, sync, uri_of
-from laredo_model.files.moment import sync_file
+from laredo_service.files import sync_file
 
 UNFINISHED = ".unfinished-"
 """A hidden file's name: this, the name it is for, and 16 hex digits."""

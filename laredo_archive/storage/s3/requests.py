@@ -38,8 +38,8 @@ from laredo_archive.errors import (
 from laredo_archive.storage.destination import ObjectVersion, is_plain
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_model.errors import ModelError
-from laredo_model.files import moment
-from laredo_model.retry import Backoff
+from laredo_service import files
+from laredo_service.retry import Backoff
 
 log = structlog.get_logger(__name__)
 
@@ -244,7 +244,7 @@ class Bucket:
         """
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
         try:
-            return moment.parse_http(headers.get("date", ""))
+            return files.parse_http(headers.get("date", ""))
         except ModelError:
             raise self._lacking("Date", self.location.uri) from None
 
@@ -254,7 +254,7 @@ class Bucket:
         :raises DestinationUnavailable: if the answer has no time that UTC has.
         """
         try:
-            return moment.in_utc(self.required(answer, "LastModified", uri))
+            return files.in_utc(self.required(answer, "LastModified", uri))
         except ModelError:
             raise self._lacking("LastModified", uri) from None
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from laredo_fanout.app import certificates
 from laredo_fanout.app.check import ServerFinding, Verdict
 from laredo_fanout.config import Config
-from laredo_model.files.certificates import WARN_DAYS, CertificateUnreadable, remaining
+from laredo_service.certificates import WARN_DAYS, CertificateUnreadable, remaining
 
 _CURE = "replace the certificate's file; the server reads the new one without a restart"
 

@@ -28,7 +28,7 @@ from laredo_fanout.postgres.errors import SourceError
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay.archives import destination_of
 from laredo_fanout.slot import health, ownership, slot, walsender
-from laredo_model import history
+from laredo_model import position
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
@@ -113,7 +113,7 @@ def _archive(name: str, table: str, chosen: ArchiveOptions) -> ServerFinding:
         detail = f"{where} is written as {', '.join(last.formats)}"
         cure = f"add one of them to formats, which is {', '.join(chosen.formats)}"
         return ServerFinding(name, Verdict.MISSING, detail, cure)
-    reach = "nothing yet" if last is None else f"up to {history.text(last.to_position)}"
+    reach = "nothing yet" if last is None else f"up to {position.text(last.to_position)}"
     return ServerFinding(name, Verdict.RIGHT, f"{where}: {reach}")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from laredo_fanout.app import options
 from laredo_fanout.app.check import ServerFinding, Verdict
 from laredo_fanout.catalog import publication, table_definitions
-from laredo_model.select import identifier
+from laredo_model.value_sql import identifier
 
 if TYPE_CHECKING:
     from laredo_fanout.config import Config

@@ -10,7 +10,7 @@ from laredo_fanout.app.check import ServerFinding, Verdict
 from laredo_fanout.app.reload.expansion import expand, patterns
 from laredo_fanout.catalog import discovery, publication, requirements, table_definitions
 from laredo_fanout.errors import SelectDenied
-from laredo_model.select import identifier
+from laredo_model.value_sql import identifier
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable

@@ -22,9 +22,9 @@ from laredo_fanout.serving.sent import SentCounts
 from laredo_fanout.slot.slot import Slot
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.tables.status import IngestStatus
-from laredo_model.files.certificates import CertificateWatch
-from laredo_model.http.acceptor import HttpCounts, families
-from laredo_model.program.metrics import Exposition, build_info, exposed
+from laredo_service.certificates import CertificateWatch
+from laredo_service.http.connections import HttpCounts, families
+from laredo_service.metrics import Exposition, build_info, exposed
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from laredo_fanout.serving.sent import SentCounts
-from laredo_model.program.metrics import process_memory
+from laredo_service.metrics import process_memory
 
 
 def families(pids: Mapping[str, int], sent: Mapping[str, SentCounts]) -> Iterator[Metric]:

@@ -22,9 +22,9 @@ from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
-from laredo_model.files.certificates import CertificateWatch
-from laredo_model.http.acceptor import HttpCounts
-from laredo_model.program.metrics import Exposition
+from laredo_service.certificates import CertificateWatch
+from laredo_service.http.connections import HttpCounts
+from laredo_service.metrics import Exposition
 
 
 @dataclass(frozen=True)

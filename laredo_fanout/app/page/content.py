@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from laredo_fanout.app.page.lag import LagHistory
-from laredo_model import history
+from laredo_model import position
 from laredo_model.http.endpoints import Endpoints
-from laredo_model.http.page import line_chart
+from laredo_service.http import page
 
 
 def add(app: Endpoints, status: Callable[[], dict[str, Any]], lag: LagHistory) -> None:
@@ -17,7 +17,7 @@ def add(app: Endpoints, status: Callable[[], dict[str, Any]], lag: LagHistory) -
 
     :param status: what /status shows.
     """
-    line_chart.add(app, __package__ or "", lambda: _names(status(), lag))
+    page.add(app, __package__ or "", lambda: _names(status(), lag))
 
 
 def _names(status: dict[str, Any], lag: LagHistory) -> dict[str, Any]:
@@ -38,8 +38,8 @@ def _names(status: dict[str, Any], lag: LagHistory) -> dict[str, Any]:
         "lag_seconds": lag.in_seconds(),
         "bytes_now": bytes_now,
         "seconds_now": seconds_now,
-        "size": line_chart.size,
-        "duration": line_chart.duration,
+        "size": page.size,
+        "duration": page.duration,
     }
 
 
@@ -47,7 +47,7 @@ def _decoded(segment: dict[str, Any]) -> float | None:
     """Decoded share of a segment, 0 to 1; None for the last segment, which has no end."""
     if segment["stop"] is None:
         return None
-    start, stop, reached = (history.parse(segment[key]) for key in ("start", "stop", "reached"))
+    start, stop, reached = (position.parse(segment[key]) for key in ("start", "stop", "reached"))
     return min(1.0, max(0.0, (reached - start) / max(1, stop - start)))
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from laredo_fanout.tables.status import IngestStatus
-from laredo_model.http.page.line_chart import LastHour, LineChart, chart_of, duration, size
+from laredo_service.http.page import LastHour, LineChart, chart_of, duration, size
 
 _EVERY_S = 1.0
 _MIB = 1 << 20

@@ -30,7 +30,7 @@ from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import TooManyClients
 from laredo_fanout.serving.sent import SentCounts
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 _RETRY = Backoff(initial=0.1, maximum=10.0)
 _HEALTHY_AFTER = 30.0

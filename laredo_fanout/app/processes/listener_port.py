@@ -7,7 +7,7 @@ import errno
 import socket
 
 from laredo_fanout.errors import FanoutError
-from laredo_model.http import settings
+from laredo_service.http import settings
 
 _PATIENCE = 3.0
 

@@ -8,7 +8,7 @@ import structlog
 
 from laredo_fanout.config import Config, ReplicatedTableConfig
 from laredo_fanout.store.writer import Store
-from laredo_model.settings.table_pattern import TableName, TablePattern
+from laredo_service.table_pattern import TableName, TablePattern
 
 log = structlog.get_logger("laredo_fanout.reload")
 

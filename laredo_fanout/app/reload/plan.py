@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from laredo_fanout.app.reload.expansion import expand, followed
 from laredo_fanout.config import Config
-from laredo_model.settings.overrides import below, take_up
-from laredo_model.settings.table_pattern import TableName
-from laredo_model.settings.tree import Path
+from laredo_service.settings.loading import below, take_up
+from laredo_service.settings.tree import Path
+from laredo_service.table_pattern import TableName
 
 _SOURCE = ("sources", "*")
 _GRPC = ("fanout", "grpc")

@@ -28,9 +28,9 @@ from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.calls.tokens import BadTokensFile, Tokens
-from laredo_model.http.settings import HttpSettings
-from laredo_model.settings import SettingsError
-from laredo_model.settings.table_pattern import TableName
+from laredo_service.http.settings import HttpSettings
+from laredo_service.settings import SettingsError
+from laredo_service.table_pattern import TableName
 
 _TAKEN_WITHIN_S = 5.0
 """Longest wait of a reload's answer for the ingest's change of tables."""

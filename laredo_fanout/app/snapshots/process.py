@@ -21,7 +21,7 @@ from laredo_fanout.snapshots.errors import SnapshotError
 from laredo_fanout.snapshots.take import Retention, Taken, take
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
-from laredo_model import history
+from laredo_model import position
 
 FAILED = 1
 MAIN_IS_GONE = 3
@@ -65,7 +65,7 @@ def _answer(taken: Taken) -> dict[str, Any]:
     snapshot = taken.snapshot
     return {
         "snapshot_id": snapshot.snapshot_id,
-        "position": history.text(snapshot.position),
+        "position": position.text(snapshot.position),
         "sequence": snapshot.sequence,
         "rows": snapshot.rows,
         "size_bytes": snapshot.size_bytes,

@@ -16,7 +16,7 @@ import structlog
 from laredo_fanout.app.logs import LogSettings
 from laredo_fanout.app.supervised import Crashed, only_logged, supervised
 from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 _SHOWN_POLL = 0.2
 _RETRY = Backoff(initial=5.0, maximum=300.0)

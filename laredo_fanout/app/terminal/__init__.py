@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from laredo_model.printable import printable
+from laredo_service.printable import printable
 
 NAME = 64
 """Characters of a name that are shown in a table."""

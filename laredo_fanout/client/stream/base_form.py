@@ -14,8 +14,8 @@ import orjson
 from google.protobuf import struct_pb2
 
 from laredo_model import key as key_
+from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine
-from laredo_model.rule import Column, key_columns
 
 _INTEGERS = frozenset({"int2", "int4", "int8", "oid", "smallint", "integer", "bigint"})
 _DIGITS = re.compile(r"-?\d+\Z")

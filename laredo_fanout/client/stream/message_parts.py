@@ -8,11 +8,11 @@ from google.protobuf import timestamp_pb2
 
 from laredo_fanout.client.events import HistoryOrigin
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history as history_
+from laredo_model import position as position_
+from laredo_model.column import Column
 from laredo_model.errors import BadMessage, BadTime
-from laredo_model.history import Ancestor, History, Position
 from laredo_model.line import Action
-from laredo_model.rule import Column
+from laredo_model.position import Ancestor, History, Position
 
 _EVERY_ACTION = bytes(Action)
 _WITH_LINE = bytes((Action.INSERT, Action.UPDATE))
@@ -107,22 +107,22 @@ def origin(sent: wire.SyncHandshake) -> HistoryOrigin:
     """Origin of a history, for a relay."""
     return HistoryOrigin(
         tuple(
-            Ancestor(history_.parse_history(each.history), history_.parse(each.until))
+            Ancestor(position_.parse_history(each.history), position_.parse(each.until))
             for each in sent.ancestors
         ),
         sent.history_reason,
-        position(sent.history_since) or history_.ZERO,
+        position(sent.history_since) or position_.ZERO,
     )
 
 
 def position(text: str) -> Position | None:
     """A position; None where none was sent."""
-    return history_.parse(text) if text else None
+    return position_.parse(text) if text else None
 
 
 def history(text: str) -> History | None:
     """A history; None where none was sent."""
-    return history_.parse_history(text) if text else None
+    return position_.parse_history(text) if text else None
 
 
 def time(stamp: timestamp_pb2.Timestamp) -> datetime:

@@ -7,7 +7,7 @@ from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import split_table
 from laredo_fanout.client.stream.transport.grpc_transport import replication_status
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.settings.table_pattern import TableName
+from laredo_service.table_pattern import TableName
 
 _CAPABILITY = "tables.v1"
 _ANSWER_S = 10.0

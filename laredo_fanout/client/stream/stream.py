@@ -18,8 +18,8 @@ from laredo_fanout.client.stream.translate import (
 from laredo_fanout.client.stream.transport.opening import transport_to
 from laredo_fanout.client.stream.transport.transport import Transport
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history as history_
-from laredo_model.history import History, Position
+from laredo_model import position as position_
+from laredo_model.position import History, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class SyncOptions:
             client_id=self.client_id,
             last_known_sequence=self.sequence or 0,
             last_known_source_position=(
-                "" if self.position is None else history_.text(self.position)
+                "" if self.position is None else position_.text(self.position)
             ),
             history="" if self.history is None else str(self.history),
             filters=[condition.to_wire() for condition in self.filters],

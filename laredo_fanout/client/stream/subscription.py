@@ -25,9 +25,9 @@ from laredo_fanout.client.events import (
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.client.stream.transport.transport import Transport
-from laredo_model import history as history_
-from laredo_model.history import History, Position
-from laredo_model.retry import Backoff
+from laredo_model import position as position_
+from laredo_model.position import History, Position
+from laredo_service.retry import Backoff
 
 log = structlog.get_logger(__name__)
 
@@ -247,7 +247,7 @@ class _StreamPosition:
         return not (self._in_snapshot or self._open)
 
     def text(self) -> str | None:
-        return None if self.position is None else history_.text(self.position)
+        return None if self.position is None else position_.text(self.position)
 
     def unseen(self, changes: Changes) -> Changes | None:
         """The changes without the transactions that an inclusively resumed server sends again."""

@@ -26,10 +26,10 @@ from laredo_fanout.client.stream import message_parts as parts
 from laredo_fanout.client.stream.base_form import BaseRows
 from laredo_fanout.client.stream.columns import values
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history
+from laredo_model import position as position_
 from laredo_model.errors import BadTime, ModelError
-from laredo_model.history import Position
 from laredo_model.line import Action
+from laredo_model.position import Position
 
 BATCH_CAPABILITY = "batch/json.v1"
 BOUNDARY_CAPABILITY = "boundary.v1"
@@ -246,7 +246,7 @@ class Translator:
             )
         self._between_snapshots()
         action = _ACTIONS[entry.action]
-        position = parts.position(entry.source_position) or history.ZERO
+        position = parts.position(entry.source_position) or position_.ZERO
         ended: list[Event] = []
         if self._unfinished is not None and self._unfinished.positions[0] != position:
             ended = self._end_of_transaction()

@@ -39,7 +39,7 @@ from laredo_fanout.client.table.pieces import pieces
 from laredo_fanout.client.table.replica import Difference, Replica, ReplicaSnapshot
 from laredo_fanout.client.table.row_map import RowView
 from laredo_model.errors import ModelError
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 
 log = structlog.get_logger(__name__)
 

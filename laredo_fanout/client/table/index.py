@@ -11,7 +11,7 @@ from typing import Literal
 from laredo_fanout.client.errors import BadField
 from laredo_fanout.client.table.row_map import PARTS
 from laredo_fanout.client.table.rows import Row, as_text
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 Unique = Literal["error", "last"]
 Entry = tuple[str | None, ...]

@@ -7,7 +7,7 @@ from laredo_fanout.client.errors import BadField
 from laredo_fanout.client.table.index import Entry, Index, LineOf, TableIndex
 from laredo_fanout.client.table.key_maker import key_maker
 from laredo_fanout.client.table.rows import Row, columns_of
-from laredo_model.rule import Column, key_columns
+from laredo_model.column import Column, key_columns
 
 _LOOKUP = "lookup_fields"
 

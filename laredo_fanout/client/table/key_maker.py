@@ -7,7 +7,7 @@ import orjson
 from laredo_fanout.client.errors import BadField
 from laredo_fanout.client.table.rows import as_text
 from laredo_model import key as key_
-from laredo_model.rule import Column, key_columns
+from laredo_model.column import Column, key_columns
 
 _NUMBERS = frozenset({"int2", "int4", "int8", "oid"})
 # How these are printed isn't for a client to guess, so look-ups by them go through an index.

@@ -11,7 +11,7 @@ import structlog
 
 from laredo_fanout.client.table.replica import Difference
 from laredo_fanout.client.table.rows import Row, parse
-from laredo_model.history import Position
+from laredo_model.position import Position
 
 log = structlog.get_logger(__name__)
 

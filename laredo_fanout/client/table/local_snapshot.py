@@ -22,12 +22,12 @@ import orjson
 from laredo_fanout.client.errors import LocalSnapshotUnusable
 from laredo_fanout.client.filters import Filter
 from laredo_fanout.client.table.replica import ReplicaPosition
-from laredo_model import history as history_
-from laredo_model import rule
+from laredo_model import column as column_
+from laredo_model import position as position_
+from laredo_model.column import Column
 from laredo_model.errors import ModelError
-from laredo_model.files import moment, private_directory
-from laredo_model.files.moment import Digest
-from laredo_model.rule import Column
+from laredo_service import files, private_directory
+from laredo_service.files import Digest
 
 FORMAT = "laredo-local-snapshot"
 VERSION = 1
@@ -68,7 +68,7 @@ class SnapshotFile:
         if not self.path.parent.exists():
             private_directory.make(self.path.parent)
         beside = self.path.with_name(f".{self.path.name}.new")
-        with _opened_alone(beside) as file, moment.replacing(self.path, beside, file):
+        with _opened_alone(beside) as file, files.replacing(self.path, beside, file):
             self._write(file, snapshot)
 
     def load(self) -> LocalSnapshot | None:
@@ -114,10 +114,10 @@ class SnapshotFile:
             "version": VERSION,
             "table": self._table,
             "filters": self._filters,
-            "position": None if reached.position is None else history_.text(reached.position),
+            "position": None if reached.position is None else position_.text(reached.position),
             "history": None if reached.history is None else str(reached.history),
             "sequence": reached.sequence,
-            "open_position": history_.text(reached.open_position),
+            "open_position": position_.text(reached.open_position),
             "open_changes": reached.open_changes,
             "rows": len(snapshot.keys),
             "columns": [column.to_json() for column in snapshot.columns],
@@ -138,7 +138,7 @@ class SnapshotFile:
             raise ValueError("its checksum is wrong")
         if len(keys) != header["rows"]:
             raise ValueError(f"it has {len(keys)} rows instead of {header['rows']}")
-        columns = tuple(rule.from_json(stored) for stored in header["columns"])
+        columns = tuple(column_.from_json(stored) for stored in header["columns"])
         return LocalSnapshot(_position_of(header), columns, keys, lines)
 
     def _checked(self, header: dict[str, Any]) -> dict[str, Any]:
@@ -180,10 +180,10 @@ class SnapshotFile:
 def _position_of(header: dict[str, Any]) -> ReplicaPosition:
     position, history = header["position"], header["history"]
     return ReplicaPosition(
-        None if position is None else history_.parse(position),
-        None if history is None else history_.parse_history(history),
+        None if position is None else position_.parse(position),
+        None if history is None else position_.parse_history(history),
         header["sequence"],
-        history_.parse(header["open_position"]),
+        position_.parse(header["open_position"]),
         int(header["open_changes"]),
     )
 

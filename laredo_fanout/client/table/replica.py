@@ -30,9 +30,9 @@ from laredo_fanout.client.table.row_map import (
     SharedRowMap,
     unheld,
 )
-from laredo_model.history import History, Position
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
+from laredo_model.position import History, Position
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = Action.INSERT, Action.UPDATE, Action.DELETE, Action.TRUNCATE
 _ROWS_A_STEP = 50

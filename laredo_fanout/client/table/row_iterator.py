@@ -6,7 +6,7 @@ from typing import Self
 from laredo_fanout.client.loop_share import LoopShare
 from laredo_fanout.client.table.row_map import RowView
 from laredo_fanout.client.table.rows import Row, parse
-from laredo_model.history import Position
+from laredo_model.position import Position
 
 
 class RowIterator(Iterator[Row]):

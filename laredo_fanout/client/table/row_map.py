@@ -10,7 +10,7 @@ that it hasn't passed yet is copied before its first change.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from laredo_model.history import Position
+from laredo_model.position import Position
 
 K = TypeVar("K")
 V = TypeVar("V")

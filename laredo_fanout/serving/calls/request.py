@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError, Message
 
 from laredo_fanout.serving.errors import BadRequest
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history as history_
+from laredo_model import position as position_
 from laredo_model.errors import BadHistory, BadPosition
-from laredo_model.history import History, Position
+from laredo_model.position import History, Position
 
 BATCH = "batch/json.v1"
 BOUNDARY = "boundary.v1"
@@ -133,7 +133,7 @@ def _position(text: str, *, may_be_wrong: bool) -> Position | None:
     if not text:
         return None
     try:
-        return history_.parse(text)
+        return position_.parse(text)
     except BadPosition as error:
         if may_be_wrong:
             return None
@@ -144,6 +144,6 @@ def _history(text: str) -> History | None:
     if not text:
         return None
     try:
-        return history_.parse_history(text)
+        return position_.parse_history(text)
     except BadHistory as error:
         raise BadRequest(f"history: {error}") from error

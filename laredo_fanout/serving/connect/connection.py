@@ -18,7 +18,13 @@ from laredo_fanout.serving.connect.codes import DeadlinePassed
 from laredo_fanout.serving.connect.request import CalledMethod, HttpRefused
 from laredo_fanout.serving.errors import Refused, SessionFailed
 from laredo_fanout.serving.service import ReplicationService
-from laredo_model.http.acceptor import MAX_HEAD, ConnectionLimit, EndReason, Opening, RequestParser
+from laredo_service.http.connections import (
+    MAX_HEAD,
+    ConnectionLimit,
+    EndReason,
+    Opening,
+    RequestParser,
+)
 
 log = structlog.get_logger(__name__)
 

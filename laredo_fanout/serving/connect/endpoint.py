@@ -11,7 +11,7 @@ from laredo_fanout.serving.connect.connection import CallConnection
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ConnectOptions, ListenerOptions
 from laredo_fanout.serving.service import ReplicationService
-from laredo_model.http.acceptor import Acceptor, ConnectionLimit, HttpCounts, Opening
+from laredo_service.http.connections import Acceptor, ConnectionLimit, HttpCounts, Opening
 
 _BACKLOG = 1024
 

@@ -19,8 +19,8 @@ from laredo_fanout.serving.filters.conditions import Condition, Conditions
 from laredo_fanout.serving.slices import Slice, Sliced
 from laredo_fanout.serving.struct_rows import parse
 from laredo_model import line as line_
+from laredo_model.column import Column, key_columns
 from laredo_model.line import Action
-from laredo_model.rule import Column, key_columns
 
 Test: TypeAlias = Callable[[Any], bool]
 

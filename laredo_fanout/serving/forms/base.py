@@ -12,7 +12,7 @@ from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.store.journal.record import Record
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.protobuf import delimited, length, tag, varint
-from laredo_model import history
+from laredo_model import position as position_
 from laredo_model.line import Action
 
 _RESPONSE = wire.SyncResponse.DESCRIPTOR.fields_by_name
@@ -102,6 +102,6 @@ def _row_again(deleted_by: int, head: bytes, row: bytes) -> bytes:
 
 
 def _transaction_head(position: int, time_us: int) -> bytes:
-    return delimited(_POSITION, history.text(position).encode()) + delimited(
+    return delimited(_POSITION, position_.text(position).encode()) + delimited(
         _TIMESTAMP, timestamp(time_us).SerializeToString()
     )

@@ -13,8 +13,8 @@ from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.store.journal.record import Record
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history as history_
-from laredo_model.rule import Column
+from laredo_model import position as position_
+from laredo_model.column import Column
 
 
 class Form(Protocol):
@@ -99,12 +99,12 @@ class Messages:
             snapshot_id=snapshot_id,
         )
         if self._extended:
-            message.source_position = history_.text(position)
+            message.source_position = position_.text(position)
             message.history = history
             message.capabilities.append(BATCH)
         if self._boundaries:
             message.capabilities.append(BOUNDARY)
-            message.boundary_position = history_.text(boundary)
+            message.boundary_position = position_.text(boundary)
         if source is not None:
             _add_lineage(message, source)
         return wire.SyncResponse(handshake=message).SerializeToString()
@@ -115,7 +115,7 @@ class Messages:
         """The beginning of a snapshot, whose rows replace all that the client has."""
         message = wire.SnapshotBegin(snapshot_id=snapshot_id, sequence=sequence, row_count=rows)
         if self._extended:
-            message.source_position = history_.text(position)
+            message.source_position = position_.text(position)
             message.reason = reason
         return wire.SyncResponse(snapshot_begin=message).SerializeToString()
 
@@ -132,11 +132,11 @@ class Messages:
         """The end of a snapshot: all its rows were sent."""
         message = wire.SnapshotEnd(sequence=sequence, rows_sent=rows_sent)
         if self._extended:
-            message.source_position = history_.text(position)
+            message.source_position = position_.text(position)
             message.rows = rows
             message.state_checksum = checksum
         if self._boundaries:
-            message.boundary_position = history_.text(boundary)
+            message.boundary_position = position_.text(boundary)
         return wire.SyncResponse(snapshot_end=message).SerializeToString()
 
     def caught_up(self, sequence: int) -> bytes:
@@ -157,9 +157,9 @@ class Messages:
         """A heartbeat: everything up to the position was sent before."""
         message = wire.Heartbeat(current_sequence=sequence, server_time=timestamp(now_us()))
         if self._extended:
-            message.source_position = history_.text(position)
+            message.source_position = position_.text(position)
         if self._boundaries:
-            message.boundary_position = history_.text(boundary)
+            message.boundary_position = position_.text(boundary)
         return wire.SyncResponse(heartbeat=message).SerializeToString()
 
     def go_away(self, reason: str, deadline_unix_ms: int) -> bytes:
@@ -171,7 +171,7 @@ class Messages:
 def _add_lineage(message: wire.SyncHandshake, source: SourceIdentity) -> None:
     message.capabilities.append(RELAY)
     for ancestor in source.ancestors:
-        until = history_.text(ancestor.until)
+        until = position_.text(ancestor.until)
         message.ancestors.add(history=str(ancestor.history), until=until)
     message.history_reason = source.because
-    message.history_since = history_.text(source.since)
+    message.history_since = position_.text(source.since)

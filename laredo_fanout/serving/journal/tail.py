@@ -12,7 +12,7 @@ from laredo_fanout.serving.ports import Wakeups
 from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.view import TableView
-from laredo_model.history import History
+from laredo_model.position import History
 
 POSITION_PAUSE_S = 1.0
 CHECK_AGAIN_S = 1.0

@@ -29,10 +29,10 @@ from laredo_fanout.serving.daemon_threads import DaemonThreads
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay.plan import NoReplay, Outcome
 from laredo_fanout.serving.snapshot_rows import DISK_RESERVE
-from laredo_model.files import private_directory
-from laredo_model.history import Position
+from laredo_model.column import Column
 from laredo_model.line import Change
-from laredo_model.rule import Column
+from laredo_model.position import Position
+from laredo_service import private_directory
 
 T = TypeVar("T")
 

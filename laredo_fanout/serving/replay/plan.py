@@ -75,8 +75,8 @@ from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.timeline import Boundary, Epoch
 from laredo_fanout.serving.calls.request import CheckedSyncRequest
 from laredo_fanout.store.view import TableView
-from laredo_model import history as history_
-from laredo_model.history import History, Position
+from laredo_model import position
+from laredo_model.position import History, Position
 
 
 class Outcome(StrEnum):
@@ -170,7 +170,7 @@ def _start(found: Sequence[Boundary], before: Position, *, inclusive: bool) -> B
     if not reached:
         raise NoReplay(
             Outcome.UNCOVERED,
-            f"{history_.text(before)} is before the archive's first boundary, {found[0]}",
+            f"{position.text(before)} is before the archive's first boundary, {found[0]}",
         )
     return reached[-1]
 
@@ -194,7 +194,7 @@ def _end(
         return end, seen
     raise NoReplay(
         Outcome.UNCOVERED,
-        f"the archive ends at {end}, before the journal's floor {history_.text(view.floor)}",
+        f"the archive ends at {end}, before the journal's floor {position.text(view.floor)}",
     )
 
 
@@ -202,7 +202,7 @@ def _check_inside(
     diffs: Sequence[Artifact], asked: CheckedSyncRequest, before: Position, end: Boundary
 ) -> None:
     """A client inside the first diff's window: does it lead to the window's end?"""
-    at = history_.text(before)
+    at = position.text(before)
     if not diffs:
         raise NoReplay(
             Outcome.INEXACT, f"{at} is after the last artifact, at {end}: later changes are unknown"
@@ -210,7 +210,7 @@ def _check_inside(
     first = diffs[0]
     if first.to_position < before:
         raise NoReplay(Outcome.UNCOVERED, f"no window holds {at}")
-    window = f"{at} is inside the window that ends at {history_.text(first.to_position)}"
+    window = f"{at} is inside the window that ends at {position.text(first.to_position)}"
     if first.truncate:
         raise NoReplay(Outcome.INEXACT, f"{window}, in which the table was emptied")
     if first.cancelled is None:

@@ -16,8 +16,8 @@ from laredo_archive.manifest.model import Artifact
 from laredo_fanout.serving.replay.plan import Chain
 from laredo_fanout.store.journal.record import MAX_BYTES, MAX_CHANGES, Record
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
-from laredo_model.history import Position
 from laredo_model.line import Change
+from laredo_model.position import Position
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -20,7 +20,7 @@ from laredo_fanout.serving.sync.verified_position import SessionVerifiedPosition
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.history import History
+from laredo_model.position import History
 
 
 class ClientStream:

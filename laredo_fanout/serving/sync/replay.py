@@ -24,9 +24,9 @@ from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded
 from laredo_fanout.serving.sync.visible_table import read_table
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.view import TableView
-from laredo_model import history
-from laredo_model.history import Position
+from laredo_model import position
 from laredo_model.line import Change
+from laredo_model.position import Position
 
 log = structlog.get_logger(__name__)
 
@@ -218,7 +218,7 @@ class Replay:
         log.warning(
             "archive replay failed; snapshot scheduled",
             table=self._archive.table,
-            position=history.text(self._client.position),
+            position=position.text(self._client.position),
             error=str(failure),
             exc_info=None if expected else failure,
         )

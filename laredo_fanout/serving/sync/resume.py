@@ -19,8 +19,8 @@ from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history
-from laredo_model.history import Position
+from laredo_model import position as position_
+from laredo_model.position import Position
 
 _STREAMED = re.compile(r"stream-(\d{1,10})-(\d{1,19})(?:-(\d{1,19}))?\Z")
 
@@ -195,7 +195,7 @@ def missed(position: int, view: TableView, source: SourceIdentity) -> str:
     if view.suspect(position) and position >= view.floor:
         return "rows that had moved with a partition were repaired after that position"
     return (
-        f"the journal is complete from {history.text(view.floor)} on: older entries were"
+        f"the journal is complete from {position_.text(view.floor)} on: older entries were"
         " pruned, or the table was copied again"
     )
 

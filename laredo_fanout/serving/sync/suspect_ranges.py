@@ -25,7 +25,7 @@ from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import SuspectRange
 from laredo_fanout.store.view import TableView
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
-from laredo_model import history
+from laredo_model import position as position_
 
 READ_BYTES = 256 << 10
 
@@ -109,8 +109,8 @@ class SuspectRangeReader:
 def repaired_since(view: TableView, suspect_range: SuspectRange) -> PositionSuspect:
     """The error that ends the call."""
     return PositionSuspect(
-        f"rows of table {view.name} were repaired at {history.text(suspect_range.end)}"
-        f" ({suspect_range.because}): rows sent after {history.text(suspect_range.start)}"
+        f"rows of table {view.name} were repaired at {position_.text(suspect_range.end)}"
+        f" ({suspect_range.because}): rows sent after {position_.text(suspect_range.start)}"
         " aren't verified; resume by a verified position"
     )
 

@@ -12,7 +12,7 @@ from laredo_fanout.serving.sync import resume
 from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.view import TableView
-from laredo_model import history
+from laredo_model import position
 
 
 async def caught_up_view(
@@ -36,8 +36,8 @@ async def caught_up_view(
         left = deadline - loop.time()
         if left <= 0:
             raise Behind(
-                f"behind: this server is at {history.text(view.position)}, the client at "
-                f"{history.text(asked.position or 0)} of the same history; "
+                f"behind: this server is at {position.text(view.position)}, the client at "
+                f"{position.text(asked.position or 0)} of the same history; "
                 "try again, or another server"
             )
         if shared.drain.deadline_ms:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_model import history
+from laredo_model import position as position_
 
 MAX_EPOCHS = 5
 """The newest ones are shown; an archive may keep hundreds."""
@@ -94,7 +94,7 @@ def _newest(manifest: Manifest) -> Iterator[ShownEpoch]:
 def _with(epoch: ShownEpoch, artifact: Artifact) -> ShownEpoch:
     """The epoch with an older artifact of it."""
     link = ChainLink(
-        position=history.text(artifact.to_position),
+        position=position_.text(artifact.to_position),
         created_at=artifact.created_at,
         size_bytes=artifact.size_bytes,
         number=artifact.row_count if artifact.is_snapshot else artifact.change_count,

@@ -7,7 +7,7 @@ from typing import Any
 
 from laredo_archive.manifest.model import Manifest
 from laredo_model.http.endpoints import Endpoints
-from laredo_model.http.page import line_chart
+from laredo_service.http import page
 from laredo_snapshotter.app.page.chain import ArtifactChain, ArtifactChains
 from laredo_snapshotter.status import TableWriterStatus, WriterState
 
@@ -42,7 +42,7 @@ def add(
             ],
         }
 
-    line_chart.add(app, __package__, names)
+    page.add(app, __package__, names)
 
 
 def _problems(statuses: Sequence[TableWriterStatus]) -> list[str]:

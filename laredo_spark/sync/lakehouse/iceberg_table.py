@@ -19,7 +19,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_spark.sync.errors import TargetBusy, TargetRefused
 from laredo_spark.sync.lakehouse.iceberg_fit import parts_of
 from laredo_spark.sync.lakehouse.merging import quoted

@@ -8,8 +8,8 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
 from laredo_archive.codec.arrow.types import Special, Typing, arrow_type, has_specials, is_array
-from laredo_model import history as positions
-from laredo_model import rule as columns_
+from laredo_model import column as columns_
+from laredo_model import position as positions
 from laredo_spark.frames.changes import read_changes
 from laredo_spark.read.table_read import UNKNOWN_HISTORY, TableRead
 from laredo_spark.sync import plan

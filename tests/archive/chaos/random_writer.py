@@ -29,7 +29,7 @@ from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.storage.s3 import upload
 from laredo_archive.write.base_upload import Base
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.archive.chaos.random_table import STEP, RandomTable
 from tests.support.archive.archiving import HISTORY, PREFIX, TABLE
 from tests.support.archive.inspection import destination_at, read_descriptions

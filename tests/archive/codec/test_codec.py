@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from laredo_archive import codec
 from laredo_archive.codec import BadBytes, UnknownFormat, output
+from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change
-from laredo_model.rule import Column
 from tests.support.archive.rows import Table, changes, tables
 
 FORMATS = sorted(codec.FORMATS)

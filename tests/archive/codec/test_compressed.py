@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from laredo_archive import codec
 from laredo_archive.codec import BadBytes, jsonl, protobuf
 from laredo_archive.codec.zstd.frame_reader import PlainBytes
+from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change
-from laredo_model.rule import Column
 
 COLUMNS = [Column("id", "text", -1, False, 1, 1), Column("name", "text", -1, True, 2)]
 PLAIN = ("jsonl", "protobuf")

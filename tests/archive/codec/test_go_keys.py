@@ -6,8 +6,8 @@ from io import BytesIO
 from laredo_archive import codec
 from laredo_archive.codec import jsonl
 from laredo_archive.manifest.key_ranges import KeyRange
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
 
 COLUMNS = (
     Column("id", "int8", nullable=False, ordinal=1, key_ordinal=1),

@@ -15,7 +15,7 @@ from laredo_archive.codec import BadBytes, EncodedFile, output
 from laredo_archive.codec import parquet as parquet_codec
 from laredo_archive.codec.parquet import ParquetSnapshotEncoder
 from laredo_model import line as lines_
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from tests.support.archive.without_pyarrow import without_pyarrow
 
 KEY = Column("id", "int8", -1, False, 1, 1)

@@ -14,8 +14,8 @@ from laredo_archive import codec
 from laredo_archive.codec import floats
 from laredo_archive.codec.varint import read, varint
 from laredo_archive.wire.artifact_pb2 import DiffChange, SnapshotRow
+from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change
-from laredo_model.rule import Column
 from tests.support.archive.rows import Table, changes, tables
 from tests.support.drawn import examples
 from tests.support.postgres import Database

@@ -9,7 +9,7 @@ from laredo_archive.manifest import rules
 from laredo_archive.manifest.merged import parts_file, unfolding
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.support import drawn
 from tests.support.archive.archiving import (
     MANIFEST,

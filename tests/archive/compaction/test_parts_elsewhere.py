@@ -22,7 +22,7 @@ from laredo_archive.manifest.parser import DEEPEST_PARTS
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.support import drawn
 from tests.support.archive.archiving import (
     PREFIX,

@@ -13,8 +13,8 @@ from laredo_archive.maintain import compare_postgres
 from laredo_archive.maintain.compare_postgres import Comparison, compare
 from laredo_archive.maintain.postgres_table import Database
 from laredo_archive.reader import Archive
-from laredo_model import history as positions
-from laredo_model.rule import Column
+from laredo_model import position as positions
+from laredo_model.column import Column
 from tests.support.archive.building import Builder, State
 from tests.support.postgres import Database as OwnDatabase
 

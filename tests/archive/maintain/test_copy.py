@@ -29,7 +29,7 @@ from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.support.archive.archiving import (
     ONE,
     OTHER_HISTORY,

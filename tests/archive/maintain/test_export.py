@@ -11,8 +11,8 @@ from laredo_archive.errors import ExportRefused
 from laredo_archive.maintain.export import csv_value, export
 from laredo_archive.read.fold import Rows
 from laredo_archive.reader import Archive
+from laredo_model.column import Column
 from laredo_model.key import of_line
-from laredo_model.rule import Column
 from tests.support import drawn
 from tests.support.archive.building import Builder
 from tests.support.archive.several_epochs import several_epochs

@@ -20,9 +20,9 @@ from laredo_archive.manifest.errors import CatalogUnusable
 from laredo_archive.storage.destination import ObjectVersion
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.catalog_store import CatalogStore
-from laredo_model import history as histories
-from laredo_model.history import Position
-from laredo_model.rule import Column
+from laredo_model import position as histories
+from laredo_model.column import Column
+from laredo_model.position import Position
 
 NOW = datetime(2026, 6, 3, 12, tzinfo=UTC)
 HISTORY = histories.parse_history("7300000000000000001:1:16384")

@@ -10,8 +10,8 @@ import pytest
 from laredo_archive.manifest import common_boundary, parser
 from laredo_archive.manifest.common_boundary import CommonBoundary
 from laredo_archive.manifest.model import Artifact, ArtifactKind, Manifest, Parts
-from laredo_model import history as histories
-from laredo_model.history import Position
+from laredo_model import position as histories
+from laredo_model.position import Position
 from tests.support import drawn
 
 START = datetime(2026, 6, 3, 12, tzinfo=UTC)

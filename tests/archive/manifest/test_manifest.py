@@ -11,7 +11,7 @@ from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import ArtifactKind, EpochPosition, Manifest
 from laredo_archive.manifest.parser import parse
 from laredo_archive.manifest.unnamed_objects import Retired
-from laredo_model.history import History
+from laredo_model.position import History
 
 WHERE = "s3://b/users/manifest.json"
 SHA = "ab" * 32

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, ArtifactKind, EpochPosition, Manifest
 from laredo_archive.manifest.notices import Notices
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.support.archive.archiving import HISTORY, OTHER_HISTORY
 
 NOW = datetime(2026, 6, 3, tzinfo=UTC)

@@ -15,7 +15,7 @@ from laredo_archive.codec import varint
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.local.destination import LocalDestination
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from tests.support.archive.archiving import ONE, PREFIX, opened, rebased
 
 MEMORY_BYTES = 1 << 30
@@ -126,7 +126,7 @@ def test_long_values_are_read_all_the_same(archive: Path, tmp_path: Path) -> Non
     assert path.stat().st_size == len(data) < 1 << 20
     code = (
         "from laredo_archive.codec import read_snapshot\n"
-        "from laredo_model.rule import Column\n"
+        "from laredo_model.column import Column\n"
         f"columns = {COLUMNS!r}\n"
         f"rows = read_snapshot('parquet', columns, open({str(path)!r}, 'rb'))\n"
         "print(sum(len(lines) for _, lines in rows))\n"

@@ -15,8 +15,8 @@ from laredo_archive.read import original
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
 from laredo_model.line import TRUNCATION, Action, Change
+from laredo_model.position import Position
 from tests.support.archive.s3_maker import S3Maker
 from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth
 

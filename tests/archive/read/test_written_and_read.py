@@ -12,9 +12,9 @@ from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model import history as histories
+from laredo_model import position as histories
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.support.archive.building import HISTORY, START, State
 from tests.support.archive.rows import Table, changes, tables
 from tests.support.archive.s3_maker import S3Maker

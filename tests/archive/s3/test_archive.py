@@ -9,7 +9,7 @@ from laredo_archive.errors import CommitUnavailable, Fenced
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.write.manifest_store import Environment
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.support.archive.archiving import ONE, THREE, TWO, begun_base, diffed, opened, rebased
 from tests.support.archive.s3_maker import S3Maker
 from tests.support.archive.s3_way import LARGE, Way

@@ -36,8 +36,8 @@ from laredo_archive.read.location import FoundArchive, as_it_is, read_manifest
 from laredo_archive.read.progress import UNWATCHED
 from laredo_archive.write.manifest_store import Environment
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
 from laredo_model.line import Action
+from laredo_model.position import Position
 from tests.support.archive.archiving import Stillness
 from tests.support.archive.simulated_store import MemoryDestination, MemoryStore
 from tests.support.archive.truth import COLUMNS, Database, State, checksum_of, net_changes

@@ -21,7 +21,7 @@ from laredo_archive.read.location import find, parse
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.storage.local.upload import UNFINISHED
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.support.archive.archiving import (
     EMPTY,
     MANIFEST,

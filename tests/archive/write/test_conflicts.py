@@ -20,7 +20,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.support.archive.archiving import (
     DAY,
     MANIFEST,

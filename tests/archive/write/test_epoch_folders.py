@@ -15,7 +15,7 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.manifest_store import Counts, ManifestStore
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.support.archive.archiving import (
     MANIFEST,
     ONE,

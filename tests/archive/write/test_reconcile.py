@@ -10,7 +10,7 @@ from laredo_archive.errors import ArtifactDamaged, CommitUnavailable, HistoriesD
 from laredo_archive.manifest import rules
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
+from laredo_model.position import Position
 from tests.support.archive.archiving import (
     MANIFEST,
     ONE,

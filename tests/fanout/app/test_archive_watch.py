@@ -13,7 +13,7 @@ from laredo_fanout.app import archive_watch
 from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.serving.replay import archives
 from laredo_fanout.store.writer import Store
-from laredo_model import history
+from laredo_model import position
 from tests.support.processes import PATIENCE_S
 from tests.support.server.archived import Archived, local
 from tests.support.server.serving_world import USERS, Wakeups, Writer
@@ -61,10 +61,10 @@ async def test_the_archive_of_a_table(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "no archive there" in missing["problem"]
         assert (missing["readable"], missing["covers_journal"]) == (False, False)
         table.copied(range(5))
-        start = history.text(table.position)
+        start = position.text(table.position)
         table.commit((1, "one"))
         table.cut()
-        head = history.text(table.position)
+        head = position.text(table.position)
         found = await seen(watch, lambda found: found.get("reaches_position") == head)
         assert (found["oldest_position"], found["covers_journal"]) == (start, True)
         assert found["problem"] is None and found["uri"].endswith("archive/users/manifest.json")

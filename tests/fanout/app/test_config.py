@@ -7,7 +7,7 @@ import pytest
 from laredo_fanout import config
 from laredo_fanout.app import options
 from laredo_fanout.app.processes.control_wire import options_from_json, options_to_json
-from laredo_model.settings import SettingsError
+from laredo_service.settings import SettingsError
 
 DESIGN = """
 state   { path = "./.laredo-fanout", max_size = 64 GB }   # the LMDB environment

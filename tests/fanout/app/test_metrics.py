@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
-from laredo_model.program import build
+from laredo_service import build
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, free_port, wait_until
 from tests.support.server.connect_client import SERVICE, envelope, sync_request

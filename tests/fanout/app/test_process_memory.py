@@ -16,7 +16,7 @@ from laredo_fanout.app.metrics import scrape
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.catchup.status import CatchupStatus, SegmentStatus
 from laredo_fanout.config import load
-from laredo_model.program.metrics import process_memory
+from laredo_service.metrics import process_memory
 from tests.support.processes import until
 
 WAITING = (sys.executable, "-c", "import sys; sys.stdin.read()")

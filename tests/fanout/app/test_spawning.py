@@ -21,7 +21,7 @@ from laredo_fanout.config import load
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from laredo_fanout.store.writer import Store
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 from tests.fanout.app.running_server import Running, running
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, Writer, rows

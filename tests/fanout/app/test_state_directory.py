@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from laredo_model import history
+from laredo_model import position
 from tests.support import drawn
 from tests.support.postgres import Database
 from tests.support.processes import eventually, wait_until
@@ -64,7 +64,7 @@ def not_confirmed(server: Fanout, owner: psycopg.Connection, database: Database)
         "it was tried again",
     )
     assert confirmed(owner, database) == stopped_at <= inserted
-    assert history.parse(server.status["sources"]["pg"]["position"]) <= inserted
+    assert position.parse(server.status["sources"]["pg"]["position"]) <= inserted
     logged = map(json.loads, server.program.log.read_text().splitlines())
     (error,) = (line["error"] for line in logged if line["level"] == "error")
     assert error.startswith(message)

@@ -17,13 +17,13 @@ from laredo_fanout.serving.server import serve
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.writer import Store
-from laredo_model import history as history_
+from laredo_model import position
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
 
 TABLE = "public.config"
 OTHER = "public.other"
-HISTORY = history_.parse_history("7300000000000000001:1:16384")
+HISTORY = position.parse_history("7300000000000000001:1:16384")
 COLUMNS = (
     Column("instance", "text", nullable=False, ordinal=1, key_ordinal=1),
     Column("key", "text", nullable=False, ordinal=2, key_ordinal=2),

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from laredo_fanout.client import Changes, Handshake, Mode, SnapshotEnd, SnapshotRows
 from laredo_fanout.client.table.replica import Difference, Replica
-from laredo_model.history import Position
-from laredo_model.rule import Column
+from laredo_model.column import Column
+from laredo_model.position import Position
 from tests.support.server.scripted_server import End, line
 
 COLUMNS = (

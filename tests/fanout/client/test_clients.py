@@ -22,8 +22,8 @@ from laredo_fanout.client import (
     equals,
 )
 from laredo_fanout.client.table.rows import Row, parse
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
 from tests.fanout.client.kept_copy import Server, row, soon, until
 from tests.fanout.client.real_server import (
     COLUMNS,

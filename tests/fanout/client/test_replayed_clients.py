@@ -18,9 +18,9 @@ from laredo_fanout.client import (
 )
 from laredo_fanout.client.table.replica import Replica
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history as history_
-from laredo_model.history import Position
+from laredo_model import position
 from laredo_model.line import Action
+from laredo_model.position import Position
 from tests.fanout.client.scripted_replica import (
     COLUMNS,
     CUT,
@@ -178,7 +178,7 @@ async def test_a_subscription_takes_each_window_as_a_transaction(tmp_path: Path)
         start = table.position
         await windows(table)
         rows = dict(table.state_at(start))
-        history = history_.parse_history(str(HISTORY))
+        history = position.parse_history(str(HISTORY))
         options = SyncOptions(USERS, "c", Position(start), history, want_old=True)
         subscription = Subscription(Endpoint(world.address), options, backoff=QUICK)
         ends: list[int] = []

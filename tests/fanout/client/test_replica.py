@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from laredo_fanout.client import BadField, Changes, Heartbeat, Mode, SnapshotRows
 from laredo_fanout.client.table.row_map import RowView
-from laredo_model.history import Position
-from laredo_model.rule import Column
+from laredo_model.column import Column
+from laredo_model.position import Position
 from tests.fanout.client.scripted_replica import (
     Row,
     Transaction,

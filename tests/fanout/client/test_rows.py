@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from laredo_fanout.client.stream.base_form import BaseRows, number_text
 from laredo_fanout.client.table.rows import as_text, parse
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.rule import Column
+from laredo_model.column import Column
 
 
 @given(st.integers())

@@ -11,9 +11,9 @@ from laredo_fanout.client import AsyncFanoutClient, FanoutClient
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.table.replica import ReplicaPosition
 from laredo_fanout.client.table.rows import Row
-from laredo_model.files.moment import Digest
-from laredo_model.history import Position
 from laredo_model.line import Action
+from laredo_model.position import Position
+from laredo_service.files import Digest
 from tests.fanout.client.kept_copy import Server, row, soon, until
 from tests.fanout.client.real_server import TABLE, key_of, line_of
 from tests.support.processes import PATIENCE_S

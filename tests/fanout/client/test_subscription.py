@@ -40,8 +40,8 @@ from laredo_fanout.client import (
 )
 from laredo_fanout.client.stream.endpoint import TransportName
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history as history_
-from laredo_model.history import Position
+from laredo_model import position as position_
+from laredo_model.position import Position
 from tests.fanout.client.scripted_replica import CUT, insert
 from tests.support.processes import PATIENCE_S
 from tests.support.server import scripted_server
@@ -103,7 +103,7 @@ async def test_request_carries_everything_that_was_asked_for() -> None:
         "public.users",
         "me",
         position=Position(0x1_0000_00FF),
-        history=history_.parse_history(HISTORY),
+        history=position_.parse_history(HISTORY),
         sequence=41,
         filters=(equals("id", 7), prefix("name", "a"), is_in("name", ["x", "y"])),
         want_old=True,
@@ -371,7 +371,7 @@ async def test_a_snapshot_cut_short_leaves_place_and_history_as_they_were() -> N
     other = HISTORY.replace(":1:", ":2:")
     first: Script = [handshake(history=other), *snapshot({b"1": line(1, "a")}, "0/10", 5)[:2], CUT]
     options = SyncOptions(
-        "public.users", "c", position=Position(0x99), history=history_.parse_history(HISTORY)
+        "public.users", "c", position=Position(0x99), history=position_.parse_history(HISTORY)
     )
     whole: Script = [handshake(history=other), *snapshot({}, "0/10", 5), Hold()]
     async with playing(first, whole) as (endpoint, server):

@@ -18,9 +18,9 @@ from laredo_fanout.client import AsyncFanoutClient, BadField, FanoutClient, RawJ
 from laredo_fanout.client.table.index import Entry, Index
 from laredo_fanout.client.table.rows import DEEPEST, Row, as_text, columns_of, parse
 from laredo_fanout.store.rows.changes import TableChanges
+from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_model.line import Action
-from laredo_model.rule import Column
 from tests.fanout.client.kept_copy import Server, soon, until
 from tests.fanout.client.real_server import TABLE, Source, serving
 from tests.support.processes import PATIENCE_S

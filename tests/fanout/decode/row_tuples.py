@@ -4,7 +4,7 @@ from struct import pack
 
 from hypothesis import strategies as st
 
-from laredo_model.rule import TypeInfo
+from laredo_model.column import TypeInfo
 
 TYPES = {
     "int8": TypeInfo(20, "int8"),

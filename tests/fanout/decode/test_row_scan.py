@@ -18,8 +18,8 @@ from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.errors import ReplicationStreamBroken
 from laredo_fanout.wire import protobuf
+from laredo_model.column import Rule, TypeInfo, rule_of
 from laredo_model.errors import ModelError
-from laredo_model.rule import Rule, TypeInfo, rule_of
 from tests.fanout.decode.row_tuples import NULL, TYPES, UNCHANGED, drawn_rows, tuple_of
 
 SCANS = [row_scan.scan_plainly, row_scan.scan]
@@ -66,7 +66,7 @@ def test_it_is_compiled_where_there_is_a_compiler() -> None:
 
 
 def test_c_knows_each_rule_by_its_letter() -> None:
-    """The table is ``laredo_model.rule``; what isn't in it, or in C only, is drift."""
+    """The table is ``laredo_model.column``; what isn't in it, or in C only, is drift."""
     source = Path(row_scan.__file__).with_name("_row_scan.c").read_text()
     said = re.search(r"enum rule \{(.*?)\}", source, re.DOTALL)
     assert said is not None

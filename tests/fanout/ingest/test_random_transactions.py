@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from laredo_model import select
+from laredo_model import value_sql
 from tests.support import drawn
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
@@ -43,7 +43,7 @@ class Workload:
     def __init__(self, database: Database, seed: int) -> None:
         self.random = random.Random(seed)
         self._connection = database.connect()
-        for setting, value in select.SESSION.items():
+        for setting, value in value_sql.SESSION.items():
             if setting != "search_path":
                 self._connection.execute(f"SET {setting} = '{value}'".encode())
         self._number = 0

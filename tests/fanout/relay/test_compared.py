@@ -12,9 +12,9 @@ from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.writer import Store
-from laredo_model.history import Ancestor, Position
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
+from laredo_model.position import Ancestor, Position
 from tests.support.processes import until
 from tests.support.server.relayed import Relayed, relaying
 from tests.support.server.serving_world import (

@@ -18,7 +18,7 @@ from laredo_fanout.relay import ingest, path, table_stream
 from laredo_fanout.relay.options import RelayOptions
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 from tests.support import drawn
 from tests.support.processes import until
 from tests.support.server.lies import Lie, altered, lies

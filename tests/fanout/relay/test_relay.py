@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.client.events import Mode
-from laredo_model import history as history_
+from laredo_model import position
 from tests.support.postgres import Database
 from tests.support.processes import wait_until
 from tests.support.server.fanout_program import Fanout, fanout, relay, started
@@ -38,7 +38,7 @@ class Chain:
                 owner.execute(statement)
             row = owner.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
             assert row is not None
-            return int(history_.parse(str(row[0])))
+            return int(position.parse(str(row[0])))
 
     def rows(self) -> dict[bytes, bytes]:
         with self.database.connect() as owner:

@@ -10,7 +10,7 @@ from laredo_fanout.client import Endpoint
 from laredo_fanout.client.errors import Unauthenticated
 from laredo_fanout.client.stream.served_tables import served_tables
 from laredo_fanout.serving.options import ListenerOptions
-from laredo_model.settings.table_pattern import TableName
+from laredo_service.table_pattern import TableName
 from tests.support.server.serving_world import running
 
 USERS, ORDERS = TableName("public", "users"), TableName("public", "orders.of.2026")

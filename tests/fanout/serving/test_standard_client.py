@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from laredo_model import history
+from laredo_model import position
 from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import World, line, rows, running
@@ -63,7 +63,7 @@ async def test_snapshot_and_changes_in_order_without_gaps(generated: Path, tmp_p
         assert saw["sequences"] == list(range(first, last + 1)) and saw["resume_from"] == first
         assert len(saw["sequences"]) >= 350
         assert set(saw["actions"]) == {"INSERT", "UPDATE", "DELETE"}
-        assert saw["positions"][-1] == history.text(world.writer.position)
+        assert saw["positions"][-1] == position.text(world.writer.position)
         assert {float(key): row for key, row in saw["rows"].items()} == expected
         assert saw["columns"][0] == {
             "ordinalPosition": 1, "columnName": "id", "dataType": "int8", "notNull": True,

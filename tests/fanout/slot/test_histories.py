@@ -17,7 +17,7 @@ from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.postgres.errors import SlotLost
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
-from laredo_model.history import History
+from laredo_model.position import History
 from tests.support import drawn
 from tests.support.clusters import (
     Clusters,

@@ -28,7 +28,7 @@ from laredo_fanout.store.errors import TableHidden, TableUnknown
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.writer import Store
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import History
+from laredo_model.position import History
 from tests.support.server.store_sample import (
     COLUMNS,
     commit,

@@ -13,7 +13,7 @@ from laredo_fanout.snapshots.take import Retention, Taken, take
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
-from laredo_model.history import History
+from laredo_model.position import History
 from tests.support.processes import wait_until
 from tests.support.server.store_sample import commit, insert, live_table, open_store
 

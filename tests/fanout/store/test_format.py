@@ -34,8 +34,8 @@ from laredo_fanout.store.table import Leaf, Status, SuspectRange, TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 from laredo_model import line
-from laredo_model.history import Ancestor, History
-from laredo_model.rule import Column
+from laredo_model.column import Column
+from laredo_model.position import Ancestor, History
 from tests.support.processes import BIN, PATIENCE_S, free_port
 
 RECORDED = Path(__file__).with_name(f"format_{meta.FORMAT}.txt")

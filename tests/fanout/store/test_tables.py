@@ -10,7 +10,7 @@ import pytest
 from laredo_fanout.store.errors import TableClosed, TableHidden, TableUnknown
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from tests.support.server.store_sample import (
     COLUMNS,
     TRUNCATION,

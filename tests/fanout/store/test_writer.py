@@ -21,7 +21,7 @@ from laredo_fanout.store.errors import (
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Status
-from laredo_model.history import History
+from laredo_model.position import History
 from tests.support.processes import PATIENCE_S
 from tests.support.server.store_sample import (
     COLUMNS,

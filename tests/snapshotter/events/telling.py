@@ -4,7 +4,7 @@ from collections import Counter
 
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.retry import Backoff
+from laredo_service.retry import Backoff
 from laredo_snapshotter.config_outputs import SqsSink
 from laredo_snapshotter.events.build import build
 from laredo_snapshotter.events.notifier import Notifier

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laredo_archive.manifest.notices import NoticeSource
-from laredo_model.history import Position
+from laredo_model.position import Position
 from laredo_snapshotter.events.notice import Notice
 from tests.support.archive.archiving import ONE, TWO, diffed, memory, opened, rebased
 from tests.support.writer.noticing import notice

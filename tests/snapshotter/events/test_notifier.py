@@ -16,8 +16,8 @@ from laredo_archive.aws.clients import AwsClients
 from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.model import Artifact, ArtifactKind, EpochPosition
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
-from laredo_model.retry import Backoff
+from laredo_model.position import Position
+from laredo_service.retry import Backoff
 from laredo_snapshotter.events import notifier as notifier_
 from laredo_snapshotter.events.notice import Notice
 from laredo_snapshotter.events.sink import Sink

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from delta.tables import DeltaTable
 from pyspark.sql import Row, SparkSession
 
-from laredo_model import history as positions
-from laredo_model.rule import Column
+from laredo_model import position as positions
+from laredo_model.column import Column
 from laredo_spark import sync_table
 from laredo_spark.cli import main
 from laredo_spark.sync.errors import OlderThanTarget, TargetBusy, TargetDiffers, TargetRefused

@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 
 from laredo_archive.manifest.merged import parts_file
 from laredo_archive.storage.local.destination import LocalDestination
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from laredo_spark import sync_table
 from laredo_spark.sync.errors import (
     IcebergMissing,

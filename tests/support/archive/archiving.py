@@ -10,8 +10,8 @@ from laredo_archive.storage.destination import Destination, ObjectVersion
 from laredo_archive.write.base_upload import Base, BaseUpload
 from laredo_archive.write.manifest_store import Environment
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import History, Position
 from laredo_model.line import Action, Change
+from laredo_model.position import History, Position
 from tests.support.archive.simulated_store import MemoryDestination, MemoryStore
 from tests.support.archive.truth import COLUMNS, State, checksum_of
 from tests.support.archive.world import Actor, World, tasks_done

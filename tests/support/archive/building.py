@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from laredo_archive import codec
-from laredo_model import history as positions
+from laredo_model import position as positions
 from laredo_model.checksum import StateChecksum
+from laredo_model.column import Column
 from laredo_model.line import Change
-from laredo_model.rule import Column
 from tests.support.archive.rows import changes
 
 START = datetime(2026, 6, 3, 12, tzinfo=UTC)

@@ -8,8 +8,8 @@ from laredo_archive.maintain import compact
 from laredo_archive.reader import Archive
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.history import Position
 from laredo_model.line import Action, Change
+from laredo_model.position import Position
 from tests.support.archive.archiving import MORNING, PREFIX, rebased
 from tests.support.archive.truth import State, checksum_of
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from laredo_archive.codec import floats
 from laredo_model import key as keys
 from laredo_model import line as lines
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=30)
 

@@ -4,9 +4,9 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import History, Position
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
+from laredo_model.position import History, Position
 from tests.support.archive.world import World
 
 COLUMNS = (

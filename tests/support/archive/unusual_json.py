@@ -1,6 +1,6 @@
 """Rows with json that few parsers hold."""
 
-from laredo_model.rule import Column
+from laredo_model.column import Column
 from tests.support.archive.building import State
 
 HUGE = b"1e99999999999999999999"

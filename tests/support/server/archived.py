@@ -15,9 +15,9 @@ from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import History, Position
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
+from laredo_model.position import History, Position
 from laredo_snapshotter.diff.buffer import ChangeBuffer
 from tests.support.server.serving_world import COLUMNS, HISTORY, USERS, Writer, key_of, line
 

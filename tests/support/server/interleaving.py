@@ -3,7 +3,7 @@
 import random
 from typing import Self
 
-from laredo_model import select
+from laredo_model import value_sql
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
 from tests.support.server.journal_oracle import Commits, Rows
@@ -48,7 +48,7 @@ class Interleaving:
         self.random = random.Random(seed)
         self.commits = Commits()
         self._looking = database.connect()
-        for setting, value in select.SESSION.items():
+        for setting, value in value_sql.SESSION.items():
             if setting != "search_path":
                 self._looking.execute(f"SET {setting} = '{value}'".encode())
         self._looking.execute("CREATE SEQUENCE numbers")

@@ -5,11 +5,11 @@ from pathlib import Path
 from laredo_fanout.client import Filter
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.table.replica import ReplicaPosition
-from laredo_model import history as history_
-from laredo_model.history import Position
-from laredo_model.rule import Column
+from laredo_model import position
+from laredo_model.column import Column
+from laredo_model.position import Position
 
-PLACE = ReplicaPosition(Position(0x20), history_.parse_history("1:2:3"), 77, 0x30, 4)
+PLACE = ReplicaPosition(Position(0x20), position.parse_history("1:2:3"), 77, 0x30, 4)
 
 COLUMNS = (Column("id", "int8", ordinal=1, key_ordinal=1), Column("n", "text", ordinal=2))
 

@@ -13,7 +13,7 @@ from laredo_archive.storage.destination import Destination
 from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history
+from laredo_model import position as position_
 from laredo_model.line import Action
 from tests.support.server.archived import Archived, State, local, options
 from tests.support.server.serving_world import HISTORY, Stream, World, running
@@ -65,7 +65,7 @@ class Reader:
         self._open = False
         self._stream: Stream = world.sync(
             batch=True,
-            last_known_source_position=history.text(position),
+            last_known_source_position=position_.text(position),
             history=str(request.pop("history", HISTORY)),
             **request,
         )
@@ -79,7 +79,7 @@ class Reader:
             message = await self._stream.next_of_any()
             self.take(message)
             if isinstance(message, wire.Heartbeat):
-                at = history.parse(message.source_position)
+                at = position_.parse(message.source_position)
                 assert not (self._open and at > self.position)
                 if at >= wanted:
                     self._stream.cancel()

@@ -20,9 +20,9 @@ from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.replication_pb2_grpc import LaredoReplicationServiceStub
-from laredo_model.history import History
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
+from laredo_model.position import History
 from tests.support.processes import PATIENCE_S
 
 HISTORY = History(7300000000000000001, 1, 16384)

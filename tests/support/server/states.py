@@ -21,8 +21,8 @@ from laredo_fanout.client import (
     Subscription,
     SyncOptions,
 )
-from laredo_model.history import Position
 from laredo_model.line import Action
+from laredo_model.position import Position
 from tests.support.processes import PATIENCE_S
 
 Rows = dict[bytes, bytes]

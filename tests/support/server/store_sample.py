@@ -8,8 +8,8 @@ from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.transaction import Transaction
 from laredo_fanout.store.writer import Store
 from laredo_model import line as line_
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
 
 COLUMNS = (
     Column("id", "text", nullable=False, ordinal=1, key_ordinal=1),

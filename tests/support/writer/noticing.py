@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from laredo_model.history import Position
+from laredo_model.position import Position
 from laredo_snapshotter.events.notice import Notice
 
 CREATED = datetime(2026, 6, 3, 21, 40, 11, tzinfo=UTC)

@@ -19,9 +19,9 @@ from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.rows.changes import TableChanges
 from laredo_fanout.store.transaction import Transaction
 from laredo_fanout.store.writer import Store
-from laredo_model.history import History
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
+from laredo_model.position import History
 from tests.support.processes import PATIENCE_S, free_port
 
 HISTORY = History(7300000000000000001, 1, 16384)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from laredo_model import history
+from laredo_model import position
 from tests.support.processes import wait_until
 from tests.support.writer.writing import Writer
 
@@ -14,7 +14,7 @@ def waits(writer: Writer, at_least: int) -> dict[str, Any]:
         if writer.program.get("/status") is None:
             return None  # it has just been started
         found: dict[str, Any] | None = writer.status()["unverified"]
-        if found is None or history.parse(found["position"]) < at_least:
+        if found is None or position.parse(found["position"]) < at_least:
             return None
         return found
 

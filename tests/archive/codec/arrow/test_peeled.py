@@ -16,8 +16,8 @@ from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import Special, Typing
 from laredo_archive.codec.structs import compiled
 from laredo_model import line as lines_
+from laredo_model.column import Column
 from laredo_model.errors import BadLine
-from laredo_model.rule import Column
 from tests.support.drawn import examples
 
 # What the bytes between two values are made of, so that values look like them.

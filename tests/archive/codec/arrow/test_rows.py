@@ -18,9 +18,9 @@ from laredo_archive.codec.arrow.types import Special, Typing, schema
 from laredo_fanout.catalog import table_definitions
 from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from laredo_model import key as key_
+from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine
-from laredo_model.rule import Column, key_columns
-from laredo_model.select import SESSION, lines_sql
+from laredo_model.value_sql import SESSION, lines_sql
 from tests.support.drawn import examples
 from tests.support.postgres import Database
 

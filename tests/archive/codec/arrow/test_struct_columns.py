@@ -16,8 +16,8 @@ from laredo_archive.codec.errors import BadBytes
 from laredo_archive.codec.structs import compiled
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_archive.manifest.key_ranges import KeyRange
+from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_model.rule import Column
 from tests.support.archive.rows import Table, tables
 from tests.support.drawn import examples
 

@@ -11,8 +11,8 @@ from laredo_fanout.app.options import source_tables
 from laredo_fanout.app.reload.expansion import expand
 from laredo_fanout.client import StreamError
 from laredo_fanout.config import Config, load
-from laredo_model.settings import SettingsError
-from laredo_model.settings.table_pattern import TableName
+from laredo_service.settings import SettingsError
+from laredo_service.table_pattern import TableName
 from tests.fanout.app.reload.reloading import is_live, reload, rewrite, rows, written
 from tests.support.postgres import Database, data_directory
 from tests.support.processes import until, wait_until

@@ -15,8 +15,8 @@ from laredo_fanout.serving.connect import connection, request
 from laredo_fanout.serving.connect.connection import CallConnection
 from laredo_fanout.serving.options import BufferPolicy, ServingTableOptions, TlsFiles
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.http import acceptor
 from laredo_model.line import Action
+from laredo_service.http import connections
 from tests.support.processes import PATIENCE_S
 from tests.support.server.connect_client import (
     SERVICE,
@@ -182,7 +182,7 @@ async def test_a_connection_that_says_nothing(
 
 
 async def test_a_body_of_many_chunks(tmp_path: Path) -> None:
-    chunks = b"1\r\n\0\r\n" * acceptor.MAX_CHUNKS + b"0\r\na: b\r\n\r\n"
+    chunks = b"1\r\n\0\r\n" * connections.MAX_CHUNKS + b"0\r\na: b\r\n\r\n"
     asked = head("Sync", Transfer_Encoding="chunked", Connection="close") + chunks
     async with connected(tmp_path) as (_, client):
         assert b"invalid_argument" in await answered(client, asked)

@@ -13,8 +13,8 @@ from laredo_fanout.serving.errors import BadRequest
 from laredo_fanout.serving.filters import conditions
 from laredo_fanout.serving.filters.row_filter import RowFilter
 from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
 from tests.support.server.filters import equals, value
 from tests.support.server.serving_world import COLUMNS, line, running
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from laredo_fanout.serving.struct_rows import StructRows, struct_of
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.protobuf import tag, varint
-from laredo_model.history import text
 from laredo_model.line import Action
+from laredo_model.position import text
 from tests.support.drawn import examples
 from tests.support.server.serving_world import line, rows, running
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from laredo_model.checksum import StateChecksum
-from laredo_model.history import text
 from laredo_model.line import Action
+from laredo_model.position import text
 from tests.support.server.serving_world import HISTORY, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action

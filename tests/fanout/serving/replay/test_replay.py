@@ -7,8 +7,8 @@ from pathlib import Path
 
 from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history
-from laredo_model.history import Position
+from laredo_model import position as position_
+from laredo_model.position import Position
 from tests.support.server.replay_reader import (
     DELETE,
     DELTA,
@@ -181,7 +181,7 @@ async def test_a_filter_shows_a_base_client_no_row_that_it_hides(tmp_path: Path)
         table.cut()
         table.commit((0, "journal"))
         table.prune()
-        stream = world.sync(last_known_source_position=history.text(inside), filters=RED)
+        stream = world.sync(last_known_source_position=position_.text(inside), filters=RED)
         assert (await stream.next("handshake")).mode == REPLAY
         entries = [await stream.next("journal_entry") for _ in range(5)]
         assert [entry.action for entry in entries] == ["UPDATE", *["UPDATE", "DELETE"] * 2]

@@ -16,7 +16,7 @@ from laredo_fanout.serving.replay import archives
 from laredo_fanout.serving.replay.plan import Outcome
 from laredo_fanout.serving.sync import replay
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history
+from laredo_model import position as position_
 from tests.support.processes import PATIENCE_S, until
 from tests.support.server.archived import Archived
 from tests.support.server.replay_reader import FULL, REPLAY, Reader, archived, read
@@ -167,7 +167,7 @@ async def test_heartbeats_while_the_archive_keeps_us_waiting(
         for _ in range(8):
             beat = await stream.next("heartbeat")
             # This stream's cursor, not the server's position: nothing was sent yet.
-            assert history.parse(beat.source_position) == start
+            assert position_.parse(beat.source_position) == start
             assert beat.current_sequence == greeting.resume_from_sequence - 1
         assert gated.opened, "it was being read all the time"
         gated.gate.set()
@@ -208,7 +208,7 @@ async def test_a_client_that_takes_nothing_is_let_go(tmp_path: Path) -> None:
 def _stream(world: World, position: int) -> Stream:
     return world.sync(
         batch=True,
-        last_known_source_position=history.text(position),
+        last_known_source_position=position_.text(position),
         history="7300000000000000001:1:16384",
     )
 

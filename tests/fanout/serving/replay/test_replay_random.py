@@ -17,7 +17,7 @@ import pytest
 
 from laredo_archive.manifest import timeline
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import history
+from laredo_model import position as position_
 from tests.support import drawn
 from tests.support.server.archived import TRUNCATE, Archived, Moment, State
 from tests.support.server.replay_reader import FULL, REPLAY, Reader, archived, names_of
@@ -129,7 +129,7 @@ class BaseReader:
 
     async def read(self, world: World, stop_after: int | None = None, **request: Any) -> bool:
         """Read until level; False if it was lost before."""
-        where = history.text(self.position)
+        where = position_.text(self.position)
         stream: Stream = world.sync(last_known_source_position=where, **request)
         greeting = await stream.next("handshake")
         self.mode = greeting.mode
@@ -161,7 +161,7 @@ class BaseReader:
                 # Of a row that a filter hides only the key is shown, and its DELETE follows.
                 row = dict(message.new_values)
                 self.names[int(row["id"])] = row.get("name")
-            self.position = history.parse(message.source_position)
+            self.position = position_.parse(message.source_position)
 
 
 def red(state: State) -> State:

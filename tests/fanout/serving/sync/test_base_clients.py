@@ -16,8 +16,8 @@ import pytest
 
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.history import text
 from laredo_model.line import Action
+from laredo_model.position import text
 from tests.support.drawn import first, seeds
 from tests.support.server.base_follower import BaseFollower
 from tests.support.server.connect_client import connected

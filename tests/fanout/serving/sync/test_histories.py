@@ -9,8 +9,8 @@ import pytest
 
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.store.meta import SourceIdentity
-from laredo_model.history import Ancestor, History, text
 from laredo_model.line import Action
+from laredo_model.position import Ancestor, History, text
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import HISTORY, USERS, World, Writer, line, rows, running
 

@@ -17,8 +17,8 @@ from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.serving.sync import live_group
 from laredo_fanout.serving.sync.live_group import LiveGroup
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.history import text
 from laredo_model.line import Action
+from laredo_model.position import text
 from tests.support.processes import PATIENCE_S
 from tests.support.server.connect_client import ConnectClient, ConnectStream, connected
 from tests.support.server.serving_world import COLUMNS, USERS, World, key_of, line, rows

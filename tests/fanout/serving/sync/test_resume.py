@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from laredo_fanout.serving.options import ListenerOptions
-from laredo_model.history import text
 from laredo_model.line import Action
+from laredo_model.position import text
 from tests.support.server.serving_world import HISTORY, Writer, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action

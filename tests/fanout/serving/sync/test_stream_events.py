@@ -10,9 +10,9 @@ import grpc
 from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import Status
-from laredo_model.history import parse, text
+from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.rule import Column
+from laredo_model.position import parse, text
 from tests.support.processes import PATIENCE_S
 from tests.support.server.filters import equals
 from tests.support.server.serving_world import (

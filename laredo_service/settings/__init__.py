@@ -10,9 +10,9 @@ calls :func:`load`::
     config = settings.load(path, env_prefix="LAREDO_", sets=("http.port=9000",), schema=Root)
 """
 
-from laredo_model.settings.overrides import load
-from laredo_model.settings.tree import Path, Problem, SettingsError, WrongAt, path_text
-from laredo_model.settings.values import Duration, SchemaName, Secret, Section, Size
+from laredo_service.settings.loading import load
+from laredo_service.settings.tree import Path, Problem, SettingsError, WrongAt, path_text
+from laredo_service.settings.values import Duration, SchemaName, Secret, Section, Size
 
 __all__ = [
     "Duration",

@@ -12,7 +12,7 @@ import click
 UNKNOWN = "unknown"
 _WRITTEN = Path(__file__).with_name("commit.txt")
 """setup.py writes it."""
-_WORK_TREE = Path(__file__).parents[2]
+_WORK_TREE = Path(__file__).parents[1]
 _GIT_PATIENCE_S = 5.0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import NoReturn
 
-from laredo_model.settings.tree import (
+from laredo_service.settings.tree import (
     Array,
     Blank,
     Concatenation,

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 
-from laredo_model.program import build
+from laredo_service import build
 
 MAIN = "main"
 """The label of the process that is scraped."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from laredo_model.rule import Rule, TypeInfo, base_of, rule_of
+from laredo_model.column import Rule, TypeInfo, base_of, rule_of
 
 # SQL expressions for the text of values whose types aren't PostgreSQL's own.
 #

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from laredo_model.http.acceptor import (
+from laredo_service.http.connections import (
     MAX_HEAD,
     Acceptor,
     ConnectionLimit,
@@ -22,8 +22,8 @@ from laredo_model.http.acceptor import (
     Opening,
     RequestParser,
 )
-from laredo_model.http.guard import MAX_BODY, Guard
-from laredo_model.http.settings import HttpSettings
+from laredo_service.http.guard import MAX_BODY, Guard
+from laredo_service.http.settings import HttpSettings
 
 REQUEST_S = 10.0
 """Seconds for a request to be whole, headers and body, from the connection or the last answer."""

@@ -25,10 +25,10 @@ from typing import (
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from laredo_model.settings import substitutions
-from laredo_model.settings.substitutions import read_value
-from laredo_model.settings.tree import Path, Problem, SettingsError, WrongAt, path_text
-from laredo_model.settings.values import Section
+from laredo_service.settings import substitutions
+from laredo_service.settings.substitutions import read_value
+from laredo_service.settings.tree import Path, Problem, SettingsError, WrongAt, path_text
+from laredo_service.settings.values import Section
 
 # Queries of a pydantic schema: the keys and types that a configuration path may have.
 

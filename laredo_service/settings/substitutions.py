@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, NoReturn
 
-from laredo_model.settings import hocon
-from laredo_model.settings.tree import (
+from laredo_service.settings import hocon
+from laredo_service.settings.tree import (
     Array,
     Blank,
     Concatenation,

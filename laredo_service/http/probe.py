@@ -1,4 +1,4 @@
-"""The image's HEALTHCHECK: ``python -m laredo_model.http.probe PORT...``.
+"""The image's HEALTHCHECK: ``python -m laredo_service.http.probe PORT...``.
 
 Exits with 0 if a program on one of the ports of this machine serves what it has, else with 1.
 """

@@ -26,7 +26,7 @@ import orjson
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from laredo_model.http.settings import HttpSettings, ip_address
+from laredo_service.http.settings import HttpSettings, ip_address
 
 MAX_BODY = 64 << 10
 """Bytes; no endpoint reads a body."""

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from laredo_model.settings import Secret, Section
-from laredo_model.settings.values import with_secret
+from laredo_service.settings import Secret, Section
+from laredo_service.settings.values import with_secret
 
 # The address that a listener binds, and whether other machines can reach it.
 

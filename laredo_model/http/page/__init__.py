@@ -1,1 +1,0 @@
-"""Shared parts of both programs' status pages: routes, headers, templates, script and charts."""

@@ -1,1 +1,0 @@
-"""Facts about a running program: its build, its memory."""
