@@ -14,7 +14,7 @@ import structlog
 
 from benchmarks import bench_table
 from benchmarks.counting_client import tell
-from laredo_archive.codec import floats
+from laredo_archive.codec import struct_rows
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position as positions
@@ -64,7 +64,7 @@ COLUMNS = _columns()
 def line(number: int, version: int) -> bytes:
     """A row's line after so many updates."""
     note = hashlib.md5(b"%d" % number, usedforsecurity=False).hexdigest()
-    ratio = floats.text(number / 7.0, floats.FLOAT8_DIGITS).decode()
+    ratio = struct_rows.text(number / 7.0, struct_rows.FLOAT8_DIGITS).decode()
     created = (_CREATED + timedelta(seconds=number)).isoformat()
     updated = (_UPDATED + timedelta(seconds=number, milliseconds=version)).isoformat()
     price = number % 100000 / 100

@@ -1,4 +1,4 @@
-"""Errors of reading, writing and maintaining an archive.
+"""Errors of reading, writing and maintaining an archive, and of a file's bytes.
 
 ArchiveError
 ├── ManifestError             the manifest of one destination can't be used as it is
@@ -40,6 +40,7 @@ ArchiveError
         └── DestinationDenied
 """
 
+from collections.abc import Sequence
 from typing import Self
 
 
@@ -402,3 +403,117 @@ class ConditionalWritesMissing(DestinationError):
             " store drops If-None-Match or If-Match, else use a store, or a version of it, that"
             " honours both",
         )
+
+
+# Errors of a file's bytes; the caller, which knows the file, adds its name.
+#
+# CodecError (ValueError) ├── BadBytes not what the format says, or cut off ├── UnknownFormat no
+# codec for this format id ├── PyarrowMissing parquet needs a library that isn't installed └──
+# ZstandardMissing so do the compressed formats
+
+
+class CodecError(ValueError):
+    """The root of the codecs' errors."""
+
+
+class BadBytes(CodecError):
+    """The bytes aren't of the format, or end in the middle."""
+
+
+class UnknownFormat(CodecError):
+    """A format id that no codec here reads or writes."""
+
+    def __init__(self, format_id: str, known: list[str]) -> None:
+        super().__init__(
+            f"the format {format_id!r} isn't known here; it must be one of {', '.join(known)}"
+        )
+        self.format_id = format_id
+
+
+class PyarrowMissing(CodecError):
+    """parquet needs pyarrow, an optional dependency."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "parquet needs pyarrow, which isn't installed: pip install"
+            " 'laredo-snapshotter[parquet]'"
+        )
+
+
+class ZstandardMissing(CodecError):
+    """The compressed formats need zstandard, which a Spark worker may lack."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "jsonl.zst and protobuf.zst need zstandard, which isn't installed: pip install"
+            " zstandard"
+        )
+
+
+# Errors of repairing an archive.
+#
+# ArchiveError ├── RepairRefused an archive isn't repaired from there └── ArtifactLost no
+# destination that was asked has the artifact whole
+
+
+class RepairRefused(ArchiveError):
+    """The archive at ``where`` can't be repaired, or can't be repaired from."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}. Nothing was written")
+        self.where = where
+
+
+_OF_THE_CHAIN = (
+    "its epoch can't be read beyond that position; have a new base written (POST /snapshot on the"
+    " writer): the epoch that it begins is whole"
+)
+_OF_A_PART = (
+    "only boundaries inside the merged diff that it is a part of can't be read; nothing else needs"
+    " it"
+)
+
+
+class ArtifactLost(ArchiveError):
+    """An artifact is missing or damaged, and none of the other destinations has it whole."""
+
+    def __init__(
+        self, artifact: str, reason: str, others: Sequence[str], *, is_part: bool = False
+    ) -> None:
+        """``is_part``: of a merged diff, which leads past it."""
+        elsewhere = "; ".join(others) or "no other destination of this archive is known here"
+        super().__init__(
+            f"{artifact} is lost: {reason.rstrip('.')}; {elsewhere.rstrip('.')}. Restore the object"
+            " from a backup, or from an older version of it if the bucket keeps them. Without it"
+            f" {_OF_A_PART if is_part else _OF_THE_CHAIN}"
+        )
+        self.artifact = artifact
+
+
+# Errors of the catalog of several archives.
+#
+# ArchiveError ├── CatalogUnusable catalog.json can't be used as it is └── CatalogMissing there is
+# none
+
+
+class CatalogUnusable(ArchiveError):
+    """The catalog at ``where`` is damaged, or of a later version of this program."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(
+            f"{where}: the catalog can't be used: {reason}. It lists archives and holds no rows:"
+            " read these by themselves, or delete it, and the writers make it again"
+        )
+        self.where = where
+
+
+class CatalogMissing(ArchiveError):
+    """There is no catalog at ``where``."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where}: no catalog there (no catalog.json). A laredo-snapshotter with several"
+            " tables keeps one in each of its destinations; give the destination, without a table's"
+            " directory"
+        )
+        self.where = where

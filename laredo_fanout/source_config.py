@@ -191,9 +191,9 @@ class Source(Section):
     @field_validator("connection")
     @classmethod
     def _connection_parses(cls, connection: Secret) -> Secret:
-        from laredo_archive.maintain import connection_string
+        from laredo_archive.maintain import compare_postgres
 
-        connection_string.parsed(connection.get_secret_value())
+        compare_postgres.parsed(connection.get_secret_value())
         return connection
 
 

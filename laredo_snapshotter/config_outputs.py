@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from laredo_archive.aws import profile as profile_
-from laredo_archive.aws.errors import ProfileError
-from laredo_archive.aws.profile import Profile
+from laredo_archive.aws.profile import Profile, ProfileError
 from laredo_archive.storage.local import destination as local
 from laredo_archive.storage.s3.bucket import BadS3Location, S3Location
 from laredo_service.settings import Secret, Section, WrongAt

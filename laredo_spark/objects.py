@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol, TypeVar
 
 from laredo_archive.codec import ByteSource
-from laredo_archive.codec.arrow.errors import ValueLacking, ValueUnfit
+from laredo_archive.codec.arrow.types import ValueLacking, ValueUnfit
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.read import location
-from laredo_archive.read.checked_blocks import CHECK_AND_CURE, CheckedBlocks
-from laredo_archive.read.checked_object import MISSING, Checked
 from laredo_archive.read.location import FoundArchive
-from laredo_archive.read.read_ahead import Opened, ReadAhead
+from laredo_archive.read.read_ahead import (
+    CHECK_AND_CURE,
+    MISSING,
+    Checked,
+    CheckedBlocks,
+    Opened,
+    ReadAhead,
+)
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_spark.errors import BoundaryGone, TypesUnfit

@@ -51,8 +51,7 @@ from enum import StrEnum
 
 from laredo_archive import codec
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.codec.arrow.errors import TypingRefused
-from laredo_archive.codec.arrow.types import Special, Typing
+from laredo_archive.codec.arrow.types import Special, Typing, TypingRefused
 from laredo_archive.read import location
 from laredo_archive.storage.access import Addressing, S3Access, profiles
 from laredo_model import position as positions

@@ -15,8 +15,17 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from laredo_archive.aws.errors import AwsError, AwsMissing, ProfileError, RegionUnknown
-from laredo_archive.aws.profile import AMBIENT, Profile, chain_of, check, find
+from laredo_archive.aws.profile import (
+    AMBIENT,
+    AwsError,
+    AwsMissing,
+    Profile,
+    ProfileError,
+    RegionUnknown,
+    chain_of,
+    check,
+    find,
+)
 
 if TYPE_CHECKING:
     from botocore.session import Session

@@ -2,12 +2,15 @@
 
 import click
 
-from laredo_archive.cli import logs
-from laredo_archive.cli.checking import collect_garbage, verify_archive
-from laredo_archive.cli.copying import copy_archive
+from laredo_archive.cli import options
+from laredo_archive.cli.checking import (
+    collect_garbage,
+    copy_archive,
+    repair_archive,
+    verify_archive,
+)
 from laredo_archive.cli.options import Commands
 from laredo_archive.cli.reading import export_table, list_artifacts, print_changes, print_rows
-from laredo_archive.cli.repairing import repair_archive
 from laredo_service.build import version_option
 
 
@@ -20,7 +23,7 @@ def main(*, verbose: bool) -> None:
     ARCHIVE is what holds its manifest.json, or that file: a path, a file:// or an s3:// URI.
     S3 is reached as AWS_* variables and AWS configuration files say, or as the options do.
     """
-    logs.set_up(verbose=verbose)
+    options.set_up(verbose=verbose)
 
 
 for command in (

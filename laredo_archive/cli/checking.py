@@ -1,4 +1,4 @@
-"""``laredo-archive verify | gc``: check an archive, and collect its garbage."""
+"""``laredo-archive verify | gc | repair | copy``: maintains an archive."""
 
 import sys
 from datetime import timedelta
@@ -7,22 +7,30 @@ import click
 
 from laredo_archive.cli.options import (
     FAILED,
+    Values,
+    access_of,
     archive_argument,
     key_option,
     opened,
+    reading_options,
     s3_options,
+    shown,
+    storing_options,
     writing_options,
 )
-from laredo_archive.cli.progress import shown
 from laredo_archive.errors import DatabaseUnusable, NotCollectable, OfTheOriginal
 from laredo_archive.maintain import collect
 from laredo_archive.maintain.compare_postgres import Comparison, ComparisonResult, compare
+from laredo_archive.maintain.copy import Copied, copy
+from laredo_archive.maintain.repair import RepairReport, repair
 from laredo_archive.maintain.verify import VerifyReport, verify
-from laredo_archive.read.progress import ReadProgress
+from laredo_archive.read import location
+from laredo_archive.read.read_ahead import ReadProgress
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_service.printable import printable
+from laredo_model import position as positions
+from laredo_service.printable import printable, size_text
 
 UNDECIDED = 3
 UNUSABLE = 2
@@ -169,4 +177,105 @@ def collect_garbage(
     _say(
         f"{archive.uri}: {would}retired {len(collected.orphans)}, {would}deleted"
         f" {len(collected.deleted)}; {collected.waiting} wait for their grace period to end"
+    )
+
+
+# ``laredo-archive repair``: restore missing and damaged objects from another destination.
+
+
+@click.command("repair")
+@archive_argument
+@click.option(
+    "--from",
+    "others",
+    multiple=True,
+    metavar="OTHER",
+    help="Another destination of the same archive, or a copy of it; may be repeated. Without"
+    " one, problems are only reported.",
+)
+@click.option("--dry-run", is_flag=True, help="Only report the changes; make none.")
+@s3_options(storing_options, name="ours", made=dict)
+@s3_options(name="theirs", side="from-", made=dict)
+def repair_archive(
+    *, uri: str, others: tuple[str, ...], dry_run: bool, ours: Values, theirs: Values
+) -> None:
+    """Read every object of ARCHIVE, and restore what is missing or damaged from OTHER.
+
+    Its writer may be at work. Bytes are taken only if they have the sha256 in the manifest of
+    ARCHIVE. A missing object gets its name again; instead of a damaged one the manifest names a new
+    object, and the damaged one is retired for the collector.
+
+    The --from-... options set the access to OTHER; if none does, it is reached as ARCHIVE is. Exit
+    status: 0 all is whole now, 1 something isn't, or nothing could be done.
+    """
+    if not any(theirs[option] for option, _ in reading_options):
+        theirs |= {option: ours[option] for option, _ in reading_options}
+    target = location.find(uri, access_of(ours))
+    sources = [location.find(other, access_of(theirs)) for other in others]
+    if isinstance(target.destination, S3Destination) and others and not dry_run:
+        target.destination.probe()
+    with shown(uri) as progress:
+        report = repair(target, sources, dry_run=dry_run, progress=progress)
+    _print_report(report, dry_run=dry_run)
+    if report.lost:
+        sys.exit(FAILED)
+
+
+def _print_report(report: RepairReport, *, dry_run: bool) -> None:
+    would = "would be " if dry_run else ""
+    for done in report.repaired:
+        now = "" if done.uri is None else f"; now {done.uri}"
+        click.echo(printable(f"{would}restored from {done.origin}{now}: {done.reason}"))
+    for lost in report.lost:
+        click.echo(printable(f"problem: {lost}"))
+    click.echo(
+        printable(
+            f"{report.uri}: {report.objects} objects, {would}restored {len(report.repaired)},"
+            f" lost {len(report.lost)}"
+        )
+    )
+
+
+# ``laredo-archive copy``: copy an archive to another directory or bucket.
+
+
+@click.command("copy")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Copy even if a writer has claimed the archive. If that writer is still running, it is"
+    " fenced.",
+)
+@s3_options(name="ours", made=dict)
+@s3_options(storing_options, name="theirs", side="to-", made=dict)
+def copy_archive(
+    *, source: str, target: str, take_over: bool, ours: Values, theirs: Values
+) -> None:
+    """Make TO the same archive as FROM: whole, every object's sha256 checked on the way.
+
+    TO holds nothing, or an earlier state of the same archive, which is brought up to date:
+    what has left FROM leaves TO too. Its manifest is written last; a copy that was broken off
+    goes on where it was when it is started again.
+
+    The --to-... options set the access to TO; if none does, it is reached as FROM is.
+    """
+    found = location.find(source, access_of(ours))
+    if not any(theirs[option] for option, _ in reading_options):
+        theirs |= ours
+    target_location = location.parse(target, access_of(theirs))
+    with shown(target) as progress:
+        copied = copy(found, target_location, take_over=take_over, progress=progress)
+    click.echo(printable(_summary(copied)))
+
+
+def _summary(copied: Copied) -> str:
+    manifest, tally = copied.manifest, copied.tally
+    head = manifest.head
+    assert head is not None, "an archive without artifacts isn't copied"
+    return (
+        f"{copied.uri}: {manifest.table} up to {positions.text(head.position)}"
+        f" (epoch {head.epoch}); {tally.copied} objects copied, {size_text(tally.size_bytes)},"
+        f" {tally.adopted} adopted, {copied.kept} known before"
     )

@@ -1,16 +1,34 @@
-"""The arguments and options that the commands of ``laredo-archive`` share, and their failures."""
+"""Options, progress bars and logs that the commands of ``laredo-archive`` share."""
 
 import csv
 import functools
+import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 import click
+import structlog
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as Bars
+from rich.table import Column
+from rich.text import Text
+from structlog.typing import EventDict, WrappedLogger
 
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.errors import ArchiveError
+from laredo_archive.read.read_ahead import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
 from laredo_archive.storage import access as s3
 from laredo_archive.storage.access import S3Access
@@ -187,3 +205,93 @@ def access_of(values: Values) -> S3Access:
 def opened(uri: str, access: S3Access, key_fields: tuple[str, ...] = ()) -> Archive:
     """The archive that the command line names; raises like Archive.at."""
     return Archive.at(uri, key_fields or None, access)
+
+
+# A progress bar on the terminal: the step, the share done, the speed, the time left.
+
+
+@contextmanager
+def shown(what: str) -> Iterator[ReadProgress]:
+    """Progress that is drawn on stderr if that is a terminal, and erased at the end."""
+    if not sys.stderr.isatty():
+        yield UNWATCHED
+        return
+    with Bars(
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
+        BarColumn(bar_width=20),
+        _Bytes(),
+        _Rate(),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+        transient=True,
+        expand=True,
+    ) as bars:
+        yield _Bar(bars, bars.add_task(printable(what), total=None))
+
+
+class _Bytes(DownloadColumn):
+    """An empty column until the total is known."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total else Text()
+
+
+class _Rate(TransferSpeedColumn):
+    """Nothing, as long as nothing has come."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.speed else Text()
+
+
+class _Bar:
+    def __init__(self, bars: Bars, task: TaskID) -> None:
+        self._bars = bars
+        self._task = task
+        self._expected = 0
+
+    def step(self, text: str) -> None:
+        self._bars.update(self._task, description=printable(text))
+
+    def expect(self, size_bytes: int) -> None:
+        self._expected += size_bytes
+        self._bars.update(self._task, total=self._expected)
+
+    def advance(self, size_bytes: int) -> None:
+        self._bars.advance(self._task, size_bytes)
+
+
+# Logs of a command on stderr: one line each, above the progress bar if there is one.
+
+_TRIED_AGAIN = {
+    "S3 request retried",
+    "upload completion retried",
+    "manifest swap not confirmed",
+    "role is asked for again",
+}
+"""Failures that are retried; reported as an error when retries end."""
+
+
+def set_up(*, verbose: bool) -> None:
+    """Warnings; with ``verbose`` also what is tried again, and what is done."""
+    structlog.configure(
+        processors=[*([] if verbose else [_without_what_is_tried_again]), _line],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.INFO if verbose else logging.WARNING
+        ),
+        # Found for each line: while a bar is drawn, stderr is replaced to keep both apart.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
+    if not verbose:
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+def _without_what_is_tried_again(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    if event["event"] in _TRIED_AGAIN:
+        raise structlog.DropEvent
+    return event
+
+
+def _line(_: WrappedLogger, level: str, event: EventDict) -> str:
+    what = event.pop("event")
+    details = ", ".join(f"{name}={value}" for name, value in event.items())
+    return printable(f"laredo-archive: {level}: {what}" + (f" ({details})" if details else ""))

@@ -1,9 +1,11 @@
-"""``laredo-archive ls | cat | diff | export``: list and print an archive's rows and changes."""
+"""``laredo-archive ls | cat | diff | export``: lists and prints an archive's rows and changes."""
 
 import sys
+from codecs import getincrementaldecoder
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import click
 import orjson
@@ -11,8 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from laredo_archive.cli import summary
-from laredo_archive.cli.cataloguing import list_catalog
 from laredo_archive.cli.options import (
     AsOf,
     archive_argument,
@@ -22,23 +22,157 @@ from laredo_archive.cli.options import (
     key_option,
     opened,
     s3_options,
+    shown,
 )
-from laredo_archive.cli.output import data_output
-from laredo_archive.cli.progress import shown
 from laredo_archive.codec import jsonl
-from laredo_archive.errors import ArchiveMissing, ArtifactDamaged
+from laredo_archive.errors import ArchiveMissing, ArtifactDamaged, CatalogMissing
 from laredo_archive.maintain import export as exporting
 from laredo_archive.manifest.catalog import CATALOG
-from laredo_archive.manifest.errors import CatalogMissing
-from laredo_archive.manifest.merged import unfolding
-from laredo_archive.manifest.model import Artifact
-from laredo_archive.manifest.unnamed_objects import text_of_time
-from laredo_archive.read import catalog
+from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest.model import Artifact, text_of_time
+from laredo_archive.manifest.timeline import Epoch
+from laredo_archive.read import location
+from laredo_archive.read.location import FoundCatalog
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_model import position as positions
 from laredo_model.position import Position
-from laredo_service.printable import printable, size_text
+from laredo_service.printable import printable, printable_lines, size_text
+
+# Report of ``ls --summary``: an archive's epochs, a line each, from its manifest alone.
+
+
+def described(archive: Archive) -> Iterator[dict[str, Any]]:
+    """Each epoch as a JSON object.
+
+    :raises ManifestDamaged: if an epoch has no base, or a gap.
+    """
+    for epoch in archive.epochs:
+        last = epoch.artifacts[-1]
+        yield {
+            "epoch": epoch.number,
+            "from_position": positions.text(epoch.base.to_position),
+            "to_position": positions.text(last.to_position),
+            "from_time": text_of_time(epoch.base.to_time or epoch.base.created_at),
+            "to_time": text_of_time(last.to_time or last.created_at),
+            "continues": epoch.base.continues,
+            "artifacts": len(epoch.artifacts),
+            "diffs": _committed(epoch),
+            "base_bytes": epoch.base.size_bytes,
+            "diff_bytes": sum(diff.size_bytes for diff in epoch.diffs),
+            "rows": last.row_count if last.rows is None else last.rows,
+        }
+
+
+def _committed(epoch: Epoch) -> int:
+    """The diffs as they were committed, before any were merged, as far as that is known."""
+    return sum(diff.parts.count if diff.parts else 1 for diff in epoch.diffs)
+
+
+def table(archive: Archive) -> Table:
+    """Each epoch as a row; raises like :func:`described`."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for name, right in (
+        ("epoch", True), ("to", False), ("until (UTC)", False),
+        ("listed", True), ("diffs", True), ("base", True), ("in diffs", True), ("rows", True),
+    ):  # fmt: skip
+        made.add_column(name, justify="right" if right else "left", no_wrap=True)
+    for epoch in described(archive):
+        rows = epoch["rows"]
+        made.add_row(
+            str(epoch["epoch"]),
+            epoch["to_position"],
+            epoch["to_time"][:16].replace("T", " "),
+            f"{epoch['artifacts']:,}",
+            f"{epoch['diffs']:,}",
+            size_text(epoch["base_bytes"]),
+            size_text(epoch["diff_bytes"]),
+            "" if rows is None else f"{rows:,}",
+        )
+    return made
+
+
+# Writes rows to stdout byte for byte; for a terminal control characters are escaped.
+
+
+class LineOutput(Protocol):
+    """Takes whole lines, any number at once."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+def data_output() -> LineOutput:
+    """The output for rows. JSON leaves C1 controls and bidirectional marks as they are."""
+    out = sys.stdout.buffer
+    return _Terminal(out) if sys.stdout.isatty() else out
+
+
+class _Terminal:
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        # A character may come in two pieces.
+        self._decoder = getincrementaldecoder("utf-8")("backslashreplace")
+
+    def write(self, data: bytes, /) -> None:
+        shown = printable_lines(self._decoder.decode(data))
+        self._out.write(shown.encode(sys.stdout.encoding or "utf-8", errors="backslashreplace"))
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
+# ``laredo-archive ls`` of a catalog: its archives, and where all of a group are known.
+
+
+def list_catalog(found: FoundCatalog, *, as_json: bool) -> None:
+    """A table on a terminal, else one JSON object an archive and line."""
+    described = [
+        _described_catalog(found, name, prefix) for name, prefix in found.catalog.names().items()
+    ]
+    if as_json or not sys.stdout.isatty():
+        out = data_output()
+        for archive in described:
+            out.write(orjson.dumps(archive) + b"\n")
+        out.flush()
+        return
+    console = Console()
+    console.print(printable(f"{found.uri}, {len(described)} tables"), highlight=False, markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("table", "archive", "columns", "known with its group at", "time (UTC)"):
+        table.add_column(heading)
+    for archive in described:
+        newest = archive["boundaries"][-1] if archive["boundaries"] else {}
+        table.add_row(
+            Text(printable(archive["name"])),
+            Text(printable(archive["uri"])),
+            str(len(archive["columns"])),
+            newest.get("position", ""),
+            newest.get("time", ""),
+        )
+    console.print(table)
+
+
+def _described_catalog(found: FoundCatalog, name: str, prefix: str) -> dict[str, Any]:
+    entry = found.catalog.archives[prefix]
+    return {
+        "name": name,
+        "table": entry.table,
+        "uri": found.uri_of(prefix),
+        "columns": [column.name for column in entry.columns],
+        "key_fields": list(entry.key_fields),
+        "group": entry.group,
+        "boundaries": [
+            {
+                "history": str(each.history),
+                "position": positions.text(each.position),
+                "time": text_of_time(each.time),
+            }
+            for each in found.catalog.boundaries(prefix)
+        ],
+    }
+
 
 Moment = Position | datetime
 
@@ -60,31 +194,29 @@ def list_artifacts(
     destination that holds a catalog.json, its archives.
     """
     if uri.endswith(CATALOG):
-        list_catalog(catalog.find(uri, access), as_json=as_json)
+        list_catalog(location.find_catalog(uri, access), as_json=as_json)
         return
     try:
         archive = opened(uri, access)
     except ArchiveMissing as missing:
         try:
-            found = catalog.find(uri, access)
+            found = location.find_catalog(uri, access)
         except CatalogMissing:
             raise missing from None
         list_catalog(found, as_json=as_json)
         return
     if in_steps:
-        archive.unfold(unfolding.everywhere)
+        archive.unfold(parts_file.everywhere)
     if as_json or not sys.stdout.isatty():
         out = data_output()
-        lines = (
-            summary.described(archive) if by_epoch else map(_described, archive.manifest.artifacts)
-        )
+        lines = described(archive) if by_epoch else map(_described, archive.manifest.artifacts)
         for line in lines:
             out.write(orjson.dumps(line) + b"\n")
         out.flush()
         return
     console = Console()
     console.print(_heading(archive), highlight=False, markup=False)
-    console.print(summary.table(archive) if by_epoch else _table(archive))
+    console.print(table(archive) if by_epoch else _table(archive))
 
 
 def _described(artifact: Artifact) -> dict[str, Any]:

@@ -6,17 +6,16 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from laredo_archive.codec import jsonl, protobuf, zstd
-from laredo_archive.codec.blocks import ByteSource
-from laredo_archive.codec.errors import (
+from laredo_archive.codec.output import ByteSink, ByteSource, EncodedFile, FileWriter, Output
+from laredo_archive.codec.row_keys import KeyBounds
+from laredo_archive.codec.structs.struct_reader import Projection
+from laredo_archive.errors import (
     BadBytes,
     CodecError,
     PyarrowMissing,
     UnknownFormat,
     ZstandardMissing,
 )
-from laredo_archive.codec.narrowed import KeyBounds
-from laredo_archive.codec.output import ByteSink, EncodedFile, FileWriter, Output
-from laredo_archive.codec.structs.projection import Projection
 from laredo_model import key as key_
 from laredo_model.column import Column, key_columns
 from laredo_model.line import Change
@@ -142,7 +141,7 @@ def plain_bytes(
 def _output(format_id: str) -> Output:
     if not zstd.is_compressed(format_id):
         return FileWriter
-    from laredo_archive.codec.zstd.frame_writer import FrameWriter
+    from laredo_archive.codec.zstd.frame_reader import FrameWriter
 
     return FrameWriter
 

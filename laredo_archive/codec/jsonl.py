@@ -17,21 +17,21 @@ from itertools import chain, islice
 
 import orjson
 
-from laredo_archive.codec import blocks, narrowed
-from laredo_archive.codec.blocks import ByteSource
-from laredo_archive.codec.errors import BadBytes
-from laredo_archive.codec.narrowed import KeyBounds
+from laredo_archive.codec import output as output_
+from laredo_archive.codec import row_keys as row_keys_
 from laredo_archive.codec.output import (
     DIFF_BLOCK,
     SNAPSHOT_BLOCK,
     ByteSink,
+    ByteSource,
     EncodedFile,
     FileWriter,
     Output,
 )
-from laredo_archive.codec.row_keys import RowKeys, compact
-from laredo_archive.codec.structs import compiled
-from laredo_archive.codec.structs.projection import Projection
+from laredo_archive.codec.row_keys import KeyBounds, RowKeys, compact
+from laredo_archive.codec.structs import struct_reader
+from laredo_archive.codec.structs.struct_reader import Projection
+from laredo_archive.errors import BadBytes
 from laredo_model import line as lines_
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
@@ -158,8 +158,8 @@ def read_lines(
         keys, _ = row_keys.of_lines([block[at : block.find(b"\n", at)]])
         return keys[0]
 
-    for block in blocks.line_blocks(stream, LINES_BLOCK):
-        yield narrowed.lines(block, keys, key_at)
+    for block in output_.line_blocks(stream, LINES_BLOCK):
+        yield row_keys_.lines(block, keys, key_at)
 
 
 def read_diff(
@@ -173,7 +173,7 @@ def read_diff(
 
 
 def _whole_lines(stream: ByteSource, start: int | None, stop: int | None) -> Iterator[list[bytes]]:
-    for batch in blocks.lines(blocks.ranged(stream, start, stop)):
+    for batch in output_.lines(output_.ranged(stream, start, stop)):
         whole = [line for line in batch if line] if b"" in batch else batch
         if whole:
             yield whole
@@ -195,19 +195,19 @@ def read_new_rows(
     found: dict[bytes, bytes | None] = {}
     heads, wanted = ((), b"") if projection is None else (projection.line_heads, projection.wanted)
     to = (keys.low, keys.high, known, found, heads, wanted)
-    for block in blocks.line_blocks(stream, NEW_ROWS_BLOCK):
+    for block in output_.line_blocks(stream, NEW_ROWS_BLOCK):
         at = 0
         while (at := _usual(block, at, to)) < len(block):
-            end = len(block) if compiled.module is None else block.index(b"\n", at) + 1
-            inside = narrowed.lines(block[at:end], keys, _key_at)
+            end = len(block) if struct_reader.module is None else block.index(b"\n", at) + 1
+            inside = row_keys_.lines(block[at:end], keys, _key_at)
             found.update(_projected(_new_rows(inside, known), projection))
             at = end
     return found
 
 
-def _usual(block: bytes, at: int, to: compiled.NewRows) -> int:
+def _usual(block: bytes, at: int, to: struct_reader.NewRows) -> int:
     """Compiled code reads the lines from ``at`` on; gives where the first is left to Python."""
-    return at if compiled.module is None else compiled.module.new_lines(block, at, to)
+    return at if struct_reader.module is None else struct_reader.module.new_lines(block, at, to)
 
 
 def _projected(

@@ -12,13 +12,18 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from laredo_archive.codec.arrow.parquet_file import ParquetSnapshot
+from laredo_archive.codec.arrow.parquet_bounds import ParquetSnapshot
 from laredo_archive.codec.arrow.stored import RowStorer
-from laredo_archive.codec.blocks import ByteSource
-from laredo_archive.codec.errors import BadBytes
-from laredo_archive.codec.output import SNAPSHOT_BLOCK, ByteSink, EncodedFile, FileWriter
+from laredo_archive.codec.output import (
+    SNAPSHOT_BLOCK,
+    ByteSink,
+    ByteSource,
+    EncodedFile,
+    FileWriter,
+)
 from laredo_archive.codec.ranged_file import spooled
 from laredo_archive.codec.row_keys import RowKeys
+from laredo_archive.errors import BadBytes
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
 

@@ -7,22 +7,22 @@ for the rows in them.
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import islice
 
-from laredo_archive.codec import blocks, narrowed, struct_rows, varint
-from laredo_archive.codec.blocks import ByteSource
-from laredo_archive.codec.errors import BadBytes
-from laredo_archive.codec.narrowed import KeyBounds
+from laredo_archive.codec import output as output_
+from laredo_archive.codec import row_keys, struct_rows
 from laredo_archive.codec.output import (
     DIFF_BLOCK,
     SNAPSHOT_BLOCK,
     ByteSink,
+    ByteSource,
     EncodedFile,
     FileWriter,
     Output,
 )
-from laredo_archive.codec.structs import compiled
-from laredo_archive.codec.structs.projection import Projection
-from laredo_archive.codec.structs.struct_reader import StructRowReader
-from laredo_archive.codec.varint import varint as length
+from laredo_archive.codec.row_keys import KeyBounds
+from laredo_archive.codec.struct_rows import varint as length
+from laredo_archive.codec.structs import struct_reader
+from laredo_archive.codec.structs.struct_reader import Projection, StructRowReader
+from laredo_archive.errors import BadBytes
 from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change
 
@@ -116,7 +116,7 @@ def read_snapshot(
     :raises BadBytes: at a message that isn't a row.
     """
     reader = StructRowReader(columns, key_fields)
-    for batch in blocks.messages(blocks.ranged(stream, start, stop)):
+    for batch in output_.messages(output_.ranged(stream, start, stop)):
         pairs = [_row(message, reader) for message in batch]
         yield [key for key, _ in pairs], [line for _, line in pairs]
 
@@ -148,8 +148,8 @@ def read_messages(
     def key_of(message: bytes) -> bytes:
         return _row(message, reader)[0]
 
-    for batch in blocks.messages(blocks.ranged(stream, None, None, LINES_BLOCK)):
-        yield list(narrowed.records(batch, keys, key_of)), reader
+    for batch in output_.messages(output_.ranged(stream, None, None, LINES_BLOCK)):
+        yield list(row_keys.records(batch, keys, key_of)), reader
 
 
 def lines_of(messages: Sequence[bytes], reader: StructRowReader) -> bytes:
@@ -183,7 +183,7 @@ def read_diff(
     :raises BadBytes: at a message that isn't a change.
     """
     reader = StructRowReader(columns, ())
-    for batch in blocks.messages(blocks.ranged(stream, start, stop)):
+    for batch in output_.messages(output_.ranged(stream, start, stop)):
         for message in batch:
             yield _change(message, reader)
 
@@ -206,11 +206,11 @@ def read_new_rows(
     reader = StructRowReader(columns, ())
     heads, wanted = ((), b"") if projection is None else (projection.entry_heads, projection.wanted)
     to = (keys.low, keys.high, known, found, heads, wanted)
-    for some in blocks.messages(blocks.ranged(stream, None, None)):
+    for some in output_.messages(output_.ranged(stream, None, None)):
         at = 0
         while (at := _usual(some, at, to)) < len(some):
-            end = len(some) if compiled.module is None else at + 1
-            for message in narrowed.records(some[at:end], keys, _change_key):
+            end = len(some) if struct_reader.module is None else at + 1
+            for message in row_keys.records(some[at:end], keys, _change_key):
                 action, key, _, new = _parts(message)
                 if key not in known and action is not Action.TRUNCATE:
                     found[key] = None if new is None else _new_row(message, new, reader, projection)
@@ -218,9 +218,9 @@ def read_new_rows(
     return found
 
 
-def _usual(some: list[bytes], at: int, to: compiled.NewRows) -> int:
+def _usual(some: list[bytes], at: int, to: struct_reader.NewRows) -> int:
     """Compiled code reads the changes from ``at`` on; gives the first that is left to Python."""
-    return at if compiled.module is None else compiled.module.new_messages(some, at, to)
+    return at if struct_reader.module is None else struct_reader.module.new_messages(some, at, to)
 
 
 def _new_row(
@@ -256,7 +256,7 @@ _Bounds = tuple[int, int] | None
 
 def _parts(message: bytes) -> tuple[Action, bytes, _Bounds, _Bounds]:
     """Action, key, and where the old and the new row are."""
-    scanned = None if compiled.module is None else compiled.module.change(message)
+    scanned = None if struct_reader.module is None else struct_reader.module.change(message)
     if scanned is not None and (known := _ACTIONS.get(scanned[0])) is not None:
         return known, *scanned[1:]
     at = 0
@@ -284,7 +284,7 @@ def _part(message: bytes, at: int, tag: int) -> tuple[int, int]:
     try:
         if message[at] != tag or tag & 7 != 2:
             raise BadBytes(f"not a part of a change or a row: {message[at : at + 80]!r}")
-        size, start = varint.read(message, at + 1)
+        size, start = struct_rows.read(message, at + 1)
     except IndexError:
         raise BadBytes(f"a message ends inside a part: {message[:80]!r}") from None
     if start + size > len(message):

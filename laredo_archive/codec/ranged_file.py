@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from shutil import copyfileobj
 from typing import BinaryIO, cast
 
-from laredo_archive.codec.blocks import READ_BYTES, ByteSource
-from laredo_archive.codec.errors import BadBytes
-from laredo_archive.errors import TemporarySpaceLacking
+from laredo_archive.codec.output import READ_BYTES, ByteSource
+from laredo_archive.errors import BadBytes, TemporarySpaceLacking
 
 OpenAt = Callable[[int], AbstractContextManager[ByteSource]]
 """The object's bytes from an offset on."""

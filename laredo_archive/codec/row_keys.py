@@ -1,11 +1,13 @@
-"""Extracts keys from lines, by a regular expression where a line allows it."""
+"""Keys of lines, extracted by a regular expression, and the lines of a range of keys."""
 
 import re
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Sequence
+from typing import Protocol, TypeVar
 
 import orjson
 
-from laredo_archive.codec.errors import BadBytes
+from laredo_archive.errors import BadBytes
 from laredo_model import key as keys_
 from laredo_model import line as lines_
 from laredo_model.errors import BadLine
@@ -90,3 +92,119 @@ class RowKeys:
             for name in names[: last + 1]
         ]
         return re.compile(rb"\{" + b",".join(parts) + rb"[,}]", re.DOTALL)
+
+
+# Splits a line into its values, by one regular expression compiled for its columns.
+#
+# Ten times as fast as taking the line apart value by value; values nested deeper than the
+# expression reaches take that way still.
+
+_LINE_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_LINE_SCALAR = rb'[^",\[\]{}]++'
+_DEPTH = 4
+
+
+def _nested(depth: int) -> bytes:
+    """An object or array that holds at most ``depth`` - 1 more inside of each other."""
+    inside = rb"|" + _nested(depth - 1) if depth > 1 else b""
+    return rb'[\[{](?>[^\[\]{}"]++|' + _LINE_STRING + inside + rb")*+[\]}]"
+
+
+_VALUE = _LINE_STRING + rb"|" + _LINE_SCALAR + rb"|" + _nested(_DEPTH)
+
+
+def member_patterns(names: Sequence[str], captured: Container[int]) -> list[bytes]:
+    """For each column the pattern of ``"name":value``; a group takes the captured values."""
+    return [
+        re.escape(orjson.dumps(name)) + rb":(" + (b"" if at in captured else b"?:") + _VALUE + b")"
+        for at, name in enumerate(names)
+    ]
+
+
+def splitter(names: Sequence[str]) -> Callable[[bytes], Sequence[bytes]]:
+    """Function that splits lines with these columns into values, verbatim and in order.
+
+    It raises BadLine for any other line.
+    """
+    if not names:
+        return _split_empty
+    expected = [orjson.dumps(name) for name in names]
+    members = b",".join(member_patterns(names, range(len(names))))
+    match = re.compile(rb"\{" + members + rb"\}", re.DOTALL).fullmatch
+
+    def split(line: bytes) -> Sequence[bytes]:
+        found = match(line)
+        if found is not None:
+            return found.groups()
+        items = lines_.items(line)
+        if [name for name, _ in items] != expected:
+            raise BadLine(f"not a row with the columns {', '.join(names)}: {line[:80]!r}")
+        return [value for _, value in items]
+
+    return split
+
+
+def heads(names: Sequence[str]) -> tuple[bytes, ...]:
+    """Text in front of each column's value in a line with these columns."""
+    found = [b"," + orjson.dumps(name) + b":" for name in names]
+    return (b"{" + found[0][1:], *found[1:]) if found else ()
+
+
+def _split_empty(line: bytes) -> Sequence[bytes]:
+    if line != b"{}":
+        raise BadLine(f"not a row without columns: {line[:80]!r}")
+    return ()
+
+
+# Sorted lines and messages narrowed to a range of keys by bisection: little else is parsed.
+
+T = TypeVar("T")
+_ABOVE_ALL = b"\xff"
+"""No UTF-8 has this byte."""
+
+
+class KeyBounds(Protocol):
+    """A range of keys, as ranges.KeyRange: from ``low`` to before ``high``; None: no such end."""
+
+    @property
+    def low(self) -> bytes | None: ...
+
+    @property
+    def high(self) -> bytes | None: ...
+
+
+def lines(block: bytes, keys: KeyBounds, key_at: Callable[[bytes, int], bytes]) -> bytes:
+    """The lines of ``block`` whose keys are among ``keys``.
+
+    ``block`` ends with a newline; ``key_at``: the key of the line that begins there.
+    """
+    start = 0 if keys.low is None else _first_line(block, keys.low, key_at)
+    stop = len(block) if keys.high is None else _first_line(block, keys.high, key_at)
+    return block if stop - start == len(block) else block[start:stop]
+
+
+def records(some: Sequence[T], keys: KeyBounds, key_of: Callable[[T], bytes]) -> Sequence[T]:
+    """Those whose keys are among ``keys``."""
+    start = 0 if keys.low is None else bisect_left(some, keys.low, key=key_of)
+    stop = len(some) if keys.high is None else bisect_left(some, keys.high, key=key_of)
+    return some[start:stop]
+
+
+def _first_line(block: bytes, bound: bytes, key_at: Callable[[bytes, int], bytes]) -> int:
+    """Offset of the first line whose key isn't below ``bound``."""
+    low, high = 0, len(block)
+    while low < high:
+        middle = (low + high) // 2
+        start = block.rfind(b"\n", low, middle) + 1 or low
+        if _key(block, start, key_at) < bound:
+            low = block.find(b"\n", middle) + 1
+        else:
+            high = start
+    return low
+
+
+def _key(block: bytes, at: int, key_at: Callable[[bytes, int], bytes]) -> bytes:
+    """Of a line without a byte it is that of the next one."""
+    while block.startswith(b"\n", at):
+        at += 1
+    return key_at(block, at) if at < len(block) else _ABOVE_ALL

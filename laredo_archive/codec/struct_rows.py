@@ -1,4 +1,4 @@
-"""Converts rows to google.protobuf.Struct and back, byte for byte.
+"""Conversion of rows to google.protobuf.Struct and back, byte for byte.
 
 Struct's numbers are doubles, so by a column's type (docs/archive-format.md, protobuf):
 
@@ -15,23 +15,119 @@ map has to be sorted, else the bytes differ from process to process).
 https://protobuf.dev/programming-guides/encoding/
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from struct import Struct
 
 import orjson
 
-from laredo_archive.codec.split_line import splitter
-from laredo_archive.codec.values import (
-    FLOAT_DIGITS,
-    INTEGERS,
-    JSONS,
-    NUMBER,
-    element_type,
-    number_text,
-)
-from laredo_archive.codec.varint import varint
+from laredo_archive.codec.row_keys import splitter
 from laredo_model.column import Column
+
+# Floats as PostgreSQL prints them.
+#
+# The shortest digits that read back as the same number, with an exponent from 10^15 up (10^6 for
+# float4) and below 10^-4 (float_to_shortest_decimal_bufn and double_to_shortest_decimal_bufn in
+# src/common).
+
+FLOAT8_DIGITS = 15
+FLOAT4_DIGITS = 6
+
+
+def text(number: float, digits: int = FLOAT8_DIGITS) -> bytes:
+    """``number`` as PostgreSQL prints it, as JSON; NaN and the infinities are JSON strings.
+
+    In rare cases PostgreSQL prints one digit more than is needed: whoever must
+    have its very text compares (``struct_rows`` does).
+    """
+    if not math.isfinite(number):
+        name = "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+        return f'"{name}"'.encode()
+    shortest = repr(number)
+    if number == 0 or 1e-4 <= abs(number) < 10.0**digits:
+        return shortest.removesuffix(".0").encode()
+    return _with_exponent(shortest)
+
+
+def _with_exponent(shortest: str) -> bytes:
+    mantissa, _, exponent = shortest.partition("e")
+    sign = "-" if mantissa[0] == "-" else ""
+    whole, _, fraction = mantissa.removeprefix("-").partition(".")
+    digits = (whole + fraction).lstrip("0")
+    # The value is 0.DIGITS times ten to the power of `point`.
+    point = len(whole) + int(exponent or 0) - (len(whole + fraction) - len(digits))
+    digits = digits.rstrip("0")
+    rest = "." + digits[1:] if len(digits) > 1 else ""
+    power = point - 1
+    return f"{sign}{digits[0]}{rest}e{'-' if power < 0 else '+'}{abs(power):02d}".encode()
+
+
+# The column types whose values a Struct holds only as text, and the digits of numbers.
+
+JSONS = frozenset({"json", "jsonb", "_json", "_jsonb"})
+INTEGERS = frozenset({"int2", "int4", "int8", "oid"})
+FLOAT_DIGITS = {"float4": FLOAT4_DIGITS, "float8": FLOAT8_DIGITS}
+UNKNOWN = ""
+"""The type of a column in an archive that names no columns."""
+NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
+"""A JSON number: https://www.rfc-editor.org/rfc/rfc8259#section-6"""
+
+_EXACT_INTEGER = 1 << 53
+
+
+def element_type(type_name: str) -> str:
+    """The type of an array's elements, at any depth; PostgreSQL calls the array ``_int4``."""
+    return type_name.removeprefix("_")
+
+
+def number_text(number: float, type_name: str) -> bytes:
+    """The digits that a column of this type shows for ``number``."""
+    digits = FLOAT_DIGITS.get(type_name)
+    if digits is not None:
+        return text(number, digits)
+    if number.is_integer() and abs(number) <= _EXACT_INTEGER:
+        return b"%d" % int(number)
+    return text(number)
+
+
+# Base-128 varints: seven bits a byte, low ones first.
+#
+# https://protobuf.dev/programming-guides/encoding/#varints
+
+_LONGEST_BITS = 70
+_SHORT = [bytes([low]) for low in range(128)] + [
+    bytes([number & 0x7F | 0x80, number >> 7]) for number in range(128, 1 << 14)
+]
+
+
+def varint(number: int) -> bytes:
+    """``number``, not negative, as a varint."""
+    if number < len(_SHORT):
+        return _SHORT[number]
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def read(data: bytes, at: int) -> tuple[int, int]:
+    """(the number at ``at``, where the bytes after it start).
+
+    :raises IndexError: if ``data`` ends inside of it, or it has no end within ten bytes.
+    """
+    number = shift = 0
+    while shift < _LONGEST_BITS:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    raise IndexError("a varint has at most ten bytes")
+
 
 VERBATIM_MEMBER = b"json"
 _DOUBLE = Struct("<d")

@@ -17,12 +17,12 @@ from typing import BinaryIO, NamedTuple
 import orjson
 
 from laredo_archive import codec
-from laredo_archive.codec.split_line import splitter
+from laredo_archive.codec.row_keys import splitter
 from laredo_archive.errors import ArtifactDamaged, ExportRefused
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.read.artifact_reader import RowFields
 from laredo_archive.read.fold import Rows
-from laredo_archive.read.progress import UNWATCHED, ReadProgress
+from laredo_archive.read.read_ahead import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
 from laredo_model import line as lines_
 from laredo_model.checksum import StateChecksum

@@ -1,23 +1,208 @@
-"""Computes rows and checksum at every boundary of an epoch, in one pass over its files.
+"""Compaction: merges a run of diffs into one, and proves the state at each boundary.
 
 Key by key, in key order: what a key's row is at each boundary, and so what each
 artifact adds to the rows and to the checksum. Nothing is held but sums.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import accumulate, zip_longest
 
+from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
+from laredo_archive.failpoint import reach
+from laredo_archive.manifest.merged.parts_file import DiffRun
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Epoch
 from laredo_archive.read import fold
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.fold import OrderedChange, Rows
+from laredo_archive.read.location import as_it_is
+from laredo_archive.read.read_ahead import ReadProgress
+from laredo_archive.reader import Archive
+from laredo_archive.write.manifest_store import ManifestStore
+from laredo_archive.write.merging import Merging
 from laredo_model import position as positions
 from laredo_model.checksum import StateChecksum, sum_of
-from laredo_model.line import Action, Change
+from laredo_model.line import TRUNCATION, Action, Change
 from laredo_model.position import Position
+
+# Compaction: merges a run of diffs into one, proves it, and has it take their place.
+#
+# The merged diff is what the diffs make together, net per key. Before any manifest names it, it is
+# proven by the checksums: the state before the run, changed by it, is the state after the run.
+
+LEVELS = tuple(
+    timedelta(seconds=seconds)
+    for seconds in (20, 60, 300, 900, 3600, 4 * 3600, 86_400, 7 * 86_400, 28 * 86_400)
+)
+"""Lengths of time, each a few of the one below: so a reader needs few diffs of each."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A run of diffs that was merged."""
+
+    #: The merged diff.
+    artifact: Artifact
+    #: The diffs that it takes the place of.
+    run: DiffRun
+
+
+def merge_next(
+    merging: Merging, levels: Sequence[timedelta], *, formats: Sequence[str]
+) -> Merged | None:
+    """Merge the run that is due next, and commit the merged diff; None if none is due.
+
+    :raises ArtifactMissing, ArtifactDamaged: if a diff of it differs from its entry, or they
+        don't lead where they should; nothing was changed.
+    :raises SpoolUnavailable: if there is no room to encode it; nothing was changed.
+    :raises CommitUnavailable, Fenced: as TableArchive.commit_diff.
+    """
+    run = merging.next_run(levels)
+    if run is None:
+        return None
+    store = merging.stores[0]
+    files = ArtifactFiles(store.destination, as_it_is)
+    start, keys = fold.timelines(files, run.diffs, RowFields.of(run.base))
+    proof = _Proof(_state_before(run) if start is None else StateChecksum())
+    encoded = merging.encode(
+        run,
+        proof.watched(fold.net(proof.counted(keys))),
+        truncate=start is not None,
+        formats=formats,
+    )
+    try:
+        proof.check(store, run)
+    except BaseException:
+        encoded.spool.close()
+        raise
+    artifact = replace(encoded.artifact, cancelled=_cancelled(run, proof.cancelled))
+    reach("merge.encoded")
+    if not merging.commit(run, replace(encoded, artifact=artifact)):
+        return None
+    reach("merge.done")
+    return Merged(artifact, run)
+
+
+def _state_before(run: DiffRun) -> StateChecksum:
+    rows, checksum = run.before.rows, run.before.state_checksum
+    assert rows is not None and checksum is not None, (
+        "every artifact of its epoch records its state"
+    )
+    return StateChecksum.from_hex(rows, checksum)
+
+
+def _cancelled(run: DiffRun, by_merging: int) -> int | None:
+    """At most how many keys changed in the run that the merged diff doesn't mention."""
+    counts = [diff.cancelled for diff in run.diffs]
+    known = [count for count in counts if count is not None]
+    return sum(known) + by_merging if len(known) == len(counts) else None
+
+
+class _Proof:
+    """Follows a merge: the state after it, and the keys of which nothing is left."""
+
+    def __init__(self, state: StateChecksum) -> None:
+        self._state = state
+        self._keys = 0
+        self._changes = 0
+
+    @property
+    def cancelled(self) -> int:
+        """Keys that changed and ended as they began."""
+        return self._keys - self._changes
+
+    def counted(
+        self, keys: Iterator[tuple[bytes, list[OrderedChange]]]
+    ) -> Iterator[tuple[bytes, list[OrderedChange]]]:
+        for key in keys:
+            self._keys += 1
+            yield key
+
+    def watched(self, changes: Iterator[Change]) -> Iterator[Change]:
+        for change in changes:
+            self._changes += 1
+            if change.old is not None:
+                self._state.remove([change.old])
+            if change.new is not None:
+                self._state.add([change.new])
+            yield change
+
+    def check(self, store: ManifestStore, run: DiffRun) -> None:
+        """:raises ArtifactDamaged: if the merged diff doesn't lead where the run leads."""
+        last = run.diffs[-1]
+        if (self._state.rows, self._state.hex()) == (last.rows, last.state_checksum):
+            return
+        raise ArtifactDamaged(
+            store.uri,
+            f"the diffs from {positions.text(run.from_position)} to"
+            f" {positions.text(run.to_position)} don't make the state that the last of them"
+            f" records: {self._state.rows} rows, checksum {self._state.hex()}, against"
+            f" {last.rows} rows, {last.state_checksum}. They stay as they are; run"
+            " laredo-archive verify",
+        )
+
+
+# The proof of merged diffs: each is what its parts make together, level by level.
+
+
+class PartsProof:
+    """Checks the parts of one archive's merged diffs, and that they make these."""
+
+    def __init__(
+        self,
+        archive: Archive,
+        check_files: Callable[[Artifact, RowFields], bool],
+        progress: ReadProgress,
+    ) -> None:
+        """``check_files`` compares an artifact's objects with their entries, and says whether all
+        are so."""
+        self._archive = archive
+        self._check_files = check_files
+        self._progress = progress
+        self.boundaries = 0
+        """Boundaries between the merged diffs' own that were proven."""
+
+    def problems(self, diffs: Sequence[Artifact], shape: RowFields) -> Iterator[str]:
+        """Problems of the parts of ``diffs``, as sentences; the diffs' own objects were checked.
+
+        :raises TemporarySpaceLacking: if there is too little disk space for sorting.
+        """
+        for diff in diffs:
+            if diff.parts is not None:
+                yield from self._of(diff, shape)
+
+    def _of(self, merged: Artifact, shape: RowFields) -> Iterator[str]:
+        assert merged.from_position is not None, "a diff begins somewhere"
+        start, end = positions.text(merged.from_position), positions.text(merged.to_position)
+        self._progress.step(f"parts of the diff {start}..{end}")
+        lost = f"boundaries between {start} and {end} can't be read, those at both can"
+        try:
+            parts = self._archive.parts_of(merged)
+        except (ArtifactMissing, ArtifactDamaged) as failure:
+            yield f"{failure} ({lost})"
+            return
+        self._progress.expect(3 * sum(map(self._archive.files.size_to_read, parts)))
+        damaged = [part for part in parts if not self._check_files(part, shape)]
+        if damaged:
+            yield f"the parts of the diff {start}..{end} aren't whole: {lost}"
+        elif not self._make(parts, merged, shape):
+            yield f"the parts of the diff {start}..{end} make other changes than it holds"
+        else:
+            self.boundaries += len(parts) - 1
+            yield from self.problems(parts, shape)
+
+    def _make(self, parts: Sequence[Artifact], merged: Artifact, shape: RowFields) -> bool:
+        """True if the net changes of ``parts`` are those of ``merged``, byte for byte."""
+        files = self._archive.files
+        start, keys = fold.timelines(files, parts, shape)
+        records = files.changes(merged, shape)
+        if start is not None and next(records, None) != TRUNCATION:
+            return False
+        return all(one == other for one, other in zip_longest(fold.net(keys), records))
+
 
 MAX_PROBLEMS = 20
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from laredo_archive.manifest.errors import CatalogUnusable
-from laredo_archive.manifest.fields import Fields, WrongField, count, list_of, map_of, text, time
-from laredo_archive.manifest.unnamed_objects import text_of_time, with_unknown
+from laredo_archive.errors import CatalogUnusable
+from laredo_archive.manifest.model import text_of_time, with_unknown
+from laredo_archive.manifest.parser import Fields, WrongField, count, list_of, map_of, text, time
 from laredo_archive.storage.destination import is_plain
 from laredo_model import column as columns
 from laredo_model import position as histories

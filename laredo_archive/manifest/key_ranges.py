@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.model import Artifact
+from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.manifest.timeline import Boundary
 
 Choose = Callable[[Artifact], tuple[str, FormatEntry]]

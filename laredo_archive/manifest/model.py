@@ -8,16 +8,145 @@ rows, checksums, histories) are None where they are missing. manifest_parser rea
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from laredo_archive.manifest.entries import Follows, FormatEntry
-from laredo_archive.manifest.unnamed_objects import Former, Retired, text_of_time, with_unknown
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.position import History, Position
+
+# Objects that a manifest mentions, though no artifact names them: retired and former ones.
+
+
+def text_of_time(moment: datetime) -> str:
+    """A time as manifests write it: UTC, ``Z``, microseconds only where there are any."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def with_unknown(known: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """``known`` with the fields of ``source`` that it lacks."""
+    for name, value in source.items():
+        if name not in known:
+            known[name] = value
+    return known
+
+
+@dataclass(frozen=True)
+class Retired:
+    """An object that no artifact names any more, and that the collector will delete."""
+
+    #: The object's key.
+    key: str
+    #: Since when, by the store's Date; None until the manifest's next change.
+    at: datetime | None = None
+    #: The run of the collector that deletes it.
+    deleting: str | None = None
+    #: Unknown fields, written again as they were.
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object as it is in ``retired``."""
+        known: dict[str, Any] = {"key": self.key}
+        if self.at is not None:
+            known["at"] = text_of_time(self.at)
+        if self.deleting is not None:
+            known["deleting"] = self.deleting
+        return with_unknown(known, self.source)
+
+
+@dataclass(frozen=True)
+class Former:
+    """The first object of a diff that a re-base gave to a later epoch.
+
+    The diff's object is another one since, with the same bytes, in the later epoch's folder.
+    """
+
+    #: The object's key.
+    key: str
+    #: The epoch whose folder it is in: the object is retired when that leaves the manifest.
+    epoch: int
+    #: Unknown fields, written again as they were.
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object as it is in ``former``."""
+        return with_unknown({"key": self.key, "epoch": self.epoch}, self.source)
+
+
+# Members of an artifact's entry: its objects, and the head that a base follows.
+
+
+@dataclass(frozen=True)
+class FormatEntry:
+    """One object that holds an artifact in one format."""
+
+    #: The object's URI.
+    uri: str
+    #: Its size.
+    size_bytes: int
+    #: Its key, relative to the destination.
+    key: str
+    #: Its sha256; None in archives of other writers.
+    sha256: str | None = None
+    #: Whether its rows are sorted by key.
+    sorted: bool = False
+    #: (row key, byte offset) pairs at which tasks can begin to read.
+    splits: tuple[tuple[str, int], ...] = ()
+    #: (byte offset, CRC-32) of each block.
+    blocks: tuple[tuple[int, int], ...] = ()
+    #: Whether the format gives the rows' lines back byte for byte.
+    exact: bool = True
+    #: Whether the original writer's manifest names it, which says no key; ``key`` is computed then.
+    by_original: bool = field(default=False, compare=False)
+    #: Unknown fields, written again as they were.
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def same_content(self, other: "FormatEntry") -> bool:
+        """True if both have the same bytes, wherever the objects are."""
+        return self.size_bytes == other.size_bytes and self.sha256 == other.sha256
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry's object, known fields first."""
+        known: dict[str, Any] = {"uri": self.uri, "size_bytes": self.size_bytes, "key": self.key}
+        if self.sha256 is not None:
+            known["sha256"] = self.sha256
+        known["sorted"] = self.sorted
+        if self.splits:
+            known["splits"] = [list(split) for split in self.splits]
+        if self.blocks:
+            known["blocks"] = [list(block) for block in self.blocks]
+        if not self.exact:
+            known["exact"] = False
+        return with_unknown(known, self.source)
+
+
+@dataclass(frozen=True)
+class Follows:
+    """The head that a base was put after, which shows that a new history isn't another archive."""
+
+    #: The head's epoch.
+    epoch: int
+    #: The head's position.
+    position: Position
+    #: The head's history.
+    history: History | None
+    #: The table's rows at the head.
+    rows: int | None = None
+    #: The table's checksum at the head.
+    state_checksum: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object as it is in a snapshot's entry."""
+        return {
+            "epoch": self.epoch,
+            "position": positions.text(self.position),
+            "history": None if self.history is None else str(self.history),
+            "rows": self.rows,
+            "state_checksum": self.state_checksum,
+        }
+
 
 VERSION = 1
 PARTS_VERSION = 2

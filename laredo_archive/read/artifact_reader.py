@@ -15,19 +15,24 @@ from typing import BinaryIO, NoReturn, TypeVar
 from laredo_archive import codec
 from laredo_archive.codec import BadBytes, ByteSource
 from laredo_archive.codec.ranged_file import ranged
-from laredo_archive.codec.zstd.errors import ZstandardNeeded
+from laredo_archive.codec.zstd import ZstandardNeeded
 from laredo_archive.errors import (
     ArtifactDamaged,
     ArtifactMissing,
     FormatUnknown,
     PyarrowNeeded,
 )
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.model import Artifact
+from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.read import original
-from laredo_archive.read.checked_object import MISSING, Checked, wrong_size
-from laredo_archive.read.progress import UNWATCHED, ReadProgress
-from laredo_archive.read.read_ahead import Opened, opener
+from laredo_archive.read.read_ahead import (
+    MISSING,
+    UNWATCHED,
+    Checked,
+    Opened,
+    ReadProgress,
+    opener,
+    wrong_size,
+)
 from laredo_archive.storage.destination import Destination
 from laredo_model.column import Column, key_columns
 from laredo_model.line import Action, Change
@@ -197,7 +202,7 @@ class ArtifactFiles:
         id_, entry = self.choose(artifact, format_id)
         if entry.exact or id_ != codec.PARQUET:
             return entry.exact
-        from laredo_archive.codec.arrow.parquet_file import ParquetSnapshot
+        from laredo_archive.codec.arrow.parquet_bounds import ParquetSnapshot
 
         with closing(self._opened_at(entry, id_, 0)) as file:
             try:

@@ -12,8 +12,7 @@ from typing import IO
 
 from laredo_archive import codec
 from laredo_archive.errors import ArtifactDamaged, FormatUnknown, NoRoomToFetch
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.model import Artifact
+from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.read.artifact_reader import PREFERRED_FORMATS
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.write.uploads import stored

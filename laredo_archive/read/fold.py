@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import NamedTuple
 
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.model import Artifact
+from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.external_sort import Sorter
 from laredo_model.line import Action, Change

@@ -1,4 +1,4 @@
-"""The location of an archive, as a reader gives it: a directory, a manifest, or a URI of either.
+"""The location of an archive or a catalog: a directory, a file, or a URI of either.
 
 A reader names the manifest's location; the manifest names its objects by keys
 that are relative to the destination it was written to. An archive that was
@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from laredo_archive.errors import ArchiveMissing, DestinationDenied, DestinationError
-from laredo_archive.manifest import object_keys, parser
+from laredo_archive.errors import (
+    ArchiveMissing,
+    CatalogMissing,
+    DestinationDenied,
+    DestinationError,
+)
+from laredo_archive.manifest import catalog, object_keys, parser
+from laredo_archive.manifest.catalog import CATALOG, DatabaseCatalog
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
@@ -213,3 +219,37 @@ def _without_leading(count: int, key: str) -> str:
 def as_it_is(key: str) -> str:
     """The key of an object in an archive that is where it was written."""
     return key
+
+
+# Finds the catalog of a destination, and the archives that it names.
+
+
+class FoundCatalog(NamedTuple):
+    """A catalog that was found, and where."""
+
+    #: What holds it, with ``/`` at its end: what the archives' prefixes are relative to.
+    base: str
+    #: The catalog's own URI.
+    uri: str
+    #: What it says.
+    catalog: DatabaseCatalog
+
+    def uri_of(self, prefix: str) -> str:
+        """URI of the archive at ``prefix``."""
+        return f"{self.base}{prefix}"
+
+
+def find_catalog(uri: str, access: S3Access | None = None) -> FoundCatalog:
+    """Find the catalog at a path or URI, of it or of the destination that holds it.
+
+    :raises CatalogMissing: if there is none.
+    :raises CatalogUnusable: if it is damaged or newer than this program.
+    :raises DestinationError: if the location can't be read, or has an unknown scheme.
+    """
+    base = absolute(uri.removesuffix(CATALOG) or ".").rstrip("/") + "/"
+    destination, _ = parse(base, access).split_at(0)
+    where = destination.uri_of(CATALOG)
+    found = destination.get(CATALOG)
+    if found is None:
+        raise CatalogMissing(base)
+    return FoundCatalog(base, where, catalog.parse(found.data, where))

@@ -13,7 +13,7 @@ from itertools import groupby
 import orjson
 
 from laredo_archive.codec.row_keys import compact
-from laredo_archive.codec.values import NUMBER, UNKNOWN, number_text
+from laredo_archive.codec.struct_rows import NUMBER, UNKNOWN, number_text
 from laredo_archive.read.external_sort import Sorter
 from laredo_model import key as keys_
 from laredo_model import line as lines_

@@ -1,4 +1,4 @@
-"""Fetches objects before they are read, where every request has a latency.
+"""Objects of an archive: fetched ahead, and compared with their checksums.
 
 A reader declares the objects that it will read, in order. The first bytes of the next ones are
 fetched side by side, and whichever is being read is fetched on while what came is parsed. So a
@@ -13,8 +13,13 @@ from queue import Empty, SimpleQueue
 from typing import BinaryIO, Protocol
 
 from laredo_archive.codec import ByteSource
+from laredo_archive.codec.output import crc32
+from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
+from laredo_archive.manifest.key_ranges import ObjectSlice
+from laredo_archive.manifest.model import FormatEntry
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local.destination import LocalDestination
+from laredo_service.files import Digest
 
 WINDOW = 16
 """Objects begun before they are asked for."""
@@ -203,3 +208,161 @@ class _Fetched:
         if self._source is not None:
             self._source.close()
             self._source = None
+
+
+# Reads a part of an artifact, and checks its blocks by their CRC-32.
+#
+# Of a whole file size and sha256 are compared; a part of it has the checksums that its entry's
+# ``blocks`` have, if the writer recorded any.
+
+CHECK_AND_CURE = (
+    "Check it with laredo-archive verify; restore it from another destination, or read that one"
+)
+
+
+class CheckedBlocks:
+    """Passes the bytes of a slice on, also those after it; at each block's end compares.
+
+    It raises ArtifactDamaged.
+    """
+
+    def __init__(self, source: ByteSource, part: ObjectSlice, uri: str) -> None:
+        self._source = source
+        self._uri = uri
+        self._blocks = part.blocks[::-1]
+        self._at = part.start
+        self._sum = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes up to the last block's end."""
+        return self._blocks[0].stop - self._at if self._blocks else 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes; empty at the file's end.
+
+        Where blocks end among them, up to the last such end: so a piece is whole lines or
+        messages, which needn't be put together with the next one's begin.
+        """
+        data = self._source.read(self._to_an_end(size))
+        view = memoryview(data)
+        while self._blocks and view:
+            here = view[: self._blocks[-1].stop - self._at]
+            self._sum = crc32(here, self._sum)
+            self._at += len(here)
+            view = view[len(here) :]
+            if self._at == self._blocks[-1].stop:
+                self._end_block()
+        return data
+
+    def _to_an_end(self, size: int) -> int:
+        wanted = size
+        for block in reversed(self._blocks):
+            if block.stop > self._at + size:
+                break
+            wanted = block.stop - self._at
+        return wanted
+
+    def _end_block(self) -> None:
+        block, found = self._blocks.pop(), self._sum
+        self._sum = 0
+        if found != block.sum:
+            raise ArtifactDamaged(
+                self._uri,
+                f"the CRC-32 of its bytes {block.start} to {block.stop} is {found}, the manifest"
+                f" has {block.sum}: they have changed since they were written. {CHECK_AND_CURE}",
+            )
+
+
+# The interface by which long reads and copies report their progress.
+
+
+class ReadProgress(Protocol):
+    """Receives the progress of a read or copy. May be called from several threads."""
+
+    def step(self, text: str, /) -> None:
+        """A step begins, which ``text`` describes."""
+
+    def expect(self, size_bytes: int, /) -> None:
+        """There are ``size_bytes`` more to process (fewer, if negative)."""
+
+    def advance(self, size_bytes: int, /) -> None:
+        """``size_bytes`` more were processed."""
+
+
+class Unwatched:
+    """Ignores progress."""
+
+    def step(self, text: str) -> None:
+        """Nothing."""
+
+    def expect(self, size_bytes: int) -> None:
+        """Nothing."""
+
+    def advance(self, size_bytes: int) -> None:
+        """Nothing."""
+
+
+UNWATCHED = Unwatched()
+
+# Reads a whole object and compares its size and sha256 with its entry's.
+
+MISSING = (
+    "the manifest names this object (was it deleted by hand, or not copied along?"
+    " Restore it, or read another destination)"
+)
+_CURE = "Restore it from another destination, or read that one"
+
+
+class Checked:
+    """Passes a whole object's bytes on; at their end compares size and sha256.
+
+    It raises ArtifactMissing and ArtifactDamaged.
+    """
+
+    def __init__(
+        self, source: ByteSource, entry: FormatEntry, uri: str, progress: ReadProgress = UNWATCHED
+    ) -> None:
+        self._source = source
+        self._entry = entry
+        self._uri = uri
+        self._progress = progress
+        self._passed = Digest()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes; empty at the end."""
+        try:
+            data = self._source.read(size)
+        except ArtifactMissing as missing:
+            raise ArtifactMissing(self._uri, MISSING) from missing
+        except OSError as failure:
+            raise ArtifactDamaged(self._uri, f"can't be read: {failure}") from failure
+        self._passed.update(data)
+        self._progress.advance(len(data))
+        if self._passed.size > self._entry.size_bytes:
+            # Not read on: it may have no end.
+            raise ArtifactDamaged(self._uri, _longer(self._entry))
+        if not data:
+            self._compare()
+        return data
+
+    def _compare(self) -> None:
+        if self._passed.size < self._entry.size_bytes:
+            raise ArtifactDamaged(self._uri, wrong_size(self._passed.size, self._entry))
+        found = self._passed.hex()
+        if self._entry.sha256 not in (None, found):
+            raise ArtifactDamaged(
+                self._uri,
+                f"its sha256 is {found}, the manifest has {self._entry.sha256}: its bytes have"
+                f" changed since they were written. {_CURE}",
+            )
+
+
+def wrong_size(size: int, entry: FormatEntry) -> str:
+    """Message about an object of another size than its entry's."""
+    how = "cut off: " if size < entry.size_bytes else ""
+    return f"{how}it has {size} bytes, the manifest has {entry.size_bytes}. {_CURE}"
+
+
+def _longer(entry: FormatEntry) -> str:
+    return f"it has more than the {entry.size_bytes} bytes in the manifest. {_CURE}"

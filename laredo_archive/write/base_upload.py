@@ -11,8 +11,7 @@ from laredo_archive.codec import EncodedFile, SnapshotEncoder
 from laredo_archive.errors import CommitUnavailable, DestinationError, NameTaken
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.model import Artifact, ArtifactKind
+from laredo_archive.manifest.model import Artifact, ArtifactKind, FormatEntry
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.destination import Upload
 from laredo_archive.write.manifest_store import ManifestStore

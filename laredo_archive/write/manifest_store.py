@@ -1,4 +1,4 @@
-"""One destination's manifest, as one writer or collector holds it.
+"""One destination's manifest and catalog, as one writer or collector holds them.
 
 The only module that swaps manifests. A swap whose outcome is unclear is settled
 by reading, and reading settles only yes: as long as what was to be changed
@@ -10,9 +10,11 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -27,14 +29,91 @@ from laredo_archive.errors import (
     OfTheOriginal,
 )
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import object_keys, parser, rules
+from laredo_archive.manifest import catalog, object_keys, parser, rules
+from laredo_archive.manifest.catalog import (
+    CATALOG,
+    CatalogEntry,
+    DatabaseCatalog,
+    GroupBoundary,
+    Inherited,
+)
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.destination import Destination, ObjectVersion
-from laredo_archive.storage.parallel import AtOnce, in_threads
-from laredo_archive.write.availability import Availabilities
 from laredo_service.retry import Backoff
 
+# Keeps, for one writer, whether each destination is available, since when, and why not.
+
+
+class Availability(NamedTuple):
+    """The availability of one destination."""
+
+    #: When it became available or unavailable, by our clock.
+    since: datetime
+    #: Why it is unavailable; None if it is available.
+    problem: str | None
+    """Its last error; None if it is available."""
+
+
+class Availabilities:
+    """Each destination's availability, by its location; unknown until asked. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[str, Availability] = {}
+
+    def of(self, location: str) -> Availability | None:
+        """The availability of the destination at ``location``; None if unknown."""
+        with self._lock:
+            return self._found.get(location)
+
+    def failed(self, location: str, problem: str) -> None:
+        """A request to it failed."""
+        with self._lock:
+            before = self._found.get(location)
+            unavailable = before is not None and before.problem is not None
+            since = before.since if before is not None and unavailable else datetime.now(UTC)
+            self._found[location] = Availability(since, problem)
+
+    def worked(self, location: str) -> None:
+        """It stored a manifest."""
+        with self._lock:
+            before = self._found.get(location)
+            if before is None or before.problem is not None:
+                self._found[location] = Availability(datetime.now(UTC), None)
+
+
+# Sends several requests at the same time: a commit waits for the slowest, not for the sum.
+
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class AtOnce(Protocol):
+    """Runs tasks at the same time: in threads, or in order in a simulation."""
+
+    def __call__(self, tasks: Sequence[Callable[[], T]], /) -> list[T]:
+        """The tasks' results, in their order; the first failure in that order is raised.
+
+        All have ended by then, those after one that failed too.
+        """
+
+
+def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Run each task in a thread; a single task needs none."""
+    if len(tasks) < 2:
+        return [task() for task in tasks]
+    with ThreadPoolExecutor(len(tasks), thread_name_prefix="at-once") as threads:
+        running = [threads.submit(task) for task in tasks]
+    failures = [failure for done in running if (failure := done.exception()) is not None]
+    for failure in failures[1:]:
+        log.warning("parallel request failed", failure=str(failure))
+    if failures:
+        if isinstance(failures[0], DestinationError):
+            failures[0].others = tuple(f for f in failures[1:] if isinstance(f, DestinationError))
+        raise failures[0]
+    return [done.result() for done in running]
+
 
 ATTEMPTS = 12
 """Tries of one change before the caller has to come back later."""
@@ -251,3 +330,70 @@ class ManifestStore:
 def _location_of(uri: str, stores: Sequence[ManifestStore]) -> str | None:
     within = [held.destination for held in stores if uri.startswith(held.destination.uri)]
     return max(within, key=lambda destination: len(destination.uri)).location if within else None
+
+
+# One destination's catalog.json, as one writer process changes it: by compare-and-swap.
+
+
+class CatalogStore:
+    """The catalog of one destination, and this process's group in it. For one thread."""
+
+    def __init__(
+        self, destination: Destination, group: str, environment: Environment | None = None
+    ) -> None:
+        """``group``: of this process, new with every start."""
+        self._destination = destination
+        self._group = group
+        self._environment = environment or Environment()
+        self._known: DatabaseCatalog | None = None
+        self._version: ObjectVersion | None = None
+        self._is_read = False
+        self._inherited = Inherited()
+        self.uri = destination.uri_of(CATALOG)
+
+    def enter(
+        self, archives: Mapping[str, CatalogEntry], boundaries: Iterable[GroupBoundary]
+    ) -> None:
+        """Record this process's archives in the catalog, and leave those of others.
+
+        :raises CatalogUnusable: if what is there isn't a catalog; it stays.
+        :raises DestinationError: if it can't be read or written now.
+        """
+        newest = list(boundaries)
+        trouble: CommitConflict | CommitStateUnknown | None = None
+        for attempt in range(ATTEMPTS):
+            now = self._environment.now()
+            before = self._current() or DatabaseCatalog(now)
+            if self._group not in before.groups:
+                self._inherited = before.inherited_by(archives)
+            known = self._inherited.before(archives, newest)
+            after = before.with_group(self._group, archives, known)
+            if after == before:
+                return
+            if others := before.taken_from(archives) - {self._group}:
+                log.info("catalog archives taken over", catalog=self.uri, groups=sorted(others))
+            try:
+                self._swap(replace(after, updated_at=now, revision=before.revision + 1))
+            except (CommitConflict, CommitStateUnknown) as failure:
+                trouble = failure
+                self._environment.back_off(attempt)
+            else:
+                return
+        raise DestinationUnavailable(
+            self.uri, f"no swap succeeded in {ATTEMPTS} attempts; the last time it {trouble}"
+        ).at(self._destination.location)
+
+    def _current(self) -> DatabaseCatalog | None:
+        """As last seen; read again only where that may be out of date."""
+        if not self._is_read:
+            found = self._destination.get(CATALOG)
+            self._known = None if found is None else catalog.parse(found.data, self.uri)
+            self._version = None if found is None else found.version
+            self._is_read = True
+        return self._known
+
+    def _swap(self, changed: DatabaseCatalog) -> None:
+        self._is_read = False
+        etag = self._version.etag if self._version else None
+        self._version = self._destination.swap(CATALOG, changed.to_bytes(), etag)
+        self._known, self._is_read = changed, True

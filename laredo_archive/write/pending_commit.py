@@ -1,23 +1,139 @@
-"""A pending commit: one artifact to be in every destination's manifest (protocol, 3 and 4).
+"""A commit: one artifact in every destination's manifest, one at a time (protocol, 3 and 4).
 
 It remembers its progress, so that it can be resumed after a
 destination was unavailable, with the same artifact until every manifest has it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
-from laredo_archive.errors import ArtifactMissing
+import structlog
+
+from laredo_archive.errors import ArtifactMissing, CommitUnavailable, DestinationError, Fenced
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_archive.manifest import object_keys, rules
+from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.storage.parallel import AtOnce
-from laredo_archive.write.epoch_folders import EpochFolders
-from laredo_archive.write.manifest_store import Claim, ManifestStore
-from laredo_archive.write.parts.lists import PartsLists
-from laredo_archive.write.uploads import Content, is_there, store_object, stored
+from laredo_archive.write.diff_spool import DiffSpool
+from laredo_archive.write.manifest_store import AtOnce, Claim, ManifestStore
+from laredo_archive.write.parts.lists import PartsLists, with_boundary
+from laredo_archive.write.uploads import Content, copy_object, is_there, store_object, stored
+from laredo_model import position as positions
+
+# Puts a relabelled diff's objects into its new epoch's folder (commit protocol, re-base).
+#
+# Readers of other writers' programs compute an object's name from its artifact's epoch, and others
+# list by ``epoch=N/``. So an object is in its own epoch's folder before a manifest has that epoch:
+# by a link, by a copy that the store makes, or by an upload of the same bytes. What the former
+# epoch's folder holds stays there, as ``former`` in the manifest, until that epoch is retired.
+
+log = structlog.get_logger(__name__)
+
+
+class EpochFolders:
+    """The objects of relabelled diffs, by destination, under the names that they have got."""
+
+    def __init__(self, new_names: NewNames) -> None:
+        self._new_names = new_names
+        self._placed: dict[tuple[str, str], tuple[Manifest, str]] = {}
+        """By destination's location and former key: the manifest for which the object was seen in
+        its folder, and its key there."""
+
+    def prepare(self, stores: Sequence[ManifestStore], base: Artifact) -> None:
+        """Copy everywhere what ``base`` will take over there, before any manifest changes.
+
+        :raises DestinationError: if one is unavailable; what is done stays done.
+        """
+        for store in stores:
+            manifest = store.current()
+            if manifest is not None:
+                self.taken_over(store, manifest, base)
+        reach("folders.prepared")
+
+    def taken_over(self, store: ManifestStore, manifest: Manifest, base: Artifact) -> Manifest:
+        """``manifest`` whose diffs that ``base`` takes over name objects in its epoch's folder.
+
+        :raises DestinationError: if the destination is unavailable.
+        """
+        manifest = with_boundary(store, manifest, base)
+        diffs = [diff.relabelled(base.epoch) for diff in rules.taken_over(manifest, base)]
+        return rules.with_moved(manifest, self.entries(store, manifest, diffs))
+
+    def entries(
+        self, store: ManifestStore, manifest: Manifest, diffs: Iterable[Artifact]
+    ) -> dict[str, FormatEntry]:
+        """The objects of ``diffs`` in their epochs' folders, by the keys that they have.
+
+        ``diffs`` carry their new epoch. Those that are in their folder, or missing, are left out.
+        Each was seen, or made, after ``manifest`` was read: so it holds for the swap of that.
+
+        :raises DestinationError: if the destination is unavailable.
+        """
+        version = _Version(store, manifest, manifest.known_keys())
+        elsewhere = [
+            (diff, format_id, entry)
+            for diff in diffs
+            for format_id, entry in diff.formats.items()
+            if not object_keys.is_in_folder(entry.key, store.key_prefix, diff.epoch)
+        ]
+        placed = store.environment.at_once(
+            [partial(self._entry, version, *one) for one in elsewhere]
+        )
+        return {
+            entry.key: there
+            for (_, _, entry), there in zip(elsewhere, placed, strict=True)
+            if there is not None
+        }
+
+    def _entry(
+        self, version: "_Version", diff: Artifact, format_id: str, entry: FormatEntry
+    ) -> FormatEntry | None:
+        store = version.store
+        target = store.destination.location, entry.key
+        before, key = self._placed.get(target, (None, None))
+        # A collector that deletes an object changes the manifest first.
+        seen = before is version.manifest or (
+            key is not None and is_there(store.destination, key, entry.size_bytes)
+        )
+        if key is None or key in version.known or not seen:
+            wanted = object_keys.artifact_key(store.key_prefix, diff, format_id)
+            name = wanted if key is None else self._new_names.instead_of(wanted)
+            try:
+                key = self._copy(version, entry, name)
+            except ArtifactMissing as missing:
+                # Nothing is lost by the re-base that isn't lost already; a base may be the cure.
+                log.warning("relabelled diff not found", uri=missing.uri)
+                return None
+        self._placed[target] = version.manifest, key
+        return replace(entry, key=key, uri=store.destination.uri_of(key))
+
+    def _copy(self, version: "_Version", entry: FormatEntry, name: str) -> str:
+        destination, environment = version.store.destination, version.store.environment
+        key = copy_object(
+            destination,
+            entry.key,
+            name,
+            stored(destination, entry.key, entry.size_bytes, entry.sha256),
+            avoid=version.known,
+            new_names=self._new_names,
+            environment=environment,
+        )
+        reach("folders.copied")
+        return key
+
+
+class _Version(NamedTuple):
+    """One version of one destination's manifest."""
+
+    store: ManifestStore
+    manifest: Manifest
+    known: set[str]
+    """The keys that it mentions."""
+
 
 Follow = Callable[[Manifest, Artifact], Manifest]
 """The manifest with the artifact in it."""
@@ -213,3 +329,86 @@ class PendingCommit:
             "it was uploaded, and something deleted it before the commit; the base has to be"
             " made again",
         )
+
+
+# A writer's commits to one table, one after the other: each is finished before the next begins.
+
+
+class CommitsInTurn:
+    """At most one commit is unfinished: it waits for a destination that was unavailable."""
+
+    def __init__(self, stores: Sequence[ManifestStore], claim: Claim, table: str) -> None:
+        self._stores = tuple(stores)
+        self._claim = claim
+        self._table = table
+        self._turn = threading.RLock()
+        self._fenced: Fenced | None = None
+        self._pending: PendingCommit | None = None
+        self._spool: DiffSpool | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """True if a commit waits for a destination."""
+        return self._pending is not None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the lock on commits for the block, and finish an unfinished one first.
+
+        :raises Fenced: if another writer has taken over, now or earlier.
+        :raises CommitUnavailable: if a destination is unavailable.
+        """
+        with self._turn:
+            if self._fenced is not None:
+                raise self._fenced
+            try:
+                yield
+            except Fenced as fenced:
+                self._fenced = fenced
+                self._drop()
+                log.error(
+                    "archive taken over by another writer", table=self._table, reason=str(fenced)
+                )
+                raise
+            except DestinationError as failure:
+                location = self._stores[0].counts.note(failure, self._stores)
+                log.warning("commit delayed", table=self._table, reason=str(failure))
+                raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
+
+    def begin(self, commit: PendingCommit, spool: DiffSpool | None = None) -> None:
+        """Have ``commit`` finished next, and ``spool`` closed then."""
+        self._pending, self._spool = commit, spool
+
+    def finish(self) -> Artifact | None:
+        """Bring the unfinished commit, if there is one, into every manifest."""
+        pending = self._pending
+        if pending is None:
+            return None
+        try:
+            pending.upload_missing(self._stores)
+            pending.commit(self._stores, self._claim)
+        except ArtifactMissing:
+            if not pending.begun:
+                self._drop()
+            raise
+        reach("commit.done")
+        self._drop()
+        log.info(
+            "diffs merged" if pending.merges else "artifact committed",
+            table=self._table,
+            kind=pending.artifact.kind.value,
+            epoch=pending.artifact.epoch,
+            position=positions.text(pending.artifact.to_position),
+        )
+        return pending.artifact
+
+    def close(self) -> None:
+        """Delete temporary files."""
+        with self._turn:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._pending = None
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None

@@ -1,26 +1,249 @@
-"""Reconciles destinations: brings all to the state of the one ahead (commit protocol, 2)."""
+"""The claim of the newest writer, and destinations brought to one state (commit protocol, 1, 2)."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from itertools import islice
 
 import structlog
 
-from laredo_archive.errors import HistoriesDiffer
+from laredo_archive.errors import (
+    CommitConflict,
+    CommitStateUnknown,
+    DestinationDenied,
+    DestinationError,
+    DestinationUnavailable,
+    HistoriesDiffer,
+    ManifestError,
+    PrefixMeant,
+)
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import object_keys, rules
-from laredo_archive.manifest.entries import Follows, FormatEntry
-from laredo_archive.manifest.merged import unfolding
+from laredo_archive.manifest import object_keys, parser, rules
+from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.merged.parts_file import PartsFiles
-from laredo_archive.manifest.model import Artifact, Manifest, Parts
+from laredo_archive.manifest.model import (
+    Artifact,
+    EpochPosition,
+    Follows,
+    FormatEntry,
+    Manifest,
+    Parts,
+)
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.write.epoch_folders import EpochFolders
-from laredo_archive.write.manifest_store import Claim, ManifestStore
+from laredo_archive.storage.destination import Destination
+from laredo_archive.write.manifest_store import ATTEMPTS, Claim, ManifestStore
 from laredo_archive.write.parts.lists import PartsLists
+from laredo_archive.write.pending_commit import EpochFolders
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
 from laredo_model.position import History
 
+# Foreign objects: what a location holds before its first claim, others' or a lost archive's.
+
 log = structlog.get_logger(__name__)
+
+LISTED = 2000
+"""Objects listed at most: two requests' worth."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The objects below a key prefix without a manifest, among the first LISTED."""
+
+    #: Objects of other programs, which are left alone for good.
+    others: tuple[str, ...]
+    #: Objects with names that a writer gives; a collector retires and later deletes them.
+    orphans: tuple[str, ...]
+    #: Whether there are more than LISTED.
+    more: bool
+
+    def __str__(self) -> str:
+        return "; ".join(self._sentences())
+
+    def __bool__(self) -> bool:
+        return bool(self.others or self.orphans)
+
+    def _sentences(self) -> Iterator[str]:
+        least = "at least " if self.more else ""
+        if self.others:
+            yield (
+                f"{least}{len(self.others)} objects of others, such as {self.others[0]}, which stay"
+                " as they are"
+            )
+        if self.orphans:
+            yield (
+                f"{least}{len(self.orphans)} objects of an archive without a manifest, such as"
+                f" {self.orphans[0]}, which the collector will delete: move them elsewhere if"
+                " they are still needed"
+            )
+
+
+def objects_at(destination: Destination, key_prefix: str) -> Neighbours:
+    """The objects below ``key_prefix``.
+
+    :raises DestinationError: if it can't be listed.
+    """
+    listed = list(islice(destination.list(key_prefix), LISTED + 1))
+    keys = [info.key for info in listed if info.key != object_keys.manifest_key(key_prefix)]
+    own = {key for key in keys if object_keys.is_own(key, key_prefix)}
+    return Neighbours(
+        tuple(key for key in keys if key not in own),
+        tuple(key for key in keys if key in own),
+        len(listed) > LISTED,
+    )
+
+
+def report(destination: Destination, key_prefix: str) -> None:
+    """Log the foreign objects once, when the location is claimed for the first time."""
+    uri = destination.uri_of(object_keys.manifest_key(key_prefix))
+    try:
+        found = objects_at(destination, key_prefix)
+    except DestinationError as failure:
+        # A writer needn't be allowed to list.
+        log.warning("foreign objects not listed", uri=uri, failure=str(failure))
+        return
+    if found:
+        log.warning("foreign objects found", uri=uri, found=str(found))
+
+
+def refuse_other_prefix(destination: Destination, table: str, key_prefix: str) -> None:
+    """Check that ``key_prefix`` without its ``/`` isn't where the table's archive is.
+
+    A prefix was once taken verbatim: ``users`` gave ``usersmanifest.json``.
+
+    :raises PrefixMeant: if it is.
+    :raises DestinationUnavailable: if that can't be read now.
+    """
+    before = key_prefix.removesuffix("/")
+    if not before:
+        return
+    key = object_keys.manifest_key(before)
+    try:
+        found = destination.get(key)
+    except DestinationDenied:
+        return  # a writer that may not read there hasn't written there
+    if found is None:
+        return
+    uri = destination.uri_of(key)
+    try:
+        manifest = parser.parse(found.data, uri)
+    except ManifestError:
+        return  # another program's file
+    if manifest.table == table:
+        raise PrefixMeant(uri, destination.uri_of(f"{before}/x").removesuffix("x"))
+
+
+# The claim, by which the newest writer takes an archive over (docs/commit-protocol.md, 1).
+#
+# Every manifest is read, in the order of the destinations' URIs, and claimed by a swap that sets
+# writer_id and writer_term. A writer that has claimed all of them writes, until another one claims;
+# it never claims again after that.
+
+ROUNDS = 30
+"""Times that a claim starts over because others claim at the same time."""
+
+
+class _Overtaken(Exception):
+    """Another writer claims with a higher term, or with ours."""
+
+
+def claim(
+    stores: Sequence[ManifestStore], table: str, writer_id: str, sinks: Iterable[str] = ()
+) -> Claim:
+    """Claim all of ``stores`` for ``writer_id``, which has never had all of them before.
+
+    Sinks that a manifest doesn't know are entered at the artifact before the newest.
+
+    What else is at a location without a manifest is logged, once.
+
+    :raises DestinationUnavailable: if one is unavailable, or others keep claiming.
+    :raises PrefixMeant: if the archive is at the key prefix without its ``/``.
+    :raises ManifestDamaged, ManifestNewer: if one can't be used; then none is claimed.
+    """
+    names = tuple(sinks)
+    new = [store for store in stores if store.read() is None]
+    for store in new:
+        refuse_other_prefix(store.destination, table, store.key_prefix)
+    for attempt in range(ROUNDS):
+        seen = [store.read() if attempt else store.current() for store in stores]
+        term = 1 + max((manifest.writer_term for manifest in seen if manifest), default=0)
+        wanted = Claim(writer_id, term)
+        try:
+            for store in stores:
+                _claim_one(store, table, wanted, names)
+        except _Overtaken:
+            log.info("claim restarted: another writer claims too", table=table, term=term)
+            stores[0].environment.back_off(attempt)
+        else:
+            log.info("archive claimed", table=table, writer_id=writer_id, term=term)
+            for store in new:
+                report(store.destination, store.key_prefix)
+            return wanted
+    raise DestinationUnavailable(
+        stores[0].uri, f"other writers keep claiming it: given up after {ROUNDS} rounds"
+    )
+
+
+def _claim_one(store: ManifestStore, table: str, wanted: Claim, sinks: tuple[str, ...]) -> None:
+    for attempt in range(ATTEMPTS):
+        manifest = store.current()
+        if manifest is not None and wanted.owns(manifest):
+            return
+        if manifest is not None and manifest.writer_term >= wanted.term:
+            raise _Overtaken
+        try:
+            reach("claim.swap")
+            store.swap(_claimed(manifest or _empty(store, table), wanted, sinks))
+        except (CommitConflict, CommitStateUnknown) as failure:
+            store.note(failure, attempt)
+            store.environment.back_off(attempt)
+        else:
+            reach("claim.swapped")
+            return
+    raise DestinationUnavailable(store.uri, f"it couldn't be claimed in {ATTEMPTS} attempts").at(
+        store.destination.location
+    )
+
+
+def _empty(store: ManifestStore, table: str) -> Manifest:
+    return Manifest(table=table, updated_at=store.environment.now())
+
+
+def _claimed(manifest: Manifest, wanted: Claim, sinks: tuple[str, ...]) -> Manifest:
+    start = _before_newest(manifest)
+    unknown = {sink: start for sink in sinks if sink not in manifest.notified}
+    return replace(
+        manifest,
+        writer_id=wanted.writer_id,
+        writer_term=wanted.term,
+        notified={**manifest.notified, **unknown},
+    )
+
+
+def _before_newest(manifest: Manifest) -> EpochPosition | None:
+    if len(manifest.artifacts) < 2:
+        return None
+    before = manifest.artifacts[-2]
+    return EpochPosition(before.epoch, before.to_position)
+
+
+def drop_unfinished(store: ManifestStore) -> None:
+    """Drop the unfinished uploads of earlier writers, which are fenced now.
+
+    Nothing depends on it, so a failure doesn't keep the archive closed: the collector
+    tries again.
+    """
+    destination, prefix = store.destination, store.key_prefix
+    is_ours = partial(object_keys.is_begun, key_prefix=prefix)
+    try:
+        dropped = destination.collect_unfinished(prefix, timedelta(0), is_ours)
+    except DestinationError as failure:
+        store.counts.count_error(destination.location)
+        log.warning("unfinished uploads not dropped", uri=failure.uri, failure=str(failure))
+        return
+    if dropped:
+        log.info("unfinished uploads dropped", uri=destination.uri, count=dropped)
 
 
 def reconcile(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames) -> None:
@@ -76,7 +299,7 @@ def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
     last = other.last
     if last is None:
         return None
-    ahead = unfolding.unfolded(ahead, unfolding.at(last.to_position), parts.diffs_of)
+    ahead = parts_file.unfolded(ahead, parts_file.at(last.to_position), parts.diffs_of)
     heads = f"{_described(ahead)} against {_described(other)}"
     boundaries = [known for known in _boundaries(ahead) if _same(known.history, last.history)]
     if not boundaries:

@@ -14,23 +14,19 @@ from typing import Self
 
 from laredo_archive.errors import DestinationError, OutOfOrder
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import rules, succession
-from laredo_archive.manifest.head import Head, head_of
+from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_archive.manifest.notices import Notices, NoticeSource
+from laredo_archive.manifest.notices import ManifestUpdates, Notices, NoticeSource
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.manifest.updates import ManifestUpdates
+from laredo_archive.manifest.rules import Head, head_of
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.base_upload import Base, BasePlan, BaseUpload
-from laredo_archive.write.claim import claim, drop_unfinished
-from laredo_archive.write.commits_in_turn import CommitsInTurn
-from laredo_archive.write.diff_encoding import Window, encode
-from laredo_archive.write.epoch_folders import EpochFolders
+from laredo_archive.write.diff_spool import Window, encode
 from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
 from laredo_archive.write.merging import Merging
-from laredo_archive.write.parts.unmerged import with_boundary
-from laredo_archive.write.pending_commit import PendingCommit
-from laredo_archive.write.reconcile import reconcile
+from laredo_archive.write.parts.lists import with_boundary
+from laredo_archive.write.pending_commit import CommitsInTurn, EpochFolders, PendingCommit
+from laredo_archive.write.reconcile import claim, drop_unfinished, reconcile
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.line import Change
@@ -239,21 +235,19 @@ class TableArchive:
         """
         with self._commits.turn():
             self._finish()
-            known = succession.known(self._manifest, base.artifact.same_as)
+            known = rules.known(self._manifest, base.artifact.same_as)
             if known is not None:
                 return known
             manifest = self._manifest and with_boundary(
                 self._stores[0], self._manifest, base.artifact
             )
-            before = succession.before_base(
-                self._table, manifest, base.artifact, continues=continues
-            )
+            before = rules.before_base(self._table, manifest, base.artifact, continues=continues)
             artifact = replace(
                 base.artifact,
                 continues=continues,
                 reason=reason,
                 follows=rules.following(self._manifest.last if self._manifest else None),
-                to_time=succession.time_of_base(before, base.artifact.to_time, continues=continues),
+                to_time=rules.time_of_base(before, base.artifact.to_time, continues=continues),
             )
             self._commits.begin(
                 PendingCommit(
@@ -295,7 +289,7 @@ class TableArchive:
         """
         with self._commits.turn():
             self._finish()
-            known = succession.known(
+            known = rules.known(
                 self._manifest,
                 lambda artifact: (
                     (artifact.from_position, artifact.to_position) == (from_position, to_position)
@@ -303,8 +297,8 @@ class TableArchive:
             )
             if known is not None:
                 return known
-            last = succession.before_diff(self._table, self._manifest, from_position, to_position)
-            time = succession.time_of_diff(last, to_time)
+            last = rules.before_diff(self._table, self._manifest, from_position, to_position)
+            time = rules.time_of_diff(last, to_time)
             diff = self._encode(
                 Window(
                     from_position,

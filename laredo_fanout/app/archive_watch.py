@@ -134,7 +134,7 @@ class ArchiveWatch:
             if found.manifest.table != table:
                 other = f"it is the archive of table {found.manifest.table}"
                 return ArchiveCheck(now, found, other)
-            timeline.epochs(found.manifest, found.destination.uri_of(found.manifest_key))
+            timeline.epochs_of(found.manifest, found.destination.uri_of(found.manifest_key))
         except (NoReplay, ArchiveError) as failure:
             return ArchiveCheck(now, None, str(failure))
         check = ArchiveCheck(now, found, None)

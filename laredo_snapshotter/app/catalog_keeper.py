@@ -15,10 +15,10 @@ from datetime import datetime
 import structlog
 
 from laredo_archive.errors import ArchiveError
-from laredo_archive.manifest import common_boundary
+from laredo_archive.manifest import timeline
 from laredo_archive.manifest.catalog import MOST_BOUNDARIES, CatalogEntry, GroupBoundary
 from laredo_archive.manifest.model import Artifact
-from laredo_archive.write.catalog_store import CatalogStore
+from laredo_archive.write.manifest_store import CatalogStore
 from laredo_model import position as histories
 from laredo_model.position import Position
 from laredo_service.retry import Backoff
@@ -195,7 +195,7 @@ class _Catalog:
 
 def _last_at(writer: TableWriter, position: Position) -> Artifact | None:
     manifest = None if writer.archive is None else writer.archive.manifest
-    return None if manifest is None else common_boundary.last_boundary(manifest.artifacts, position)
+    return None if manifest is None else timeline.last_boundary(manifest.artifacts, position)
 
 
 def _time(artifact: Artifact) -> datetime:

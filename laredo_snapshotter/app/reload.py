@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from laredo_archive.aws.errors import AwsError
+from laredo_archive.aws.profile import AwsError
 from laredo_service.http.settings import HttpSettings
 from laredo_service.settings import SettingsError
 from laredo_service.settings.loading import take_up

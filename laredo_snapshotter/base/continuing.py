@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from laredo_archive.manifest.head import Head
+from laredo_archive.manifest.rules import Head
 from laredo_model.column import Column
 from laredo_model.position import History
 

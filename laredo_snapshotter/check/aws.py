@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import NamedTuple, ParamSpec
 
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.aws.errors import AwsError
 from laredo_archive.aws.explain import Cause, explain, failures
+from laredo_archive.aws.profile import AwsError
 from laredo_archive.errors import ArchiveError, DestinationError, DestinationUnavailable
 from laredo_archive.storage.destination import StoredObject
 from laredo_archive.storage.s3.bucket import S3Location

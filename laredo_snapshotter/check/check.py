@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from laredo_archive.aws.errors import AwsError
+from laredo_archive.aws.profile import AwsError
 from laredo_archive.errors import ArchiveError, DestinationDenied
 from laredo_archive.manifest import object_keys, parser
-from laredo_archive.manifest.head import head_of
 from laredo_archive.manifest.model import Manifest
+from laredo_archive.manifest.rules import head_of
 from laredo_archive.storage.destination import Destination
-from laredo_archive.write import foreign_objects
+from laredo_archive.write import reconcile
 from laredo_fanout.client.errors import ClientError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
@@ -149,9 +149,9 @@ def _manifest(
 
 
 def _of_new(what: str, table: TableConfig, destination: Destination) -> WriterFinding:
-    foreign_objects.refuse_other_prefix(destination, table.name, table.key_prefix)
+    reconcile.refuse_other_prefix(destination, table.name, table.key_prefix)
     try:
-        found = foreign_objects.objects_at(destination, table.key_prefix)
+        found = reconcile.objects_at(destination, table.key_prefix)
     except DestinationDenied:
         found = None  # a writer needn't be allowed to list
     beside = f"; there are {found}" if found else ""

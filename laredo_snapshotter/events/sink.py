@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.aws.errors import AwsError
 from laredo_archive.aws.explain import Cause, explain, failures, iam_action
-from laredo_archive.aws.profile import AMBIENT
+from laredo_archive.aws.profile import AMBIENT, AwsError
 from laredo_snapshotter.config_outputs import SinkConfig
 from laredo_snapshotter.errors import SinkError, SinkRefused
 from laredo_snapshotter.events.notice import Notice

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from laredo_archive.manifest.head import Head
+from laredo_archive.manifest.rules import Head
 from laredo_model import position
 from laredo_snapshotter.status import DestinationStatus, SinkStatus, TableWriterStatus, WriterState
 from laredo_snapshotter.table.session import WriterSession

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
-from laredo_archive.aws.errors import AwsError
+from laredo_archive.aws.profile import AwsError
 from laredo_archive.errors import (
     ArchiveError,
     ArtifactDamaged,

@@ -10,9 +10,8 @@ from pyspark.sql.types import StructType
 
 from laredo_archive import codec
 from laredo_archive.manifest import key_ranges
-from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice
-from laredo_archive.manifest.model import Artifact
+from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.reader import Archive
 from laredo_spark.arrow_schema import arrow_schema
 from laredo_spark.changes.chain import NextArtifact

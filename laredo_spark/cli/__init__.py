@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from laredo_archive.cli import logs
+from laredo_archive.cli import options
 from laredo_archive.errors import ArchiveError
 from laredo_model.errors import ModelError
 from laredo_service.build import version_option
@@ -57,7 +57,7 @@ def _fail(message: str) -> NoReturn:
 @click.option("-v", "--verbose", is_flag=True, help="Report retries on stderr, and Spark's log.")
 def main(*, verbose: bool) -> None:
     """Read archives of laredo-snapshotter with Spark, and keep tables in step with them."""
-    logs.set_up(verbose=verbose)
+    options.set_up(verbose=verbose)
 
 
 def _job() -> "jobs.SparkJob":

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from pyspark.sql import SparkSession
 
-from laredo_archive.read import catalog
+from laredo_archive.read import location
 from laredo_spark import options
 from laredo_spark.errors import OptionRefused
 from laredo_spark.frames.tables import Known, TablesAtOnce, at_one_position
@@ -42,7 +42,7 @@ def archives_of(
     :raises CatalogMissing, CatalogUnusable, ArchiveError, OptionRefused: as :func:`read_catalog`.
     """
     access = options.parse(options.as_options({"path": path, **given})).access()
-    found = catalog.find(path, access)
+    found = location.find_catalog(path, access)
     prefixes = found.catalog.names()
     for name in tables or ():
         if name not in prefixes:

@@ -6,13 +6,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from laredo_archive.manifest import common_boundary
+from laredo_archive.manifest import timeline
 from laredo_archive.manifest.catalog import GroupBoundary
-from laredo_archive.manifest.common_boundary import CommonBoundary
-from laredo_archive.manifest.merged import unfolding
+from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.merged.parts_file import PartsFiles
-from laredo_archive.manifest.model import Manifest
-from laredo_archive.manifest.unnamed_objects import text_of_time
+from laredo_archive.manifest.model import Manifest, text_of_time
+from laredo_archive.manifest.timeline import CommonBoundary
 from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
 from laredo_model import position as positions
@@ -153,8 +152,8 @@ def _unfolded(
     found: FoundArchive, after: Position, moment: Position | datetime | None
 ) -> FoundArchive:
     parts = PartsFiles(found.destination, found.locate, found.key_prefix)
-    wanted = unfolding.between(after, moment)
-    return found._replace(manifest=unfolding.unfolded(found.manifest, wanted, parts.diffs_of))
+    wanted = parts_file.between(after, moment)
+    return found._replace(manifest=parts_file.unfolded(found.manifest, wanted, parts.diffs_of))
 
 
 def _manifests(archives: Mapping[str, FoundArchive]) -> Found:
@@ -168,13 +167,13 @@ def _chosen(
     manifests: Found, moment: Position | datetime | None, known: Known, *, exact: bool
 ) -> CommonBoundary:
     spans = [
-        common_boundary.known_too(
-            common_boundary.spans_of(manifest, where),
+        timeline.known_too(
+            timeline.spans_of(manifest, where),
             [(each.history, each.position) for each in known.get(name, ())],
         )
         for name, (where, manifest) in manifests.items()
     ]
-    found = common_boundary.common(spans)
+    found = timeline.common(spans)
     unseen = [
         name
         for name, (_, each) in manifests.items()
@@ -182,7 +181,7 @@ def _chosen(
     ]
     if not unseen:
         for of_history in found.values():
-            chosen = common_boundary.last_at(of_history, moment, exact=exact)
+            chosen = timeline.last_at(of_history, moment, exact=exact)
             if chosen is not None:
                 return chosen
     raise _refusal(manifests, found, moment, unseen, exact=exact)
@@ -211,8 +210,8 @@ def _refusal(
     exact: bool,
 ) -> NoCommonBoundary:
     of_newest = next((each for each in found.values() if each), [])
-    before = common_boundary.last_at(of_newest, moment)
-    after = None if moment is None else common_boundary.first_after(of_newest, moment)
+    before = timeline.last_at(of_newest, moment)
+    after = None if moment is None else timeline.first_after(of_newest, moment)
     if not of_newest:
         reason = _why_none(manifests, found)
     elif unseen:

@@ -9,8 +9,7 @@ from pyspark.sql.types import StructType
 
 from laredo_archive.codec import protobuf
 from laredo_archive.codec.arrow import types
-from laredo_archive.codec.arrow.rows import RowReader
-from laredo_archive.codec.arrow.stored import StoredBatch
+from laredo_archive.codec.arrow.stored import RowReader, StoredBatch
 from laredo_archive.codec.row_keys import compact
 from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_model import line as lines_

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from pyspark.sql.types import StructType
 
 from laredo_archive.codec import ByteSource
-from laredo_archive.codec.arrow.rows import RowReader
+from laredo_archive.codec.arrow.stored import RowReader
 from laredo_archive.manifest import key_ranges
-from laredo_archive.manifest.entries import FormatEntry
 from laredo_archive.manifest.key_ranges import ObjectSlice
-from laredo_archive.manifest.merged import unfolding
-from laredo_archive.manifest.model import Artifact
+from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
@@ -171,7 +170,7 @@ def _boundary(archive: Archive, asked: ReadOptions) -> Boundary:
     if asked.history is None:
         return archive.boundary(asked.as_of, exact=asked.exact, epoch=asked.epoch)
     if asked.as_of is not None:
-        archive.unfold(unfolding.at(asked.as_of))
+        archive.unfold(parts_file.at(asked.as_of))
     # A re-base may have given the diff that ends there to the next epoch.
     found = [
         boundary

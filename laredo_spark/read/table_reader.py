@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from laredo_archive.codec.arrow.errors import ValueLacking, ValueUnfit
 from laredo_archive.codec.arrow.range_rows import batches, order
-from laredo_archive.codec.arrow.rows import RowReader
+from laredo_archive.codec.arrow.stored import RowReader
+from laredo_archive.codec.arrow.types import ValueLacking, ValueUnfit
 from laredo_archive.manifest import key_ranges
 from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
 from laredo_archive.reader import Archive

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from laredo_archive.codec import varint
+from laredo_archive.codec import struct_rows
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "archives"
 ARCHIVES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
@@ -145,7 +145,7 @@ class Mutant:
         data = bytearray(path.read_bytes())
         at = self.chance.randrange(len(data)) if data else 0
         number = self.chance.choice([0, 1, 127, 128, 1 << 20, 1 << 31, 1 << 32, 1 << 60, 1 << 70])
-        data[at : at + 1] = varint.varint(number)
+        data[at : at + 1] = struct_rows.varint(number)
         self.log.append(f"{path.name} byte {at}: varint {number}")
         path.write_bytes(data)
         self._made_consistent(path)

@@ -15,14 +15,13 @@ from typing import Any
 import orjson
 
 from laredo_archive import codec
-from laredo_archive.codec import blocks, protobuf, struct_rows
-from laredo_archive.codec.arrow.fragments import BlockSplitter
-from laredo_archive.codec.errors import BadBytes
-from laredo_archive.codec.split_line import heads, member_patterns
-from laredo_archive.codec.structs import compiled
-from laredo_archive.codec.structs.projection import Projection
-from laredo_archive.codec.structs.struct_reader import StructRowReader
-from laredo_archive.codec.varint import varint
+from laredo_archive.codec import output, protobuf, struct_rows
+from laredo_archive.codec.arrow.peeled import BlockSplitter
+from laredo_archive.codec.row_keys import heads, member_patterns
+from laredo_archive.codec.struct_rows import varint
+from laredo_archive.codec.structs import struct_reader
+from laredo_archive.codec.structs.struct_reader import Projection, StructRowReader
+from laredo_archive.errors import BadBytes
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model import line as lines
 from laredo_model.column import Column
@@ -84,11 +83,11 @@ def _shape(number: int) -> _Shape:
 @contextmanager
 def plainly() -> Iterator[None]:
     """Without the compiled module."""
-    held, compiled.module = compiled.module, None
+    held, struct_reader.module = struct_reader.module, None
     try:
         yield
     finally:
-        compiled.module = held
+        struct_reader.module = held
 
 
 def structs(draw: random.Random) -> int:
@@ -196,9 +195,9 @@ def struct_messages(draw: random.Random) -> int:
     buffer = draw.choice(
         (buffer, broken(draw, buffer), pack("B", 0xFF) * draw.randrange(12) + buffer)
     )
-    quick = _outcome(lambda: blocks._whole_messages(buffer))
+    quick = _outcome(lambda: output._whole_messages(buffer))
     with plainly():
-        assert quick == _outcome(lambda: blocks._whole_messages(buffer))
+        assert quick == _outcome(lambda: output._whole_messages(buffer))
     for message in quick[1][0] if quick[0] == "gives" else ():
         parts = _outcome(lambda: protobuf._parts(message))  # noqa: B023
         with plainly():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from laredo_archive.codec.structs import compiled
+from laredo_archive.codec.structs import struct_reader
 from tests.fuzz import budget, struct_twins
 
-pytestmark = pytest.mark.skipif(compiled.module is None, reason="nothing is compiled here")
+pytestmark = pytest.mark.skipif(struct_reader.module is None, reason="nothing is compiled here")
 
 
 def test_rows_and_columns_are_those_that_python_reads() -> None:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from laredo_archive.cli import main
-from laredo_archive.manifest import catalog, common_boundary, parser
+from laredo_archive.manifest import catalog, parser, timeline
 from laredo_archive.manifest.catalog import DatabaseCatalog, GroupBoundary
 from tests.support.processes import wait_until
 from tests.support.writer.served import HISTORY, Served, put, rows
@@ -59,7 +59,7 @@ def test_all_tables_are_known_at_its_boundaries(tmp_path: Path, served: Served) 
         for boundary in boundaries:
             for table in TABLES:
                 manifest = parser.parse((archive / table / "manifest.json").read_bytes(), table)
-                spans = common_boundary.spans_of(manifest, table)[HISTORY]
+                spans = timeline.spans_of(manifest, table)[HISTORY]
                 start = [span.start for span in spans if span.start <= boundary.position][-1]
                 there = served.state_at(table, boundary.position)
                 assert served.state_at(table, start) == there, f"{table} at {boundary}"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from laredo_archive.manifest import common_boundary, parser
-from laredo_archive.manifest.common_boundary import CommonBoundary
+from laredo_archive.manifest import parser, timeline
+from laredo_archive.manifest.timeline import CommonBoundary
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, delete, put, rows
 from tests.support.writer.writing import Writer, integer
@@ -31,8 +31,8 @@ def common_of(writer: Writer) -> list[CommonBoundary]:
     found = []
     for table in writer.tables:
         manifest = parser.parse((writer.archive / table / "manifest.json").read_bytes(), table)
-        found.append(common_boundary.spans_of(manifest, table))
-    return [each for of_history in common_boundary.common(found).values() for each in of_history]
+        found.append(timeline.spans_of(manifest, table))
+    return [each for of_history in timeline.common(found).values() for each in of_history]
 
 
 def test_unequal_intervals_and_a_quiet_table(tmp_path: Path, served: Served) -> None:

@@ -5,8 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.model import Artifact, ArtifactKind, Manifest
+from laredo_archive.manifest.model import Artifact, ArtifactKind, FormatEntry, Manifest
 from laredo_model.position import Position
 from laredo_snapshotter.diff.trigger_history import fired, summary
 from laredo_snapshotter.triggers import Triggers

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from laredo_archive.manifest.errors import CatalogMissing, CatalogUnusable
+from laredo_archive.errors import CatalogMissing, CatalogUnusable
 from laredo_spark import read_catalog
 from laredo_spark.errors import NoCommonBoundary, OptionRefused
 from tests.support.archive.building import HISTORY, Builder

@@ -18,8 +18,8 @@ from typing import Any
 import psycopg
 from pyspark.sql import SparkSession
 
-from laredo_archive.manifest import catalog, common_boundary, parser
-from laredo_archive.manifest.common_boundary import CommonBoundary
+from laredo_archive.manifest import catalog, parser, timeline
+from laredo_archive.manifest.timeline import CommonBoundary
 from laredo_model import position as positions
 from laredo_spark import read_catalog, read_tables
 from tests.support import drawn
@@ -168,12 +168,12 @@ def chosen_now(archive: Path) -> list[CommonBoundary]:
         prefix = f"{table}/"
         known = found.boundaries(prefix) if found is not None and prefix in found.archives else ()
         spans.append(
-            common_boundary.known_too(
-                common_boundary.spans_of(manifest, table),
+            timeline.known_too(
+                timeline.spans_of(manifest, table),
                 [(each.history, each.position) for each in known],
             )
         )
-    return [each for of_history in common_boundary.common(spans).values() for each in of_history]
+    return [each for of_history in timeline.common(spans).values() for each in of_history]
 
 
 def assert_references(rows: Mapping[str, Rows], position: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, Filter, In
 
 from laredo_archive.codec import parquet
-from laredo_archive.codec.arrow.errors import ArrayTooDeep, ValueLacking
+from laredo_archive.codec.arrow.types import ArrayTooDeep, ValueLacking
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_model.column import Column
 from tests.spark.s3_archive import put, reached

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from laredo_archive.aws.errors import ProfileError
+from laredo_archive.aws.profile import ProfileError
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactMissing, DestinationError
 from laredo_spark import read_changes, read_table

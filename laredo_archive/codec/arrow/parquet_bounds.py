@@ -1,18 +1,94 @@
-"""Limits the rows of a parquet row group that are decoded at once, so that memory is bounded.
+"""A parquet snapshot, opened: checked row groups in bounded memory, all or those of a key range.
 
 A dictionary's value is in the file once and comes out once per row: some kilobytes can
 become gigabytes. So the longest value of each dictionary is measured first; the dictionaries
 themselves are as large as they are on the page.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from laredo_archive.codec.errors import BadBytes
+from laredo_archive.codec import ByteSource
+from laredo_archive.codec.arrow.stored import REST_NAME, RowReader, StoredBatch
+from laredo_archive.codec.ranged_file import Seekable, ranged, spooled
+from laredo_archive.errors import ArchiveError, BadBytes
+from laredo_archive.manifest.key_ranges import Block, ObjectSlice
+from laredo_model.column import Column, key_columns
+
+# Row groups of a parquet base, and its footer, each compared with its checksum before it is read.
+#
+# Page headers and the footer have none in the file itself; the manifest's ``blocks`` have one for
+# each row group and one for the footer, so these are fetched whole.
+
+OpenSlice = Callable[[ObjectSlice], AbstractContextManager[ByteSource]]
+"""Opens an artifact's bytes from the slice's start on; reading may go beyond its stop."""
+
+
+@contextmanager
+def fetched(base: ObjectSlice, block: Block, open_slice: OpenSlice) -> Iterator[bytes]:
+    """One block's bytes, checked; errors in them are raised as the file's damage.
+
+    :raises BadBytes: if the file ends before the block does.
+    """
+    part = ObjectSlice(base.format_id, base.entry, block.start, block.stop)
+    with open_slice(part) as source:
+        pieces, left = [], part.size_bytes
+        while left:
+            data = source.read(left)
+            if not data:
+                raise BadBytes(f"it ends {left} bytes before byte {block.stop}")
+            pieces.append(data)
+            left -= len(data)
+        yield b"".join(pieces)
+
+
+def file_of(base: ObjectSlice, open_slice: OpenSlice) -> BinaryIO:
+    """The blocks of the slice as a seekable file, as long as the base's.
+
+    Reading raises BadBytes beside them.
+    """
+    return cast(BinaryIO, io.BufferedReader(_Blocks(base, base.blocks, open_slice)))
+
+
+class _Blocks(Seekable):
+    """Holds the block that was read last."""
+
+    def __init__(self, base: ObjectSlice, blocks: Sequence[Block], open_slice: OpenSlice) -> None:
+        super().__init__(base.entry.size_bytes)
+        self._base = base
+        self._blocks = blocks
+        self._open_slice = open_slice
+        self._held = b""
+        self._held_at = 0
+
+    def readinto(self, buffer: "memoryview", /) -> int:  # type: ignore[override]
+        if self._at >= self._size:
+            return 0
+        if not self._held_at <= self._at < self._held_at + len(self._held):
+            self._hold()
+        start = self._at - self._held_at
+        found = memoryview(self._held)[start : start + len(buffer)]
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def _hold(self) -> None:
+        for block in self._blocks:
+            if block.start <= self._at < block.stop:
+                self._held, self._held_at = b"", 0
+                with fetched(self._base, block, self._open_slice) as data:
+                    self._held = data
+                self._held_at = block.start
+                return
+        raise BadBytes(f"its footer sends to byte {self._at}, which is in no row group read here")
+
 
 MOST_ROWS = 1024
 """Decoded at once; more are hardly faster."""
@@ -152,3 +228,186 @@ def gathered(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[pa.R
 
 def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+# A parquet snapshot, opened: row groups by the splits' byte offsets, their batches checked.
+#
+# Every page has a checksum (CRC-32); page headers and the footer have none. The caller has compared
+# the file with its sha256, or its blocks with theirs (``parquet_blocks``).
+# https://parquet.apache.org/docs/file-format/data-pages/checksumming/
+
+_ROWS_AT_ONCE = 16_384
+_MAGIC_BYTES = 4
+"""At a file's start, before its first row group."""
+
+
+class ParquetSnapshot:
+    """The rows in a seekable file."""
+
+    def __init__(
+        self, file: BinaryIO, columns: Sequence[Column] | None, footer: bytes | None = None
+    ) -> None:
+        """``columns``: the table's; as the file has them if None.
+
+        ``footer``: the file's last bytes, if they were read already.
+
+        :raises BadBytes: if it isn't a parquet file, or lacks one of them.
+        """
+        with _as_damage():
+            self._known = None if footer is None else pq.read_metadata(io.BytesIO(footer))
+            self._source = file
+            self._file = self._open(())
+            self._known = self._file.metadata
+            schema = self._file.schema_arrow
+            rest = (schema.metadata or {}).get(REST_NAME)
+            self._rest = None if rest is None else rest.decode()
+        named = [field for field in schema if field.name != self._rest]
+        self.columns = list(columns or (_column(field, n) for n, field in enumerate(named, 1)))
+        for column in self.columns:
+            if schema.names.count(column.name) != 1:
+                raise BadBytes(f"it has no column {column.name}; it has {', '.join(schema.names)}")
+
+    @property
+    def restorable(self) -> bool:
+        """True if the file was written so that every line can be restored."""
+        return self._rest is not None
+
+    def groups(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """The row groups that begin in these bytes, which splits gave.
+
+        :raises BadBytes: if none begins at ``start``, or inside of the file at ``stop``.
+        """
+        with _as_damage():
+            offsets = [self._offset(number) for number in range(self._file.num_row_groups)]
+        first = 0 if start <= _MAGIC_BYTES else start
+        known = {0, *offsets}
+        if stop is not None and stop > max(known):
+            stop = None
+        for given in {first, stop} - {None} - known:
+            raise BadBytes(f"no row group begins at byte {given}")
+        return [n for n, at in enumerate(offsets) if first <= at and (stop is None or at < stop)]
+
+    def batches(
+        self, groups: Sequence[int], names: Sequence[str] | None = None
+    ) -> Iterator[StoredBatch]:
+        """The rows of these groups, some thousand at a time, with the columns ``names`` only.
+
+        :raises BadBytes: where a page isn't what it was.
+        """
+        wanted = [column.name for column in self.columns] if names is None else list(names)
+        read = [*wanted, *([] if self._rest is None else [self._rest])]
+        for group in groups:
+            with _as_damage():
+                for batch in gathered(self._bounded(group, read), _ROWS_AT_ONCE):
+                    if set(batch.schema.names) != set(read):
+                        raise BadBytes(f"its rows have {', '.join(batch.schema.names)}")
+                    if batch.num_rows:
+                        yield StoredBatch(batch, self.columns, self._rest)
+
+    def _bounded(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows in batches of bounded bytes, however small the file is that they come from."""
+        metadata = self._file.metadata.row_group(group)
+        check(metadata)
+        found = bounds(self._open, metadata, group, names)
+        file = self._open(found.counted) if found.counted else self._file
+        batches = file.iter_batches(
+            found.rows, row_groups=[group], columns=list(names), use_threads=False
+        )
+        for batch in batches:
+            yield decoded(batch, found.counted)
+
+    def _open(self, dictionaries: Sequence[str]) -> pq.ParquetFile:
+        """``dictionaries``: the columns that come as they are in the file, not decoded."""
+        return pq.ParquetFile(
+            self._source,
+            metadata=self._known,
+            read_dictionary=list(dictionaries),
+            pre_buffer=False,
+            page_checksum_verification=True,
+        )
+
+    def _offset(self, group: int) -> int:
+        first = self._file.metadata.row_group(group).column(0)
+        offsets = (first.dictionary_page_offset, first.data_page_offset)
+        return min(int(offset) for offset in offsets if offset is not None)
+
+
+@contextmanager
+def _as_damage() -> Iterator[None]:
+    try:
+        yield
+    except (ArchiveError, BadBytes):
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError) as wrong:
+        raise BadBytes(f"not a readable parquet file: {wrong}") from wrong
+
+
+def _column(field: pa.Field, ordinal: int) -> Column:
+    """A column of a file whose manifest names none."""
+    is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+    return Column(field.name, "text" if is_text else str(field.type), ordinal=ordinal)
+
+
+# A parquet base's part in a key range: its row groups, opened so that only they are fetched.
+
+_TAIL_BYTES = 64 << 10
+"""First read of pyarrow: the file's end, where the row groups are described."""
+
+
+def batches(
+    base: ObjectSlice, columns: Sequence[Column], rows: RowReader, open_slice: OpenSlice
+) -> Iterator[StoredBatch]:
+    """Stored batches of the slice, with the columns that ``rows`` and the key need.
+
+    :raises BadBytes: if the file differs from its entry.
+    """
+    wanted = {*rows.needed, *(column.name for column in key_columns(columns))}
+    names = [column.name for column in columns if column.name in wanted]
+    with _opened(base, columns, open_slice) as snapshot:
+        yield from snapshot.batches(snapshot.groups(base.start, base.stop), names)
+
+
+def key_fragments(stored: StoredBatch, columns: Sequence[Column]) -> Mapping[str, pa.StringArray]:
+    """The fragments of the key's columns."""
+    return {column.name: stored.fragments(column.name) for column in key_columns(columns)}
+
+
+@contextmanager
+def _opened(
+    base: ObjectSlice, columns: Sequence[Column], open_slice: OpenSlice
+) -> Iterator[ParquetSnapshot]:
+    if base.whole:
+        # Its sha256 is compared before the first row.
+        with open_slice(base) as source, spooled(source) as file:
+            yield ParquetSnapshot(file, columns)
+    elif base.blocks and base.last_block:
+        with (
+            fetched(base, base.last_block, open_slice) as footer,
+            file_of(base, open_slice) as file,
+        ):
+            yield ParquetSnapshot(file, columns, footer)
+    else:
+        with _unchecked(base, open_slice) as file:
+            yield ParquetSnapshot(file, columns)
+
+
+@contextmanager
+def _unchecked(base: ObjectSlice, open_slice: OpenSlice) -> Iterator[BinaryIO]:
+    """A file whose manifest has no checksums of its blocks: only what is needed is fetched."""
+    size = base.entry.size_bytes
+    tail = max(1, size - _TAIL_BYTES)
+
+    def at(offset: int) -> ObjectSlice:
+        return replace(base, start=offset, stop=size)
+
+    # The context that opened the file reports its errors, so it is open all the time.
+    with open_slice(at(tail)) as source:
+        waiting = [source]
+
+        def open_at(offset: int) -> AbstractContextManager[ByteSource]:
+            if offset == tail and waiting:
+                return nullcontext(waiting.pop())
+            return open_slice(at(offset))
+
+        with ranged(open_at, size) as file:
+            yield file

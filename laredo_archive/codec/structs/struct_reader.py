@@ -1,4 +1,4 @@
-"""Converts google.protobuf.Struct to lines: the inverse of ``struct_rows``.
+"""Conversion of google.protobuf.Struct to lines, in C where it was compiled.
 
 Without columns (archives of other writers) values are read as they are, numbers
 by their value, and columns are in the order of their names.
@@ -10,29 +10,112 @@ times as long for forty short columns, 1.05 times for ten of 28 bytes each
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
+from functools import cached_property
 from struct import Struct
 from struct import error as struct_error
+from types import ModuleType
 
 import orjson
 
-from laredo_archive.codec import varint
-from laredo_archive.codec.errors import BadBytes
-from laredo_archive.codec.struct_rows import VERBATIM_MEMBER
-from laredo_archive.codec.structs import compiled
-from laredo_archive.codec.structs.compiled import StructScan
-from laredo_archive.codec.values import (
+from laredo_archive.codec import struct_rows
+from laredo_archive.codec.row_keys import heads, splitter
+from laredo_archive.codec.struct_rows import (
     FLOAT_DIGITS,
     INTEGERS,
     JSONS,
     NUMBER,
     UNKNOWN,
+    VERBATIM_MEMBER,
     element_type,
     number_text,
 )
+from laredo_archive.errors import BadBytes
 from laredo_model import key as keys_
 from laredo_model import line as lines_
 from laredo_model.column import Column
+
+# The compiled reading of Structs (``_struct_scan.c``); without a C compiler there is none.
+#
+# It reads what our own writer makes and gives None for most else, which ``struct_reader`` and
+# ``protobuf`` then read, or refuse. A property test holds that both give the same.
+
+module: ModuleType | None
+try:
+    from laredo_archive.codec.structs import _struct_scan as module
+except ImportError:  # there was no C compiler when this was installed
+    module = None
+
+NewRows = tuple[
+    bytes | None,
+    bytes | None,
+    Container[bytes],
+    dict[bytes, bytes | None],
+    tuple[bytes, ...],
+    bytes,
+]
+"""Input and output of reading a diff: the first key and the one after the last, keys that are
+known, the new rows by key, and for each column what is before its value and a byte that says
+whether it is wanted (none: rows verbatim)."""
+
+_FLOATS = {"float8": b"d", "float4": b"f"}
+
+
+class StructScan:
+    """Reads Structs with one table's columns, in their order."""
+
+    def __init__(self, scan: ModuleType, columns: Sequence[Column], key_at: Sequence[int]) -> None:
+        """``key_at``: the positions of the key's columns among ``columns``, in the key's order."""
+        self._scan = scan
+        self._all = [column.name for column in columns]
+        self._names = tuple(map(entry_key, self._all))
+        self._prefixes = tuple(lines_.names_prefix(self._all))
+        self._types = b"".join(map(_types, columns))
+        self._key_at = tuple(key_at)
+
+    def row(self, data: bytes, at: int, stop: int) -> tuple[bytes, tuple[bytes, ...]] | None:
+        """The line of the Struct from ``at`` to before ``stop``, and its key's fragments."""
+        found: tuple[bytes, tuple[bytes, ...]] | None = self._scan.row(
+            data, at, stop, self._names, self._prefixes, self._types, self._key_at
+        )
+        return found
+
+    def columns(
+        self, messages: list[bytes], wanted: Collection[str]
+    ) -> list[tuple[str, bytes, bytes]] | None:
+        """Of SnapshotRow messages the wanted columns: name, 32-bit offsets, fragments on end."""
+        chosen = [name for name in self._all if name in wanted]
+        is_wanted = bytes(name in wanted for name in self._all)
+        found = self._scan.columns(messages, self._names, self._types, is_wanted)
+        if found is None:
+            return None
+        return [(name, *buffers) for name, buffers in zip(chosen, found, strict=True)]
+
+
+def scan(columns: Sequence[Column], key_at: Sequence[int] = ()) -> StructScan | None:
+    """The compiled scan of rows with these columns; None if it isn't there."""
+    # The elements of such a type may be arrays of another type than their own.
+    if module is None or any(column.type.startswith("__") for column in columns):
+        return None
+    return StructScan(module, columns, key_at)
+
+
+def entry_key(name: str) -> bytes:
+    """First bytes of a member of this name, up to its Value's length."""
+    raw = name.encode()
+    return b"\x0a" + struct_rows.varint(len(raw)) + raw + b"\x12"
+
+
+def _types(column: Column) -> bytes:
+    """The rule for a column's values, and that for the elements of its lists."""
+    return _type(column.type) + _type(element_type(column.type))
+
+
+def _type(name: str) -> bytes:
+    if name in JSONS:
+        return b"j"
+    return b"i" if name in INTEGERS else _FLOATS.get(name, b"t")
+
 
 _DOUBLE = Struct("<d")
 _ESCAPED = re.compile(rb'[\x00-\x1f"\\]')
@@ -54,13 +137,13 @@ class StructRowReader:
         if columns:
             names = [column.name for column in columns]
             self._members = [
-                (compiled.entry_key(column.name), prefix, column.type, column.type not in _NOT_TEXT)
+                (entry_key(column.name), prefix, column.type, column.type not in _NOT_TEXT)
                 for column, prefix in zip(columns, lines_.names_prefix(names), strict=True)
             ]
             if set(self._key_fields) <= set(names):
                 self._key_at = [2 * names.index(name) + 1 for name in self._key_fields]
             key_at = [names.index(name) for name in self._key_fields] if self._key_at else []
-            self._scan = compiled.scan(columns, key_at)
+            self._scan = scan(columns, key_at)
 
     def line(self, data: bytes, at: int, stop: int) -> bytes:
         """The line of the Struct in ``data`` from ``at`` to before ``stop``.
@@ -117,13 +200,13 @@ class StructRowReader:
             size = data[at + 1]
             at += 2
             if size > 0x7F:
-                size, at = varint.read(data, at - 1)
+                size, at = struct_rows.read(data, at - 1)
             end = at + size
             if not data.startswith(key, at):
                 return None
             at += len(key) + 1
             if data[at - 1] > 0x7F:
-                _, at = varint.read(data, at - 1)
+                _, at = struct_rows.read(data, at - 1)
             # The most frequent values without a call: numbers, and strings with a short length.
             kind = data[at] if at < end else _NULL
             if kind == _STRING and is_text and data[at + 1] == end - at - 2 <= 0x7F:
@@ -209,7 +292,7 @@ def _of_struct(data: bytes, at: int, stop: int, type_name: str) -> bytes:
     if type_name not in JSONS and type_name != UNKNOWN and len(entries) == 1:
         name, start, end = entries[0]
         if name == VERBATIM_MEMBER and data[start] == _STRING:
-            _, text_at = varint.read(data, start + 1)
+            _, text_at = struct_rows.read(data, start + 1)
             return data[text_at:end]
     members = [
         (_of_string(name, UNKNOWN), _fragment(data, start, end, UNKNOWN))
@@ -240,7 +323,45 @@ def _entries(data: bytes, at: int, stop: int) -> list[tuple[bytes, int, int]]:
 def _submessage(data: bytes, at: int, stop: int, tag: int) -> tuple[int, int]:
     if data[at] != tag or tag & 7 != 2:
         raise BadBytes(f"not a row, at {data[at : at + 80]!r}")
-    size, start = varint.read(data, at + 1)
+    size, start = struct_rows.read(data, at + 1)
     if start + size > stop:
         raise BadBytes(f"a part of {size} bytes doesn't fit into the {stop - start} around it")
     return start, start + size
+
+
+# Some of a table's columns, taken out of a diff's rows before these are taken apart.
+
+
+class Projection:
+    """Some of a table's columns, and what its lines are reduced to so that they have these only."""
+
+    def __init__(self, names: Sequence[str], wanted: Container[str]) -> None:
+        """``names``: of all columns; ``wanted``: one or more of them."""
+        self._all = list(names)
+        self._chosen = [number for number, name in enumerate(names) if name in wanted]
+        #: The names of the wanted columns, in the table's order.
+        self.names = [names[number] for number in self._chosen]
+        #: For each column a byte that says whether it is wanted.
+        self.wanted = bytes(name in wanted for name in names)
+
+    @cached_property
+    def line_heads(self) -> tuple[bytes, ...]:
+        """Text in front of each column's value in a line."""
+        return heads(self._all)
+
+    @cached_property
+    def entry_heads(self) -> tuple[bytes, ...]:
+        """Bytes in front of the length of each column's Value in a Struct."""
+        return tuple(map(entry_key, self._all))
+
+    @cached_property
+    def _split(self) -> Callable[[bytes], Sequence[bytes]]:
+        return splitter(self._all)
+
+    def line(self, line: bytes) -> bytes:
+        """The line with the wanted columns.
+
+        :raises BadLine: if it isn't a line with the table's columns.
+        """
+        values = self._split(line)
+        return lines_.join(self.names, [values[number] for number in self._chosen])

@@ -6,6 +6,8 @@ that a range of keys is a range of whole frames, as it is a range of bytes in th
 
 from importlib.util import find_spec
 
+from laredo_archive.errors import ArchiveError
+
 SUFFIX = ".zst"
 """Of the format ids and of the files' names."""
 
@@ -23,3 +25,16 @@ def is_compressed(format_id: str) -> bool:
 def is_installed() -> bool:
     """True if the library that writes and reads frames is installed."""
     return find_spec("zstandard") is not None
+
+
+# Errors of readers of compressed artifacts, in addition to the codecs' own.
+
+
+class ZstandardNeeded(ArchiveError):
+    """The artifact is there compressed only, and what reads that isn't installed."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(
+            f"{uri}: reading it needs zstandard, which isn't installed: pip install zstandard"
+        )
+        self.uri = uri

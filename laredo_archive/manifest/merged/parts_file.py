@@ -1,4 +1,4 @@
-"""Files of parts: immutable lists of the diffs that a merged diff takes the place of.
+"""Merged diffs of a manifest: the next merge, files of its parts, and the parts unfolded again.
 
 The manifest holds the parts of young merged diffs itself. A list that has become long goes into a
 file, which the merged diff's entry names: so the manifest stays small however long the archive is.
@@ -9,14 +9,17 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from itertools import groupby
 
 from laredo_archive.errors import ArtifactDamaged
-from laredo_archive.manifest import object_keys, parser
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.fields import Fields, WrongField, count, list_of
-from laredo_archive.manifest.model import Artifact, Parts
+from laredo_archive.manifest import object_keys, parser, rules
+from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest, Parts
+from laredo_archive.manifest.parser import Fields, WrongField, count, list_of
 from laredo_archive.storage.destination import Destination
+from laredo_model.position import Position
 
 VERSION = 1
 LISTED_AT_MOST = 64
@@ -150,3 +153,201 @@ def _contradiction(merged: Artifact, diffs: Sequence[Artifact]) -> str | None:
     ):
         return "they don't lead to the state that the merged diff leads to"
     return None
+
+
+# Compaction: which diffs of a manifest are merged next, and the manifest after a merge.
+#
+# Each level is a length of time. Diffs that end in the same period of that length (the first begins
+# at the Unix epoch) are merged into one, once a later diff shows that the period is over. So the
+# manifest alone decides what is to be merged, and a writer that was interrupted goes on where it
+# was. The merged diff replaces the diffs that it was made from, and names them as its parts.
+
+_UNIX_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(frozen=True)
+class DiffRun:
+    """Diffs of an epoch that follow each other and are to be merged."""
+
+    #: The diffs, in order.
+    diffs: tuple[Artifact, ...]
+    #: The epoch's base, which says their columns and key.
+    base: Artifact
+    #: The artifact that the first begins after, which says the state there.
+    before: Artifact
+
+    @property
+    def from_position(self) -> Position:
+        """Position where the first diff begins."""
+        start = self.diffs[0].from_position
+        assert start is not None, "a diff begins somewhere"
+        return start
+
+    @property
+    def to_position(self) -> Position:
+        """Position where the last diff ends."""
+        return self.diffs[-1].to_position
+
+
+def next_run(
+    manifest: Manifest, levels: Sequence[timedelta], *, until: Position | None = None
+) -> DiffRun | None:
+    """The diffs to be merged next: the lowest level's first, the oldest of it; None if none are.
+
+    ``levels``: lengths of time, ascending. ``until``: only periods whose last diff ends there or
+    before; a period of which a part were merged would be merged again for each diff after it.
+    """
+    chain = [artifact for artifact in manifest.artifacts if artifact.epoch == manifest.epoch]
+    if not chain or not chain[0].is_snapshot or not all(map(_says_its_state, chain)):
+        return None
+    ends = list(_ends(chain))
+    for level in levels:
+        for _, period in groupby(
+            zip(ends, chain, strict=True), key=lambda end_and_diff: end_and_diff[0] // level
+        ):
+            diffs = [diff for _, diff in period if not diff.is_snapshot]
+            if len(diffs) < 2 or diffs[-1] is chain[-1]:
+                continue
+            if until is None or diffs[-1].to_position <= until:
+                return DiffRun(tuple(diffs), chain[0], chain[chain.index(diffs[0]) - 1])
+    return None
+
+
+def _says_its_state(artifact: Artifact) -> bool:
+    """True if a merge can be proven by it: not if another program wrote it."""
+    return artifact.rows is not None and artifact.state_checksum is not None
+
+
+def _ends(chain: Sequence[Artifact]) -> Iterator[timedelta]:
+    """Since the Unix epoch; times of a clock that is set back count as the latest before."""
+    latest = _UNIX_EPOCH
+    for artifact in chain:
+        latest = max(latest, artifact.to_time or artifact.created_at)
+        yield latest - _UNIX_EPOCH
+
+
+def parts_of(diffs: tuple[Artifact, ...]) -> Parts:
+    """``diffs`` as the parts of the diff that they are merged into."""
+    return Parts(sum(diff.parts.count if diff.parts else 1 for diff in diffs), diffs)
+
+
+def place_of(manifest: Manifest, merged: Artifact) -> tuple[Artifact, ...]:
+    """The diffs of ``manifest`` in whose place ``merged`` belongs; none if they aren't there."""
+    diffs = [
+        artifact
+        for artifact in manifest.artifacts
+        if artifact.epoch == merged.epoch
+        and artifact.from_position is not None
+        and merged.from_position is not None
+        and artifact.from_position >= merged.from_position
+        and artifact.to_position <= merged.to_position
+    ]
+    if len(diffs) < 2 or diffs[0].history != merged.history:
+        return ()
+    ends = diffs[0].from_position, diffs[-1].to_position
+    return tuple(diffs) if ends == (merged.from_position, merged.to_position) else ()
+
+
+def with_merged(manifest: Manifest, merged: Artifact) -> Manifest:
+    """The manifest with ``merged`` in the place of the diffs that it was made from."""
+    diffs = place_of(manifest, merged)
+    assert diffs, "the merged diffs exist"
+    first = manifest.artifacts.index(diffs[0])
+    after = first + len(diffs)
+    artifacts = (*manifest.artifacts[:first], merged, *manifest.artifacts[after:])
+    return replace(manifest, artifacts=artifacts)
+
+
+def without_parts(manifest: Manifest, merged_before: datetime) -> Manifest | None:
+    """The manifest without the parts of the diffs that were merged before then; None if it has
+    none of them. What they alone name is retired."""
+    old = [
+        artifact
+        for artifact in manifest.artifacts
+        if artifact.parts is not None and artifact.created_at < merged_before
+    ]
+    if not old:
+        return None
+    leaving = [entry for diff in old if diff.parts for entry in diff.parts.objects()]
+    kept = tuple(
+        replace(artifact, parts=None) if artifact in old else artifact
+        for artifact in manifest.artifacts
+    )
+    return rules.with_retired(replace(manifest, artifacts=kept), leaving)
+
+
+# Unfolds a manifest: puts the parts of merged diffs in their places, where a reader needs them.
+#
+# A merged diff leads from one boundary to another at once. The boundaries between them are those of
+# its parts; a reader that wants one of them puts the parts in the merged diff's place, level by
+# level, and leaves all other merged diffs as they are.
+
+Load = Callable[[Artifact], Sequence[Artifact]]
+"""The diffs that a merged diff takes the place of."""
+
+Wanted = Callable[[Artifact, Artifact], bool]
+"""Predicate: True if the boundary between an artifact and the diff after it is wanted."""
+
+
+def at(point: Position | datetime) -> Wanted:
+    """The boundaries next to a position or a time."""
+
+    def wanted(before: Artifact, diff: Artifact) -> bool:
+        if isinstance(point, datetime):
+            # Several transactions may have committed at one time: the last of them counts.
+            return _time(before) <= point < _time(diff)
+        return before.to_position < point < diff.to_position
+
+    return wanted
+
+
+def between(start: Position, end: Position | datetime | None) -> Wanted:
+    """Every boundary after ``start``, up to a position or a time; None: to the head."""
+
+    def wanted(before: Artifact, diff: Artifact) -> bool:
+        if diff.to_position <= start:
+            return False
+        if isinstance(end, datetime):
+            return _time(before) <= end
+        return end is None or before.to_position < end
+
+    return wanted
+
+
+def around(part: Artifact) -> Wanted:
+    """The boundaries at both ends of ``part``, where a merged diff leads past them."""
+
+    def wanted(before: Artifact, diff: Artifact) -> bool:
+        start, end = before.to_position, diff.to_position
+        assert part.from_position is not None, "a diff begins somewhere"
+        covers = start <= part.from_position and part.to_position <= end
+        return covers and (start, end) != (part.from_position, part.to_position)
+
+    return wanted
+
+
+def everywhere(_before: Artifact, _diff: Artifact) -> bool:
+    """Every boundary."""
+    return True
+
+
+def unfolded(manifest: Manifest, wanted: Wanted, load: Load) -> Manifest:
+    """``manifest`` with the parts of merged diffs in their places, wherever ``wanted`` says.
+
+    :raises ArtifactMissing, ArtifactDamaged: as ``load``.
+    """
+    if not any(artifact.parts for artifact in manifest.artifacts):
+        return manifest
+    artifacts: list[Artifact] = []
+    waiting = list(reversed(manifest.artifacts))
+    while waiting:
+        artifact = waiting.pop()
+        if artifact.parts is not None and artifacts and wanted(artifacts[-1], artifact):
+            waiting.extend(reversed(load(artifact)))
+        else:
+            artifacts.append(artifact)
+    return replace(manifest, artifacts=tuple(artifacts))
+
+
+def _time(artifact: Artifact) -> datetime:
+    return artifact.to_time or artifact.created_at

@@ -1,23 +1,33 @@
 """S3 as a destination: PUTs that never replace, and a manifest swapped by its ETag."""
 
+import re
+import secrets
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from threading import Event
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import structlog
 
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.explain import Cause
-from laredo_archive.errors import CommitConflict, CommitStateUnknown, DestinationUnavailable
+from laredo_archive.errors import (
+    ArtifactMissing,
+    CommitConflict,
+    CommitStateUnknown,
+    ConditionalWritesMissing,
+    DestinationUnavailable,
+)
 from laredo_archive.failpoint import reach
 from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, StoredObject, is_plain
-from laredo_archive.storage.s3 import probe
 from laredo_archive.storage.s3 import upload as uploads
 from laredo_archive.storage.s3.bucket import S3Location
-from laredo_archive.storage.s3.copy import S3Copy
 from laredo_archive.storage.s3.reading import open_object, read_whole
 from laredo_archive.storage.s3.requests import (
     IF_ABSENT,
     RETRY_CONDITIONAL,
+    RETRY_IDEMPOTENT,
     Answer,
     Bucket,
     FailedRequest,
@@ -25,7 +35,207 @@ from laredo_archive.storage.s3.requests import (
     kept_as,
     sha256_of,
 )
-from laredo_archive.storage.s3.upload import Lanes, S3Upload
+from laredo_archive.storage.s3.upload import Lanes, Part, S3Upload
+
+# A copy within a bucket that the store makes by itself, of any size, and that replaces nothing.
+#
+# CopyObject takes 5 GB at most, and not every store that has conditional writes has them for
+# CopyObject too. An upload in parts is put together with If-None-Match, as all our uploads are; its
+# parts may be ranges of an object that is there ("Copying an object using multipart upload", Amazon
+# S3 User Guide).
+
+COPIED_PART_BYTES = 512 << 20
+"""One request's; 5 TB, the largest object, are fewer than the 10,000 parts that there may be."""
+
+
+class S3Copy(S3Upload):
+    """An object of the bucket on its way to another name."""
+
+    def __init__(
+        self, bucket: Bucket, source: str, key: str, size_bytes: int, lanes: Lanes
+    ) -> None:
+        super().__init__(bucket, key, lanes)
+        self._source = source
+        self._size_bytes = size_bytes
+        self._sent_all = False
+
+    def finish(self) -> None:
+        """Have the parts copied and put together; may be called again after CommitStateUnknown.
+
+        :raises ArtifactMissing: if what is to be copied isn't there.
+        """
+        if not self._sent_all:
+            self._refuse_missing()
+            upload_id = self._begin()
+            for number, start in enumerate(range(0, self._size_bytes, COPIED_PART_BYTES), 1):
+                stop = min(start + COPIED_PART_BYTES, self._size_bytes)
+                # The store holds the bytes: they take no memory here.
+                self._send(0, partial(self._copy_part, upload_id, number, start, stop))
+            self._sent_all = True
+        super().finish()
+
+    def _refuse_missing(self) -> None:
+        try:
+            self._bucket.ask("head_object", self._source)
+        except FailedRequest as refused:
+            if refused.kind is Cause.NO_SUCH_KEY:
+                raise ArtifactMissing(self._bucket.uri_of(self._source)) from refused
+            raise refused.error() from refused
+
+    def _copy_part(self, upload_id: str, number: int, start: int, stop: int) -> Part:
+        location = self._bucket.location
+        answer = self._bucket.ask(
+            "upload_part_copy",
+            self._key,
+            again=RETRY_IDEMPOTENT,
+            ended=self._ended,
+            UploadId=upload_id,
+            PartNumber=number,
+            CopySource={"Bucket": location.bucket, "Key": location.prefix + self._source},
+            CopySourceRange=f"bytes={start}-{stop - 1}",
+        )
+        reach("s3.copy.part")
+        copied = answer["CopyPartResult"]
+        named = ("ETag", "ChecksumSHA256")
+        return {"PartNumber": number, **{name: copied[name] for name in named if name in copied}}
+
+
+# Tests whether a store honours conditional writes, by trying each of them.
+#
+# A store that doesn't know If-Match and If-None-Match ignores them and overwrites, so only a
+# request that has to be refused is a test.
+
+log = structlog.get_logger(__name__)
+
+NAME = ".laredo-probe-"
+_OWN = re.compile(re.escape(NAME) + "[0-9a-f]{16}")
+"""Names of probes' objects: no other object is removed."""
+_AGAIN = RETRY_CONDITIONAL | {Cause.CONNECT}
+_LEFT_BEHIND = timedelta(hours=1)
+
+
+def run(bucket: Bucket) -> None:
+    """Run the test, and remove its objects.
+
+    :raises ConditionalWritesMissing: if it can't.
+    :raises DestinationUnavailable: if it can't be found out now.
+    """
+    key = f"{NAME}{secrets.token_hex(8)}"
+    try:
+        lacking = next(_Probe(bucket, key).lacking(), None)
+    except FailedRequest as refused:
+        raise refused.error() from refused
+    finally:
+        _remove(bucket, key)
+    if lacking is not None:
+        raise ConditionalWritesMissing(bucket.location.uri, lacking).at(bucket.location.identity)
+
+
+class _Probe:
+    """One object that is written again and again, each time under another condition."""
+
+    def __init__(self, bucket: Bucket, key: str) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._upload_id: str | None = None
+
+    def lacking(self) -> Iterator[str]:
+        """The conditions that aren't honoured."""
+        first, second = "", ""
+        try:
+            first = self._put(b"first", IfNoneMatch="*")
+            second = self._put(b"second", IfMatch=first)
+        except FailedRequest as refused:
+            if refused.kind not in (Cause.NOT_IMPLEMENTED, Cause.PRECONDITION):
+                raise
+            yield f"it refuses a request that it should accept: {refused}"
+            return
+        if self._is_taken(lambda: self._put(b"third", IfNoneMatch="*")):
+            yield "If-None-Match on PutObject"
+        if self._is_taken(lambda: self._put(b"third", IfMatch=first)):
+            yield "If-Match on PutObject"
+        if self._is_taken(self._complete):
+            yield "If-None-Match on CompleteMultipartUpload"
+        self._bucket.ask("delete_object", self._key)
+        if self._is_taken(lambda: self._put(b"third", IfMatch=second)):
+            yield "If-Match on PutObject, of an object that isn't there"
+
+    def _put(self, data: bytes, **condition: Any) -> str:
+        bucket = self._bucket
+        answer = bucket.ask(
+            "put_object",
+            self._key,
+            again=_AGAIN,
+            Body=data,
+            ChecksumSHA256=sha256_of(data),
+            **kept_as(bucket.location, manifest=True),
+            **condition,
+        )
+        return bucket.version(self._key, answer).etag
+
+    def _complete(self) -> None:
+        data, ask = b"third", self._bucket.ask
+        kept = kept_as(self._bucket.location)
+        begun = ask("create_multipart_upload", self._key, ChecksumAlgorithm="SHA256", **kept)
+        upload_id, digest = begun["UploadId"], sha256_of(data)
+        try:
+            part: dict[str, Any] = {"PartNumber": 1, "ChecksumSHA256": digest}
+            sent = ask("upload_part", self._key, UploadId=upload_id, Body=data, **part)
+            parts = [part | {"ETag": sent["ETag"]}]
+            ask(
+                "complete_multipart_upload",
+                self._key,
+                again=_AGAIN,
+                UploadId=upload_id,
+                MultipartUpload={"Parts": parts},
+                IfNoneMatch="*",
+            )
+        except FailedRequest:
+            ask("abort_multipart_upload", self._key, UploadId=upload_id)
+            raise
+
+    def _is_taken(self, write: Callable[[], object]) -> bool:
+        """True if the store accepts a write that it has to refuse."""
+        try:
+            write()
+        except FailedRequest as refused:
+            if refused.kind in (Cause.PRECONDITION, Cause.NO_SUCH_KEY):
+                return False
+            if refused.kind is Cause.NOT_IMPLEMENTED:
+                return True
+            raise
+        return True
+
+
+def _remove(bucket: Bucket, key: str) -> None:
+    """Remove the objects of this probe, and those of processes that were killed while probing."""
+    try:
+        bucket.ask("delete_object", key)
+        page = bucket.ask_all("list_objects_v2", NAME)
+        limit = bucket.date(page) - _LEFT_BEHIND
+        for found in page.get("Contents", ()):
+            name = found["Key"].removeprefix(bucket.location.prefix)
+            if found["LastModified"] < limit and _OWN.fullmatch(name):
+                bucket.ask("delete_object", name)
+        _abort_uploads(bucket, key)
+    except (FailedRequest, DestinationUnavailable) as failure:
+        # A writer that may not delete can still commit.
+        log.warning("probe object not removed", uri=bucket.uri_of(key), failure=str(failure))
+
+
+def _abort_uploads(bucket: Bucket, key: str) -> None:
+    """They lie outside of every table's prefix, so that no claim and no collector sees them."""
+    page = bucket.ask_all("list_multipart_uploads", NAME)
+    limit = bucket.date(page) - _LEFT_BEHIND
+    for upload in page.get("Uploads", ()):
+        found = upload["Key"].removeprefix(bucket.location.prefix)
+        if found == key or (upload["Initiated"] < limit and _OWN.fullmatch(found)):
+            try:
+                bucket.ask("abort_multipart_upload", found, UploadId=upload["UploadId"])
+            except FailedRequest as refused:
+                if refused.kind is not Cause.NO_SUCH_UPLOAD:
+                    raise
+
 
 HIDDEN = "."
 """Names with this prefix are probes, not objects."""
@@ -78,7 +288,7 @@ class S3Destination:
         :raises ConditionalWritesMissing: if it can't compare and swap.
         :raises DestinationUnavailable: if it can't be found out now.
         """
-        probe.run(self._bucket)
+        run(self._bucket)
 
     def uri_of(self, key: str) -> str:
         """``s3://bucket/prefix/key``; nothing in it is quoted."""

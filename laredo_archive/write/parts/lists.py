@@ -1,4 +1,4 @@
-"""Lists a merged diff's parts, in the manifest or in a file, as each destination names them."""
+"""Lists of a merged diff's parts, in the manifest or in a file, and the diff taken apart again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from io import BytesIO
 
 from laredo_archive.codec import ByteSource
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import object_keys
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.merged import compaction, parts_file
-from laredo_archive.manifest.model import Artifact, Manifest, Parts
+from laredo_archive.manifest import object_keys, rules
+from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest.merged.parts_file import PartsFiles
+from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest, Parts
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.write.manifest_store import ManifestStore
 from laredo_archive.write.uploads import Content, store_object
@@ -32,10 +32,10 @@ class PartsLists:
 
         :raises DestinationError: if a file with them can't be uploaded.
         """
-        diffs = compaction.place_of(manifest, merged)
+        diffs = parts_file.place_of(manifest, merged)
         if not diffs:
             return None
-        parts = compaction.parts_of(diffs)
+        parts = parts_file.parts_of(diffs)
         return replace(merged, parts=self.listed(store, manifest, merged, parts))
 
     def listed(
@@ -75,3 +75,26 @@ def _in_memory(data: bytes) -> Content:
         yield BytesIO(data)
 
     return Content("a list of parts", len(data), sha256(data).hexdigest(), opened)
+
+
+# Takes a merged diff apart again, where a base begins at a boundary that it hides.
+
+
+def with_boundary(store: ManifestStore, manifest: Manifest, base: Artifact) -> Manifest:
+    """``manifest`` in which an artifact ends where ``base`` does, if one of a merged diff's parts
+    does: these take its place, and it is retired. Else ``manifest`` itself.
+
+    :raises ArtifactMissing, ArtifactDamaged: if a file that lists them can't be read.
+    """
+    inside = parts_file.at(base.to_position)
+
+    def wanted(before: Artifact, diff: Artifact) -> bool:
+        follows = diff.epoch == base.epoch - 1 and diff.history == base.history
+        return follows and inside(before, diff)
+
+    parts = PartsFiles(store.destination, str, store.key_prefix)
+    apart = parts_file.unfolded(manifest, wanted, parts.diffs_of)
+    if len(apart.artifacts) == len(manifest.artifacts):
+        return manifest
+    kept = {entry.key for entry in apart.named()}
+    return rules.with_retired(apart, (e for e in manifest.named() if e.key not in kept))

@@ -15,10 +15,9 @@ import structlog
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.errors import ArchiveError, ArchiveMissing, NoRoomToFetch
 from laredo_archive.manifest import parser
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.merged import unfolding
+from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.merged.parts_file import PartsFiles
-from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read import fetched_diff, location
 from laredo_archive.read.location import FoundArchive
@@ -192,7 +191,7 @@ def _unfolded(found: FoundArchive, points: Sequence[Position]) -> Manifest:
     parts = PartsFiles(found.destination, found.locate, found.key_prefix)
     manifest = found.manifest
     for point in points:
-        manifest = unfolding.unfolded(manifest, unfolding.at(point), parts.diffs_of)
+        manifest = parts_file.unfolded(manifest, parts_file.at(point), parts.diffs_of)
     return manifest
 
 

@@ -137,7 +137,7 @@ def chain(
         raise NoReplay(Outcome.UNCOVERED, "it names no position")
     if manifest.table != view.name:
         raise NoReplay(Outcome.UNCOVERED, f"{where} is the archive of table {manifest.table}")
-    ours = _of_history(timeline.epochs(manifest, where), history)
+    ours = _of_history(timeline.epochs_of(manifest, where), history)
     found = timeline.boundaries(ours)
     if not found:
         raise NoReplay(Outcome.UNCOVERED, f"{where} has nothing of history {history}")

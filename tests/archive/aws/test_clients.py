@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from laredo_archive.aws.clients import AwsClients, Called
-from laredo_archive.aws.errors import AwsError, ProfileError, RegionUnknown
 from laredo_archive.aws.explain import Cause, explain, failures
-from laredo_archive.aws.profile import Profile
+from laredo_archive.aws.profile import AwsError, Profile, ProfileError, RegionUnknown
 from tests.archive.aws.answering import Answer, answering
 from tests.support.aws import AwsServer
 from tests.support.processes import PATIENCE_S
@@ -208,7 +207,7 @@ def test_without_boto3_the_error_says_how_to_get_it() -> None:
 import sys
 sys.modules["botocore"] = None
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.aws.errors import AwsMissing
+from laredo_archive.aws.profile import AwsMissing
 try:
     AwsClients().client("s3", region="eu-west-1")
 except AwsMissing as missing:

@@ -3,8 +3,7 @@
 import pytest
 
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.aws.errors import ProfileError
-from laredo_archive.aws.profile import AMBIENT, Profile, chain_of, check
+from laredo_archive.aws.profile import AMBIENT, Profile, ProfileError, chain_of, check
 
 ARN = "arn:aws:iam::123456789012:role/laredo/writer"
 

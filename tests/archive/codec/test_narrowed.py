@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive import codec
-from laredo_archive.codec import blocks, jsonl, protobuf
-from laredo_archive.codec.structs import compiled
-from laredo_archive.codec.structs.projection import Projection
-from laredo_archive.codec.structs.struct_reader import StructRowReader
+from laredo_archive.codec import jsonl, output, protobuf
+from laredo_archive.codec.structs import struct_reader
+from laredo_archive.codec.structs.struct_reader import Projection, StructRowReader
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model.errors import BadLine
 from laredo_model.line import Action, Change
@@ -59,7 +58,7 @@ def new_rows(
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "NEW_ROWS_BLOCK", 300)
     monkeypatch.setattr(jsonl, "LINES_BLOCK", 300)
-    monkeypatch.setattr(blocks, "READ_BYTES", 300)
+    monkeypatch.setattr(output, "READ_BYTES", 300)
 
 
 @settings(max_examples=examples(150))
@@ -133,7 +132,7 @@ def test_a_row_that_goes_on_is_none_of_some_columns(
     is_compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_compiled:
-        monkeypatch.setattr(compiled, "module", None)
+        monkeypatch.setattr(struct_reader, "module", None)
     wrong = b'{"action":"INSERT","key":"1","new":{"id":1,"name":"a","doc":null},"more":1}\n'
     projection = Projection([column.name for column in COLUMNS], {"id"})
     with pytest.raises(BadLine, match=r"not a row|more after"):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive import codec
-from laredo_archive.codec import floats
-from laredo_archive.codec.varint import read, varint
+from laredo_archive.codec import struct_rows
+from laredo_archive.codec.struct_rows import read, varint
 from laredo_archive.wire.artifact_pb2 import DiffChange, SnapshotRow
 from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change
@@ -132,8 +132,8 @@ def test_a_string_in_a_number_column_stays_a_string() -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_floats_read_back_as_the_same_number(number: float) -> None:
-    for digits in (floats.FLOAT8_DIGITS, floats.FLOAT4_DIGITS):
-        assert float(floats.text(number, digits)) == number
+    for digits in (struct_rows.FLOAT8_DIGITS, struct_rows.FLOAT4_DIGITS):
+        assert float(struct_rows.text(number, digits)) == number
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_floats_read_back_as_the_same_number(number: float) -> None:
     ],
 )
 def test_floats_print_as_postgresql_prints_them(number: float, text: bytes) -> None:
-    assert floats.text(number) == text
+    assert struct_rows.text(number) == text
 
 
 def test_structs_of_other_writers_are_read_without_columns() -> None:

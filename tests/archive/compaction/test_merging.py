@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.merged import parts_file, unfolding
+from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_model.position import Position
@@ -216,6 +216,6 @@ def test_lists_that_were_loaded_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) 
     long.grow(70)
     long.compacted()
     parts = parts_file.PartsFiles(destination, str, PREFIX)
-    whole = unfolding.unfolded(destination.manifest, unfolding.everywhere, parts.diffs_of)
+    whole = parts_file.unfolded(destination.manifest, parts_file.everywhere, parts.diffs_of)
     assert [a.to_position for a in whole.artifacts] == sorted(long.states)
     assert len(parts._loaded) == 2

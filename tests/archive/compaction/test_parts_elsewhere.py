@@ -15,9 +15,8 @@ from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import copy
 from laredo_archive.maintain.repair import repair
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.merged import parts_file, unfolding
-from laredo_archive.manifest.model import Artifact, Manifest, Parts
+from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest, Parts
 from laredo_archive.manifest.parser import DEEPEST_PARTS
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
@@ -185,7 +184,7 @@ def test_lists_within_lists_have_a_bound(tmp_path: Path) -> None:
     hostile = replace(manifest, artifacts=(base, last))
     files = parts_file.PartsFiles(destination, str, PREFIX)
     with pytest.raises(ArtifactDamaged, match=f"/{DEEPEST_PARTS}: .*{DEEPEST_PARTS} levels"):
-        unfolding.unfolded(hostile, unfolding.everywhere, files.diffs_of)
+        parts_file.unfolded(hostile, parts_file.everywhere, files.diffs_of)
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "other", "bomb"])

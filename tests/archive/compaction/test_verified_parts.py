@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from laredo_archive.cli import main
 from laredo_archive.maintain.verify import verify
-from laredo_archive.manifest.merged import parts_file, unfolding
+from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
@@ -41,7 +41,7 @@ def archive_at(directory: Path) -> Archive:
 def deepest(archive: Archive) -> Artifact:
     """A diff that only a file of parts names."""
     named = {entry.key for entry in archive.manifest.named()}
-    archive.unfold(unfolding.everywhere)
+    archive.unfold(parts_file.everywhere)
     hidden = [a for a in archive.manifest.artifacts if not named & set(a.keys)]
     return hidden[len(hidden) // 2]
 

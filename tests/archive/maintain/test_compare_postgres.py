@@ -10,8 +10,7 @@ import pytest
 
 from laredo_archive.errors import DatabaseUnusable
 from laredo_archive.maintain import compare_postgres
-from laredo_archive.maintain.compare_postgres import Comparison, compare
-from laredo_archive.maintain.postgres_table import Database
+from laredo_archive.maintain.compare_postgres import Comparison, Database, compare
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.column import Column

@@ -3,8 +3,8 @@
 import pytest
 
 from laredo_archive.errors import DatabaseUnusable
-from laredo_archive.maintain import connection_string
-from laredo_archive.maintain.postgres_table import Database
+from laredo_archive.maintain import compare_postgres
+from laredo_archive.maintain.compare_postgres import Database
 from laredo_fanout.source_config import Source
 
 _STRINGS = (
@@ -27,7 +27,7 @@ _STRINGS = (
 
 @pytest.mark.parametrize("dsn", _STRINGS)
 def test_no_password_is_shown(dsn: str) -> None:
-    assert "ter2" not in connection_string.shown(dsn)
+    assert "ter2" not in compare_postgres.shown(dsn)
     with pytest.raises(DatabaseUnusable) as raised, Database.connected(dsn):
         pass
     assert "ter2" not in str(raised.value)
@@ -40,6 +40,6 @@ def test_no_password_is_shown(dsn: str) -> None:
 
 
 def test_what_names_the_database_is_shown() -> None:
-    shown = connection_string.shown("postgresql://reader:x@db.internal:5433/app?sslmode=require")
+    shown = compare_postgres.shown("postgresql://reader:x@db.internal:5433/app?sslmode=require")
     assert sorted(shown.split()) == ["dbname=app", "host=db.internal", "port=5433", "user=reader"]
-    assert connection_string.shown("") == "the default connection"
+    assert compare_postgres.shown("") == "the default connection"

@@ -23,7 +23,7 @@ from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import EpochPosition
 from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
-from laredo_archive.read.progress import Unwatched
+from laredo_archive.read.read_ahead import Unwatched
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination

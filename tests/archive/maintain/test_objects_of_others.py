@@ -12,8 +12,7 @@ from laredo_archive.errors import NotCollectable, PrefixMeant
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import copy
 from laredo_archive.manifest import object_keys, parser
-from laredo_archive.manifest.model import Manifest
-from laredo_archive.manifest.unnamed_objects import Retired
+from laredo_archive.manifest.model import Manifest, Retired
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.destination import Destination

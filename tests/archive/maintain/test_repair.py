@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from laredo_archive.errors import ArtifactDamaged, DestinationUnavailable, OfTheOriginal
+from laredo_archive.errors import (
+    ArtifactDamaged,
+    DestinationUnavailable,
+    OfTheOriginal,
+    RepairRefused,
+)
 from laredo_archive.maintain.collect import Policy, collect
-from laredo_archive.maintain.errors import RepairRefused
 from laredo_archive.maintain.repair import RepairReport, repair
 from laredo_archive.maintain.verify import verify
-from laredo_archive.manifest.entries import FormatEntry
+from laredo_archive.manifest.model import FormatEntry
 from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.reader import Archive

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_archive.errors import CommitConflict
+from laredo_archive.errors import CatalogUnusable, CommitConflict
 from laredo_archive.manifest import catalog
 from laredo_archive.manifest.catalog import (
     CATALOG,
@@ -16,10 +16,9 @@ from laredo_archive.manifest.catalog import (
     DatabaseCatalog,
     GroupBoundary,
 )
-from laredo_archive.manifest.errors import CatalogUnusable
 from laredo_archive.storage.destination import ObjectVersion
 from laredo_archive.storage.local.destination import LocalDestination
-from laredo_archive.write.catalog_store import CatalogStore
+from laredo_archive.write.manifest_store import CatalogStore
 from laredo_model import position as histories
 from laredo_model.column import Column
 from laredo_model.position import Position

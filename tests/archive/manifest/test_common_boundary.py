@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from laredo_archive.manifest import common_boundary, parser
-from laredo_archive.manifest.common_boundary import CommonBoundary
+from laredo_archive.manifest import parser, timeline
 from laredo_archive.manifest.model import Artifact, ArtifactKind, Manifest, Parts
+from laredo_archive.manifest.timeline import CommonBoundary
 from laredo_model import position as histories
 from laredo_model.position import Position
 from tests.support import drawn
@@ -69,7 +69,7 @@ def table(first: Artifact, *ends: int | tuple[int, int], after: int | None = Non
 
 
 def common_of(*manifests: Manifest) -> list[CommonBoundary]:
-    found = common_boundary.common([common_boundary.spans_of(m, "there") for m in manifests])
+    found = timeline.common([timeline.spans_of(m, "there") for m in manifests])
     return [each for of_history in found.values() for each in of_history]
 
 
@@ -139,7 +139,7 @@ def test_positions_of_another_history_are_others() -> None:
 )
 def test_as_of(as_of: Position | datetime | None, exact: bool, expected: int | None) -> None:
     found = common_of(table(base(10), 20, (25, 40)), table(base(10), 20, (22, 40)))
-    chosen = common_boundary.last_at(found, as_of, exact=exact)
+    chosen = timeline.last_at(found, as_of, exact=exact)
     assert (chosen and chosen.position) == expected
 
 
@@ -156,7 +156,7 @@ def test_a_catalogs_position_counts_after_a_tables_last_boundary_only() -> None:
     boundary that comes before the position."""
     merged = table(base(10), 40, 50)
     known = [(NOW, Position(each)) for each in (30, 45, 55)]
-    spans = common_boundary.known_too(common_boundary.spans_of(merged, "there"), known)
+    spans = timeline.known_too(timeline.spans_of(merged, "there"), known)
     assert [(span.since, span.start) for span in spans[NOW]] == [
         (10, 10),
         (40, 40),
@@ -164,7 +164,7 @@ def test_a_catalogs_position_counts_after_a_tables_last_boundary_only() -> None:
         (55, 50),
     ]
     rebased = replace(merged, artifacts=(base(10), base(40, epoch=2)))
-    spans = common_boundary.known_too(common_boundary.spans_of(rebased, "there"), known)
+    spans = timeline.known_too(timeline.spans_of(rebased, "there"), known)
     assert [(span.since, span.start) for span in spans[NOW]] == [
         *((10, 10), (30, 10), (40, 40), (45, 40), (55, 40)),
     ]
@@ -176,7 +176,7 @@ def test_a_boundary_that_a_merged_diff_hides_is_not_the_one_before_it() -> None:
     merged = [plain[0], replace(plain[1], parts=parts), plain[2]]
 
     def last(artifacts: Sequence[Artifact], position: int) -> int | None:
-        found = common_boundary.last_boundary(artifacts, Position(position))
+        found = timeline.last_boundary(artifacts, Position(position))
         return None if found is None else found.to_position
 
     assert [last(plain, each) for each in (9, 10, 35, 40, 60)] == [None, 10, 10, 40, 50]

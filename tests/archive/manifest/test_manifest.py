@@ -8,9 +8,8 @@ import pytest
 
 from laredo_archive.errors import ManifestDamaged, ManifestNewer
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.model import ArtifactKind, EpochPosition, Manifest
+from laredo_archive.manifest.model import ArtifactKind, EpochPosition, Manifest, Retired
 from laredo_archive.manifest.parser import parse
-from laredo_archive.manifest.unnamed_objects import Retired
 from laredo_model.position import History
 
 WHERE = "s3://b/users/manifest.json"

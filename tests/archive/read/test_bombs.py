@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from laredo_archive.codec import varint
+from laredo_archive.codec import struct_rows
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.local.destination import LocalDestination
@@ -140,7 +140,7 @@ def test_long_values_are_read_all_the_same(archive: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("length", [1 << 31, 1 << 60, 1 << 69])
 def test_a_messages_length_takes_no_memory(archive: Path, length: int) -> None:
-    replaced(archive, varint.varint(length) + b"x" * 100, "protobuf", 1)
+    replaced(archive, struct_rows.varint(length) + b"x" * 100, "protobuf", 1)
     done = read(archive, "cat")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -150,7 +150,7 @@ def test_a_messages_length_takes_no_memory(archive: Path, length: int) -> None:
 def test_a_part_with_an_endless_length_is_told_at_once(archive: Path) -> None:
     """A number that is read bit by bit takes time with the square of its length."""
     body = b"\x0a" + b"\xff" * 3_000_000
-    replaced(archive, varint.varint(len(body)) + body, "protobuf", 1)
+    replaced(archive, struct_rows.varint(len(body)) + body, "protobuf", 1)
     done = read(archive, "cat")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

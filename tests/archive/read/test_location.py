@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_archive.aws.errors import ProfileError
+from laredo_archive.aws.profile import ProfileError
 from laredo_archive.errors import ArchiveMissing, DestinationError
 from laredo_archive.maintain.collect import collect
 from laredo_archive.manifest import object_keys

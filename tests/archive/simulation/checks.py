@@ -2,7 +2,7 @@
 
 import hashlib
 
-from laredo_archive.maintain.retired_parts import CoveredPositions, file_keys_of
+from laredo_archive.maintain.collect import CoveredPositions, file_keys_of
 from laredo_archive.manifest import parser, rules
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_model.position import History, Position

@@ -12,13 +12,11 @@ from laredo_archive.errors import ArchiveError, CommitConflict, CommitStateUnkno
 from laredo_archive.maintain import collect, copy
 from laredo_archive.maintain.copy import _Copy
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_archive.manifest.model import Artifact, Manifest, Retired
 from laredo_archive.manifest.notices import Notices
-from laredo_archive.manifest.unnamed_objects import Retired
 from laredo_archive.storage.destination import ObjectVersion
 from laredo_archive.write import (
     base_upload,
-    epoch_folders,
     manifest_store,
     pending_commit,
     reconcile,
@@ -41,11 +39,11 @@ def no_look_at_the_object_before_the_swap(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_look_at_a_copy_before_the_swap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(epoch_folders, "is_there", lambda *_: True)
+    patch.setattr(pending_commit, "is_there", lambda *_: True)
 
 
 def relabelled_diffs_stay_where_they_are(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(epoch_folders.EpochFolders, "entries", lambda *_: {})
+    patch.setattr(pending_commit.EpochFolders, "entries", lambda *_: {})
 
 
 def former_objects_are_forgotten(patch: pytest.MonkeyPatch) -> None:

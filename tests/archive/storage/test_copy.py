@@ -122,7 +122,7 @@ def test_a_link_is_followed_nowhere(tmp_path: Path) -> None:
 
 def test_s3_copies_in_ranges(s3: S3Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """CopyObject ends at 5 GB; ranges don't. Nothing of the object passes by here."""
-    monkeypatch.setattr("laredo_archive.storage.s3.copy.COPIED_PART_BYTES", 5 << 20)
+    monkeypatch.setattr("laredo_archive.storage.s3.destination.COPIED_PART_BYTES", 5 << 20)
     destination: S3Destination = s3()
     put(destination, SOURCE, LARGE)
     s3.called.clear()

@@ -16,8 +16,7 @@ from laredo_archive.errors import (
     DestinationDenied,
     DestinationUnavailable,
 )
-from laredo_archive.storage.local.destination import LocalDestination
-from laredo_archive.storage.local.upload import UNFINISHED
+from laredo_archive.storage.local.destination import UNFINISHED, LocalDestination
 from tests.support.archive.archiving import anybodys
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from laredo_archive.maintain import compact
+from laredo_archive.maintain import state_proof
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.manifest.merged import parts_file
 from laredo_archive.storage.s3 import upload
@@ -96,7 +96,7 @@ def step(archive: TableArchive) -> bool:
         # A day later, so that what came before is to be merged.
         time = MORNING + DAY if end == 60 else MORNING
         diffed(archive, head.position, end, state, TRUTH[end], to_time=time)
-    elif head.epoch < 3 and compact.merge_next(archive.merging, [DAY], formats=FORMATS):
+    elif head.epoch < 3 and state_proof.merge_next(archive.merging, [DAY], formats=FORMATS):
         pass
     elif head.epoch < 3:
         rebased(archive, 60, state, formats=FORMATS)

@@ -9,8 +9,7 @@ import pytest
 
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.manifest import parser, rules
-from laredo_archive.manifest.model import Manifest
-from laredo_archive.manifest.unnamed_objects import Former
+from laredo_archive.manifest.model import Former, Manifest
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local.destination import LocalDestination
 from laredo_archive.write.manifest_store import Counts, ManifestStore

@@ -10,8 +10,8 @@ from laredo_archive.codec import EncodedFile
 from laredo_archive.errors import DestinationUnavailable
 from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, Upload
 from laredo_archive.storage.local.destination import LocalDestination
-from laredo_archive.storage.parallel import in_threads
 from laredo_archive.write.diff_spool import DiffSpool
+from laredo_archive.write.manifest_store import in_threads
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.line import Action, Change
 from tests.support.archive.archiving import ONE, PREFIX, TABLE, TWO, base_of, diffed

@@ -5,7 +5,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from laredo_archive.maintain.postgres_table import Database as Measuring
+from laredo_archive.maintain.compare_postgres import Database as Measuring
 from tests.fanout.app.checking import check, missing
 from tests.support import drawn
 from tests.support.clusters import Clusters

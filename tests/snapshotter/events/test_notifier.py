@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 
 from laredo_archive.aws import clients as clients_
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.manifest.entries import FormatEntry
-from laredo_archive.manifest.model import Artifact, ArtifactKind, EpochPosition
+from laredo_archive.manifest.model import Artifact, ArtifactKind, EpochPosition, FormatEntry
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from laredo_service.retry import Backoff

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import orjson
 from hypothesis import strategies as st
 
-from laredo_archive.codec import floats
+from laredo_archive.codec import struct_rows
 from laredo_model import key as keys
 from laredo_model import line as lines
 from laredo_model.column import Column
@@ -20,7 +20,7 @@ def _string(text: str) -> bytes:
 
 
 def _float(number: float, digits: int) -> bytes:
-    return floats.text(number, digits)
+    return struct_rows.text(number, digits)
 
 
 _INTEGERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-20, 20)
@@ -43,12 +43,14 @@ _JSON = st.one_of(
         max_leaves=8,
     ).map(lambda value: json.dumps(value, ensure_ascii=False).encode()),
 )
-_FLOAT8 = st.floats().map(lambda number: _float(number, floats.FLOAT8_DIGITS)) | st.sampled_from(
+_FLOAT8 = st.floats().map(
+    lambda number: _float(number, struct_rows.FLOAT8_DIGITS)
+) | st.sampled_from(
     # Digits that are one more than Python needs: PostgreSQL prints such for some numbers.
     [b"9.999999999999999e+22", b"-0", b"1e+15", b"5e-324", b"20000000000000000001e+3"]
 )
 _FLOAT4 = st.floats(width=32).map(
-    lambda number: _float(float(f"{number:.9g}"), floats.FLOAT4_DIGITS)
+    lambda number: _float(float(f"{number:.9g}"), struct_rows.FLOAT4_DIGITS)
 )
 
 VALUES: dict[str, st.SearchStrategy[bytes]] = {

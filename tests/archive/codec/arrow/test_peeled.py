@@ -10,11 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from laredo_archive.codec.arrow.fragments import BlockSplitter, nesting
-from laredo_archive.codec.arrow.peeled import Peeler
-from laredo_archive.codec.arrow.rows import RowReader
+from laredo_archive.codec.arrow.peeled import BlockSplitter, Peeler, nesting
+from laredo_archive.codec.arrow.stored import RowReader
 from laredo_archive.codec.arrow.types import Special, Typing
-from laredo_archive.codec.structs import compiled
+from laredo_archive.codec.structs import struct_reader
 from laredo_model import line as lines_
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
@@ -91,7 +90,7 @@ def exact(columns: Sequence[Column], block: bytes) -> dict[str, pa.StringArray]:
 def plainly() -> Iterator[None]:
     """Without compiled code."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "module", None)
+        patch.setattr(struct_reader, "module", None)
         yield
 
 
@@ -112,7 +111,7 @@ def test_peeled_is_what_the_exact_way_gives(table: tuple[list[Column], list[byte
         assert dict(BlockSplitter(names, nesting=nesting(columns)).split(block)) == wanted
     assert dict(BlockSplitter(names).split(block)) == wanted
     # Not only by the slow way after it was refused.
-    assert compiled.module is None or BlockSplitter(names)._scanned(block) is not None
+    assert struct_reader.module is None or BlockSplitter(names)._scanned(block) is not None
     some = names[::2]
     assert dict(BlockSplitter(names, some).split(block)) == {name: wanted[name] for name in some}
     for number, line in enumerate(lines):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from laredo_archive.codec import BadBytes, ByteSource, jsonl, parquet, protobuf
 from laredo_archive.codec.arrow.range_rows import batches
-from laredo_archive.codec.arrow.rows import RowReader
-from laredo_archive.codec.structs import compiled
+from laredo_archive.codec.arrow.stored import RowReader
+from laredo_archive.codec.structs import struct_reader
 from laredo_archive.manifest import key_ranges
 from laredo_archive.manifest.key_ranges import ObjectSlice, RangeRead
 from laredo_archive.manifest.timeline import Boundary
@@ -125,7 +125,7 @@ def test_every_boundary_in_any_number_of_ranges(
     table = Table(builder.write(), format_id, wanted)
     with pytest.MonkeyPatch.context() as patch:
         if not is_compiled:
-            patch.setattr(compiled, "module", None)
+            patch.setattr(struct_reader, "module", None)
         for boundary, state in zip(table.archive.boundaries, builder.states, strict=True):
             reads = table.plan(boundary, parts)
             assert 1 <= len(reads) <= max(parts, 2)

@@ -12,9 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laredo_archive.codec.arrow.errors import ArrayTooDeep, SpecialValue, TypingRefused, ValueUnfit
-from laredo_archive.codec.arrow.rows import RowReader, keys_of
-from laredo_archive.codec.arrow.types import Special, Typing, schema
+from laredo_archive.codec.arrow.stored import RowReader, keys_of
+from laredo_archive.codec.arrow.types import (
+    ArrayTooDeep,
+    Special,
+    SpecialValue,
+    Typing,
+    TypingRefused,
+    ValueUnfit,
+    schema,
+)
 from laredo_fanout.catalog import table_definitions
 from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from laredo_model import key as key_

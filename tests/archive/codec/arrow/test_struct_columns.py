@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from laredo_archive import codec
 from laredo_archive.codec import protobuf
 from laredo_archive.codec.arrow.range_rows import new_batches
-from laredo_archive.codec.arrow.rows import RowReader
+from laredo_archive.codec.arrow.stored import RowReader
 from laredo_archive.codec.arrow.types import Special, Typing
-from laredo_archive.codec.errors import BadBytes
-from laredo_archive.codec.structs import compiled
+from laredo_archive.codec.structs import struct_reader
 from laredo_archive.codec.structs.struct_reader import StructRowReader
+from laredo_archive.errors import BadBytes
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model.column import Column
 from laredo_model.line import Action, Change
@@ -48,7 +48,7 @@ def test_fragments_are_those_of_the_lines(data: st.DataObject, is_compiled: bool
     reader = RowReader(table.columns, NULLS, wanted)
     with pytest.MonkeyPatch.context() as patch:
         if not is_compiled:
-            patch.setattr(compiled, "module", None)
+            patch.setattr(struct_reader, "module", None)
         messages, structs = messages_of(table.columns, lines)
         found = reader.split_structs(messages, structs)
         # Every rule of our own writer is compiled.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_archive.maintain import compact
+from laredo_archive.maintain import state_proof
 from laredo_archive.manifest.merged import parts_file
 from laredo_fanout.serving.replay.plan import Outcome
 from tests.support.server.archived import Archived
@@ -18,7 +18,7 @@ HOUR = timedelta(hours=1)
 
 def merged(table: Archived) -> None:
     """All but the last diff, as they are of one time, and the last of a later one."""
-    done = compact.merge_next(table.archive.merging, [HOUR], formats=table.formats)
+    done = state_proof.merge_next(table.archive.merging, [HOUR], formats=table.formats)
     assert done is not None
     assert len(done.run.diffs) > 3
 

@@ -65,7 +65,7 @@ class Truth:
         manifest = table.archive.manifest
         assert manifest is not None
         self._table = table
-        self._epochs = timeline.epochs(manifest, "here")
+        self._epochs = timeline.epochs_of(manifest, "here")
         record = table.writer.store.tables[table.writer.ids["public.users"]]
         self.floor = record.floor
         self._seen = manifest.seen_position or 0
