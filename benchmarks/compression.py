@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from laredo_archive import codec
-from laredo_archive.codec.zstd import frame_reader
+from laredo_archive.codec import zstd_frames
 from laredo_model.column import Column
 from laredo_model.line import Action, Change
 
@@ -103,10 +103,10 @@ def _report(
     artifact: str, plain: str, write: Callable[[str], bytes], read: Callable[[str, bytes], int]
 ) -> None:
     size = len(write(plain))
-    default = frame_reader.LEVEL
+    default = zstd_frames.LEVEL
     cases = [(plain, None), *((f"{plain}{codec.zstd.SUFFIX}", level) for level in LEVELS)]
     for format_id, level in cases:
-        frame_reader.LEVEL = default if level is None else level
+        zstd_frames.LEVEL = default if level is None else level
         writing, reading = [], []
         for _ in range(ROUNDS):
             began = time.process_time()
@@ -121,7 +121,7 @@ def _report(
             f"| {artifact} | {name} | {len(data):,} | {len(data) / size:.0%} | {per_mb[0]:.1f} |"
             f" {per_mb[1]:.1f} |\n"
         )
-    frame_reader.LEVEL = default
+    zstd_frames.LEVEL = default
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from statistics import median
 
 import structlog
 
-from laredo_archive.maintain import state_proof
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.maintain import compact
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.checksum import StateChecksum
 from laredo_model.column import Column
@@ -100,9 +100,7 @@ def build(directory: Path, diffs: int, apart: timedelta) -> None:
                 cancelled=0,
             )
             if number % _COMPACTED_EVERY == 0:
-                while state_proof.merge_next(
-                    archive.merging, state_proof.LEVELS, formats=["jsonl"]
-                ):
+                while compact.merge_next(archive.merging, compact.LEVELS, formats=["jsonl"]):
                     merges += 1
                 largest = max(largest, (directory / PREFIX / "manifest.json").stat().st_size)
     cpu = time.process_time() - began

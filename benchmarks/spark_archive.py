@@ -15,7 +15,7 @@ import structlog
 from benchmarks import bench_table
 from benchmarks.counting_client import tell
 from laredo_archive.codec import struct_rows
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position as positions
 from laredo_model.checksum import StateChecksum

@@ -13,8 +13,8 @@ from google.protobuf.struct_pb2 import Struct, Value
 
 from laredo_archive.codec import struct_rows as archived
 from laredo_archive.codec.row_keys import splitter
+from laredo_archive.codec.struct_reader import StructRowReader
 from laredo_archive.codec.struct_rows import INTEGERS, JSONS, number_text
-from laredo_archive.codec.structs.struct_reader import StructRowReader
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_model.column import Column
 from laredo_model.line import names_prefix

@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from laredo_archive.errors import NoSuchBoundary
+from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest import timeline
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.manifest.merged.parts_file import PartsFiles, Wanted
+from laredo_archive.manifest.merged import PartsFiles, Wanted
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.manifest.timeline import Boundary, Epoch
@@ -19,7 +19,7 @@ from laredo_archive.read import fold, location
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.fold import Rows
 from laredo_archive.read.location import FoundArchive
-from laredo_archive.read.read_ahead import UNWATCHED, ReadProgress
+from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
 from laredo_model.line import Action, Change
@@ -120,7 +120,7 @@ class Archive:
             lists these can't be read.
         """
         if as_of is not None:
-            self.unfold(parts_file.at(as_of))
+            self.unfold(merged_.at(as_of))
         return timeline.find(self.manifest, self.uri, as_of, exact=exact, epoch=epoch)
 
     def unfold(self, wanted: Wanted) -> None:
@@ -128,7 +128,7 @@ class Archive:
 
         :raises ArtifactMissing, ArtifactDamaged: if a file that lists them can't be read.
         """
-        self.manifest = parts_file.unfolded(self.manifest, wanted, self._parts.diffs_of)
+        self.manifest = merged_.unfolded(self.manifest, wanted, self._parts.diffs_of)
 
     def parts_of(self, merged: Artifact) -> tuple[Artifact, ...]:
         """The diffs that a merged diff was made from, one level down.
@@ -168,7 +168,7 @@ class Archive:
         if (end.epoch, end.position) < (start.epoch, start.position):
             raise NoSuchBoundary(self.uri, f"{end} is before {start}; exchange --from and --to")
         for boundary in (start, end):
-            self.unfold(parts_file.at(boundary.position))
+            self.unfold(merged_.at(boundary.position))
         diffs = timeline.path(self.epochs, start, end)
         if diffs is None:
             return Difference(False, _compared(self.rows(start), self.rows(end)))

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from laredo_archive.aws import profile as profile_
 from laredo_archive.aws.profile import Profile, ProfileError
-from laredo_archive.storage.local import destination as local
+from laredo_archive.storage import local
 from laredo_archive.storage.s3.bucket import BadS3Location, S3Location
 from laredo_service.settings import Secret, Section, WrongAt
 

@@ -12,7 +12,7 @@ from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
-from laredo_archive.read.read_ahead import (
+from laredo_archive.read.objects import (
     CHECK_AND_CURE,
     MISSING,
     Checked,
@@ -21,7 +21,7 @@ from laredo_archive.read.read_ahead import (
     ReadAhead,
 )
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_spark.errors import BoundaryGone, TypesUnfit
 from laredo_spark.options import ReadOptions
 

@@ -3,7 +3,7 @@
 import click
 
 from laredo_archive.cli import options
-from laredo_archive.cli.checking import (
+from laredo_archive.cli.maintaining import (
     collect_garbage,
     copy_archive,
     repair_archive,

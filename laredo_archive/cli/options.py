@@ -28,7 +28,7 @@ from structlog.typing import EventDict, WrappedLogger
 
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.errors import ArchiveError
-from laredo_archive.read.read_ahead import UNWATCHED, ReadProgress
+from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
 from laredo_archive.storage import access as s3
 from laredo_archive.storage.access import S3Access

@@ -27,8 +27,8 @@ from laredo_archive.cli.options import (
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArchiveMissing, ArtifactDamaged, CatalogMissing
 from laredo_archive.maintain import export as exporting
+from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest.catalog import CATALOG
-from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.model import Artifact, text_of_time
 from laredo_archive.manifest.timeline import Epoch
 from laredo_archive.read import location
@@ -206,7 +206,7 @@ def list_artifacts(
         list_catalog(found, as_json=as_json)
         return
     if in_steps:
-        archive.unfold(parts_file.everywhere)
+        archive.unfold(merged_.everywhere)
     if as_json or not sys.stdout.isatty():
         out = data_output()
         lines = described(archive) if by_epoch else map(_described, archive.manifest.artifacts)

@@ -8,7 +8,7 @@ from typing import Protocol
 from laredo_archive.codec import jsonl, protobuf, zstd
 from laredo_archive.codec.output import ByteSink, ByteSource, EncodedFile, FileWriter, Output
 from laredo_archive.codec.row_keys import KeyBounds
-from laredo_archive.codec.structs.struct_reader import Projection
+from laredo_archive.codec.struct_reader import Projection
 from laredo_archive.errors import (
     BadBytes,
     CodecError,
@@ -133,7 +133,7 @@ def plain_bytes(
     if not zstd.is_compressed(format_id):
         return stream
     check_format(format_id)
-    from laredo_archive.codec.zstd.frame_reader import PlainBytes
+    from laredo_archive.codec.zstd_frames import PlainBytes
 
     return PlainBytes(stream, start, stop)
 
@@ -141,7 +141,7 @@ def plain_bytes(
 def _output(format_id: str) -> Output:
     if not zstd.is_compressed(format_id):
         return FileWriter
-    from laredo_archive.codec.zstd.frame_reader import FrameWriter
+    from laredo_archive.codec.zstd_frames import FrameWriter
 
     return FrameWriter
 

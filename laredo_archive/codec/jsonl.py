@@ -19,6 +19,7 @@ import orjson
 
 from laredo_archive.codec import output as output_
 from laredo_archive.codec import row_keys as row_keys_
+from laredo_archive.codec import struct_reader
 from laredo_archive.codec.output import (
     DIFF_BLOCK,
     SNAPSHOT_BLOCK,
@@ -29,8 +30,7 @@ from laredo_archive.codec.output import (
     Output,
 )
 from laredo_archive.codec.row_keys import KeyBounds, RowKeys, compact
-from laredo_archive.codec.structs import struct_reader
-from laredo_archive.codec.structs.struct_reader import Projection
+from laredo_archive.codec.struct_reader import Projection
 from laredo_archive.errors import BadBytes
 from laredo_model import line as lines_
 from laredo_model.column import Column

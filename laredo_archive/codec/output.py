@@ -10,7 +10,7 @@ from itertools import islice
 from operator import lt
 from typing import NamedTuple, Protocol
 
-from laredo_archive.codec.structs import struct_reader
+from laredo_archive.codec import struct_reader
 from laredo_archive.errors import BadBytes
 from laredo_model.column import Column, key_columns
 from laredo_model.key import begins_equal_rows

@@ -1,7 +1,7 @@
 """parquet: snapshots with typed columns, which any tool reads. Needs pyarrow (extra ``parquet``).
 
 The types are those of :mod:`laredo_archive.codec.arrow.types`, numeric columns without precision
-as text; what they lack is in the last column (:mod:`laredo_archive.codec.arrow.stored`), so lines
+as text; what they lack is in the last column (:mod:`laredo_archive.codec.arrow.rows`), so lines
 come out as they went in. Rows are in key order, in row groups of about 16 MB of lines; the
 splits are where row groups begin.
 """
@@ -12,8 +12,8 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from laredo_archive.codec.arrow.parquet_bounds import ParquetSnapshot
-from laredo_archive.codec.arrow.stored import RowStorer
+from laredo_archive.codec.arrow.parquet_file import ParquetSnapshot
+from laredo_archive.codec.arrow.rows import RowStorer
 from laredo_archive.codec.output import (
     SNAPSHOT_BLOCK,
     ByteSink,

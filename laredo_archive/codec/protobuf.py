@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import islice
 
 from laredo_archive.codec import output as output_
-from laredo_archive.codec import row_keys, struct_rows
+from laredo_archive.codec import row_keys, struct_reader, struct_rows
 from laredo_archive.codec.output import (
     DIFF_BLOCK,
     SNAPSHOT_BLOCK,
@@ -19,9 +19,8 @@ from laredo_archive.codec.output import (
     Output,
 )
 from laredo_archive.codec.row_keys import KeyBounds
+from laredo_archive.codec.struct_reader import Projection, StructRowReader
 from laredo_archive.codec.struct_rows import varint as length
-from laredo_archive.codec.structs import struct_reader
-from laredo_archive.codec.structs.struct_reader import Projection, StructRowReader
 from laredo_archive.errors import BadBytes
 from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change

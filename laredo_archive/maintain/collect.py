@@ -30,11 +30,10 @@ from laredo_archive.errors import (
     NotCollectable,
 )
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import object_keys
-from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest import merged, object_keys
 from laredo_archive.manifest.model import FormatEntry, Manifest, Retired
 from laredo_archive.manifest.object_keys import Span
-from laredo_archive.read.read_ahead import UNWATCHED, ReadProgress
+from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.storage.destination import Destination, ObjectInfo
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
 from laredo_model.position import Position
@@ -102,7 +101,7 @@ def named_in(destination: Destination, manifest: Manifest, key: str, key_prefix:
         return []
     entry = FormatEntry(destination.uri_of(key), found.size_bytes, key)
     try:
-        diffs = parts_file.read(destination, key, entry, key_prefix)
+        diffs = merged.read(destination, key, entry, key_prefix)
     except (ArtifactMissing, ArtifactDamaged) as failure:
         log.warning("retired parts file not read", uri=failure.uri, reason=str(failure))
         return []

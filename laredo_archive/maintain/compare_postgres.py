@@ -17,7 +17,7 @@ import psycopg
 from psycopg import conninfo, sql
 
 from laredo_archive.errors import DatabaseUnusable, NoSuchBoundary
-from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest import merged
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
@@ -389,7 +389,7 @@ def _await(
 
 def decide(archive: Archive, measured: Measured) -> ComparisonResult | None:
     """The result for a table measured between two positions; None: undecided so far."""
-    archive.unfold(parts_file.between(measured.before, measured.after))
+    archive.unfold(merged.between(measured.before, measured.after))
     head = archive.boundary()
     known = _known(archive, measured)
     if known is not None:

@@ -34,18 +34,18 @@ from laredo_archive.failpoint import reach
 from laredo_archive.maintain.collect import DAY, CoveredPositions, file_keys_of
 from laredo_archive.maintain.copy_objects import Carrier, Load, Tally
 from laredo_archive.manifest import object_keys, rules
-from laredo_archive.manifest.merged.parts_file import PartsFiles
+from laredo_archive.manifest.merged import PartsFiles
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest, Parts, Retired
-from laredo_archive.manifest.notices import later
 from laredo_archive.manifest.object_keys import NewNames
+from laredo_archive.manifest.updates import later
 from laredo_archive.read import location
 from laredo_archive.read.location import ArchiveLocation, FoundArchive
-from laredo_archive.read.read_ahead import UNWATCHED, ReadProgress
+from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.storage.destination import Destination, ObjectInfo
 from laredo_archive.storage.s3.destination import S3Destination
+from laredo_archive.write.claim import by_content, identity, unfit
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
-from laredo_archive.write.parts.lists import PartsLists
-from laredo_archive.write.reconcile import by_content, identity, unfit
+from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import stored
 from laredo_model import position as positions
 

@@ -11,7 +11,7 @@ from laredo_archive.codec import ByteSource
 from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.read.read_ahead import ReadProgress
+from laredo_archive.read.objects import ReadProgress
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.manifest_store import Environment
 from laredo_archive.write.uploads import Content, holds, is_there, sha256_of, store_object

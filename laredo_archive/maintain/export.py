@@ -22,7 +22,7 @@ from laredo_archive.errors import ArtifactDamaged, ExportRefused
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.read.artifact_reader import RowFields
 from laredo_archive.read.fold import Rows
-from laredo_archive.read.read_ahead import UNWATCHED, ReadProgress
+from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
 from laredo_model import line as lines_
 from laredo_model.checksum import StateChecksum

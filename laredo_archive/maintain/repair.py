@@ -26,16 +26,16 @@ from laredo_archive.errors import (
 )
 from laredo_archive.failpoint import reach
 from laredo_archive.maintain.verify import name_of
+from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest import object_keys, rules
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.manifest.merged.parts_file import PartsFiles
+from laredo_archive.manifest.merged import PartsFiles
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.read.artifact_reader import ArtifactFiles
 from laredo_archive.read.location import FoundArchive
-from laredo_archive.read.read_ahead import UNWATCHED, ReadProgress
+from laredo_archive.read.objects import UNWATCHED, ReadProgress
+from laredo_archive.write.claim import by_content, identity
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
-from laredo_archive.write.reconcile import by_content, identity
 from laredo_archive.write.uploads import store_object, stored
 
 log = structlog.get_logger(__name__)
@@ -345,6 +345,6 @@ def _entry_in(
     wanted = identity(named.artifact, named.format_id, named.entry)
     there = known.get(wanted)
     if not there and named.is_part:
-        to_it = parts_file.around(named.artifact)
-        there = by_content(parts_file.unfolded(archive.manifest, to_it, parts.diffs_of)).get(wanted)
+        to_it = merged_.around(named.artifact)
+        there = by_content(merged_.unfolded(archive.manifest, to_it, parts.diffs_of)).get(wanted)
     return there[0] if there else None

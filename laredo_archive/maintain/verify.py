@@ -12,12 +12,12 @@ from hashlib import md5
 from laredo_archive import codec
 from laredo_archive.codec import PyarrowMissing, ZstandardMissing
 from laredo_archive.errors import ArchiveError
-from laredo_archive.maintain.state_proof import BoundaryState, PartsProof, fold_states
+from laredo_archive.maintain.compact import BoundaryState, PartsProof, fold_states
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.manifest.timeline import Epoch
 from laredo_archive.read.artifact_reader import RowFields
-from laredo_archive.read.read_ahead import UNWATCHED, ReadProgress
+from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.checksum import MODULUS, sum_of

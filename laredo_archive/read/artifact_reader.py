@@ -24,7 +24,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.read import original
-from laredo_archive.read.read_ahead import (
+from laredo_archive.read.objects import (
     MISSING,
     UNWATCHED,
     Checked,
@@ -202,7 +202,7 @@ class ArtifactFiles:
         id_, entry = self.choose(artifact, format_id)
         if entry.exact or id_ != codec.PARQUET:
             return entry.exact
-        from laredo_archive.codec.arrow.parquet_bounds import ParquetSnapshot
+        from laredo_archive.codec.arrow.parquet_file import ParquetSnapshot
 
         with closing(self._opened_at(entry, id_, 0)) as file:
             try:

@@ -24,7 +24,7 @@ from laredo_archive.manifest.catalog import CATALOG, DatabaseCatalog
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.storage.s3 import bucket as s3
 
 LISTED_FOR_ADVICE = 2000

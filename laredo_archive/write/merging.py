@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.manifest.merged.parts_file import DiffRun
+from laredo_archive.manifest import merged as merged_
+from laredo_archive.manifest.merged import DiffRun
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_archive.manifest.notices import ManifestUpdates, Notices
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.write.diff_spool import EncodedDiff, Window
+from laredo_archive.manifest.updates import ManifestUpdates, Notices
+from laredo_archive.write.commit import CommitsInTurn, PendingCommit
+from laredo_archive.write.diff_encoding import EncodedDiff, Window
 from laredo_archive.write.manifest_store import Claim, ManifestStore
-from laredo_archive.write.parts.lists import PartsLists
-from laredo_archive.write.pending_commit import CommitsInTurn, PendingCommit
+from laredo_archive.write.part_lists import PartsLists
 from laredo_model import position as positions
 from laredo_model.line import Change
 from laredo_model.position import Position
@@ -53,7 +53,7 @@ class Merging:
         manifest = self.stores[0].manifest
         if manifest is None:
             return None
-        return parts_file.next_run(manifest, levels, until=self._notified_until(manifest))
+        return merged_.next_run(manifest, levels, until=self._notified_until(manifest))
 
     def encode(
         self,
@@ -113,7 +113,7 @@ class Merging:
 
     def _is_there(self, run: DiffRun, merged: Artifact) -> bool:
         manifest = self.stores[0].manifest
-        return manifest is not None and parts_file.place_of(manifest, merged) == run.diffs
+        return manifest is not None and merged_.place_of(manifest, merged) == run.diffs
 
     def _pending(self, merged: EncodedDiff) -> PendingCommit:
         return PendingCommit(
@@ -147,4 +147,4 @@ class Merging:
 
 def _without_old(store: ManifestStore, keep: timedelta, manifest: Manifest) -> Manifest | None:
     # By the store's clock: the writer's may have been set forward, and parts don't come back.
-    return None if store.date is None else parts_file.without_parts(manifest, store.date - keep)
+    return None if store.date is None else merged_.without_parts(manifest, store.date - keep)

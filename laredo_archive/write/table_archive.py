@@ -16,17 +16,17 @@ from laredo_archive.errors import DestinationError, OutOfOrder
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_archive.manifest.notices import ManifestUpdates, Notices, NoticeSource
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.manifest.rules import Head, head_of
+from laredo_archive.manifest.updates import ManifestUpdates, Notices, NoticeSource
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.base_upload import Base, BasePlan, BaseUpload
-from laredo_archive.write.diff_spool import Window, encode
+from laredo_archive.write.claim import claim, drop_unfinished, reconcile
+from laredo_archive.write.commit import CommitsInTurn, EpochFolders, PendingCommit
+from laredo_archive.write.diff_encoding import Window, encode
 from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
 from laredo_archive.write.merging import Merging
-from laredo_archive.write.parts.lists import with_boundary
-from laredo_archive.write.pending_commit import CommitsInTurn, EpochFolders, PendingCommit
-from laredo_archive.write.reconcile import claim, drop_unfinished, reconcile
+from laredo_archive.write.part_lists import with_boundary
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.line import Change

@@ -14,7 +14,7 @@ from laredo_archive.manifest import object_keys, parser
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.manifest.rules import head_of
 from laredo_archive.storage.destination import Destination
-from laredo_archive.write import reconcile
+from laredo_archive.write import claim
 from laredo_fanout.client.errors import ClientError
 from laredo_fanout.client.events import Handshake
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
@@ -149,9 +149,9 @@ def _manifest(
 
 
 def _of_new(what: str, table: TableConfig, destination: Destination) -> WriterFinding:
-    reconcile.refuse_other_prefix(destination, table.name, table.key_prefix)
+    claim.refuse_other_prefix(destination, table.name, table.key_prefix)
     try:
-        found = reconcile.objects_at(destination, table.key_prefix)
+        found = claim.objects_at(destination, table.key_prefix)
     except DestinationDenied:
         found = None  # a writer needn't be allowed to list
     beside = f"; there are {found}" if found else ""

@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 
 from laredo_archive.errors import ArchiveError, Fenced
-from laredo_archive.maintain import state_proof
+from laredo_archive.maintain import compact
 from laredo_archive.write.table_archive import TableArchive
 from laredo_service.retry import Backoff
 from laredo_snapshotter.config import TableConfig
@@ -84,7 +84,7 @@ class Compactor:
     def _merge_next(self) -> bool:
         with _one_at_a_time:
             formats = self._config.formats.of_diffs
-            merged = state_proof.merge_next(self._archive.merging, self._levels, formats=formats)
+            merged = compact.merge_next(self._archive.merging, self._levels, formats=formats)
         return merged is not None
 
     def _failed(self, failure: Exception, failures: int, delay: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from laredo_archive.aws.clients import AwsClients, Called, ignore
 from laredo_archive.aws.profile import Profile
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_snapshotter import config_outputs
 from laredo_snapshotter.config import TableConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from laredo_archive.manifest.model import Artifact, text_of_time
-from laredo_archive.manifest.notices import NoticeSource
+from laredo_archive.manifest.updates import NoticeSource
 from laredo_model import position as positions
 from laredo_model.position import Position
 

@@ -16,7 +16,7 @@ import structlog
 
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest.model import Artifact, EpochPosition
-from laredo_archive.manifest.notices import NoticeSource
+from laredo_archive.manifest.updates import NoticeSource
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position
 from laredo_service.retry import Backoff

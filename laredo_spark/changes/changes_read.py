@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from laredo_archive.errors import NoSuchBoundary
-from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest import merged
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model.position import Position
@@ -81,14 +81,14 @@ def unfold_between(archive: Archive, start: ReaderPosition, end: ReaderPosition 
         read.
     """
     last = None if end is None else end.position
-    archive.unfold(parts_file.between(start.position or Position(0), last))
+    archive.unfold(merged.between(start.position or Position(0), last))
 
 
 def _unfold_at_both(archive: Archive, start: ReaderPosition, end: ReaderPosition) -> None:
     """Have two boundaries in the manifest; merged diffs between them stay as they are."""
     for each in (start, end):
         if each.position is not None:
-            archive.unfold(parts_file.at(each.position))
+            archive.unfold(merged.at(each.position))
 
 
 def opened(asked: ReadOptions) -> Archive:
@@ -129,7 +129,7 @@ def start_of(archive: Archive, asked: ReadOptions) -> ReaderPosition:
     if asked.history is not None:
         if isinstance(asked.after, datetime):
             raise OptionRefused("history", asked.history, "goes with a position in after")
-        archive.unfold(parts_file.at(asked.after))
+        archive.unfold(merged.at(asked.after))
         return ReaderPosition(asked.epoch or ANY_EPOCH, asked.after, asked.history)
     if _is_before_all(archive.boundaries, asked.after):
         if asked.on_gap is OnGap.SNAPSHOT:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from laredo_archive.codec.arrow.stored import RowReader
+from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import ValueUnfit
 from laredo_model.column import Column
 from laredo_model.line import Action, Change

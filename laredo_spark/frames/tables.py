@@ -6,10 +6,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from laredo_archive.manifest import timeline
+from laredo_archive.manifest import merged, timeline
 from laredo_archive.manifest.catalog import GroupBoundary
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.manifest.merged.parts_file import PartsFiles
+from laredo_archive.manifest.merged import PartsFiles
 from laredo_archive.manifest.model import Manifest, text_of_time
 from laredo_archive.manifest.timeline import CommonBoundary
 from laredo_archive.read import location
@@ -152,8 +151,8 @@ def _unfolded(
     found: FoundArchive, after: Position, moment: Position | datetime | None
 ) -> FoundArchive:
     parts = PartsFiles(found.destination, found.locate, found.key_prefix)
-    wanted = parts_file.between(after, moment)
-    return found._replace(manifest=parts_file.unfolded(found.manifest, wanted, parts.diffs_of))
+    wanted = merged.between(after, moment)
+    return found._replace(manifest=merged.unfolded(found.manifest, wanted, parts.diffs_of))
 
 
 def _manifests(archives: Mapping[str, FoundArchive]) -> Found:

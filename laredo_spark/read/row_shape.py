@@ -9,9 +9,9 @@ from pyspark.sql.types import StructType
 
 from laredo_archive.codec import protobuf
 from laredo_archive.codec.arrow import types
-from laredo_archive.codec.arrow.stored import RowReader, StoredBatch
+from laredo_archive.codec.arrow.rows import RowReader, StoredBatch
 from laredo_archive.codec.row_keys import compact
-from laredo_archive.codec.structs.struct_reader import StructRowReader
+from laredo_archive.codec.struct_reader import StructRowReader
 from laredo_model import line as lines_
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pyspark.sql.types import StructType
 
 from laredo_archive.codec import ByteSource
-from laredo_archive.codec.arrow.stored import RowReader
-from laredo_archive.manifest import key_ranges
+from laredo_archive.codec.arrow.rows import RowReader
+from laredo_archive.manifest import key_ranges, merged
 from laredo_archive.manifest.key_ranges import ObjectSlice
-from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
@@ -170,7 +169,7 @@ def _boundary(archive: Archive, asked: ReadOptions) -> Boundary:
     if asked.history is None:
         return archive.boundary(asked.as_of, exact=asked.exact, epoch=asked.epoch)
     if asked.as_of is not None:
-        archive.unfold(parts_file.at(asked.as_of))
+        archive.unfold(merged.at(asked.as_of))
     # A re-base may have given the diff that ends there to the next epoch.
     found = [
         boundary

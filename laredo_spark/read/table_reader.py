@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from laredo_archive.codec.arrow.range_rows import batches, order
-from laredo_archive.codec.arrow.stored import RowReader
+from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import ValueLacking, ValueUnfit
 from laredo_archive.manifest import key_ranges
 from laredo_archive.manifest.key_ranges import KeyRange, RangeRead

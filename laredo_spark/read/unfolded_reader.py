@@ -10,7 +10,7 @@ from pyspark.sql.types import ByteType, LongType, StringType, StructField, Struc
 
 from laredo_archive import codec
 from laredo_archive.codec import ByteSource
-from laredo_archive.codec.arrow.stored import RowReader, keys_of
+from laredo_archive.codec.arrow.rows import RowReader, keys_of
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import original

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from laredo_archive.manifest import timeline
-from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest import merged, timeline
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Boundary
 from laredo_spark.read.table_read import UNKNOWN_HISTORY, TableRead
@@ -97,7 +96,7 @@ def _onwards(held: SyncState, table: TableRead) -> SyncAction:
 
 
 def _start(held: SyncState, table: TableRead) -> Boundary | None:
-    table.archive.unfold(parts_file.at(held.position))
+    table.archive.unfold(merged.at(held.position))
     found = [
         boundary
         for boundary in table.archive.boundaries

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from tests.support import drawn
 from tests.support.archive.archiving import NewStores, anybodys, memory
 from tests.support.archive.s3_maker import S3Maker

@@ -15,7 +15,7 @@ import pytest
 
 from examples.snapshotter import demo_workload
 from examples.snapshotter.demo_proof import prove
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.column import Column
 from laredo_model.position import History, Position

@@ -15,12 +15,11 @@ from typing import Any
 import orjson
 
 from laredo_archive import codec
-from laredo_archive.codec import output, protobuf, struct_rows
-from laredo_archive.codec.arrow.peeled import BlockSplitter
+from laredo_archive.codec import output, protobuf, struct_reader, struct_rows
+from laredo_archive.codec.arrow.fragments import BlockSplitter
 from laredo_archive.codec.row_keys import heads, member_patterns
+from laredo_archive.codec.struct_reader import Projection, StructRowReader
 from laredo_archive.codec.struct_rows import varint
-from laredo_archive.codec.structs import struct_reader
-from laredo_archive.codec.structs.struct_reader import Projection, StructRowReader
 from laredo_archive.errors import BadBytes
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model import line as lines

@@ -48,17 +48,17 @@ def test_hostile_input_touches_no_foreign_byte(tmp_path: Path) -> None:
             "*size = length ? length : 9;",
         ),
         (
-            "laredo_archive.codec.structs._struct_scan",
+            "laredo_archive.codec._struct_scan",
             "|| size > from->stop - from->at)",
             "|| size > from->stop - from->at + 400)",
         ),
         (
-            "laredo_archive.codec.structs._struct_scan",
+            "laredo_archive.codec._struct_scan",
             "return text.stop - text.at >= size && memcmp(",
             "return memcmp(",
         ),
         (
-            "laredo_archive.codec.structs._struct_scan",
+            "laredo_archive.codec._struct_scan",
             "else if (rows == room)",
             "else if (rows == room + 9)",
         ),

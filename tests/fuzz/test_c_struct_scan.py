@@ -2,7 +2,7 @@
 
 import pytest
 
-from laredo_archive.codec.structs import struct_reader
+from laredo_archive.codec import struct_reader
 from tests.fuzz import budget, struct_twins
 
 pytestmark = pytest.mark.skipif(struct_reader.module is None, reason="nothing is compiled here")

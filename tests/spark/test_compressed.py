@@ -6,8 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import EqualTo, Filter
 
-from laredo_archive.codec import jsonl, protobuf
-from laredo_archive.codec.zstd import frame_reader
+from laredo_archive.codec import jsonl, protobuf, zstd_frames
 from laredo_archive.errors import ArtifactDamaged
 from laredo_spark import read_changes, read_table
 from tests.support import drawn
@@ -60,7 +59,7 @@ def test_for_one_key_little_is_decompressed(
 ) -> None:
     archive = made(tmp_path, f"{plain}.zst")
     held = 0
-    frame_of = frame_reader._frame
+    frame_of = zstd_frames._frame
 
     def counting(*arguments):  # type: ignore[no-untyped-def]
         nonlocal held
@@ -68,7 +67,7 @@ def test_for_one_key_little_is_decompressed(
             held += len(piece)
             yield piece
 
-    monkeypatch.setattr(frame_reader, "_frame", counting)
+    monkeypatch.setattr(zstd_frames, "_frame", counting)
     reading = Reading(archive, as_of="0/20", push_filters="true")
     assert len(reading.ids()) == 2000
     whole, held = held, 0

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from examples.spark.on_notice import main
 from laredo_archive.manifest import parser
-from laredo_archive.manifest.notices import NoticeSource
+from laredo_archive.manifest.updates import NoticeSource
 from laredo_snapshotter.events.notice import Notice
 from tests.support.aws import AwsServer
 from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.manifest import merged
+from laredo_archive.storage.local import LocalDestination
 from laredo_model import position as positions
 from laredo_model.position import Position
 from laredo_spark import read_changes, read_table, read_tables
@@ -21,7 +21,7 @@ from tests.support.archive.truth import State
 
 @pytest.fixture(autouse=True)
 def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 3)
+    monkeypatch.setattr(merged, "LISTED_AT_MOST", 3)
     return
 
 

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 
 from laredo_archive import codec
 from laredo_archive.codec import ByteSource, protobuf
-from laredo_archive.codec.arrow import parquet_bounds
-from laredo_archive.codec.arrow.parquet_bounds import OpenSlice
-from laredo_archive.codec.arrow.peeled import rows_of
-from laredo_archive.codec.arrow.stored import RowReader, keys_of
-from laredo_archive.codec.structs.struct_reader import StructRowReader
+from laredo_archive.codec.arrow import parquet_file
+from laredo_archive.codec.arrow.fragments import rows_of
+from laredo_archive.codec.arrow.parquet_file import OpenSlice
+from laredo_archive.codec.arrow.rows import RowReader, keys_of
+from laredo_archive.codec.struct_reader import StructRowReader
 from laredo_archive.errors import BadBytes
 from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice, RangeRead
 from laredo_model.column import Column, key_columns
@@ -157,10 +157,10 @@ def _of_parquet(
     left: "_Left",
     open_slice: OpenSlice,
 ) -> Iterator[pa.RecordBatch]:
-    for batch in parquet_bounds.batches(base, columns, rows, open_slice):
+    for batch in parquet_file.batches(base, columns, rows, open_slice):
         found = batch
         if not (left.takes_all and left.keys.whole):
-            own = keys_of(parquet_bounds.key_fragments(batch, columns), columns)
+            own = keys_of(parquet_file.key_fragments(batch, columns), columns)
             found = batch.filter(pc.and_(left.of(own), _inside(own, left.keys)))
         if found.rows:
             yield rows.stored(found)

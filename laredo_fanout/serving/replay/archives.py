@@ -14,16 +14,15 @@ import structlog
 
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.errors import ArchiveError, ArchiveMissing, NoRoomToFetch
-from laredo_archive.manifest import parser
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.manifest.merged.parts_file import PartsFiles
+from laredo_archive.manifest import merged, parser
+from laredo_archive.manifest.merged import PartsFiles
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read import fetched_diff, location
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.storage import access
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_fanout.serving.daemon_threads import DaemonThreads
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay.plan import NoReplay, Outcome
@@ -191,7 +190,7 @@ def _unfolded(found: FoundArchive, points: Sequence[Position]) -> Manifest:
     parts = PartsFiles(found.destination, found.locate, found.key_prefix)
     manifest = found.manifest
     for point in points:
-        manifest = parts_file.unfolded(manifest, parts_file.at(point), parts.diffs_of)
+        manifest = merged.unfolded(manifest, merged.at(point), parts.diffs_of)
     return manifest
 
 

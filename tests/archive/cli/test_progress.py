@@ -16,9 +16,9 @@ from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import copy
 from laredo_archive.maintain.verify import verify
 from laredo_archive.read.location import find, parse
-from laredo_archive.read.read_ahead import Unwatched
+from laredo_archive.read.objects import Unwatched
 from laredo_archive.reader import Archive
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from tests.support.archive.command_line import PROGRAM, drawn_on, run
 from tests.support.archive.several_epochs import several_epochs
 

@@ -18,7 +18,7 @@ from laredo_archive.maintain.verify import verify
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from tests.support import drawn
 from tests.support.archive.archiving import ONE as BASE
 from tests.support.archive.archiving import TABLE, anybodys, opened, rebased

@@ -14,7 +14,7 @@ import pytest
 
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import FormatEntry
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from tests.support import drawn
 from tests.support.archive.archiving import ONE, PREFIX, diffed, opened, rebased, rows
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from laredo_archive import codec
 from laredo_archive.codec import BadBytes, jsonl, protobuf
-from laredo_archive.codec.zstd.frame_reader import PlainBytes
+from laredo_archive.codec.zstd_frames import PlainBytes
 from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive import codec
-from laredo_archive.codec import jsonl, output, protobuf
-from laredo_archive.codec.structs import struct_reader
-from laredo_archive.codec.structs.struct_reader import Projection, StructRowReader
+from laredo_archive.codec import jsonl, output, protobuf, struct_reader
+from laredo_archive.codec.struct_reader import Projection, StructRowReader
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model.errors import BadLine
 from laredo_model.line import Action, Change

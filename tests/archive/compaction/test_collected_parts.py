@@ -9,7 +9,7 @@ import pytest
 
 from laredo_archive.maintain import collect as collecting
 from laredo_archive.maintain.collect import Collected, Policy, collect
-from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest import merged as merged_
 from tests.support.archive.archiving import (
     MANIFEST,
     PREFIX,
@@ -28,7 +28,7 @@ HOUR = 3600.0
 @pytest.fixture(autouse=True)
 def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lists of parts go into files soon, and files into files."""
-    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 3)
+    monkeypatch.setattr(merged_, "LISTED_AT_MOST", 3)
     return
 
 
@@ -110,7 +110,7 @@ def test_a_list_deletes_only_what_it_covers_and_nothing_else_needs() -> None:
     base = destination.manifest.artifacts[0].formats["jsonl"]
     merged = next(a for a in destination.manifest.artifacts if a.parts and a.parts.file)
     assert merged.parts is not None and merged.parts.file is not None
-    part = parts_file.read(destination, merged.parts.file.key, merged.parts.file, PREFIX)[0]
+    part = merged_.read(destination, merged.parts.file.key, merged.parts.file, PREFIX)[0]
     key = f"{PREFIX}epoch=1/parts-0_1-0_FFFF.json.gz"
     hostile = [
         {**part.to_json(), "formats": {"jsonl": {**head.to_json(), "key": named}}}

@@ -5,8 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from laredo_archive.manifest import rules
-from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest import merged, rules
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_model.position import Position
@@ -208,14 +207,14 @@ def test_a_run_whose_epoch_left_while_it_was_merged(monkeypatch: pytest.MonkeyPa
 
 
 def test_lists_that_were_loaded_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 1)
-    monkeypatch.setattr(parts_file, "REMEMBERED", 2)
+    monkeypatch.setattr(merged, "LISTED_AT_MOST", 1)
+    monkeypatch.setattr(merged, "REMEMBERED", 2)
     [destination] = memory()
     long = LongArchive(opened([destination]))
     long.begin()
     long.grow(70)
     long.compacted()
-    parts = parts_file.PartsFiles(destination, str, PREFIX)
-    whole = parts_file.unfolded(destination.manifest, parts_file.everywhere, parts.diffs_of)
+    parts = merged.PartsFiles(destination, str, PREFIX)
+    whole = merged.unfolded(destination.manifest, merged.everywhere, parts.diffs_of)
     assert [a.to_position for a in whole.artifacts] == sorted(long.states)
     assert len(parts._loaded) == 2

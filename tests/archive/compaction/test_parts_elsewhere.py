@@ -14,13 +14,13 @@ from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, CopyStopped
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import copy
 from laredo_archive.maintain.repair import repair
+from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest, Parts
 from laredo_archive.manifest.parser import DEEPEST_PARTS
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_model.position import Position
 from tests.support import drawn
 from tests.support.archive.archiving import (
@@ -36,7 +36,7 @@ from tests.support.archive.long_archive import LongArchive, rows_at
 
 @pytest.fixture(autouse=True)
 def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 3)
+    monkeypatch.setattr(merged_, "LISTED_AT_MOST", 3)
     return
 
 
@@ -155,7 +155,7 @@ def test_a_list_is_no_bomb(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ArtifactDamaged, match="when unpacked"):
-            parts_file.read(LocalDestination(tmp_path), "parts", entry, PREFIX)
+            merged_.read(LocalDestination(tmp_path), "parts", entry, PREFIX)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -176,15 +176,15 @@ def test_lists_within_lists_have_a_bound(tmp_path: Path) -> None:
 
     last = diff(levels, levels + 1)
     for level in reversed(range(levels)):
-        data = parts_file.to_bytes([diff(level, level + 1), last])
+        data = merged_.to_bytes([diff(level, level + 1), last])
         (tmp_path / f"{level}").write_bytes(data)
         digest = sha256(data).hexdigest()
         listed = FormatEntry(f"{level}", len(data), f"{level}", sha256=digest)
         last = diff(level, levels + 1, Parts(levels - level + 1, file=listed))
     hostile = replace(manifest, artifacts=(base, last))
-    files = parts_file.PartsFiles(destination, str, PREFIX)
+    files = merged_.PartsFiles(destination, str, PREFIX)
     with pytest.raises(ArtifactDamaged, match=f"/{DEEPEST_PARTS}: .*{DEEPEST_PARTS} levels"):
-        parts_file.unfolded(hostile, parts_file.everywhere, files.diffs_of)
+        merged_.unfolded(hostile, merged_.everywhere, files.diffs_of)
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "other", "bomb"])
@@ -202,7 +202,7 @@ def test_a_list_that_is_not_whole_is_named(tmp_path: Path, damage: str) -> None:
     elif damage == "bomb":
         path.write_bytes(b"\0" * (64 << 20))
     else:
-        path.write_bytes(parts_file.to_bytes(archive.manifest.artifacts[1:2]))
+        path.write_bytes(merged_.to_bytes(archive.manifest.artifacts[1:2]))
     inside = next(p for p in long.states if (merged.from_position or 0) < p < merged.to_position)
     with pytest.raises((ArtifactMissing, ArtifactDamaged), match=path.name):
         archive.boundary(inside)  # type: ignore[arg-type]

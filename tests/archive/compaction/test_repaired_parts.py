@@ -7,11 +7,11 @@ import pytest
 
 from laredo_archive.maintain.repair import RepairReport, repair
 from laredo_archive.maintain.verify import verify
-from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest import merged
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from tests.support import drawn
 from tests.support.archive.archiving import PREFIX, opened
 from tests.support.archive.long_archive import LongArchive
@@ -19,7 +19,7 @@ from tests.support.archive.long_archive import LongArchive
 
 @pytest.fixture(autouse=True)
 def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 3)
+    monkeypatch.setattr(merged, "LISTED_AT_MOST", 3)
 
 
 class Two:
@@ -132,7 +132,7 @@ def test_a_part_that_the_manifest_names_costs_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its merged diff leads past it."""
-    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 64)
+    monkeypatch.setattr(merged, "LISTED_AT_MOST", 64)
     two = Two(tmp_path, rounds=4)
     tops = two.archive().manifest.artifacts
     part = next(each.parts.diffs[0] for each in tops if each.parts and each.parts.diffs)

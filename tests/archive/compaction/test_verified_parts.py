@@ -9,17 +9,17 @@ from click.testing import CliRunner
 
 from laredo_archive.cli import main
 from laredo_archive.maintain.verify import verify
-from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from tests.support.archive.archiving import PREFIX, opened, rebased
 from tests.support.archive.long_archive import LongArchive
 
 
 @pytest.fixture(autouse=True)
 def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 3)
+    monkeypatch.setattr(merged_, "LISTED_AT_MOST", 3)
     return
 
 
@@ -41,7 +41,7 @@ def archive_at(directory: Path) -> Archive:
 def deepest(archive: Archive) -> Artifact:
     """A diff that only a file of parts names."""
     named = {entry.key for entry in archive.manifest.named()}
-    archive.unfold(parts_file.everywhere)
+    archive.unfold(merged_.everywhere)
     hidden = [a for a in archive.manifest.artifacts if not named & set(a.keys)]
     return hidden[len(hidden) // 2]
 
@@ -67,13 +67,13 @@ def test_a_merged_diff_that_its_parts_do_not_make(
 ) -> None:
     archive = archive_at(tmp_path)
     merged = next(a for a in archive.manifest.artifacts if a.parts)
-    real = parts_file.PartsFiles.diffs_of
+    real = merged_.PartsFiles.diffs_of
 
-    def others(files: parts_file.PartsFiles, of: Artifact) -> tuple[Artifact, ...]:
+    def others(files: merged_.PartsFiles, of: Artifact) -> tuple[Artifact, ...]:
         # As if the list led where it should, by other diffs.
         return real(files, of)[:-1] if of.same_as(merged) else real(files, of)
 
-    monkeypatch.setattr(parts_file.PartsFiles, "diffs_of", others)
+    monkeypatch.setattr(merged_.PartsFiles, "diffs_of", others)
     [problem] = verify(archive).problems
     assert "make other changes than it holds" in problem
 

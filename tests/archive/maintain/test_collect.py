@@ -12,7 +12,7 @@ from laredo_archive.errors import (
     NotCollectable,
 )
 from laredo_archive.maintain.collect import Collected, Policy, collect
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from tests.support.archive.archiving import (
     DAY,
     MANIFEST,

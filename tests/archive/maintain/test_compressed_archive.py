@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from laredo_archive.cli import main
-from laredo_archive.codec.zstd.frame_reader import PlainBytes
+from laredo_archive.codec.zstd_frames import PlainBytes
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.manifest import object_keys
 from laredo_archive.read import fetched_diff, location
 from laredo_archive.storage.access import S3Access
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from tests.support.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, diffed, opened, rebased
 
 AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))

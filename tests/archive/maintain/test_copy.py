@@ -23,11 +23,11 @@ from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import EpochPosition
 from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
-from laredo_archive.read.read_ahead import Unwatched
+from laredo_archive.read.objects import Unwatched
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import (

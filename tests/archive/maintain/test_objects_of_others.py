@@ -16,7 +16,7 @@ from laredo_archive.manifest.model import Manifest, Retired
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_snapshotter import config
 from laredo_snapshotter.check.check import _archive
 from laredo_snapshotter.commit.destinations import Stores

@@ -24,7 +24,7 @@ from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.reader import Archive
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from tests.support.archive.archiving import (
     EMPTY,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from laredo_archive.codec.arrow.stored import REST
+from laredo_archive.codec.arrow.rows import REST
 from laredo_archive.maintain.verify import VerifyReport, verify
 from laredo_archive.reader import Archive
 from laredo_model.checksum import StateChecksum

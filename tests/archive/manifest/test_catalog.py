@@ -17,7 +17,7 @@ from laredo_archive.manifest.catalog import (
     GroupBoundary,
 )
 from laredo_archive.storage.destination import ObjectVersion
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.manifest_store import CatalogStore
 from laredo_model import position as histories
 from laredo_model.column import Column

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, ArtifactKind, EpochPosition, Manifest
-from laredo_archive.manifest.notices import Notices
+from laredo_archive.manifest.updates import Notices
 from laredo_model.position import Position
 from tests.support.archive.archiving import HISTORY, OTHER_HISTORY
 

@@ -14,7 +14,7 @@ import pytest
 from laredo_archive.codec import struct_rows
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Manifest
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_model.column import Column
 from tests.support.archive.archiving import ONE, PREFIX, opened, rebased
 

@@ -13,7 +13,7 @@ from laredo_archive.errors import ArtifactDamaged, ManifestDamaged, NoSuchBounda
 from laredo_archive.maintain.collect import collect
 from laredo_archive.read import original
 from laredo_archive.reader import Archive
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.line import TRUNCATION, Action, Change
 from laredo_model.position import Position

@@ -11,7 +11,7 @@ from laredo_archive.maintain.verify import verify
 from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.reader import Archive
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from tests.support.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, diffed, opened, rebased
 from tests.support.archive.command_line import lines, rows, run
 from tests.support.archive.several_epochs import several_epochs

@@ -10,8 +10,8 @@ from typing import BinaryIO
 import pytest
 
 from laredo_archive.errors import ArtifactMissing, DestinationUnavailable
-from laredo_archive.read.read_ahead import HELD_BYTES, PIECE_BYTES, WINDOW, ReadAhead, opener
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.read.objects import HELD_BYTES, PIECE_BYTES, WINDOW, ReadAhead, opener
+from laredo_archive.storage.local import LocalDestination
 from tests.support.processes import PATIENCE_S, wait_until
 
 KEYS = [f"{number:03}" for number in range(100)]

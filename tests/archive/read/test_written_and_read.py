@@ -10,7 +10,7 @@ from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position as histories
 from laredo_model.checksum import StateChecksum

@@ -25,14 +25,14 @@ from laredo_archive.errors import (
     NotCollectable,
 )
 from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.compact import merge_next
 from laredo_archive.maintain.copy import CopyTarget, _Copy
-from laredo_archive.maintain.state_proof import merge_next
+from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest import parser
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.manifest.merged.parts_file import PartsFiles
+from laredo_archive.manifest.merged import PartsFiles
 from laredo_archive.manifest.model import Artifact, EpochPosition, Manifest
 from laredo_archive.read.location import FoundArchive, as_it_is, read_manifest
-from laredo_archive.read.read_ahead import UNWATCHED
+from laredo_archive.read.objects import UNWATCHED
 from laredo_archive.write.manifest_store import Environment
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.line import Action
@@ -422,7 +422,7 @@ class Inspected(MemoryDestination):
 def in_steps(store: MemoryStore, manifest: Manifest) -> Manifest:
     """With the parts of merged diffs in their places, all levels down."""
     parts = PartsFiles(Inspected(store, Stillness(store.world)), str, PREFIX)
-    return parts_file.unfolded(manifest, parts_file.everywhere, parts.diffs_of)
+    return merged_.unfolded(manifest, merged_.everywhere, parts.diffs_of)
 
 
 def named_in_all(store: MemoryStore, manifest: Manifest) -> set[str]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from laredo_archive.maintain import copy_objects
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.read import artifact_reader, read_ahead
+from laredo_archive.manifest import merged
+from laredo_archive.read import artifact_reader, objects
 from tests.archive.simulation import checks
 from tests.archive.simulation.actors import (
     CUT_OFF_S,
@@ -37,8 +37,8 @@ def simulate(seed: int) -> Scene:
     try:
         with pytest.MonkeyPatch.context() as patch:
             remember_manifests(patch)
-            patch.setattr(parts_file, "LISTED_AT_MOST", LISTED_AT_MOST)
-            patch.setattr(artifact_reader, "opener", read_ahead._AtOnce)
+            patch.setattr(merged, "LISTED_AT_MOST", LISTED_AT_MOST)
+            patch.setattr(artifact_reader, "opener", objects._AtOnce)
             one_seed_for_all(world, patch)
             # Not drawn: the other seeds' histories stay as they are.
             return _simulate(world, LEVELS if seed % 3 == 1 else ())

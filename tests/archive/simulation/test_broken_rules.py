@@ -13,18 +13,12 @@ from laredo_archive.maintain import collect, copy
 from laredo_archive.maintain.copy import _Copy
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, Manifest, Retired
-from laredo_archive.manifest.notices import Notices
+from laredo_archive.manifest.updates import Notices
 from laredo_archive.storage.destination import ObjectVersion
-from laredo_archive.write import (
-    base_upload,
-    manifest_store,
-    pending_commit,
-    reconcile,
-    table_archive,
-    uploads,
-)
+from laredo_archive.write import base_upload, commit, manifest_store, table_archive, uploads
+from laredo_archive.write import claim as claim_
+from laredo_archive.write.commit import PendingCommit
 from laredo_archive.write.manifest_store import Claim, ManifestStore
-from laredo_archive.write.pending_commit import PendingCommit
 from tests.archive.simulation.simulation import simulate
 from tests.support import drawn
 from tests.support.archive.simulated_store import MemoryDestination, MemoryStore, etag_of
@@ -35,15 +29,15 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_look_at_the_object_before_the_swap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pending_commit, "is_there", lambda *_: True)
+    patch.setattr(commit, "is_there", lambda *_: True)
 
 
 def no_look_at_a_copy_before_the_swap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pending_commit, "is_there", lambda *_: True)
+    patch.setattr(commit, "is_there", lambda *_: True)
 
 
 def relabelled_diffs_stay_where_they_are(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pending_commit.EpochFolders, "entries", lambda *_: {})
+    patch.setattr(commit.EpochFolders, "entries", lambda *_: {})
 
 
 def former_objects_are_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -126,16 +120,16 @@ def durable_means_on_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def reconciled_to_the_one_behind(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reconcile, "max", min, raising=False)
+    patch.setattr(claim_, "max", min, raising=False)
 
 
 def what_has_the_name_is_adopted_unseen(patch: pytest.MonkeyPatch) -> None:
     def is_anything_there(destination: MemoryDestination, key: str, *_: object) -> bool:
         return destination.head(key) is not None
 
-    for module in (base_upload, reconcile, uploads):
+    for module in (base_upload, claim_, uploads):
         patch.setattr(module, "holds", is_anything_there)
-    for module in (reconcile, pending_commit):
+    for module in (claim_, commit):
         patch.setattr(module, "is_there", is_anything_there)
 
 

@@ -18,7 +18,7 @@ from laredo_archive.errors import (
 from laredo_archive.maintain.collect import collect
 from laredo_archive.maintain.copy import Copied, copy
 from laredo_archive.read.location import find, parse
-from laredo_archive.storage.local.destination import UNFINISHED, LocalDestination
+from laredo_archive.storage.local import UNFINISHED, LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import (

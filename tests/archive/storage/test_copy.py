@@ -11,7 +11,7 @@ import pytest
 
 from laredo_archive.errors import ArtifactMissing, NameTaken, NotAFile
 from laredo_archive.storage.destination import Destination, UnfinishedObject
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.storage.s3.upload import PART_BYTES
 from tests.support.archive.s3_maker import S3Maker

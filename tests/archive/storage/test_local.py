@@ -16,7 +16,7 @@ from laredo_archive.errors import (
     DestinationDenied,
     DestinationUnavailable,
 )
-from laredo_archive.storage.local.destination import UNFINISHED, LocalDestination
+from laredo_archive.storage.local import UNFINISHED, LocalDestination
 from tests.support.archive.archiving import anybodys
 
 
@@ -154,7 +154,7 @@ def test_a_lock_that_is_held_too_long_is_told(
     import fcntl
 
     local.swap("t/m", b"one", None)
-    monkeypatch.setattr("laredo_archive.storage.local.destination.LOCK_PATIENCE_S", 0.05)
+    monkeypatch.setattr("laredo_archive.storage.local.LOCK_PATIENCE_S", 0.05)
     with (directory / "t/.m.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(DestinationUnavailable, match="another process has held this lock"):

@@ -18,7 +18,7 @@ from laredo_archive.maintain.export import export
 from laredo_archive.maintain.verify import verify
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from tests.support.archive.archiving import (
     ONE,
     PREFIX,

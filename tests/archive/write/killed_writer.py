@@ -20,9 +20,9 @@ from pathlib import Path
 
 import structlog
 
-from laredo_archive.maintain import state_proof
+from laredo_archive.maintain import compact
 from laredo_archive.maintain.collect import Policy, collect
-from laredo_archive.manifest.merged import parts_file
+from laredo_archive.manifest import merged
 from laredo_archive.storage.s3 import upload
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
@@ -59,7 +59,7 @@ PART_BYTES = 60
 def write(directory: Path, places: Sequence[str]) -> None:
     """From wherever it stands to position 60 of epoch 3, then collect."""
     upload.PART_BYTES = PART_BYTES
-    parts_file.LISTED_AT_MOST = 1
+    merged.LISTED_AT_MOST = 1
     destinations = [destination_at(place) for place in places]
     with TableArchive.open(
         destinations, TABLE, key_prefix=PREFIX, keep_epochs=1, sinks=["arn:sink"]
@@ -96,7 +96,7 @@ def step(archive: TableArchive) -> bool:
         # A day later, so that what came before is to be merged.
         time = MORNING + DAY if end == 60 else MORNING
         diffed(archive, head.position, end, state, TRUTH[end], to_time=time)
-    elif head.epoch < 3 and state_proof.merge_next(archive.merging, [DAY], formats=FORMATS):
+    elif head.epoch < 3 and compact.merge_next(archive.merging, [DAY], formats=FORMATS):
         pass
     elif head.epoch < 3:
         rebased(archive, 60, state, formats=FORMATS)

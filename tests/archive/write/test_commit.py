@@ -18,7 +18,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import EpochPosition
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_model.position import Position
 from tests.support.archive.archiving import (
     EMPTY,

@@ -11,7 +11,7 @@ from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.manifest import parser, rules
 from laredo_archive.manifest.model import Former, Manifest
 from laredo_archive.reader import Archive
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.manifest_store import Counts, ManifestStore
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position

@@ -9,8 +9,8 @@ import pytest
 from laredo_archive.codec import EncodedFile
 from laredo_archive.errors import DestinationUnavailable
 from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, Upload
-from laredo_archive.storage.local.destination import LocalDestination
-from laredo_archive.write.diff_spool import DiffSpool
+from laredo_archive.storage.local import LocalDestination
+from laredo_archive.write.diff_encoding import DiffSpool
 from laredo_archive.write.manifest_store import in_threads
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.line import Action, Change

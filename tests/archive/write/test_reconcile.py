@@ -8,7 +8,7 @@ import pytest
 
 from laredo_archive.errors import ArtifactDamaged, CommitUnavailable, HistoriesDiffer
 from laredo_archive.manifest import rules
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import (

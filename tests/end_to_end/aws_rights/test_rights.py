@@ -14,7 +14,7 @@ from laredo_archive.maintain import collect
 from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_snapshotter.check.aws import check_bucket, check_profile, check_sink

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from tests.fanout.app.checking import check, missing
 from tests.support import processes

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_archive.manifest.notices import NoticeSource
+from laredo_archive.manifest.updates import NoticeSource
 from laredo_model.position import Position
 from laredo_snapshotter.events.notice import Notice
 from tests.support.archive.archiving import ONE, TWO, diffed, memory, opened, rebased

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.manifest import merged
+from laredo_archive.storage.local import LocalDestination
 from laredo_model.column import Column
 from laredo_spark import sync_table
 from laredo_spark.sync.errors import (
@@ -124,7 +124,7 @@ def test_only_merged_diffs_are_read(
     spark: SparkSession, tmp_path: Path, catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sync that is far behind needs few objects: what was merged into them may be gone."""
-    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 3)
+    monkeypatch.setattr(merged, "LISTED_AT_MOST", 3)
     long = LongArchive(opened([LocalDestination(tmp_path / "archive")]))
     long.begin()
     archive = tmp_path / "archive" / PREFIX

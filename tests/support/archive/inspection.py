@@ -14,7 +14,7 @@ from laredo_archive.aws.clients import AwsClients
 from laredo_archive.manifest import parser, rules
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import UNFINISHED, LocalDestination
+from laredo_archive.storage.local import UNFINISHED, LocalDestination
 from laredo_archive.storage.s3.bucket import S3Location, parse
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_model.line import Action

@@ -21,7 +21,7 @@ from laredo_archive.maintain.verify import verify
 from laredo_archive.manifest.object_keys import MANIFEST
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
-from laredo_archive.storage.local.destination import UNFINISHED, LocalDestination
+from laredo_archive.storage.local import UNFINISHED, LocalDestination
 from tests.support.archive.archiving import ONE, TABLE, TWO, anybodys, diffed, opened, rebased
 from tests.support.archive.forked_child import in_child
 

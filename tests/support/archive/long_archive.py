@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from laredo_archive.maintain import state_proof
+from laredo_archive.maintain import compact
 from laredo_archive.reader import Archive
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.table_archive import TableArchive
@@ -67,7 +67,7 @@ class LongArchive:
     def compacted(self, levels: Sequence[timedelta] = LEVELS) -> int:
         """Merge whatever is due; how many merges that were."""
         merges = 0
-        while state_proof.merge_next(self.archive.merging, levels, formats=self.formats):
+        while compact.merge_next(self.archive.merging, levels, formats=self.formats):
             merges += 1
         return merges
 

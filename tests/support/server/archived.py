@@ -11,7 +11,7 @@ from pathlib import Path
 
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_model.checksum import StateChecksum

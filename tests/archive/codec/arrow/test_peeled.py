@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from laredo_archive.codec.arrow.peeled import BlockSplitter, Peeler, nesting
-from laredo_archive.codec.arrow.stored import RowReader
+from laredo_archive.codec import struct_reader
+from laredo_archive.codec.arrow.fragments import BlockSplitter, Peeler, nesting
+from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import Special, Typing
-from laredo_archive.codec.structs import struct_reader
 from laredo_model import line as lines_
 from laredo_model.column import Column
 from laredo_model.errors import BadLine

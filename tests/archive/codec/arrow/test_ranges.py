@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laredo_archive.codec import BadBytes, ByteSource, jsonl, parquet, protobuf
+from laredo_archive.codec import BadBytes, ByteSource, jsonl, parquet, protobuf, struct_reader
 from laredo_archive.codec.arrow.range_rows import batches
-from laredo_archive.codec.arrow.stored import RowReader
-from laredo_archive.codec.structs import struct_reader
+from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.manifest import key_ranges
 from laredo_archive.manifest.key_ranges import ObjectSlice, RangeRead
 from laredo_archive.manifest.timeline import Boundary

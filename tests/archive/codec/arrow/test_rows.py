@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laredo_archive.codec.arrow.stored import RowReader, keys_of
+from laredo_archive.codec.arrow.rows import RowReader, keys_of
 from laredo_archive.codec.arrow.types import (
     ArrayTooDeep,
     Special,

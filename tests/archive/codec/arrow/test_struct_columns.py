@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive import codec
-from laredo_archive.codec import protobuf
+from laredo_archive.codec import protobuf, struct_reader
 from laredo_archive.codec.arrow.range_rows import new_batches
-from laredo_archive.codec.arrow.stored import RowReader
+from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import Special, Typing
-from laredo_archive.codec.structs import struct_reader
-from laredo_archive.codec.structs.struct_reader import StructRowReader
+from laredo_archive.codec.struct_reader import StructRowReader
 from laredo_archive.errors import BadBytes
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model.column import Column

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from laredo_archive.maintain import state_proof
-from laredo_archive.manifest.merged import parts_file
+from laredo_archive.maintain import compact
+from laredo_archive.manifest import merged as merged_
 from laredo_fanout.serving.replay.plan import Outcome
 from tests.support.server.archived import Archived
 from tests.support.server.replay_reader import FULL, REPLAY, archived, read
@@ -18,7 +18,7 @@ HOUR = timedelta(hours=1)
 
 def merged(table: Archived) -> None:
     """All but the last diff, as they are of one time, and the last of a later one."""
-    done = state_proof.merge_next(table.archive.merging, [HOUR], formats=table.formats)
+    done = compact.merge_next(table.archive.merging, [HOUR], formats=table.formats)
     assert done is not None
     assert len(done.run.diffs) > 3
 
@@ -27,7 +27,7 @@ def merged(table: Archived) -> None:
 async def test_a_client_at_a_boundary_that_was_merged(
     tmp_path: Path, listed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", listed)
+    monkeypatch.setattr(merged_, "LISTED_AT_MOST", listed)
     outcomes: list[Outcome] = []
     async with archived(tmp_path, outcomes=outcomes) as (world, table):
         table.copied(range(5))
@@ -53,7 +53,7 @@ async def test_a_client_at_a_boundary_that_was_merged(
 async def test_a_list_that_is_gone_means_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts_file, "LISTED_AT_MOST", 1)
+    monkeypatch.setattr(merged_, "LISTED_AT_MOST", 1)
     outcomes: list[Outcome] = []
     async with archived(tmp_path, outcomes=outcomes) as (world, table):
         table.copied(range(5))

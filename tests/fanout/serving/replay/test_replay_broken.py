@@ -10,7 +10,7 @@ from typing import BinaryIO
 import pytest
 
 from laredo_archive.errors import DestinationDenied
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.replay import archives
 from laredo_fanout.serving.replay.plan import Outcome

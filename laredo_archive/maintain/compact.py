@@ -12,14 +12,14 @@ from itertools import accumulate, zip_longest
 
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest.merged.parts_file import DiffRun
+from laredo_archive.manifest.merged import DiffRun
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Epoch
 from laredo_archive.read import fold
 from laredo_archive.read.artifact_reader import ArtifactFiles, RowFields
 from laredo_archive.read.fold import OrderedChange, Rows
 from laredo_archive.read.location import as_it_is
-from laredo_archive.read.read_ahead import ReadProgress
+from laredo_archive.read.objects import ReadProgress
 from laredo_archive.reader import Archive
 from laredo_archive.write.manifest_store import ManifestStore
 from laredo_archive.write.merging import Merging

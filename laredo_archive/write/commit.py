@@ -18,9 +18,9 @@ from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys, rules
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.write.diff_spool import DiffSpool
+from laredo_archive.write.diff_encoding import DiffSpool
 from laredo_archive.write.manifest_store import AtOnce, Claim, ManifestStore
-from laredo_archive.write.parts.lists import PartsLists, with_boundary
+from laredo_archive.write.part_lists import PartsLists, with_boundary
 from laredo_archive.write.uploads import Content, copy_object, is_there, store_object, stored
 from laredo_model import position as positions
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import structlog
 
+from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.merged import parts_file
 from laredo_archive.manifest.model import Artifact, EpochPosition, Manifest
 from laredo_model.position import Position
 
@@ -160,7 +160,7 @@ class ManifestUpdates:
 
     def merged(self, manifest: Manifest, merged: Artifact) -> Manifest:
         """The manifest with a merged diff in the place of its parts."""
-        return self._notices.entered(parts_file.with_merged(manifest, merged))
+        return self._notices.entered(merged_.with_merged(manifest, merged))
 
     def seen(
         self, manifest: Manifest, position: Position, unchanged_until: Position | None

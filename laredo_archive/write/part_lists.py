@@ -8,9 +8,9 @@ from io import BytesIO
 
 from laredo_archive.codec import ByteSource
 from laredo_archive.failpoint import reach
+from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest import object_keys, rules
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.manifest.merged.parts_file import PartsFiles
+from laredo_archive.manifest.merged import PartsFiles
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest, Parts
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.write.manifest_store import ManifestStore
@@ -32,10 +32,10 @@ class PartsLists:
 
         :raises DestinationError: if a file with them can't be uploaded.
         """
-        diffs = parts_file.place_of(manifest, merged)
+        diffs = merged_.place_of(manifest, merged)
         if not diffs:
             return None
-        parts = parts_file.parts_of(diffs)
+        parts = merged_.parts_of(diffs)
         return replace(merged, parts=self.listed(store, manifest, merged, parts))
 
     def listed(
@@ -45,9 +45,9 @@ class PartsLists:
 
         :raises DestinationError: if it can't be uploaded.
         """
-        if parts.listed <= parts_file.LISTED_AT_MOST or merged.from_position is None:
+        if parts.listed <= merged_.LISTED_AT_MOST or merged.from_position is None:
             return parts
-        data = parts_file.to_bytes(parts.diffs)
+        data = merged_.to_bytes(parts.diffs)
         key = store_object(
             store.destination,
             object_keys.parts_key(
@@ -86,14 +86,14 @@ def with_boundary(store: ManifestStore, manifest: Manifest, base: Artifact) -> M
 
     :raises ArtifactMissing, ArtifactDamaged: if a file that lists them can't be read.
     """
-    inside = parts_file.at(base.to_position)
+    inside = merged_.at(base.to_position)
 
     def wanted(before: Artifact, diff: Artifact) -> bool:
         follows = diff.epoch == base.epoch - 1 and diff.history == base.history
         return follows and inside(before, diff)
 
     parts = PartsFiles(store.destination, str, store.key_prefix)
-    apart = parts_file.unfolded(manifest, wanted, parts.diffs_of)
+    apart = merged_.unfolded(manifest, wanted, parts.diffs_of)
     if len(apart.artifacts) == len(manifest.artifacts):
         return manifest
     kept = {entry.key for entry in apart.named()}

@@ -14,9 +14,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from laredo_archive.codec import struct_reader
 from laredo_archive.codec.row_keys import heads, member_patterns, splitter
 from laredo_archive.codec.struct_rows import JSONS
-from laredo_archive.codec.structs import struct_reader
 from laredo_model.column import Column
 
 _BACKSLASH = b"\\"

@@ -38,7 +38,7 @@ from laredo_archive.storage.destination import (
     StoredObject,
     is_plain,
 )
-from laredo_archive.storage.local.tree import (
+from laredo_archive.storage.local_tree import (
     LocalTree,
     Parts,
     explained,

@@ -18,7 +18,7 @@ from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.manifest.model import FormatEntry
 from laredo_archive.storage.destination import Destination
-from laredo_archive.storage.local.destination import LocalDestination
+from laredo_archive.storage.local import LocalDestination
 from laredo_service.files import Digest
 
 WINDOW = 16

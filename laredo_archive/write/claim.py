@@ -19,9 +19,9 @@ from laredo_archive.errors import (
     PrefixMeant,
 )
 from laredo_archive.failpoint import reach
+from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest import object_keys, parser, rules
-from laredo_archive.manifest.merged import parts_file
-from laredo_archive.manifest.merged.parts_file import PartsFiles
+from laredo_archive.manifest.merged import PartsFiles
 from laredo_archive.manifest.model import (
     Artifact,
     EpochPosition,
@@ -32,9 +32,9 @@ from laredo_archive.manifest.model import (
 )
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.destination import Destination
+from laredo_archive.write.commit import EpochFolders
 from laredo_archive.write.manifest_store import ATTEMPTS, Claim, ManifestStore
-from laredo_archive.write.parts.lists import PartsLists
-from laredo_archive.write.pending_commit import EpochFolders
+from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
 from laredo_model.position import History
@@ -299,7 +299,7 @@ def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
     last = other.last
     if last is None:
         return None
-    ahead = parts_file.unfolded(ahead, parts_file.at(last.to_position), parts.diffs_of)
+    ahead = merged_.unfolded(ahead, merged_.at(last.to_position), parts.diffs_of)
     heads = f"{_described(ahead)} against {_described(other)}"
     boundaries = [known for known in _boundaries(ahead) if _same(known.history, last.history)]
     if not boundaries:

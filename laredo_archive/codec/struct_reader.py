@@ -42,7 +42,7 @@ from laredo_model.column import Column
 
 module: ModuleType | None
 try:
-    from laredo_archive.codec.structs import _struct_scan as module
+    from laredo_archive.codec import _struct_scan as module
 except ImportError:  # there was no C compiler when this was installed
     module = None
 

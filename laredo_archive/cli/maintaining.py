@@ -25,7 +25,7 @@ from laredo_archive.maintain.copy import Copied, copy
 from laredo_archive.maintain.repair import RepairReport, repair
 from laredo_archive.maintain.verify import VerifyReport, verify
 from laredo_archive.read import location
-from laredo_archive.read.read_ahead import ReadProgress
+from laredo_archive.read.objects import ReadProgress
 from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.s3.destination import S3Destination

@@ -1,4 +1,4 @@
-from laredo_archive.codec.structs.struct_reader import NewRows
+from laredo_archive.codec.struct_reader import NewRows
 
 def row(
     data: bytes,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from laredo_archive.codec import ByteSource
-from laredo_archive.codec.arrow.stored import REST_NAME, RowReader, StoredBatch
+from laredo_archive.codec.arrow.rows import REST_NAME, RowReader, StoredBatch
 from laredo_archive.codec.ranged_file import Seekable, ranged, spooled
 from laredo_archive.errors import ArchiveError, BadBytes
 from laredo_archive.manifest.key_ranges import Block, ObjectSlice

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from laredo_archive.codec import protobuf
-from laredo_archive.codec.arrow.peeled import BlockSplitter, nesting, rows_of, strings
+from laredo_archive.codec.arrow.fragments import BlockSplitter, nesting, rows_of, strings
 from laredo_archive.codec.arrow.types import ArrowError, Special, Typing, is_array, schema
 from laredo_archive.codec.arrow.values import Convert, converter, restorer, texts
-from laredo_archive.codec.structs.struct_reader import Projection, StructRowReader
+from laredo_archive.codec.struct_reader import Projection, StructRowReader
 from laredo_archive.errors import BadBytes
 from laredo_model import line as lines_
 from laredo_model.column import Column, key_columns

@@ -1,1 +1,0 @@
-"""Rows that are google.protobuf.Structs, read to JSON row by row or column by column."""

@@ -1,1 +1,0 @@
-"""A directory as a destination."""
