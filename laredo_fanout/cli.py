@@ -126,8 +126,8 @@ def check(given: _Given, path: Path | None, sets: tuple[str, ...], as_json: bool
     Exits with 0 if nothing is missing, 1 if something is, 2 if the configuration is wrong.
     """
     config = given.over(path, sets).load()
-    from laredo_fanout.app.check import Verdict
     from laredo_fanout.app.check import check as checking
+    from laredo_fanout.app.check.tables import Verdict
     from laredo_fanout.app.terminal import printing
 
     found = list(checking.findings(config))
@@ -249,7 +249,7 @@ def reload(
     The server reads the file that it was started with. If that is wrong nothing changes, and it
     exits with 2.
     """
-    from laredo_fanout.app.terminal import printing, reload_view
+    from laredo_fanout.app.terminal import printing
 
     try:
         done = _server(given.over(path, sets), url).ask("reload")
@@ -258,7 +258,7 @@ def reload(
     if as_json:
         printing.show_json(done)
     else:
-        reload_view.show(done)
+        printing.show_reload(done)
 
 
 def _server(given: _Given, url: str | None) -> printing.RunningServer:

@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from laredo_fanout.archive_config import ArchiveConfig
-from laredo_fanout.source_config import AnySource, Source, Upstream
+from laredo_fanout.source_config import AnySource, ArchiveConfig, Source, Upstream
 from laredo_service import settings
 from laredo_service.http import settings as settings_
 from laredo_service.http.settings import HttpSettings

@@ -18,7 +18,7 @@ SourceError                (postgres/errors.py, which has those of connection, s
 
 from __future__ import annotations
 
-from laredo_fanout.postgres.errors import SlotLost, SourceError
+from laredo_fanout.postgres.connections import SlotLost, SourceError
 
 
 class FanoutError(Exception):

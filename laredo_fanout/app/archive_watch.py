@@ -16,12 +16,12 @@ from laredo_archive.errors import ArchiveError
 from laredo_archive.manifest import timeline
 from laredo_archive.read.location import FoundArchive
 from laredo_fanout.app import options
-from laredo_fanout.app.supervised import Crashed, only_logged, supervised
+from laredo_fanout.app.logs import Crashed, only_logged, supervised
 from laredo_fanout.config import Config
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay.archives import Archives
 from laredo_fanout.serving.replay.plan import NoReplay, Outcome
-from laredo_fanout.store import view
+from laredo_fanout.store import reader
 from laredo_fanout.store.writer import Store
 from laredo_model import position
 from laredo_model.position import History
@@ -149,7 +149,7 @@ class ArchiveWatch:
 
     def _floor(self, table: str) -> int | None:
         """The floor of the table's journal; None while clients can't see the table."""
-        found = view.current([r for r in self._store.tables.values() if r.qualified == table])
+        found = reader.current([r for r in self._store.tables.values() if r.qualified == table])
         return found.floor if found is not None and found.shown else None
 
 

@@ -1,24 +1,133 @@
-"""The HTTP endpoints of the server: the page at /, /health/live, /health/ready, /health/serving,
-/status, /metrics; by POST /catchup, /reload and /tables/NAME/recopy."""
+"""The HTTP endpoints of the server: the page at /, health, status, metrics, and orders.
+
+/status, /metrics; by POST /catchup, /reload and /tables/NAME/recopy.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from laredo_fanout.app.page import content as page
-from laredo_fanout.app.page.lag import LagHistory
 from laredo_fanout.app.reload.reload import ReloadRefused
 from laredo_fanout.errors import RecopyRefused
-from laredo_fanout.postgres.errors import SourceUnavailable
+from laredo_fanout.postgres.connections import SourceUnavailable
+from laredo_fanout.tables.status import IngestStatus
+from laredo_model import position
 from laredo_model.http.endpoints import Endpoints
+from laredo_service.http import page
+from laredo_service.http.page import LastHour, LineChart, chart_of, duration, size
 from laredo_service.metrics import Exposition
+
+# The source's lag over the last hour, for the status page.
+
+_EVERY_S = 1.0
+_MIB = 1 << 20
+_SIZES = tuple(n * _MIB for n in (1, 4, 16, 64, 256, 1024, 4096, 16384))
+_DURATIONS = (10.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0, 86400.0)
+
+
+class LagHistory:
+    """Samples of the lag, in bytes and seconds; absent where PostgreSQL couldn't be asked."""
+
+    def __init__(self, source: Callable[[], IngestStatus]) -> None:
+        self._source = source
+        self._bytes, self._seconds = LastHour(), LastHour()
+
+    async def run(self) -> None:
+        """Take a sample every second until cancelled."""
+        while True:
+            self.take(time.monotonic())
+            await asyncio.sleep(_EVERY_S)
+
+    def take(self, now: float) -> None:
+        """Take a sample at ``now``, a monotonic time; none before PostgreSQL was first asked."""
+        source = self._source()
+        lag = source.known_lag_bytes
+        if lag is None and source.error is None:
+            return
+        self._bytes.add(now, lag)
+        self._seconds.add(now, None if lag is None else source.lag_seconds)
+
+    def in_bytes(self) -> LineChart:
+        """The chart of WAL that isn't durable here yet."""
+        return chart_of(self._bytes, time.monotonic(), _SIZES)
+
+    def in_seconds(self) -> LineChart:
+        """The chart of the age of what is durable here."""
+        return chart_of(self._seconds, time.monotonic(), _DURATIONS)
+
+    def latest(self) -> tuple[str, str]:
+        """The lag now, in bytes and as a duration, for people."""
+        source = self._source()
+        lag = source.known_lag_bytes
+        if lag is None:
+            return ("not known", "not known")
+        return (size(lag), duration(source.lag_seconds))
+
+
+# The names that the templates of the server's status page use.
+
+
+def add(app: Endpoints, status: Callable[[], dict[str, Any]], lag: LagHistory) -> None:
+    """Give ``app`` the status page.
+
+    :param status: what /status shows.
+    """
+    page.add(app, __package__ or "", lambda: _names(status(), lag))
+
+
+def _names(status: dict[str, Any], lag: LagHistory) -> dict[str, Any]:
+    bytes_now, seconds_now = lag.latest()
+    return {
+        "now": datetime.now(UTC).strftime("%H:%M:%S UTC"),
+        "version": status["version"],
+        "status": status,
+        "tables": [
+            (name, table, _copying(table), _kind(table)) for name, table in status["tables"].items()
+        ],
+        "segments": {
+            name: [(segment, _decoded(segment)) for segment in source["catchup"]["segments"]]
+            for name, source in status["sources"].items()
+            if source["catchup"]
+        },
+        "lag_bytes": lag.in_bytes(),
+        "lag_seconds": lag.in_seconds(),
+        "bytes_now": bytes_now,
+        "seconds_now": seconds_now,
+        "size": page.size,
+        "duration": page.duration,
+    }
+
+
+def _decoded(segment: dict[str, Any]) -> float | None:
+    """Decoded share of a segment, 0 to 1; None for the last segment, which has no end."""
+    if segment["stop"] is None:
+        return None
+    start, stop, reached = (position.parse(segment[key]) for key in ("start", "stop", "reached"))
+    return min(1.0, max(0.0, (reached - start) / max(1, stop - start)))
+
+
+def _copying(table: dict[str, Any]) -> dict[str, Any] | None:
+    """The progress of the table's copy or re-copy; None: there is none."""
+    recopy = table["recopy"] or {}
+    copy: dict[str, Any] | None = table["copy"] or recopy.get("progress")
+    return copy
+
+
+def _kind(table: dict[str, Any]) -> str:
+    """Urgency of a table's state: good, busy or bad."""
+    if table["error"]:
+        return "bad"
+    return "good" if table["status"] == "live" else "busy"
+
 
 _RECOPY_PATIENCE = 10.0
 
@@ -46,7 +155,7 @@ def application(
     :param lag: what the page draws.
     """
     app = Endpoints()
-    page.add(app, status, lag)
+    add(app, status, lag)
 
     async def live(_: Request) -> Response:
         return _json({"live": True})

@@ -1,14 +1,18 @@
-"""The log: readable lines on a terminal, JSON lines otherwise; always on stderr."""
+"""Logs of the server, and tasks whose end is an error in them."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import structlog
 from structlog.typing import Processor
 
+from laredo_service import systemd as of_program
 from laredo_service.printable import printable_event
 
 AUTO, TEXT, JSON = "auto", "text", "json"
@@ -66,3 +70,22 @@ def configure(chosen: LogSettings) -> None:
 
 def _is_text(log_format: str) -> bool:
     return log_format == TEXT or (log_format == AUTO and sys.stderr.isatty())
+
+
+# The server's supervised tasks: they run as long as it does, and an error that ends one is logged.
+
+Crashed: TypeAlias = of_program.Crashed
+"""Called with the task's name and its error, which was logged."""
+
+log = structlog.get_logger("laredo_fanout")
+
+
+def only_logged(what: str, why: BaseException) -> None:
+    """Do nothing more: the program goes on without the task."""
+
+
+def supervised(
+    work: Coroutine[Any, Any, None], what: str, crashed: Crashed = only_logged
+) -> asyncio.Task[None]:
+    """Run ``work`` in a task; an error that ends it is logged and given to ``crashed``."""
+    return of_program.supervised(work, what, crashed, log, "a part of the server crashed")

@@ -1,18 +1,21 @@
-"""Maps the configuration to the options of the source and of the serving processes."""
+"""The configuration, mapped to the options of sources and serving processes."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
 from laredo_fanout import source_options as source
-from laredo_fanout.catchup.options import CatchupMode, CatchupOptions
+from laredo_fanout.catchup.orders import CatchupMode, CatchupOptions
 from laredo_fanout.client.stream.endpoint import Tls
 from laredo_fanout.config import Config, ReplicatedTableConfig
-from laredo_fanout.relay.options import RelayOptions
+from laredo_fanout.relay.path import RelayOptions
 from laredo_fanout.serving import options as serving
 from laredo_fanout.source_config import Source, Upstream
+from laredo_service.certificates import Certificate
 
 
 def relay_options(configured: Upstream, source_name: str) -> RelayOptions:
@@ -124,3 +127,29 @@ def serving_options(
             for table in config.tables
         },
     )
+
+
+# The certificates that a server's configuration names.
+
+
+def configured(config: Config) -> list[Certificate]:
+    """Those that the server shows, and those that it trusts."""
+    return list(_configured(config))
+
+
+def _configured(config: Config) -> Iterator[Certificate]:
+    tls = config.fanout.grpc.tls
+    if tls is not None:
+        yield Certificate("fanout.grpc.tls.cert", tls.cert)
+        yield from _authority("fanout.grpc.tls.client_ca", tls.client_ca)
+    upstream = config.upstream
+    if upstream is not None and upstream.tls is not None:
+        key = f"sources.{config.source_name}.tls"
+        if upstream.tls.cert is not None:
+            yield Certificate(f"{key}.cert", upstream.tls.cert)
+        yield from _authority(f"{key}.ca", upstream.tls.ca)
+
+
+def _authority(name: str, path: Path | None) -> Iterator[Certificate]:
+    if path is not None:
+        yield Certificate(name, path, any_will_do=True)

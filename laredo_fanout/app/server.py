@@ -16,24 +16,22 @@ import structlog
 
 from laredo_fanout.app import compiled, options
 from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.app.ingest_thread import AnyIngest, IngestThread
-from laredo_fanout.app.journal_pruning import JournalPruning
-from laredo_fanout.app.logs import LogSettings
-from laredo_fanout.app.processes import listener_port
+from laredo_fanout.app.ingest_thread import AnyIngest, IngestThread, JournalPruning
+from laredo_fanout.app.logs import LogSettings, supervised
+from laredo_fanout.app.processes import children
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.wake_up import WakeUps
-from laredo_fanout.app.reload import expansion
+from laredo_fanout.app.processes.control_wire import WakeUps
+from laredo_fanout.app.reload import reload
 from laredo_fanout.app.reload.reload import Reload, ReloadRefused, RunningParts
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
-from laredo_fanout.app.supervised import supervised
-from laredo_fanout.catalog.discovery import TableDiscovery
+from laredo_fanout.catalog.publication import TableDiscovery
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.ingest.supervisor import Ingest
-from laredo_fanout.postgres.errors import SourceError
+from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
@@ -87,7 +85,7 @@ class _Ports(NamedTuple):
 
 
 async def _reserve_ports(config: Config, held: ExitStack) -> _Ports:
-    reserve, connect = listener_port.reserve, config.fanout.connect
+    reserve, connect = children.reserve, config.fanout.connect
     grpc = await reserve(config.fanout.grpc.listening_host, config.port, "fanout.grpc.port")
     number = held.enter_context(grpc).getsockname()[1]
     if connect is None:
@@ -125,8 +123,8 @@ class _Server:
         log_settings: LogSettings,
         load: Callable[[], Config],
     ) -> None:
-        found = expansion.known(store)
-        self.configured, self.config = config, expansion.expand(config, found)
+        found = reload.known(store)
+        self.configured, self.config = config, reload.expand(config, found)
         config = self.config
         self.store = store
         self.discovery = self._make_discovery(found)
@@ -223,7 +221,7 @@ class _Server:
             loop.call_soon_threadsafe(self._follow_patterns, names)
 
         return TableDiscovery(
-            expansion.patterns(self.configured),
+            reload.patterns(self.configured),
             known,
             self.config.source.heartbeat_interval,
             found,
@@ -233,7 +231,7 @@ class _Server:
         self._supervise(self.reload.follow_patterns(found), "patterns of tables")
 
     async def run(self) -> int:
-        listener = listener_port.listen(
+        listener = children.listen(
             self.config.http.listening_host, self.config.http.port, "http.port"
         )
         self._catch_signals()
@@ -244,8 +242,8 @@ class _Server:
         self.archives.start()
         # FastAPI takes half a second to import: the rest is under way by then.
         from laredo_fanout.app import http
-        from laredo_fanout.app.page.lag import LagHistory
-        from laredo_fanout.app.terminal import copy_bars
+        from laredo_fanout.app.http import LagHistory
+        from laredo_fanout.app.terminal import printing
         from laredo_service.http.server import HttpServer
 
         lag = LagHistory(self.ingest.status)
@@ -285,7 +283,7 @@ class _Server:
         )
         expiry = supervised(self.view.certificates.run(), "expiry of certificates")
         lagging = supervised(lag.run(), "lag of the last hour")
-        bars = supervised(copy_bars.draw(self.view.status), "bars of copies")
+        bars = supervised(printing.draw(self.view.status), "bars of copies")
         await self._stopping.wait()
         self.view.draining = True
         notifier.stopping()

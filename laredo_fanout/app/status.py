@@ -6,10 +6,9 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from laredo_fanout.app import certificates
+from laredo_fanout.app import options
 from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.app.ingest_thread import IngestThread
-from laredo_fanout.app.journal_pruning import JournalPruning
+from laredo_fanout.app.ingest_thread import IngestThread, JournalPruning
 from laredo_fanout.app.metrics.scrape import Scrape
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
@@ -17,7 +16,7 @@ from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
-from laredo_fanout.store import view
+from laredo_fanout.store import reader
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
@@ -55,7 +54,7 @@ class ServerView:
         self._archives, self._fall_behind = archives, fall_behind
         self._started = datetime.now(UTC)
         self.http = HttpCounts()
-        self.certificates = CertificateWatch(certificates.configured(config))
+        self.certificates = CertificateWatch(options.configured(config))
         self._scrape = Scrape(
             config,
             store,
@@ -136,7 +135,7 @@ class ServerView:
         return None
 
     def _record(self, name: str) -> TableRecord | None:
-        return view.current([r for r in self._store.tables.values() if r.qualified == name])
+        return reader.current([r for r in self._store.tables.values() if r.qualified == name])
 
     def status(self) -> dict[str, Any]:
         """The JSON of /status."""

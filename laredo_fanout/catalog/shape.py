@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from laredo_fanout.catalog import table_version as version_
-from laredo_fanout.catalog.table_version import Version
+from laredo_fanout.catalog import table_definitions as version_
+from laredo_fanout.catalog.table_definitions import Version
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable

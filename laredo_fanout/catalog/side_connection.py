@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 
-from laredo_fanout.catalog import append_only, key_ranges, shape, table_definitions
+from laredo_fanout.catalog import key_ranges, requirements, shape, table_definitions
 from laredo_fanout.catalog import snapshot as snapshot_
-from laredo_fanout.catalog.lock_holders import Holder, holders, still_holding
-from laredo_fanout.catalog.partitions import EmptyAttachments
+from laredo_fanout.catalog.leaves import EmptyAttachments
+from laredo_fanout.catalog.silent_ddl import Holder, holders, still_holding
 from laredo_fanout.catalog.snapshot import CatalogSnapshot
-from laredo_fanout.postgres import connections, wal_message
-from laredo_fanout.postgres.errors import SourceError
+from laredo_fanout.postgres import connections, pgoutput
+from laredo_fanout.postgres.connections import SourceError
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.key_ranges import Split
-    from laredo_fanout.catalog.table_definitions import SourceTable
-    from laredo_fanout.catalog.table_version import Version
+    from laredo_fanout.catalog.table_definitions import SourceTable, Version
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
 
@@ -147,7 +146,7 @@ class SideConnection:
         self,
         options: SourceOptions,
         tables: Sequence[SourceTableOptions],
-        awaited: wal_message.Awaited,
+        awaited: pgoutput.Awaited,
         report: Callable[[Report], object],
     ) -> None:
         self._options = options
@@ -159,7 +158,7 @@ class SideConnection:
         self._numbers = count()
         self._checks = count(1)
         self._attachments = EmptyAttachments()
-        self._publication_gate = append_only.PublicationGate()
+        self._publication_gate = requirements.PublicationGate()
         self._requested = 0
         self._next_check_at = 0.0
         self._soon = False
@@ -310,7 +309,7 @@ class SideConnection:
         # The publication is visible to every transaction: one of its tables was found in it.
         appending = any(each.append_only and each.published for each in seen.tables.values())
         may_stream = appending and self._publication_gate.is_open(connection)
-        message = wal_message.check_payload(self._options.slot_name)
+        message = pgoutput.check_payload(self._options.slot_name)
         seen = seen._replace(answers=requested, appends_may_stream=may_stream, message=message)
         # First the report, then the message: it must be known when the message arrives.
         self._report(seen)
@@ -383,4 +382,4 @@ class SideConnection:
 
     def _emit(self, connection: Connection, payload: str) -> None:
         self._awaited.add(payload)
-        wal_message.emit(connection, payload)
+        pgoutput.emit(connection, payload)

@@ -1,4 +1,4 @@
-"""Finds the position up to which no silent DDL can have changed a table's rows.
+"""Silent DDL: the position up to which none can have changed a table's rows.
 
 ALTER TYPE ... USING, ADD COLUMN ... DEFAULT, an enum's label renamed, a partition attached with
 rows: they leave no trace in the stream, only in the catalog. So what is kept of a table (an
@@ -29,10 +29,10 @@ https://www.postgresql.org/docs/current/explicit-locking.html
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from laredo_fanout.catalog import table_version
+from laredo_fanout.catalog import table_definitions
 
 if TYPE_CHECKING:
     from laredo_fanout.catalog.table_definitions import SourceTable
@@ -94,7 +94,7 @@ class DdlLocks(NamedTuple):
         held = set(self.publications)
         if table.version.types:
             held |= self.types
-        for oid in (*table.oids, *table_version.relations_within(table.version)):
+        for oid in (*table.oids, *table_definitions.relations_within(table.version)):
             held.update(self.relations.get(oid, ()))
         return frozenset(held)
 
@@ -123,4 +123,53 @@ def read(connection: Connection, publications: PublicationOptions) -> DdlLocks:
         frozenset(exclusive),
         frozenset(others["type"]),
         frozenset(others["publication"]),
+    )
+
+
+# Transactions that may still commit rows which neither the stream nor a chunk would show.
+#
+# A transaction that wrote to a table before the table's stream began holds a lock on it until its
+# commit is visible, even while it waits for a synchronous standby. So the first chunk waits for all
+# of them, as CREATE INDEX CONCURRENTLY does.
+# https://www.postgresql.org/docs/current/view-pg-locks.html
+
+_HOLDERS = """
+SELECT DISTINCT l.virtualtransaction::text, coalesce(l.pid, 0)
+FROM pg_locks l
+WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY(%s::oid[])
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
+        'AccessExclusiveLock')
+"""
+
+_PREPARED = "-1/"
+
+
+class Holder(NamedTuple):
+    """A transaction that holds a lock; ``pid`` is 0 for a prepared one."""
+
+    transaction: str
+    pid: int
+
+
+def holders(connection: Connection, oids: Sequence[int]) -> frozenset[Holder]:
+    """The transactions that hold a lock for writing on any of these tables."""
+    rows = connection.execute(_HOLDERS, (list(oids),)).fetchall()
+    return frozenset(Holder(*row) for row in rows)
+
+
+def still_holding(
+    connection: Connection, oids: Sequence[int], before: Collection[Holder]
+) -> frozenset[Holder]:
+    """Those of ``before`` that haven't ended; transactions that began later don't matter.
+
+    PREPARE TRANSACTION gives a transaction another identity, so every prepared
+    one is waited for.
+    """
+    if not before:
+        return frozenset()
+    return frozenset(
+        holder
+        for holder in holders(connection, oids)
+        if holder in before or holder.transaction.startswith(_PREPARED)
     )

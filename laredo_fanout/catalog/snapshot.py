@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from laredo_fanout.catalog import publication, requirements, silent_ddl, table_definitions
 from laredo_fanout.catalog.silent_ddl import DdlLocks
 from laredo_fanout.errors import IdentityMissing, SourceUnfit, TableNotPublished, TableRefused
-from laredo_fanout.postgres.errors import RightsMissing, SourceError
+from laredo_fanout.postgres.connections import RightsMissing, SourceError
 from laredo_fanout.slot import slot
 from laredo_fanout.slot.slot import Slot
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.partitions import EmptyAttachments
+    from laredo_fanout.catalog.leaves import EmptyAttachments
     from laredo_fanout.catalog.publication import Publication
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.postgres.connections import Connection

@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from laredo_fanout.catalog import append_only
-from laredo_fanout.catchup import plan as plan_
-from laredo_fanout.catchup.anchor import Anchor
-from laredo_fanout.catchup.options import CatchupMode
-from laredo_fanout.catchup.orders import Order
-from laredo_fanout.catchup.plan import CatchupPlan
+from laredo_fanout.catalog import requirements
+from laredo_fanout.catchup import orders
+from laredo_fanout.catchup.orders import CatchupMode, CatchupPlan, CatchupStatus, Order
 from laredo_fanout.catchup.release import Release
-from laredo_fanout.catchup.status import CatchupStatus
+from laredo_fanout.catchup.segment_stream import Anchor
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.catchup.options import CatchupOptions
+    from laredo_fanout.catchup.orders import CatchupOptions
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions
     from laredo_fanout.store.writer import Store
@@ -260,7 +257,7 @@ class FallBehind:
         if number < 2:
             self._not_split(end - position, number)
             return None
-        segments = plan_.split(position, end, number)
+        segments = orders.split(position, end, number)
         plan = CatchupPlan(secrets.token_hex(8), self._identity(), segments)
         self._store_plan(plan)
         self._plans += 1
@@ -278,7 +275,7 @@ class FallBehind:
         stored = self._store.catchup_plan
         if stored is None:
             return None
-        plan = plan_.from_bytes(stored)
+        plan = orders.from_bytes(stored)
         position, (before, sessions) = self._store.position, self._sessions
         self._sessions = position, sessions + 1 if before == position else 1
         why = None
@@ -345,7 +342,7 @@ class FallBehind:
             directory=str(self._directory(plan)),
             piece=0,
             piece_bytes=self._options.piece_bytes,
-            appends=append_only.streamed(source, self._store.tables.values()),
+            appends=requirements.streamed(source, self._store.tables.values()),
         )
 
     def _advance(self, connection: Connection, release: Release) -> None:

@@ -19,18 +19,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from laredo_fanout.catchup import spool, spool_room
-from laredo_fanout.catchup.orders import Failure
+from laredo_fanout.catchup import segment_run, spool
+from laredo_fanout.catchup.orders import Failure, SegmentStatus
 from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.catchup.spool import SegmentReader
-from laredo_fanout.catchup.status import SegmentStatus
-from laredo_fanout.postgres.errors import SourceError, SourceUnavailable
+from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.catchup.options import CatchupOptions
-    from laredo_fanout.catchup.orders import Order
-    from laredo_fanout.catchup.plan import CatchupPlan, SpoolPiece
+    from laredo_fanout.catchup.orders import CatchupOptions, CatchupPlan, Order, SpoolPiece
     from laredo_fanout.tables.write_batch import WriteBatch
 
 _log = structlog.get_logger()
@@ -225,7 +222,7 @@ class Release:
                 self._poll.register(run.start(self.durable), select.EPOLLIN)
                 if self._finishing and run is self.runs[-1]:
                     run.finish()
-        spool_room.bound(self.runs[self.head :], self._reader.unread_bytes, self._options)
+        segment_run.bound(self.runs[self.head :], self._reader.unread_bytes, self._options)
         if self.only_tail and not self._finishing and self._may_end(self.durable):
             self._finishing = True
             self.runs[-1].finish()
@@ -258,7 +255,7 @@ class Release:
         if self._unlinking or released or read:
             self._keep()
             return True
-        return spool_room.give_back(self.runs[self.head + 1 :], self._directory)
+        return segment_run.give_back(self.runs[self.head + 1 :], self._directory)
 
     # ------------------------------------------------------------ release
 

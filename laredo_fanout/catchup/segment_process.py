@@ -21,8 +21,7 @@ from laredo_fanout.catchup.spool import Announced, PieceWriter
 from laredo_fanout.decode.frames import gather
 from laredo_fanout.errors import SourceUnfit
 from laredo_fanout.postgres import pgoutput as message_
-from laredo_fanout.postgres import wal_message
-from laredo_fanout.postgres.errors import (
+from laredo_fanout.postgres.connections import (
     ReplicationStreamBroken,
     SlotLost,
     SourceError,
@@ -33,7 +32,7 @@ from laredo_model import position
 FAILED = 1
 MAIN_IS_GONE = 3
 
-_PREFIX = wal_message.PREFIX.encode()
+_PREFIX = message_.PREFIX.encode()
 _OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
 _ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
 _MESSAGES_A_TURN = 20_000

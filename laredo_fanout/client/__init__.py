@@ -31,6 +31,7 @@ from laredo_fanout.client.errors import (
 from laredo_fanout.client.events import (
     Changes,
     Event,
+    Filter,
     GoAway,
     Handshake,
     Heartbeat,
@@ -40,17 +41,22 @@ from laredo_fanout.client.events import (
     SnapshotEnd,
     SnapshotRows,
     TransactionPart,
+    equals,
+    is_in,
+    prefix,
 )
-from laredo_fanout.client.filters import Filter, equals, is_in, prefix
 from laredo_fanout.client.stream.endpoint import Endpoint, Tls
-from laredo_fanout.client.stream.stream import SyncOptions, open_stream
-from laredo_fanout.client.stream.subscription import Observer, Subscription
+from laredo_fanout.client.stream.subscription import (
+    Observer,
+    Subscription,
+    SyncOptions,
+    open_stream,
+)
 from laredo_fanout.client.sync_client import FanoutClient
 from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import RowChange
-from laredo_fanout.client.table.row_iterator import AsyncRowIterator, RowIterator
-from laredo_fanout.client.table.rows import RawJson
-from laredo_fanout.client.table_status import TableStatus, table_status
+from laredo_fanout.client.table.rows import AsyncRowIterator, RawJson, RowIterator
+from laredo_fanout.client.table_client import TableStatus, table_status
 from laredo_service.retry import Backoff
 
 __all__ = [

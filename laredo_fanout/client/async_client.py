@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from laredo_fanout.client.errors import ClientStopped
-from laredo_fanout.client.filters import Filter
+from laredo_fanout.client.events import Filter
 from laredo_fanout.client.loop_share import LoopShare
 from laredo_fanout.client.table.follower import Follower
 from laredo_fanout.client.table.index import TableIndex
@@ -20,8 +20,7 @@ from laredo_fanout.client.table.listening import (
     to_rows,
 )
 from laredo_fanout.client.table.replica import Difference
-from laredo_fanout.client.table.row_iterator import AsyncRowIterator
-from laredo_fanout.client.table.rows import Row
+from laredo_fanout.client.table.rows import AsyncRowIterator, Row
 from laredo_fanout.client.table_client import TableClient
 
 _AT_ONCE = 1000

@@ -2,21 +2,50 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
-from laredo_fanout.client import background
 from laredo_fanout.client.errors import ClientStopped
-from laredo_fanout.client.filters import Filter
+from laredo_fanout.client.events import Filter
 from laredo_fanout.client.table.follower import Follower
 from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import Listener, to_rows
 from laredo_fanout.client.table.replica import Difference
-from laredo_fanout.client.table.row_iterator import RowIterator
-from laredo_fanout.client.table.rows import Row
+from laredo_fanout.client.table.rows import Row, RowIterator
 from laredo_fanout.client.table_client import TableClient
+
+# The one event loop that all thread-safe clients of a process share.
+#
+# grpc.aio hands every loop's completions through one socket of the process: many loops wake each
+# other, and one that was closed makes the others log errors. So there is one, on a daemon thread,
+# and it is never closed.
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_owner = 0
+
+
+def loop() -> asyncio.AbstractEventLoop:
+    """The loop, running; a new one after a fork."""
+    global _loop, _owner
+    with _lock:
+        if _loop is None or _owner != os.getpid():
+            _loop, _owner = asyncio.new_event_loop(), os.getpid()
+            threading.Thread(
+                target=_loop.run_forever, name="laredo-fanout-client", daemon=True
+            ).start()
+        return _loop
+
+
+def call(work: Coroutine[Any, Any, T]) -> T:
+    """Run it on the loop and wait for what it gives."""
+    return asyncio.run_coroutine_threadsafe(work, loop()).result()
+
 
 _AT_ONCE = 1 << 62
 """Changes of a transaction: nobody else's loop waits for them."""
@@ -63,7 +92,7 @@ class FanoutClient(TableClient):
                 return
             # One thread of its own: a listener that is slow holds up this client only.
             self._listening = ThreadPoolExecutor(1, f"laredo-listeners-{self.table}")
-            background.call(self._begin())
+            call(self._begin())
 
     def await_ready(self, timeout: float | None = None) -> None:
         """Wait until the rows are those that the server had when this client connected, or later.
@@ -71,7 +100,7 @@ class FanoutClient(TableClient):
         :raises NotReadyInTime: after ``timeout`` seconds.
         :raises ClientError: what ended the client for good, such as TableNotFound.
         """
-        background.call(self._running().await_ready(timeout))
+        call(self._running().await_ready(timeout))
 
     def lookup(self, *values: object) -> Row | None:
         """The row whose lookup fields have these values, or None.
@@ -104,7 +133,7 @@ class FanoutClient(TableClient):
         :raises NotReadyInTime: if such a transaction doesn't end within ``timeout`` seconds.
         :raises ClientError: what ended the client in the middle of one.
         """
-        return RowIterator(background.call(self._view(timeout)))
+        return RowIterator(call(self._view(timeout)))
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener(old, new)`` for every row that changes from now on; gives the undo.
@@ -154,7 +183,7 @@ class FanoutClient(TableClient):
         with self._guard:
             if self._follower is None or self._listening is None:
                 return
-            background.call(self._follower.stop())
+            call(self._follower.stop())
             self._listening.shutdown(wait=False)
             self._listening = None
 

@@ -1,4 +1,4 @@
-"""The base of the clients for threads and for asyncio: their parameters and properties.
+"""The base of the clients for threads and for asyncio: their parameters, and a table's status.
 
 Clients of one connection are siblings: :meth:`follow` of one makes another.
 """
@@ -7,22 +7,22 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
 from laredo_fanout.client.errors import BadTableName
-from laredo_fanout.client.filters import Filter
+from laredo_fanout.client.events import Filter
 from laredo_fanout.client.stream.endpoint import Endpoint, Tls, TransportName
-from laredo_fanout.client.stream.stream import SyncOptions, split_table
-from laredo_fanout.client.stream.transport.opening import transport_to
+from laredo_fanout.client.stream.subscription import SyncOptions, split_table, transport_to
 from laredo_fanout.client.table.follower import Deliver, Follower
 from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import Listeners
 from laredo_fanout.client.table.local_snapshot import SnapshotFile
 from laredo_fanout.client.table.replica import Replica
-from laredo_fanout.client.table.row_map import RowMap, RowView
-from laredo_fanout.client.table.rows import Row, parse
+from laredo_fanout.client.table.rows import Row, RowMap, RowView, parse
+from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.column import Column
 from laredo_model.position import Position
 from laredo_service.retry import Backoff
@@ -171,3 +171,38 @@ class TableClient:
 
     def _find_all(self, name: str, values: Sequence[object]) -> list[Row]:
         return [parse(line) for line in self._replica.lookup_index(name, values)]
+
+
+# The status of one table on the server: rows, journal, clients.
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """The figures of one table: its journal's entries, its rows and its clients."""
+
+    #: The newest entry of the journal.
+    current_sequence: int
+    #: The oldest entry of the journal.
+    oldest_sequence: int
+    entries: int
+    rows: int
+    clients: int
+
+
+async def table_status(endpoint: Endpoint, table: str, timeout: float = 10.0) -> TableStatus:
+    """Request the status once; ``table`` is schema.table, ``timeout`` in seconds.
+
+    :raises BadTableName: if ``table`` isn't schema.table.
+    :raises BadEndpoint: if the TLS files can't be used.
+    :raises StreamError: if the server doesn't answer, or refuses.
+    """
+    schema, name = split_table(table)
+    request = wire.GetReplicationStatusRequest(schema=schema, table=name)
+    answer = await transport_to(endpoint).status(request, timeout)
+    return TableStatus(
+        answer.current_sequence,
+        answer.journal_oldest_sequence,
+        answer.journal_entry_count,
+        answer.row_count,
+        answer.connected_clients,
+    )

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import structlog
 
 from laredo_fanout.catalog import shape
-from laredo_fanout.copy.table_copy import TableCopy
+from laredo_fanout.copy.copy_state import TableCopy
 from laredo_fanout.errors import RecopyRefused
-from laredo_fanout.postgres.errors import SourceUnavailable
+from laredo_fanout.postgres.connections import SourceUnavailable
 from laredo_fanout.store.meta import LastRecopy
 from laredo_fanout.store.table import Status
 

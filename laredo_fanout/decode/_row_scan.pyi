@@ -1,8 +1,7 @@
 from collections.abc import Callable
 
-from laredo_fanout.decode.change_buffer import Route
+from laredo_fanout.decode.change_buffer import Route, Scanned
 from laredo_fanout.decode.frames import Get
-from laredo_fanout.decode.row_scan import Scanned
 
 class PlainRows:
     def __new__(

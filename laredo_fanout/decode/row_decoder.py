@@ -1,4 +1,4 @@
-"""The decoder of one relation's rows, from pgoutput's bytes to keys and lines of JSON, in Python.
+"""The decoder of one relation's rows, from pgoutput's bytes to keys and lines.
 
 A row is a list of columns, each a kind byte (n null, u unchanged TOAST, t text)
 and, for text, a length and that many bytes
@@ -13,16 +13,54 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from struct import Struct
 from struct import error as beyond_the_end
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
+from typing import NamedTuple, NoReturn, Protocol, cast
 
-from laredo_fanout.decode import plain_rows
-from laredo_fanout.postgres.errors import ReplicationStreamBroken
+from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_model import key, line
-from laredo_model.column import TypeInfo
+from laredo_model.column import TypeInfo, rule_of
 from laredo_model.line import Action
 
-if TYPE_CHECKING:
-    from laredo_fanout.decode.plain_rows import ChangeSink, PlainRows
+# The layout of a relation's plain rows, as the compiled scan (``_row_scan.c``) is given it.
+#
+# For each column its rule's letter defines how its text becomes JSON. What C doesn't do itself is
+# encoded by the rule's function, called from there.
+
+try:
+    from laredo_fanout.decode._row_scan import PlainRows as PlainRows  # noqa: PLC0414
+except ImportError:  # there was no C compiler when this was installed
+    COMPILED = False
+else:
+    COMPILED = True
+
+
+class ChangeSink(Protocol):
+    """Sink for a table's decoded changes, in the stream's order."""
+
+    actions: bytearray
+    keys: list[bytes]
+    lines: list[bytes]
+
+
+def plain_rows(
+    names: Sequence[str], types: Sequence[TypeInfo], key_positions: Sequence[int], sink: ChangeSink
+) -> PlainRows | None:
+    """Decoder that splits rows with these columns and puts them into ``sink``.
+
+    None where nothing is compiled.
+    """
+    if not COMPILED:
+        return None
+    return PlainRows(
+        "".join(rule_of(each).value for each in types).encode(),
+        tuple(line.names_prefix(names)),
+        tuple(map(line.encoder, types)),
+        tuple(key_positions),
+        key.of_fragment if key_positions else key.digest,
+        sink.actions,
+        sink.keys,
+        sink.lines,
+    )
+
 
 _TUPLE = 30
 """Offset of the first tuple's kind in INSERT, UPDATE and DELETE messages."""
@@ -57,7 +95,7 @@ def row_decoder(
     """
     positions = [list(names).index(name) for name in key_names]
     rows = _Rows(names, types, positions, sink)
-    plain = plain_rows.plain_rows(names, types, positions, sink)
+    plain = plain_rows(names, types, positions, sink)
     return RowDecoder(rows.put if positions else rows.put_keyless, rows.delete, plain)
 
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from laredo_fanout.decode.stream_decoder import Drained
 from laredo_fanout.errors import SpoolFull
-from laredo_fanout.postgres.read_available import BackgroundReading
+from laredo_fanout.postgres.replication_stream import BackgroundReading
 
 if TYPE_CHECKING:
     from laredo_fanout.decode.stream_decoder import StreamDecoder
     from laredo_fanout.ingest.change_source import MessageFeed
-    from laredo_fanout.ingest.keepalive import Keepalive
-    from laredo_fanout.ingest.session_tables import SessionTables
+    from laredo_fanout.ingest.session_tables import Keepalive, SessionTables
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.write_batch import WriteBatch
 

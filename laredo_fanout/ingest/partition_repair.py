@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from laredo_fanout.catalog import leaves as leaves_
-from laredo_fanout.catalog import partitions, shape
+from laredo_fanout.catalog import shape
 from laredo_fanout.catalog.leaves import AnnouncedLeaves
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.store.table import Status
@@ -144,7 +144,7 @@ class PartitionRepair:
             record = transaction.tables[tracked.table_id]
             transaction.set_leaves(record.id, leaves_.merged(record.leaves, own))
         record = transaction.tables[tracked.table_id]
-        moved = partitions.moved(tracked.version.partitions, source.partitions)
+        moved = leaves_.moved(tracked.version.partitions, source.partitions)
         if source.is_partition and source.version.file != tracked.version.file:
             moved = moved or _NEW_FILE
         because = moved or _account(record.leaves, source, snapshot).lost

@@ -1,4 +1,5 @@
-"""One session of the replication stream: connections opened, changes taken until one breaks or we
+"""One session of the replication stream: connections opened, changes taken in, faults met.
+
 stop, everything closed.
 
 Whatever isn't committed when it ends is forgotten; the next session goes on from the store.
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from laredo_fanout.catalog import append_only
+from laredo_fanout.catalog import requirements
 from laredo_fanout.catalog.side_connection import (
     LOCK_TIMEOUT,
     CheckSoonRequest,
@@ -23,24 +24,23 @@ from laredo_fanout.catalog.side_connection import (
     SideConnection,
 )
 from laredo_fanout.copy.recopy import RecopyAsked
-from laredo_fanout.decode.stream_decoder import StreamDecoder
-from laredo_fanout.decode.stream_relations import ResyncRequired, StreamRelations
-from laredo_fanout.ingest.keepalive import Keepalive, StoppedWithin
+from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamDecoder, StreamRelations
 from laredo_fanout.ingest.loop import IngestLoop
-from laredo_fanout.ingest.mailbox import Mailbox
-from laredo_fanout.ingest.session_tables import SessionTables
+from laredo_fanout.ingest.session_tables import Keepalive, Mailbox, SessionTables, StoppedWithin
 from laredo_fanout.ingest.startup import Preparation
-from laredo_fanout.postgres import connections, wal_message
+from laredo_fanout.postgres import connections, pgoutput
+from laredo_fanout.postgres.connections import DecodingFailed, StreamFault
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.store.errors import StoreFull
+from laredo_fanout.tables.status import FaultStatus
 from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
+from laredo_model import position
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.discovery import TableDiscovery
+    from laredo_fanout.catalog.publication import TableDiscovery
     from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.ingest.change_source import ChangeSource, MessageFeed
-    from laredo_fanout.ingest.stream_faults import StreamFaults
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.status import Counters
@@ -74,13 +74,13 @@ class IngestSession:
         self._on_connected = connected
         self._discovery = discovery
         self._began_at = time.monotonic()
-        self._options = options = replace(options, run=wal_message.new_token())
+        self._options = options = replace(options, run=pgoutput.new_token())
         self._store = store
         self._stopping = stopping
         self._change_source = change_source
         self._faults = faults
         self._counters = counters
-        self._awaited = wal_message.Awaited(options.slot_name, counters.count_strange_message)
+        self._awaited = pgoutput.Awaited(options.slot_name, counters.count_strange_message)
         self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
         self._side_connection = SideConnection(options, tables, self._awaited, self._mail.put)
         self._keepalive = Keepalive(store, options, self._side_connection, stopping)
@@ -244,7 +244,7 @@ class IngestSession:
         source = self._store.source
         if source is not None:
             # A slot's stream begins with it.
-            made = wal_message.made_payload(self._options.slot_name, source.token, source.since)
+            made = pgoutput.made_payload(self._options.slot_name, source.token, source.since)
             self._awaited.add(made)
         position = self._store.position
         self.tables.tracked.resume(self._store.tables, snapshot, self._batch.transaction, position)
@@ -255,7 +255,7 @@ class IngestSession:
         self, side: connections.Connection, stream: ReplicationStream, opened: ExitStack
     ) -> MessageFeed:
         """Have the changes come: from the slot, or from the change source."""
-        appends = append_only.streamed(self._options, self._store.tables.values())
+        appends = requirements.streamed(self._options, self._store.tables.values())
         source = self._change_source
         feed = None if source is None else source.open(side, self._batch)
         if source is not None:
@@ -318,3 +318,96 @@ class IngestSession:
 
     def _set_phase(self, phase: str) -> None:
         self.phase = phase
+
+
+# Faults of the stream at one place of the WAL, and the way round them.
+#
+# PostgreSQL can't decode a transaction, or sends what the protocol doesn't allow: another session
+# meets it again. PostgreSQL decodes a transaction in two ways: in parts while it runs (protocol
+# version 2), or whole at its commit. What fails in one often passes in the other, so each attempt
+# takes the other way than the last one. After a fault in parts transactions come whole until the
+# slot's restart_lsn has passed it, as a session decodes again everything from there on.
+
+
+class StreamFaults:
+    """The fault that isn't passed yet, and whether the next session is sent transactions in parts.
+
+    ``current`` may be read in any thread; the ingest's thread does everything else. It stays while
+    attempts connect and fail, so that nobody takes one that has connected for a cure.
+    """
+
+    def __init__(self, store: Store, counters: Counters) -> None:
+        self._store = store
+        self._counters = counters
+        self._ways: frozenset[bool] = frozenset()
+        """Ways in which the current fault was met: True for transactions in parts."""
+        self._until = 0
+        """End of the WAL when the fault was met last: the fault is before it."""
+        self._slot = ""
+        """The slot in whose stream it was met, by its token."""
+        self.in_parts = True
+        self.current: FaultStatus | None = None
+
+    def begin(self) -> None:
+        """A session begins: where the fault is of a former slot, or nothing before it is decoded
+        again, transactions come in parts."""
+        if self.is_left_behind or self._slot != self._token():
+            if not self.in_parts:
+                _log.info("streaming of large transactions resumed")
+            self.in_parts = True
+            self.passed(self._until)
+
+    def met(self, error: StreamFault, wal_end: int) -> StreamFault:
+        """A session ended with this fault; returns it with its place, and what is done next.
+
+        ``wal_end``: how far WAL was written by then.
+        """
+        before, at = self.current, self._store.position
+        is_known = before is not None and before.position == at and self._slot == self._token()
+        self._ways = (self._ways if is_known else frozenset()) | {self.in_parts}
+        self._until, self._slot = wal_end, self._token()
+        kind = "decoding" if isinstance(error, DecodingFailed) else "protocol"
+        self.in_parts = not self.in_parts
+        text = self._text(error, at)
+        since = before.since if before is not None else time.time()
+        attempts = before.attempts + 1 if is_known and before is not None else 1
+        self.current = FaultStatus(kind, text, at, attempts, since)
+        self._counters.stream_faults[kind] += 1
+        return StreamFault(text)
+
+    def passed(self, level: int) -> None:
+        """Nothing up to ``level`` is missing in the store: a fault before it is over."""
+        if self.current is not None and (level >= self._until or self._slot != self._token()):
+            _log.info("stream fault passed", position=position.text(self._store.position))
+            self.current = None
+
+    @property
+    def is_left_behind(self) -> bool:
+        """True if transactions come whole, and no session will decode again what must be."""
+        if self.in_parts or self.current is not None:
+            return False
+        slot = self._counters.slot.slot
+        restart = 0 if slot is None else slot.restart or 0
+        return restart >= self._until or self._slot != self._token()
+
+    def _token(self) -> str:
+        return "" if self._store.source is None else self._store.source.token
+
+    def _text(self, error: StreamFault, at: int) -> str:
+        if isinstance(error, DecodingFailed):
+            what = f"PostgreSQL can't decode a transaction after {position.text(at)}"
+            what, why = f"{what} ({error.sqlstate})", error.text
+        else:
+            what, why = f"the stream after {position.text(at)} isn't the protocol's", str(error)
+        if len(self._ways) == 1:
+            way, other = ("whole", "in parts") if self.in_parts else ("in parts", "whole")
+            return f"{what}, {way}: {why}; it is tried {other} next"
+        slot = "" if self._store.source is None else self._store.source.slot
+        cure = "check the network between the server and PostgreSQL"
+        if isinstance(error, DecodingFailed):
+            cure = "a larger logical_decoding_work_mem of the role may help"
+        return (
+            f"{what}, neither in parts nor whole: {why}; it is tried again, {cure}. If nothing"
+            f" helps, SELECT pg_drop_replication_slot('{slot}'): with on_slot_lost = recreate"
+            " every table is copied again"
+        )

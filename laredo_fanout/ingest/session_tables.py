@@ -1,15 +1,22 @@
-"""The tables in one ingest session: what each message of ours in the stream, and each report of the
+"""Tables of one ingest session: messages, catalog checks, orders of other threads, keepalives.
+
 side connection, means for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import structlog
 
 from laredo_fanout.catalog.side_connection import (
+    CheckRequest,
     ConnectionReady,
     Prepared,
     PrepareFailed,
@@ -20,23 +27,55 @@ from laredo_fanout.catalog.side_connection import (
     WaitingForWriters,
 )
 from laredo_fanout.catalog.snapshot import CatalogSnapshot
-from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.recopy import RecopyAsked
-from laredo_fanout.copy.table_copies import TableCopies
+from laredo_fanout.copy.table_copies import Copier, TableCopies
 from laredo_fanout.errors import TableRefused
-from laredo_fanout.ingest.catalog_checks import CatalogChecks
 from laredo_fanout.ingest.tracked_tables import TrackedTables
-from laredo_fanout.postgres.errors import SourceError
+from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
 from laredo_fanout.store.meta import Marker
 
 if TYPE_CHECKING:
-    from laredo_fanout.decode.stream_decoder import StreamDecoder
-    from laredo_fanout.decode.stream_relations import StreamRelations
-    from laredo_fanout.ingest.keepalive import Keepalive
-    from laredo_fanout.ingest.mailbox import Mailbox
+    from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
+    from laredo_fanout.ingest.change_source import MessageFeed
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
+    from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.status import Counters
     from laredo_fanout.tables.write_batch import WriteBatch
+
+# Catalog snapshots that were requested, and those whose message the stream hasn't brought yet.
+
+
+class CatalogChecks:
+    """The catalog snapshots that are under way. Numbers of requests are ours, numbers of snapshots
+    are the side connection's."""
+
+    def __init__(self, request: Callable[[CheckRequest], None]) -> None:
+        self._request = request
+        self._requests = 0
+        self._coming: dict[bytes, CatalogSnapshot] = {}
+
+    def ask(self, after_s: float = 0.0) -> int:
+        """Request a catalog snapshot; the number of the request, which it will answer."""
+        self._requests += 1
+        self._request(CheckRequest(self._requests, after_s))
+        return self._requests
+
+    def keep(self, snapshot: CatalogSnapshot) -> None:
+        """The side connection took this snapshot; its message will come in the stream."""
+        self._coming[snapshot.message.encode()] = snapshot
+
+    def passed(self, content: bytes) -> CatalogSnapshot | None:
+        """The stream has passed this message; None: it isn't a snapshot's.
+
+        Earlier ones, whose messages didn't come, don't count any more.
+        """
+        snapshot = self._coming.pop(content, None)
+        if snapshot is not None:
+            self._coming = {
+                known: each for known, each in self._coming.items() if each.number > snapshot.number
+            }
+        return snapshot
+
 
 _log = structlog.get_logger()
 
@@ -141,3 +180,155 @@ class SessionTables:
 
     def _copy_failed(self, table_id: int, failed: TableRefused) -> None:
         self.tracked.copy_failed(table_id, failed, self._batch.transaction, self.copies)
+
+
+# The ingest loop's mailbox: what other threads leave for it, with a pipe that wakes it.
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """A queue for the loop; ``fileno`` becomes readable when something is in it."""
+
+    def __init__(self) -> None:
+        self._things: deque[T] = deque()
+        self._lock = threading.Lock()
+        self._ended = False
+        self._closed = False
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        """File descriptor that becomes readable when something was put in."""
+        return self._read
+
+    def put(self, thing: T) -> bool:
+        """Leave ``thing``; from any thread. False: nobody will take it any more."""
+        with self._lock:
+            if self._ended:
+                return False
+            self._things.append(thing)
+        self.notify()
+        return True
+
+    def notify(self) -> None:
+        """Wake the loop."""
+        with self._lock:
+            if self._closed:
+                return
+            # When so many wake-ups lie there that it blocks, one more says nothing.
+            with suppress(BlockingIOError):
+                os.write(self._write, b"\0")
+
+    def take(self) -> Iterator[T]:
+        """Take everything that was put in since the last call, one by one.
+
+        If the caller fails on one, the rest stays for the next call.
+        """
+        with suppress(BlockingIOError):
+            os.read(self._read, 65536)
+        for _ in range(len(self._things)):
+            yield self._things.popleft()
+
+    def take_last(self) -> Iterator[T]:
+        """Close the mailbox, and take what is left in it."""
+        with self._lock:
+            self._ended = True
+        return self.take()
+
+    def close(self) -> None:
+        """Close the pipe."""
+        with self._lock:
+            self._closed = True
+            os.close(self._read)
+            os.close(self._write)
+
+
+# Keepalives: the server's and the side connection's to us, and ours to the server.
+
+_STATUS_INTERVAL_S = 10.0
+_STATUS_WITHIN_S = 1.0
+
+
+class StoppedWithin(Exception):
+    """We are to stop, and a giant transaction is applied, or a re-copy compared, in part."""
+
+
+class Keepalive:
+    """Times of the last message of stream and side connection, and of our last confirmation.
+
+    Used by the ingest's thread, from :meth:`begin` on.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: SourceOptions,
+        side_connection: SideConnection,
+        stopping: threading.Event,
+    ) -> None:
+        self._store = store
+        self._side_connection = side_connection
+        self._stopping = stopping
+        self._patience = options.receive_timeout
+        self._side_patience = options.heartbeat_interval + options.receive_timeout
+        self._feed: MessageFeed | None = None
+        self._heard_at = self._confirmed_at = self._checked_at = time.monotonic()
+
+    def begin(self, feed: MessageFeed) -> None:
+        """The stream comes by ``feed`` from here on."""
+        self._feed = feed
+        self._heard_at = self._checked_at = time.monotonic()
+
+    def heard(self) -> None:
+        """The stream brought something."""
+        self._heard_at = time.monotonic()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the stream brought something."""
+        return time.monotonic() - self._heard_at
+
+    def catalog_checked(self) -> None:
+        """The side connection reported a catalog snapshot."""
+        self._checked_at = time.monotonic()
+
+    def confirm(self, *, reply: bool = False) -> None:
+        """Confirm to the server what is durable; ``reply`` asks it for a keepalive.
+
+        :raises StoreRemoved: if a later start wouldn't find it.
+        """
+        assert self._feed is not None
+        self._store.check_reachable()
+        self._feed.confirm(self._store.position, reply=reply)
+        self._confirmed_at = time.monotonic()
+
+    def answer(self, decoder: StreamDecoder) -> None:
+        """Answer the server when it asked or some time has passed; break off what is silent.
+
+        :raises SourceUnavailable: if the stream brought nothing for too long.
+        :raises StoreRemoved: if what is to be confirmed is gone.
+        """
+        now = time.monotonic()
+        if now - self._checked_at > self._side_patience:
+            self._side_connection.sever()
+            self._checked_at = now
+        silence = self.silence
+        if silence > self._patience:
+            raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
+        if decoder.reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL_S:
+            decoder.reply_wanted = False
+            self.confirm(reply=silence > self._patience / 3)
+
+    def keep_alive(self) -> None:
+        """Within one long step of the loop (a giant transaction's pieces, a re-copy's comparison):
+        confirm now and then, so that PostgreSQL doesn't end a silent connection.
+
+        :raises StoppedWithin: if we are to stop.
+        """
+        if self._stopping.is_set():
+            raise StoppedWithin
+        if time.monotonic() - self._confirmed_at >= _STATUS_WITHIN_S:
+            self.confirm()
+        self._heard_at = self._checked_at = time.monotonic()

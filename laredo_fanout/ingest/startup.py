@@ -17,9 +17,9 @@ import structlog
 
 from laredo_fanout.catalog import publication, requirements
 from laredo_fanout.catalog import snapshot as snapshot_
-from laredo_fanout.postgres import connections, wal_message
-from laredo_fanout.postgres.errors import SlotLost
-from laredo_fanout.slot import creation, ownership, slot, timeline, walsender
+from laredo_fanout.postgres import connections, pgoutput
+from laredo_fanout.postgres.connections import SlotLost
+from laredo_fanout.slot import ownership, slot, wal_marker
 from laredo_fanout.slot.wal_marker import differs_at
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
@@ -89,14 +89,14 @@ class Preparation:
         published = publication.ensure(connection, options.publication).identity
         snapshot = snapshot_.take(connection, options, self._tables, 0)
         server = _server(connection, stream)
-        if walsender.free(connection, options.slot_name, store.streams):
+        if slot.free(connection, options.slot_name, store.streams):
             self._counters.senders_ended += 1
         known = store.source
         found = slot.read(connection, options.slot_name)
         if known is None or store.position == 0:
             self._check_owned(connection, server, found)
             because = "" if known is None else known.because
-            self._begin(connection, found, published, timeline.first(server), because)
+            self._begin(connection, found, published, wal_marker.first(server), because)
             return snapshot._replace(slot=slot.read(connection, options.slot_name))
         self._counters.slot.update(found)
         verdict = self._judge(connection, server, known, found)
@@ -122,14 +122,14 @@ class Preparation:
     def _judge(
         self,
         connection: Connection,
-        server: timeline.Server,
+        server: wal_marker.Server,
         known: SourceIdentity,
         found: Slot | None,
-    ) -> timeline.HistoryVerdict:
+    ) -> wal_marker.HistoryVerdict:
         """Judge by all known marks if the server's WAL continues from the store's position."""
         options, store = self._options, self._store
         now_s = int(time.time())
-        verdict = timeline.judge(known, store.position, server, now_s)
+        verdict = wal_marker.judge(known, store.position, server, now_s)
         marker = store.marker
         if (
             verdict.broken is not None
@@ -144,7 +144,7 @@ class Preparation:
         self._waits_for("comparing the server's WAL with the WAL that the store followed")
         with self._patience.suspended():
             other = differs_at(marker, options, connection, self._stopping)
-        return verdict if other is None else timeline.another(known, server, now_s, other)
+        return verdict if other is None else wal_marker.another(known, server, now_s, other)
 
     def _go_on(self, known: SourceIdentity, lineage: Lineage) -> None:
         """Continue in the same history, or in one that descends from it."""
@@ -185,7 +185,7 @@ class Preparation:
             history=lineage.now,
             slot=name,
             publication=published,
-            token=wal_message.new_secret(),
+            token=pgoutput.new_secret(),
             ancestors=lineage.ancestors,
             because=because,
             former_reach=known.former_reach if known is not None else 0,
@@ -202,7 +202,7 @@ class Preparation:
             slot.drop(connection, found)
         with (
             self._patience.suspended(),
-            creation.waits_reported(options, connection, self._waits_for),
+            slot.waits_reported(options, connection, self._waits_for),
         ):
             start = slot.create(connection, name, identity.token)
         with store.transaction() as transaction:
@@ -210,7 +210,7 @@ class Preparation:
             transaction.set_position(start, 0)
 
     def _check_owned(
-        self, connection: Connection, server: timeline.Server, found: Slot | None
+        self, connection: Connection, server: wal_marker.Server, found: Slot | None
     ) -> None:
         """Refuse to replace a slot that isn't provably ours."""
         known = self._store.source
@@ -225,7 +225,7 @@ class Preparation:
                     return
         raise ownership.foreign(found)
 
-    def _drop_former(self, connection: Connection, server: timeline.Server, name: str) -> None:
+    def _drop_former(self, connection: Connection, server: wal_marker.Server, name: str) -> None:
         """The slot that we no longer use would keep WAL for ever."""
         found = slot.read(connection, name)
         if found is not None and ownership.is_used_by(
@@ -258,8 +258,8 @@ class Preparation:
         return 0 if comparable else max(position, known.former_reach)
 
 
-def _server(connection: Connection, stream: ReplicationStream) -> timeline.Server:
+def _server(connection: Connection, stream: ReplicationStream) -> wal_marker.Server:
     server = stream.identify()
     row = connection.execute(_DATABASE).fetchone()
     history = History(server.system_identifier, server.timeline, row[0] if row else 0)
-    return timeline.Server(history, server.position, stream.switches(server.timeline))
+    return wal_marker.Server(history, server.position, stream.switches(server.timeline))

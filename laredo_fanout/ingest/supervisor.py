@@ -14,11 +14,10 @@ import structlog
 
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.errors import SpoolFull
-from laredo_fanout.ingest.session import IngestSession
-from laredo_fanout.ingest.source_change import PendingSourceChange
-from laredo_fanout.ingest.stream_faults import StreamFaults
+from laredo_fanout.ingest.change_source import PendingSourceChange
+from laredo_fanout.ingest.session import IngestSession, StreamFaults
 from laredo_fanout.postgres import connections
-from laredo_fanout.postgres.errors import SlotLost, SourceError, SourceUnavailable, StreamFault
+from laredo_fanout.postgres.connections import SlotLost, SourceError, SourceUnavailable, StreamFault
 from laredo_fanout.slot import ownership
 from laredo_fanout.slot import slot as slot_
 from laredo_fanout.source_options import OnSlotLost
@@ -26,7 +25,7 @@ from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, Repl
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.discovery import TableDiscovery
+    from laredo_fanout.catalog.publication import TableDiscovery
     from laredo_fanout.ingest.change_source import ChangeSource
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store

@@ -1,4 +1,5 @@
-"""The tables that are to be replicated: what a catalog snapshot, the stream and a copy's end mean
+"""Tracked tables: those to be replicated, their incarnations, and the routes of their relations.
+
 for each.
 
 What may begin, end or change is decided only where the stream has passed a catalog
@@ -11,26 +12,31 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from laredo_fanout.catalog import shape
+from laredo_fanout.catalog.requirements import TransactionFilter
+from laredo_fanout.copy.copy_state import TableCopy
 from laredo_fanout.copy.recopy import BESIDE, Recopies
+from laredo_fanout.decode.change_buffer import IGNORED, Route
 from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused
-from laredo_fanout.ingest.incarnations import Incarnations
 from laredo_fanout.ingest.partition_repair import Judged, PartitionRepair
-from laredo_fanout.ingest.relation_routes import RelationRoutes, RequestSnapshot
 from laredo_fanout.store.table import Status
+from laredo_fanout.tables import tracked_table
 from laredo_fanout.tables.tracked_table import TrackedTable
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
+    from laredo_fanout.catalog.leaves import AnnouncedLeaves
+    from laredo_fanout.catalog.shape import Shape
     from laredo_fanout.catalog.snapshot import CatalogSnapshot
     from laredo_fanout.catalog.table_definitions import SourceTable
     from laredo_fanout.copy.recopy import RecopyAsked
     from laredo_fanout.copy.table_copies import TableCopies
-    from laredo_fanout.decode.stream_relations import ResyncRequired, StreamRelations
+    from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamRelations
+    from laredo_fanout.postgres.pgoutput import Relation
     from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
@@ -38,7 +44,233 @@ if TYPE_CHECKING:
     from laredo_fanout.tables.status import Counters
     from laredo_fanout.tables.write_batch import WriteBatch
 
+# A tracked table's incarnations: one is begun, kept, refused or closed where the stream has passed
+# the catalog snapshot, or the position, that says so.
+
 _log = structlog.get_logger()
+
+
+class Incarnations:
+    """The incarnations of one session's tables; used by the ingest thread."""
+
+    def __init__(
+        self, batch: WriteBatch, routes: RelationRoutes, recopies: Recopies, counters: Counters
+    ) -> None:
+        self._batch = batch
+        self._routes = routes
+        self._recopies = recopies
+        self._counters = counters
+
+    def begin(
+        self,
+        tracked: TrackedTable,
+        source: SourceTable,
+        now: Shape,
+        transaction: Transaction,
+        copies: TableCopies | None,
+    ) -> TableRecord:
+        """A new incarnation, which takes every change from here on.
+
+        Without ``copies`` the next session copies its rows.
+        """
+        former = list(transaction.tables.values())
+        record = transaction.add_table(
+            source.schema,
+            source.name,
+            source.oid,
+            source.described,
+            identity=source.replica_identity,
+            copy=shape.to_json(now, source.version),
+        )
+        for each in former:
+            if each.qualified == source.qualified and each.status is Status.FAILED:
+                transaction.drop_table(each.id)
+        if record.incarnation > 1:
+            # Only then: of a session that is cut before that, nothing is left to count.
+            self._batch.when_durable(self._counters.count_recopy)
+        tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version
+        tracked.transaction_filter = TransactionFilter(live=False) if source.append_only else None
+        tracked.closed_by_stream = False
+        self._routes.connect(tracked, now)
+        if copies is not None:
+            copies.add(
+                TableCopy(
+                    record.id, tracked.options, source, record.copy, tracked.transaction_filter
+                )
+            )
+        _log.info("table copy scheduled", table=source.qualified, incarnation=record.incarnation)
+        return record
+
+    def keep(
+        self,
+        tracked: TrackedTable,
+        source: SourceTable,
+        judged: Judged,
+        transaction: Transaction,
+        copies: TableCopies,
+    ) -> None:
+        """Nothing changed; a copy that an earlier run began goes on."""
+        assert tracked.table_id is not None and tracked.shape is not None
+        self._recopies.keep(tracked, source, transaction, copies)
+        record = transaction.tables[tracked.table_id]
+        if record.status is Status.COPYING:
+            if copies.get(record.id) is None:
+                copies.add(
+                    TableCopy(
+                        record.id, tracked.options, source, record.copy, tracked.transaction_filter
+                    )
+                )
+            return
+        assert tracked.version is not None
+        version = source.version
+        if judged.keeps:
+            version = version._replace(partitions=tracked.version.partitions)
+        if version != tracked.version:
+            tracked.version = version
+            transaction.put_table(replace(record, copy=shape.to_json(tracked.shape, version)))
+
+    def refuse(
+        self,
+        tracked: TrackedTable,
+        problem: TableRefused,
+        transaction: Transaction,
+        copies: TableCopies,
+    ) -> None:
+        """It can't be replicated as it is."""
+        if tracked.table_id is None:
+            return
+        record = transaction.tables[tracked.table_id]
+        if isinstance(problem, SelectDenied) and record.status is Status.LIVE:
+            return  # the stream needs no SELECT
+        copies.remove(tracked.table_id)
+        self._recopies.drop(tracked, transaction, str(problem))
+        self._disconnect(tracked)
+        transaction.put_table(replace(record, status=Status.FAILED, error=str(problem), copy={}))
+        self._batch.touch(record.id)
+        _log.error("table closed: it can't be replicated", error=str(problem))
+
+    def close(self, tracked: TrackedTable, transaction: Transaction, position: int) -> None:
+        """End the incarnation: a live one is shown as it is until the next one is published."""
+        assert tracked.table_id is not None
+        record = transaction.tables[tracked.table_id]
+        _log.warning("table closed; copy scheduled", table=record.qualified, reason=tracked.closing)
+        self._recopies.drop(tracked, transaction, f"the table is copied again: {tracked.closing}")
+        self._disconnect(tracked)
+        if record.status is Status.LIVE:
+            closed = replace(record, status=Status.CLOSED, closed_at=position)
+            transaction.put_table(closed)
+            self._batch.touch(record.id)
+        else:
+            transaction.drop_table(record.id)
+        tracked.closing = None
+
+    def _disconnect(self, tracked: TrackedTable) -> None:
+        self._routes.disconnect(tracked)
+        tracked.table_id = tracked.shape = tracked.version = tracked.transaction_filter = None
+
+
+# The routes of announced relations: each relation's changes go to the incarnation of its table, or
+# are ignored.
+
+
+class RequestSnapshot(Protocol):
+    """Asks for a catalog snapshot in ``after_s``; gives the number that it will answer."""
+
+    def __call__(self, after_s: float = 0.0) -> int: ...
+
+
+class RelationRoutes:
+    """Gives the decoder each relation's route. ``shown``: the partitions that the stream shows."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, TrackedTable],
+        relations: StreamRelations,
+        request_snapshot: RequestSnapshot,
+        shown: AnnouncedLeaves,
+    ) -> None:
+        self._tables = tables
+        self._relations = relations
+        self._request_snapshot = request_snapshot
+        self._shown = shown
+        self._hinted = self._answered = 0
+
+    def route(self, relation: Relation) -> Route:
+        """Destination for the changes of a relation that was just announced."""
+        tracked = self._by_oid(relation.oid)
+        if tracked is None or tracked.table_id is None or tracked.closing is not None:
+            return IGNORED
+        if tracked.shape is None or not tracked.shape.fits(relation):
+            self._must_close(tracked, "the stream announces it in another form")
+            return IGNORED
+        return self._decoding(tracked)
+
+    def announced_again(self, relation: Relation) -> None:
+        """Have a snapshot taken soon: a statement that rewrites values shows no more than this."""
+        tracked = self._by_oid(relation.oid)
+        if tracked is not None and self._hinted <= self._answered:
+            self._hinted = self._request_snapshot()
+
+    def answered(self, number: int) -> None:
+        """The stream has passed the catalog snapshot that answers this number."""
+        self._answered = number
+
+    def announced_behind(self, root: int, leaf: int) -> None:
+        """Changes of ``leaf`` come as those of ``root``, whose partition it is."""
+        self._shown.announced(root, leaf)
+        self._relations.stop()
+        tracked = self._by_oid(root)
+        if tracked is None or tracked.table_id is None or tracked.closing is not None:
+            return
+        known = tracked.source.partitions if tracked.source is not None else ()
+        usual = next((each.replica_identity for each in known if each.known.oid == leaf), None)
+        partition = self._relations.announced[leaf]
+        if tracked.shape is not None and not tracked.shape.identifies(partition, usual):
+            # The old row of an update lacks the root's key, and nothing else shows that.
+            self._must_close(tracked, "a partition of it had a replica identity without its key")
+            self.disconnect(tracked)
+
+    def broken(self, route: Route, error: Exception) -> None:
+        """A row of ``route`` can't be decoded: its table is closed and copied again."""
+        for tracked in self._tables.values():
+            if tracked.table_id is not None and tracked.table_id == route.table_id:
+                self._must_close(tracked, f"a change of it can't be used: {error}")
+                return
+
+    def connect(self, tracked: TrackedTable, now: Shape) -> None:
+        """Send the relation's changes to the new incarnation, if it was announced already.
+
+        An announcement of an older form stays in force for the server until it
+        sends the next; changes under it would be a surprise.
+        """
+        relation = self._relations.announced.get(now.oid)
+        if relation is None:
+            return
+        fits = now.fits(relation)
+        route = self._decoding(tracked) if fits else tracked_table.surprised(tracked.table_id)
+        self._relations.set_route(now.oid, route)
+
+    def disconnect(self, tracked: TrackedTable) -> None:
+        """Ignore the relation's changes from here on."""
+        if tracked.shape is not None:
+            self._relations.set_route(tracked.shape.oid, None)
+
+    def _by_oid(self, oid: int) -> TrackedTable | None:
+        for tracked in self._tables.values():
+            if tracked.shape is not None and tracked.shape.oid == oid:
+                return tracked
+        return None
+
+    def _decoding(self, tracked: TrackedTable) -> Route:
+        """A route that decodes the tracked table's rows."""
+        relations = self._relations
+        return tracked_table.of(tracked, lambda: relations.xid)
+
+    def _must_close(self, tracked: TrackedTable, reason: str) -> None:
+        """Close it where this transaction began; the decoder stops at the transaction's end."""
+        tracked.closing = reason
+        self._relations.forget(tracked.table_id, reason)
+
 
 _RETRY = Backoff(initial=10.0, maximum=600.0)
 _ALTERED_PAUSE_S = 0.1

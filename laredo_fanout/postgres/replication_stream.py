@@ -1,4 +1,4 @@
-"""The replication connection: reads the slot's stream, and confirms what is durable here.
+"""The replication connection: reads the slot's stream, and confirms positions.
 
 https://www.postgresql.org/docs/current/protocol-replication.html, over psycopg's
 pq layer. Messages are taken out of libpq's buffer one by one, but the socket is
@@ -8,9 +8,16 @@ for each message.
 
 from __future__ import annotations
 
+import fcntl
 import re
 import select
+import termios
+import threading
 import time
+from array import array
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,19 +26,69 @@ import structlog
 from psycopg.pq import ExecStatus
 
 from laredo_fanout.postgres import connections
-from laredo_fanout.postgres.errors import (
+from laredo_fanout.postgres.connections import (
     DecodingFailed,
     SlotInUse,
     SlotLost,
     SourceUnavailable,
 )
-from laredo_fanout.postgres.socket_reader import SocketReader
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from psycopg.pq.abc import PGconn
 
     from laredo_fanout.postgres.connections import ConnectionOptions
+
+# The reader of a connection's socket into libpq's buffer: in big reads, within a bound.
+#
+# libpq doesn't return how much a read took, and the socket's earlier content shows little of it:
+# PQconsumeInput goes on until the socket is empty or the buffer is full, and a server that sends
+# meanwhile keeps it reading (pqReadData in libpq's fe-misc.c). The buffer doubles when it is full,
+# and never gets smaller. So what may have come meanwhile counts.
+
+_BYTES_A_NS = 1
+"""No server sends faster: as much as memory is copied, it had to be decoded too."""
+
+
+class SocketReader:
+    """Reads one connection's socket. At most about ``bound`` bytes are read before they are used
+    up, or one message if that is larger."""
+
+    def __init__(self, pgconn: PGconn, bound: int) -> None:
+        self._pgconn = pgconn
+        self._socket = pgconn.socket
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._pending = array("i", [0])
+        self._bound = bound
+        self._taken = 0
+
+    def read(self) -> int:
+        """Take what has come, when all messages that came before are used up.
+
+        Returns how many bytes there were when it began, about; 0 only without any message.
+
+        :raises psycopg.OperationalError: if the connection was cut.
+        """
+        self._taken = 0
+        return self.read_ahead()
+
+    def read_ahead(self) -> int:
+        """Read more from the socket while earlier messages are still in the buffer."""
+        read = 0
+        pending = self._in_socket()
+        while self._taken < self._bound and (pending or (not read and self._poll.poll(0))):
+            began = time.perf_counter_ns()
+            self._pgconn.consume_input()
+            self._taken += pending + _BYTES_A_NS * (time.perf_counter_ns() - began)
+            read += max(1, pending)
+            pending = self._in_socket()
+        return read
+
+    def _in_socket(self) -> int:
+        fcntl.ioctl(self._socket, termios.FIONREAD, self._pending)
+        return self._pending[0]
+
 
 _log = structlog.get_logger()
 
@@ -240,3 +297,42 @@ def end_of_stream(sqlstate: str, text: str) -> SourceUnavailable | DecodingFaile
     if sqlstate and not sqlstate.startswith(_NOT_OF_THE_WAL):
         return DecodingFailed(sqlstate, text)
     return SourceUnavailable(f"the server ended the stream: {text or 'it shuts down'}")
+
+
+# A thread that empties the stream's socket while the ingest's thread waits for the disk.
+
+_PAUSE_S = 0.001
+"""A unix socket is full after about as long, and then the server's sender sleeps."""
+
+
+class BackgroundReading:
+    """A thread that calls ``read_available`` again and again, but only within :meth:`meanwhile`.
+
+    Its caller must leave the stream alone there: a connection is used by one thread at a time.
+    """
+
+    def __init__(self, read_available: Callable[[], None]) -> None:
+        self._read_available = read_available
+        self._thread = ThreadPoolExecutor(1, "laredo-gulping")
+
+    @contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """Let the thread read during the block; its error is raised at the block's end."""
+        done = threading.Event()
+        working = self._thread.submit(self._until, done)
+        try:
+            yield
+        finally:
+            done.set()
+            # Also behind an error: closing the connection needs it alone.
+            failed = working.exception()
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def _until(self, done: threading.Event) -> None:
+        while not done.wait(_PAUSE_S):
+            self._read_available()

@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.errors import RecopyRefused
-from laredo_fanout.ingest.source_change import PendingSourceChange
-from laredo_fanout.postgres.errors import SourceError, SourceUnavailable
-from laredo_fanout.relay import history
-from laredo_fanout.relay.errors import BatchAbandoned, HistoryMoved
-from laredo_fanout.relay.path import Hop
+from laredo_fanout.ingest.change_source import PendingSourceChange
+from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
+from laredo_fanout.relay import received_table
+from laredo_fanout.relay.path import BatchAbandoned, HistoryMoved, Hop, RelayCounters, RelayStatus
 from laredo_fanout.relay.session import RelaySession
-from laredo_fanout.relay.status import RelayCounters, RelayStatus
-from laredo_fanout.store import view
+from laredo_fanout.store import reader
 from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
-    from laredo_fanout.relay.options import RelayOptions
-    from laredo_fanout.relay.path import Path
-    from laredo_fanout.relay.table_stream import TableStream
+    from laredo_fanout.relay.path import Path, RelayOptions
+    from laredo_fanout.relay.session import TableStream
     from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.write_batch import OnCommit
@@ -162,7 +159,7 @@ class RelayIngest:
     ) -> int:
         """Wait before the next session, if need be; returns how many failed in a row."""
         if isinstance(error, HistoryMoved) and session.moved_to is not None:
-            history.adopt(self._store, session.moved_to)
+            received_table.adopt(self._store, session.moved_to)
             self._committed_nothing()
             # One change of history is a failover; whoever changes it each time has to wait.
             self._counters.reconnects += 1
@@ -260,7 +257,7 @@ class RelayIngest:
         counters = self._counters
         copying = None if stream is None else stream.writer.copy_rows
         # What is committed: the open batch is the relay's own thread's.
-        record = view.current([r for r in self._store.tables.values() if r.qualified == name])
+        record = reader.current([r for r in self._store.tables.values() if r.qualified == name])
         shown = record is not None and record.shown
         phase = "waiting for the upstream" if record is None else str(record.status)
         if copying is not None:

@@ -1,4 +1,4 @@
-"""The path of a relay: the servers between PostgreSQL and it, by which it finds loops.
+"""The path of a relay to PostgreSQL: options, servers on the way, status, and errors.
 
 Each server answers with itself and with the path that it knows, so that a server's id comes round
 to it within as many calls as a loop has servers, also where none of them has a table yet. What is
@@ -8,20 +8,144 @@ known ends at one's own id, else the path of a loop would grow for ever.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path as FilePath
 from typing import NamedTuple
 
-from laredo_fanout.client.errors import StreamError
-from laredo_fanout.client.stream.stream import split_table
+from laredo_fanout.client.errors import BadEndpoint, StreamError
+from laredo_fanout.client.stream.endpoint import Endpoint, Tls
+from laredo_fanout.client.stream.subscription import split_table
 from laredo_fanout.client.stream.translate import RELAY_CAPABILITY
 from laredo_fanout.client.stream.transport.grpc_transport import replication_status
-from laredo_fanout.relay.errors import RelayLoop, UpstreamTooOld, UpstreamUnavailable
-from laredo_fanout.relay.options import RelayOptions
-from laredo_fanout.relay.tls_cure import with_cure
+from laredo_fanout.postgres.connections import SourceError
+from laredo_fanout.source_options import CommitIntervals
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
 from laredo_model.errors import ModelError
+
+# Errors of a relay: what keeps it from following its upstream.
+#
+# SourceError (postgres/errors.py) ├── UpstreamUnavailable can't connect, or the call was refused:
+# tried again ├── UpstreamTooOld it doesn't know relays └── RelayLoop this server is among those
+# that the upstream follows
+
+
+class UpstreamUnavailable(SourceError):
+    """The upstream can't be connected to, or refuses the call; retried with growing pauses."""
+
+
+class UpstreamTooOld(SourceError):
+    """The upstream doesn't know relays: it is of an earlier version, or another program."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(
+            f"the server {server} doesn't know relays (capability relay.v1): run this version of"
+            " laredo-fanout there"
+        )
+
+
+class RelayLoop(SourceError):
+    """This server is among those that the upstream follows: neither would ever get a change."""
+
+
+class BatchAbandoned(Exception):
+    """The uncommitted batch was given up: all streams restart from the store's position."""
+
+
+class HistoryMoved(Exception):
+    """The upstream follows another history than this store has so far."""
+
+
+# The options of a relay, which the server's configuration is mapped onto.
+
+
+@dataclass(frozen=True)
+class RelayOptions:
+    """Another laredo-fanout, and how it is followed. Times are in seconds."""
+
+    #: ``host:port``.
+    server: str
+    client_id: str
+    tls: Tls | None = None
+    token: str | None = field(default=None, repr=False)
+    #: A file with the token alone, which is read for each connection.
+    token_file: FilePath | None = None
+    #: How often the path to PostgreSQL is asked for.
+    path_interval: float = 5.0
+    commits: CommitIntervals = field(default_factory=CommitIntervals)
+    #: What the source is called in the configuration: errors name its keys.
+    source_name: str = "NAME"
+
+    def endpoint(self) -> Endpoint:
+        """Address of the upstream, with the token as it is now.
+
+        :raises UpstreamUnavailable: if the token's file or a TLS file can't be used.
+        """
+        token = self.token
+        if self.token_file is not None:
+            try:
+                token = self.token_file.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise UpstreamUnavailable(
+                    f"token_file {self.token_file} can't be read: {error}"
+                ) from error
+        if token is not None and not (token and token.isascii() and token.isprintable()):
+            given = "token" if self.token_file is None else f"token_file {self.token_file}"
+            raise UpstreamUnavailable(f"{given} has no token: one line of printable ASCII")
+        try:
+            if self.tls is not None:
+                self.tls.credentials()
+            return Endpoint(self.server, self.tls, token)
+        except BadEndpoint as wrong:
+            raise UpstreamUnavailable(str(wrong)) from wrong
+
+
+# Advice for the configuration when no TLS connection to the upstream can be made.
+#
+# gRPC reports its TLS library's error, which names no key of the configuration.
+
+_CLOSED = ("Socket closed", "Connection reset", "Broken pipe")
+"""An upstream that refuses closes the connection without a reason."""
+
+
+def with_cure(error: str, options: RelayOptions) -> str:
+    """The error, followed by the cure if it is about TLS."""
+    found = _cure(error, options)
+    return f"{error}; {found}" if found else error
+
+
+def _cure(error: str, options: RelayOptions) -> str:
+    tls, keys = options.tls, f"sources.{options.source_name}.tls"
+    closed = any(text in error for text in _CLOSED)
+    if tls is None:
+        return f"if {options.server} speaks TLS, give {keys}" if closed else ""
+    signers = "the system's CAs have" if tls.ca is None else f"{tls.ca} has"
+    cures = {
+        "CERTIFICATE_VERIFY_FAILED": (
+            f"{signers} not signed the certificate of {options.server}: let {keys}.ca be the file"
+            " of the CA that did"
+        ),
+        "Hostname Verification": (
+            f"the certificate of {options.server} is for another name: give that as"
+            f" {keys}.server_name"
+        ),
+        "WRONG_VERSION_NUMBER": f"{options.server} doesn't speak TLS: remove {keys}, or correct"
+        " the port",
+        "security handshaker": f"a file can't be used: {keys}.key must be the key of {keys}.cert,"
+        " both as PEM",
+    }
+    for text, cure in cures.items():
+        if text in error:
+            return cure
+    if closed:
+        return (
+            f"if {options.server} asks for a client's certificate, give one that its"
+            f" fanout.grpc.tls.client_ca has signed, as {keys}.cert and {keys}.key"
+        )
+    return ""
+
 
 _MOST_HOPS = 16
 _LONGEST = 256
@@ -113,3 +237,32 @@ def _hops(sent: Iterable[wire.ServerHop], server: str, server_id: str) -> tuple[
         if each.server_id == server_id:
             break
     return tuple(hops)
+
+
+# A relay's status and counters in addition to those of every ingest: plain values.
+
+
+@dataclass
+class RelayCounters:
+    """Counters over all sessions of a relay; only its thread adds to them."""
+
+    #: Notices of the upstream that it is shutting down, one for each table's stream.
+    goaways: int = 0
+    #: Snapshots that the upstream sent, by table.
+    snapshots: dict[str, int] = field(default_factory=dict)
+
+    def count_snapshot(self, table: str) -> None:
+        """The upstream sends a snapshot."""
+        self.snapshots[table] = self.snapshots.get(table, 0) + 1
+
+
+@dataclass(frozen=True)
+class RelayStatus:
+    """The relay's part of /status and /metrics."""
+
+    #: This server, then those between it and PostgreSQL, as they were last asked for.
+    path: tuple[Hop, ...]
+    #: Notices of the upstream that it is shutting down.
+    goaways: int
+    #: Snapshots that the upstream sent, by table.
+    snapshots: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""One table of a relay: what its upstream sends, written into the open batch.
+"""One table of a relay: rows and history from its upstream, written into the open batch.
 
 Rows and changes are written as they come, byte by byte. A snapshot goes into an incarnation apart
 from the one that is shown. If the columns are the same, only what differs enters that one's
@@ -28,9 +28,10 @@ from laredo_fanout.client.events import (
     SnapshotEnd,
     SnapshotRows,
 )
-from laredo_fanout.store.comparison import CopyComparison
-from laredo_fanout.store.meta import LastRecopy
-from laredo_fanout.store.rows.changes import TableChanges
+from laredo_fanout.relay.path import UpstreamTooOld
+from laredo_fanout.store.meta import LastRecopy, SourceIdentity
+from laredo_fanout.store.rows.barrier import CopyComparison
+from laredo_fanout.store.rows.writing import TableChanges
 from laredo_fanout.store.table import Status
 from laredo_model import position as position_
 from laredo_model.checksum import StateChecksum
@@ -39,6 +40,7 @@ from laredo_model.line import Action
 if TYPE_CHECKING:
     from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.table import TableRecord
+    from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.status import Counters
     from laredo_fanout.tables.write_batch import WriteBatch
     from laredo_model.column import Column
@@ -334,3 +336,63 @@ def _table_changes(changes: Changes) -> TableChanges:
         list(changes.times_us),
         changes.open,
     )
+
+
+# Takes over the upstream's history: what becomes of this store's rows when that changes.
+
+
+def of_upstream(handshake: Handshake, server: str, known: SourceIdentity | None) -> SourceIdentity:
+    """The identity that this store has while it follows the history of the handshake.
+
+    :raises UpstreamTooOld: if the handshake doesn't name the history's origin.
+    """
+    origin, history = handshake.origin, handshake.history
+    if origin is None or history is None:
+        raise UpstreamTooOld(server)
+    return SourceIdentity(
+        history=history,
+        slot="",
+        publication="",
+        ancestors=origin.ancestors,
+        because=origin.because,
+        since=origin.since,
+        former_reach=0 if known is None else known.former_reach,
+        former_sequences=0 if known is None else known.former_sequences,
+    )
+
+
+def adopt(store: Store, now: SourceIdentity) -> None:
+    """Have the store follow this history from now on, durably.
+
+    What it has of a table stays where the new history holds the table's position. Else nobody may
+    resume within it: the table is forgotten, and copied again.
+    """
+    known, position, time_us = store.source, store.position, store.time_us
+    reach = 0
+    with store.transaction() as transaction:
+        for record in list(transaction.tables.values()):
+            at = record.position or position
+            if record.live and known is not None and now.lineage.holds(known.history, at):
+                transaction.set_table_position(record.id, at)
+                continue
+            if record.status is not Status.COPYING:
+                reach = max(reach, at)
+            transaction.drop_table(record.id)
+        if reach:
+            # Tables begin again with it, and their sequences with the time in microseconds.
+            now = replace(
+                now,
+                former_reach=max(reach, now.former_reach),
+                former_sequences=time.time_ns() // 1000,
+            )
+        transaction.set_source(now)
+        if not reach and position:
+            transaction.set_position(position, time_us)
+    if known is not None and known.history != now.history:
+        _log.warning(
+            "upstream history changed",
+            history=str(now.history),
+            before=str(known.history),
+            position=position_.text(position),
+            reason=now.because or "it goes on from the one before",
+        )

@@ -1,4 +1,4 @@
-"""A session of a relay: every table's stream, and the commits of what they bring.
+"""A session of a relay: every table's stream, and the commits of their changes.
 
 All run on one event loop, in the thread that alone writes the store. A commit takes what every
 table has brought so far; while a transaction of a table is written in part, the others wait before
@@ -9,26 +9,167 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from laredo_fanout.relay import history, path
-from laredo_fanout.relay.errors import HistoryMoved, UpstreamUnavailable
-from laredo_fanout.relay.received_table import ReceivedTable
-from laredo_fanout.relay.table_stream import TableStream
+import structlog
+
+from laredo_fanout.client.errors import StreamBroken, StreamError
+from laredo_fanout.client.events import GoAway, Handshake
+from laredo_fanout.client.stream.subscription import SyncOptions, open_stream
+from laredo_fanout.relay import path, received_table
+from laredo_fanout.relay.path import BatchAbandoned, HistoryMoved, UpstreamUnavailable, with_cure
+from laredo_fanout.relay.received_table import ReceivedTable, StartOver
 from laredo_fanout.store.table import Status
 from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
+from laredo_model import position as position_
+from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
-    from laredo_fanout.client.events import Handshake
-    from laredo_fanout.relay.options import RelayOptions
-    from laredo_fanout.relay.path import Path
-    from laredo_fanout.relay.status import RelayCounters
+    from laredo_fanout.client.events import Event
+    from laredo_fanout.relay.path import Path, RelayCounters, RelayOptions
     from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.meta import SourceIdentity
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.writer import Store
     from laredo_fanout.tables.status import Counters
+
+# The stream of one table from the upstream, across its ends: each goes on where the store is.
+
+_log = structlog.get_logger()
+
+_RETRY = Backoff(initial=0.1, maximum=5.0)
+_LEAVING = Backoff(initial=0.1, maximum=0.1)
+
+
+class TableStream:
+    """Follows one table until it is cancelled. ``turn`` is awaited before each event, ``wrote``
+    called after it; ``check_history`` is given each handshake."""
+
+    def __init__(
+        self,
+        options: RelayOptions,
+        writer: ReceivedTable,
+        store: Store,
+        counters: Counters,
+        relay_counters: RelayCounters,
+        *,
+        turn: Callable[[ReceivedTable], Awaitable[None]],
+        wrote: Callable[[], None],
+        check_history: Callable[[Handshake], None],
+    ) -> None:
+        self.writer = writer
+        self._options = options
+        self._store = store
+        self._counters = counters
+        self._relay_counters = relay_counters
+        self._turn = turn
+        self._wrote = wrote
+        self._check_history = check_history
+        self.connected = self.was_connected = False
+        self.error: str | None = None
+
+    async def run(self) -> None:
+        """Follow the table; a stream that ends is opened again.
+
+        :raises BatchAbandoned: if it ended within a transaction that is written in part.
+        :raises HistoryMoved: from ``check_history``.
+        :raises StoreError: if the store can't be written.
+        """
+        failures = 0
+        while True:
+            delay = _LEAVING.delay(1)
+            try:
+                async with aclosing(self._one_stream()) as events:
+                    async for event in events:
+                        if not isinstance(event, Handshake):
+                            failures = 0
+            except StartOver:
+                self.writer.forgets = True
+            except (StreamError, UpstreamUnavailable) as error:
+                failures += 1
+                delay = _RETRY.delay(failures)
+                self._disconnected(error, delay, failures)
+            finally:
+                self.connected = False
+            if self.writer.is_open:
+                raise BatchAbandoned
+            self.writer.drop_copy()
+            self._wrote()
+            await asyncio.sleep(delay)
+
+    def start_over(self) -> None:
+        """Have the next stream begin with a snapshot."""
+        self.writer.forgets = True
+
+    async def _one_stream(self) -> AsyncGenerator[Event, None]:
+        """Take one stream's events; ends when the upstream asked to go, else raises."""
+        writer = self.writer
+        snapshot_asked = writer.forgets
+        deadline: datetime | None = None
+        leaving = False
+        async with open_stream(self._options.endpoint(), self._request()) as events:
+            async for event in events:
+                if isinstance(event, Handshake):
+                    self._check_history(event)
+                    self.connected = self.was_connected = True
+                    self.error = None
+                elif isinstance(event, GoAway):
+                    self._relay_counters.goaways += 1
+                    leaving, deadline = True, event.deadline
+                    _log.info(
+                        "GoAway received",
+                        table=writer.options.qualified,
+                        reason=event.reason,
+                    )
+                await self._take(event)
+                yield event
+                if leaving and (writer.between_transactions or _passed(deadline)):
+                    return
+                if writer.forgets and not snapshot_asked and writer.between_transactions:
+                    return
+        if not leaving:
+            raise StreamBroken(self._options.server, "the server ended the stream")
+
+    async def _take(self, event: Event) -> None:
+        await self._turn(self.writer)
+        for _ in self.writer.take(event):
+            self._wrote()
+            # Other tables' changes are written and committed meanwhile.
+            await asyncio.sleep(0)
+            await self._turn(self.writer)
+        self._wrote()
+
+    def _request(self) -> SyncOptions:
+        position, source = self.writer.position, self._store.source
+        return SyncOptions(
+            self.writer.options.qualified,
+            self._options.client_id,
+            position=None if position is None else position_.Position(position),
+            history=None if position is None or source is None else source.history,
+            boundaries=True,
+            relay=True,
+        )
+
+    def _disconnected(self, error: Exception, delay: float, failures: int) -> None:
+        self._counters.reconnects += 1
+        text = with_cure(str(error), self._options)
+        level = _log.info if text == self.error else _log.warning
+        self.error = text
+        level(
+            "a table's stream from the upstream ended; it is opened again",
+            table=self.writer.options.qualified,
+            error=text,
+            attempt=failures,
+            retry_in_s=round(delay, 2),
+        )
+
+
+def _passed(deadline: datetime | None) -> bool:
+    return deadline is not None and datetime.now(UTC) >= deadline
+
 
 _SHARE = 9
 """Between two commits so many times what one takes, so that a tenth goes into them while changes
@@ -169,7 +310,7 @@ class RelaySession:
         :raises HistoryMoved: it is of another one.
         """
         known = self._store.source
-        now = history.of_upstream(handshake, self._options.server, known)
+        now = received_table.of_upstream(handshake, self._options.server, known)
         if now != known:
             self.moved_to = now
             raise HistoryMoved(str(now.history))

@@ -11,8 +11,7 @@ import grpc
 import structlog
 
 from laredo_fanout.serving import tls
-from laredo_fanout.serving.calls.caller import Caller, caller_of
-from laredo_fanout.serving.calls.descriptors import grpc_connections
+from laredo_fanout.serving.calls.tokens import Caller, caller_of
 from laredo_fanout.serving.errors import (
     MAX_DETAILS,
     BadRequest,
@@ -21,10 +20,9 @@ from laredo_fanout.serving.errors import (
     RequestLate,
 )
 from laredo_fanout.serving.options import ListenerOptions
-from laredo_fanout.serving.probes.health import HEALTH, Health
-from laredo_fanout.serving.probes.readiness import Readiness
-from laredo_fanout.serving.probes.reflection import REFLECTION, Reflection
+from laredo_fanout.serving.probes.readiness import HEALTH, REFLECTION, Health, Readiness, Reflection
 from laredo_fanout.serving.service import SERVICE, ReplicationService
+from laredo_fanout.serving.shared import grpc_connections
 from laredo_service.http.connections import ConnectionLimit, EndReason, HttpCounts
 
 log = structlog.get_logger(__name__)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping
 
-from laredo_fanout.serving import slices
-from laredo_fanout.serving.calls.request import check_snapshot_id, decode, table_name
+from laredo_fanout.serving import daemon_threads
+from laredo_fanout.serving.calls.tokens import check_snapshot_id, decode, table_name
+from laredo_fanout.serving.daemon_threads import Sliced
 from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
-from laredo_fanout.serving.forms.base import row_message
-from laredo_fanout.serving.forms.form import timestamp
+from laredo_fanout.serving.forms.form import row_message, timestamp
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
-from laredo_fanout.snapshots import info as info_
-from laredo_fanout.snapshots.directory import SnapshotDirectory
-from laredo_fanout.snapshots.errors import SnapshotFileDamaged, SnapshotUnknown
-from laredo_fanout.snapshots.info import SnapshotInfo
+from laredo_fanout.snapshots import take
+from laredo_fanout.snapshots.take import (
+    SnapshotDirectory,
+    SnapshotFileDamaged,
+    SnapshotInfo,
+    SnapshotUnknown,
+)
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.protobuf import tag
 from laredo_model import position
@@ -81,7 +83,7 @@ class PeriodicSnapshots:
 
         :raises NotServed: it hasn't.
         """
-        if info_.table_of(snapshot_id) not in self._directories:
+        if take.table_of(snapshot_id) not in self._directories:
             raise NotServed(str(SnapshotUnknown(snapshot_id)))
 
     async def fetch(
@@ -93,7 +95,7 @@ class PeriodicSnapshots:
         :raises SnapshotBroken: the file isn't what was written.
         """
         try:
-            directory = self._directories[info_.table_of(snapshot_id)]
+            directory = self._directories[take.table_of(snapshot_id)]
             found = await asyncio.to_thread(directory.find, snapshot_id)
             begin = wire.SnapshotBegin(
                 snapshot_id=found.snapshot_id, sequence=found.sequence, row_count=found.rows
@@ -102,7 +104,7 @@ class PeriodicSnapshots:
             encoder = Encoder(structs)
             with _Reading(directory.read(found)) as reading:
                 while lines := await reading.next():
-                    yield await slices.run(_row_messages(encoder, lines))
+                    yield await daemon_threads.run(_row_messages(encoder, lines))
             end = wire.SnapshotEnd(sequence=found.sequence, rows_sent=found.rows)
             yield [wire.FetchSnapshotResponse(end=end).SerializeToString()]
         except SnapshotUnknown as unknown:

@@ -1,4 +1,4 @@
-"""The replication service: authenticates each call, starts its session, and ends it.
+"""The replication service: authenticates each call, starts its session, and reports status.
 
 It knows no transport: `grpc_endpoint` and `connect` bring it calls, and translate its refusals.
 """
@@ -6,18 +6,26 @@ It knows no transport: `grpc_endpoint` and `connect` bring it calls, and transla
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 
 import structlog
 
-from laredo_fanout.serving import slices
-from laredo_fanout.serving.calls.call import Call, StallGuard
-from laredo_fanout.serving.calls.caller import Caller
-from laredo_fanout.serving.calls.exchange import Exchange
-from laredo_fanout.serving.calls.request import parse_sync
-from laredo_fanout.serving.calls.tokens import Tokens
+from laredo_fanout.serving import daemon_threads
+from laredo_fanout.serving.calls.tokens import (
+    RELAY,
+    TABLES,
+    Call,
+    Caller,
+    Exchange,
+    StallGuard,
+    Tokens,
+    decode,
+    parse_sync,
+    table_name,
+)
+from laredo_fanout.serving.daemon_threads import Slice, Sliced
 from laredo_fanout.serving.errors import (
     MAX_DETAILS,
     BadRequest,
@@ -30,28 +38,89 @@ from laredo_fanout.serving.errors import (
     TokenForbids,
 )
 from laredo_fanout.serving.filters.conditions import read as read_conditions
-from laredo_fanout.serving.forms.form import now_us
+from laredo_fanout.serving.forms.form import now_us, timestamp
 from laredo_fanout.serving.journal.tail import Tail, Tails
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.serving.periodic import (
-    PeriodicSnapshots,
-    info_message,
-    parse_fetch,
-    parse_list,
-)
-from laredo_fanout.serving.ports import ClientInfo, Lease, Registry, TooManyClients
+from laredo_fanout.serving.periodic import PeriodicSnapshots, info_message, parse_fetch, parse_list
+from laredo_fanout.serving.ports import ClientInfo, ClientState, Lease, Registry, TooManyClients
 from laredo_fanout.serving.shared import ServingResources
-from laredo_fanout.serving.status import (
-    parse_status,
-    server_path,
-    status_response,
-    tables_response,
-)
 from laredo_fanout.serving.sync.live_group import LiveGroups
 from laredo_fanout.serving.sync.session import Session
-from laredo_fanout.snapshots.info import table_of
+from laredo_fanout.snapshots.take import table_of
 from laredo_fanout.store.errors import StoreError, TableHidden, TableUnknown
+from laredo_fanout.store.reader import StoreReader, TableView
 from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model import position
+
+# GetReplicationStatus: the status call, a table's figures and its connected clients.
+
+_INT32_MAX = 2**31 - 1
+
+
+def parse_status(data: bytes) -> tuple[str | None, bool]:
+    """The table of a GetReplicationStatusRequest, and whether it is a relay's.
+
+    No table is named where it asks for those that are served.
+
+    :raises BadRequest: it can't be decoded, or names no table.
+    """
+    asked = decode(wire.GetReplicationStatusRequest, data)
+    if TABLES in asked.capabilities and not asked.schema and not asked.table:
+        return None, False
+    return table_name(asked.schema, asked.table), RELAY in asked.capabilities
+
+
+def tables_response(tables: Iterable[str]) -> bytes:
+    """The answer to who asks for the tables."""
+    return wire.GetReplicationStatusResponse(tables=sorted(tables)).SerializeToString()
+
+
+def server_path(reader: StoreReader, delay_us: int) -> list[wire.ServerHop]:
+    """This server, and those between it and PostgreSQL."""
+    here = wire.ServerHop(
+        server_id=reader.server_id(),
+        source_position=position.text(reader.position()[0]),
+        delay_us=delay_us,
+    )
+    stored = reader.upstream_path()
+    upstream = wire.GetReplicationStatusResponse.FromString(stored) if stored else None
+    return [here, *(upstream.path if upstream is not None else ())]
+
+
+def status_response(
+    view: TableView | None,
+    clients: list[ClientState],
+    latest: wire.ReplicationSnapshotInfo | None,
+    path: Sequence[wire.ServerHop] = (),
+) -> Sliced[bytes]:
+    """The answer; a table whose copy hasn't started has zeros. ``path`` is a relay's."""
+    response = wire.GetReplicationStatusResponse(
+        connected_clients=len(clients), latest_snapshot=latest, path=path
+    )
+    slice_ = Slice()
+    for client in clients:
+        response.clients.append(_client(client, view.sequence if view else 0))
+        if slice_.done_with(0):
+            yield
+    if view is not None:
+        response.current_sequence = view.sequence
+        response.journal_oldest_sequence = view.oldest_sequence
+        response.journal_entry_count = view.entries
+        response.row_count = view.rows
+    return response.SerializeToString()
+
+
+def _client(client: ClientState, newest: int) -> wire.ConnectedClient:
+    behind = max(newest - client.sequence, 0) if client.sequence else 0
+    return wire.ConnectedClient(
+        client_id=client.info.client_id,
+        current_sequence=client.sequence,
+        behind_count=behind,
+        buffer_depth=min(client.depth, _INT32_MAX),
+        connected_at=timestamp(client.info.connected_at_us),
+        state=client.state,
+    )
+
 
 log = structlog.get_logger(__name__)
 
@@ -133,7 +202,7 @@ class ReplicationService:
             call.caller.client_id = asked.client_id
             tail = self._served(call, asked.table)
             # Only now is anything made of them: a caller who may not read costs nothing more.
-            conditions = await slices.run(read_conditions(filters)) if filters else None
+            conditions = await daemon_threads.run(read_conditions(filters)) if filters else None
             del filters
             lease = await self._register(call, batch=asked.batch, filtered=asked.filtered)
             session = Session(
@@ -254,7 +323,7 @@ class ReplicationService:
         newest = await self._snapshots.infos(table, 1)
         latest = info_message(newest[0]) if newest else None
         path = server_path(self._shared.reader, self._tails.delay_us) if is_relay else []
-        return await slices.run(status_response(view, clients, latest, path))
+        return await daemon_threads.run(status_response(view, clients, latest, path))
 
     def _admit(self, caller: Caller) -> None:
         """Check the caller, before anything of the request is decoded.

@@ -1,17 +1,42 @@
-"""The objects that all sessions of a serving process share."""
+"""The objects and limits that all sessions of a serving process share."""
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 
-from laredo_fanout.serving.journal.recent import RecentRecords
+from laredo_fanout.serving.journal.tail import RecentRecords
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.ports import Wakeups
 from laredo_fanout.serving.replay.archives import Archives
-from laredo_fanout.serving.sent import SentCounts
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.reader import StoreReader
+
+# Counters of changes and bytes that a serving process has sent to its clients.
+
+
+@dataclass(slots=True)
+class SentCounts:
+    """Messages of streams, and their bytes.
+
+    Bytes are those that are given to gRPC, without its framing, or to a connection of Connect,
+    with its envelopes and chunks; a message that is sent as JSON counts as the protobuf it was.
+    """
+
+    bytes: int = 0
+    messages: int = 0
+
+    def add(self, size: int, messages: int) -> None:
+        """Count a write."""
+        self.bytes += size
+        self.messages += messages
+
+    def take(self) -> tuple[int, int]:
+        """Bytes and messages since it was last asked."""
+        taken = self.bytes, self.messages
+        self.bytes = self.messages = 0
+        return taken
 
 
 class Drain:
@@ -44,3 +69,29 @@ class ServingResources:
     spool: SpoolDirectory
     archives: Archives
     sent: SentCounts
+
+
+# The connections that each port may have: shares of the process's file descriptors.
+#
+# With both ports they are three quarters of the descriptors at most, so that spools, archives and
+# the store always find one.
+
+_UNLIMITED = 1 << 30
+
+
+def connect_connections() -> int:
+    """Half of the descriptors: each client has a connection of its own."""
+    return _share(2)
+
+
+def grpc_connections(*, alone: bool) -> int:
+    """Half of the descriptors, or a quarter if there is a Connect port: streams share connections.
+
+    gRPC closes a connection beyond them at once.
+    """
+    return _share(2 if alone else 4)
+
+
+def _share(parts: int) -> int:
+    may_have, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _UNLIMITED if may_have == resource.RLIM_INFINITY else may_have // parts

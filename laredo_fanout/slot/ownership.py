@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.errors import SlotForeign
-from laredo_fanout.postgres import connections, wal_message
+from laredo_fanout.postgres import connections, pgoutput
 from laredo_fanout.slot import slot, wal_marker
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def is_made_for(
         or found.wal_status == "lost"
     ):
         return False
-    content = wal_message.made_payload(found.name, known.token, found.confirmed)
+    content = pgoutput.made_payload(found.name, known.token, found.confirmed)
     until = min(found.wal_position - 1, found.confirmed + _FIRST_BYTES)
     return wal_marker.has_message(content, until, options, connection, stopping)
 

@@ -1,24 +1,28 @@
-"""The replication slot in the catalog: reads, creates and drops it, and finds a gap.
+"""The replication slot in the catalog: created, read, dropped; and the walsender that uses it.
 
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 import structlog
 
 from laredo_fanout.errors import SourceUnfit
-from laredo_fanout.postgres import wal_message
-from laredo_fanout.postgres.errors import RightsMissing, SlotInUse
+from laredo_fanout.postgres import connections, pgoutput
+from laredo_fanout.postgres.connections import RightsMissing, SlotInUse, SourceError
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.source_options import SourceOptions
 
 _log = structlog.get_logger()
 
@@ -205,7 +209,7 @@ def create(connection: Connection, name: str, token: str) -> int:
             "SELECT begins, pg_logical_emit_message(true, %s, %s || begins)"
             " FROM (SELECT lsn - '0/0'::pg_lsn AS begins FROM"
             f" pg_create_logical_replication_slot(%s, 'pgoutput'{failover}) OFFSET 0) s".encode(),
-            (wal_message.PREFIX, wal_message.made_payload(name, token, ""), name),
+            (pgoutput.PREFIX, pgoutput.made_payload(name, token, ""), name),
         ).fetchone()
     except psycopg.errors.DuplicateObject as made:
         raise SlotInUse(f"slot {name} was made by another server just now") from made
@@ -278,3 +282,187 @@ def _slot_gone(stored: Stored, slot: Slot | None, slot_name: str) -> str | None:
             f" position {position_.text(stored.position)}"
         )
     return None
+
+
+# Reports the transactions that creating a slot waits for, while it waits.
+#
+# PostgreSQL can begin to decode only after every transaction that was running is over; one that is
+# left open, or prepared and forgotten, makes it wait without limit.
+# https://www.postgresql.org/docs/current/logicaldecoding-explanation.html (Snapshots)
+
+_FIRST_POLL_S, _POLL_EVERY_S, _LOG_AGAIN_S = 0.5, 1.0, 60.0
+
+# pg_blocking_pids names the one that is waited for now; those that began before it are next.
+# 0 stands for a prepared transaction.
+_WAITED_FOR = """
+SELECT a.pid, coalesce(a.usename::text, '?'), coalesce(a.application_name, ''),
+    a.xact_start::timestamptz(0)::text, coalesce(a.state, 'state hidden')
+FROM pg_stat_activity a
+WHERE a.backend_xid IS NOT NULL AND a.pid <> %(maker)s
+    AND (a.pid = ANY (pg_blocking_pids(%(maker)s)) OR a.xact_start <= (
+        SELECT coalesce(m.xact_start, m.query_start) FROM pg_stat_activity m
+        WHERE m.pid = %(maker)s))
+ORDER BY a.xact_start, a.pid
+"""
+_WORKS = "SELECT state = 'active' FROM pg_stat_activity WHERE pid = %s"
+_PREPARED = """
+SELECT gid, owner::text, prepared::timestamptz(0)::text FROM pg_prepared_xacts ORDER BY prepared
+"""
+
+
+@contextmanager
+def waits_reported(
+    options: SourceOptions, maker: Connection, report: Callable[[str], None]
+) -> Iterator[None]:
+    """While the block runs on the connection ``maker``, ``report`` which transactions it waits for.
+
+    ``report`` is called in a thread of its own, with a sentence for people; a wait that is short
+    isn't reported. The log has it when it changes, and once a minute. Where the server has long
+    answered, or knows no such connection, ``maker`` is broken off: its answer is lost.
+    """
+    over = threading.Event()
+    watcher = threading.Thread(
+        target=_watch, args=(options, maker, report, over), name="laredo-slot", daemon=True
+    )
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _watch(
+    options: SourceOptions, maker: Connection, report: Callable[[str], None], over: threading.Event
+) -> None:
+    if over.wait(_FIRST_POLL_S):
+        return
+    pid = maker.info.backend_pid
+    logged, logged_at, answered = "", 0.0, 0
+    while not over.is_set():
+        try:
+            with (
+                connections.connect(options, role="watch") as connection,
+                connections.TimeLimit(connection, options.receive_timeout) as patience,
+            ):
+                while not over.is_set():
+                    # It may have answered just now; twice means that nothing comes through.
+                    answered = 0 if _works(connection, pid) else answered + 1
+                    if answered > 1:
+                        _log.warning("slot created; answer lost")
+                        connections.sever(maker)
+                        return
+                    waited_for = _sentence(connection, pid)
+                    report(waited_for)
+                    now = time.monotonic()
+                    if waited_for != logged or now - logged_at >= _LOG_AGAIN_S:
+                        logged, logged_at = waited_for, now
+                        _log.warning("slot not created yet", slot=options.slot_name, why=waited_for)
+                    with patience.suspended():
+                        over.wait(_POLL_EVERY_S)
+        except (SourceError, psycopg.Error) as failed:
+            text = " ".join(str(failed).split())
+            _log.warning("transactions that delay the slot not read", error=text)
+            over.wait(_POLL_EVERY_S)
+
+
+def _works(connection: Connection, pid: int) -> bool:
+    """True if the backend ``pid`` is still working, or the role isn't allowed to see that."""
+    row = connection.execute(_WORKS, (pid,)).fetchone()
+    return row is not None and row[0] is not False
+
+
+def _sentence(connection: Connection, maker_pid: int) -> str:
+    running = connection.execute(_WAITED_FOR, {"maker": maker_pid}).fetchall()
+    parts = [
+        f"pid {pid} (role {role}, {name or 'no name'}, {state}, since {since or '?'})"
+        for pid, role, name, since, state in running
+    ]
+    parts += [
+        f"prepared transaction {gid!r} (role {role}, since {since}; COMMIT or ROLLBACK PREPARED)"
+        for gid, role, since in connection.execute(_PREPARED).fetchall()
+    ]
+    if not parts:
+        return "creating the slot"
+    return f"creating the slot waits for transactions to end: {', '.join(parts)}"
+
+
+# The process that streams from the slot, and how to end it where it is a left-over of our own.
+#
+# A proxy or a host that is lost without closing its connection leaves a walsender that holds the
+# slot until wal_sender_timeout, or for ever where that is 0.
+
+_PATIENCE_MS = 5000
+
+_HOLDER = """
+SELECT a.pid, a.application_name, a.usename::text, a.client_addr::text, a.backend_start
+FROM pg_replication_slots s JOIN pg_stat_activity a ON a.pid = s.active_pid
+WHERE s.slot_name = %s
+"""
+_OURSELVES = "SELECT session_user::text"
+# By all that distinguishes a process from a later one with the same pid.
+_END = """
+SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
+WHERE pid = %s AND application_name = %s AND backend_start IS NOT DISTINCT FROM %s
+"""
+
+
+class SlotHolder(NamedTuple):
+    """The process that holds the slot; None is what the role may not see."""
+
+    pid: int
+    application_name: str
+    role: str | None
+    address: str | None
+    #: When the process began (backend_start).
+    since: object
+
+    def __str__(self) -> str:
+        where = f" at {self.address}" if self.address else ""
+        since = f" since {self.since:%Y-%m-%d %H:%M:%S}" if self.since else ""
+        return (
+            f"pid {self.pid} ({self.application_name or 'no name'}, role {self.role}{where}{since})"
+        )
+
+
+def holder(connection: Connection, slot: str) -> SlotHolder | None:
+    """The process that streams from the slot now, if one does."""
+    row = connection.execute(_HOLDER, (slot,)).fetchone()
+    return None if row is None else SlotHolder(*row)
+
+
+def free(connection: Connection, slot: str, ours: Sequence[str]) -> bool:
+    """Free the slot of a left-over connection of ours; returns whether one was ended.
+
+    ``ours`` are the names (application_name) of replication connections that this store
+    opened and that aren't used any more: they are random, and were stored before they were
+    used, and a store is open in one process only, so no other server's is among them. A program
+    that takes such a name, which all may read, has a connection of another role.
+
+    :raises SlotInUse: if it is another server's, or can't be ended.
+    """
+    found = holder(connection, slot)
+    if found is None:
+        return False
+    row = connection.execute(_OURSELVES).fetchone()
+    if found.application_name not in ours or row is None or found.role != row[0]:
+        raise _in_use(slot, found, "stop that server, or give this one its own slot_name")
+    try:
+        row = connection.execute(
+            _END, (_PATIENCE_MS, found.pid, found.application_name, found.since)
+        ).fetchone()
+    except psycopg.errors.InsufficientPrivilege as denied:
+        why = f"it is a connection that this server lost, and {denied.diag.message_primary}"
+        raise _in_use(slot, found, why) from denied
+    if row is not None and not row[0]:
+        why = f"it was terminated and hasn't ended in {_PATIENCE_MS // 1000} s"
+        raise _in_use(slot, found, why)
+    _log.warning("orphaned walsender terminated", slot=slot, pid=found.pid)
+    return True
+
+
+def _in_use(slot: str, found: SlotHolder, why: str) -> SlotInUse:
+    return SlotInUse(
+        f"slot {slot} is in use by {found}; {why}."
+        f" To end it: SELECT pg_terminate_backend({found.pid});"
+    )

@@ -1,37 +1,297 @@
-"""Takes a periodic snapshot: writes the rows, verifies the position, removes expired ones."""
+"""Periodic snapshots: taken, described, kept in a directory for each table."""
 
 import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import orjson
 import structlog
 
-from laredo_fanout.snapshots import info as info_
-from laredo_fanout.snapshots.directory import INFO, ROWS, SnapshotDirectory
-from laredo_fanout.snapshots.errors import (
-    SnapshotBusy,
-    SnapshotUnverified,
-    SnapshotUnwritable,
-)
-from laredo_fanout.snapshots.info import SnapshotInfo
 from laredo_fanout.store.errors import TableUnknown
-from laredo_fanout.store.reader import StoreReader
-from laredo_fanout.store.snapshot import Snapshot
+from laredo_fanout.store.reader import Snapshot, StoreReader
+from laredo_model import column
+from laredo_model import position as position_
 from laredo_model.checksum import StateChecksum
+from laredo_model.column import Column
 from laredo_service import files as files_
 from laredo_service import private_directory
 from laredo_service.files import Digest
 from laredo_service.private_directory import private
 
+# A periodic snapshot's description: the small JSON file with its rows' file.
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """The description of one periodic snapshot: a table's rows at one position."""
+
+    #: Its name among all tables' snapshots.
+    snapshot_id: str
+    table: str
+    #: The incarnation of the table that its rows are of.
+    table_id: int
+    #: The newest journal entry in it.
+    sequence: int
+    position: int
+    #: The history of its position; "" if the store didn't know.
+    history: str
+    rows: int
+    #: The size of the file of rows.
+    size_bytes: int
+    #: That of the file of rows.
+    sha256: str
+    #: That of the rows (``laredo_model.checksum``).
+    state_checksum: str
+    #: Microseconds since 1970.
+    created_at_us: int
+    columns: tuple[Column, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its files, without extension."""
+        return file_name(self.position, self.sequence)
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the JSON file."""
+        return orjson.dumps(
+            {
+                "format": FORMAT,
+                "snapshot_id": self.snapshot_id,
+                "table": self.table,
+                "table_id": self.table_id,
+                "sequence": self.sequence,
+                "position": position_.text(self.position),
+                "history": self.history,
+                "rows": self.rows,
+                "size_bytes": self.size_bytes,
+                "sha256": self.sha256,
+                "state_checksum": self.state_checksum,
+                "created_at_us": self.created_at_us,
+                "columns": [each.to_json() for each in self.columns],
+            },
+            option=orjson.OPT_INDENT_2,
+        )
+
+
+def from_bytes(stored: bytes) -> SnapshotInfo:
+    """The info that ``to_bytes`` wrote.
+
+    :raises ValueError: if it isn't one.
+    """
+    try:
+        read: dict[str, Any] = orjson.loads(stored)
+        if read["format"] != FORMAT:
+            raise ValueError(f"format {read['format']}, this version knows {FORMAT}")
+        return SnapshotInfo(
+            snapshot_id=str(read["snapshot_id"]),
+            table=str(read["table"]),
+            table_id=int(read["table_id"]),
+            sequence=int(read["sequence"]),
+            position=position_.parse(read["position"]),
+            history=str(read["history"]),
+            rows=int(read["rows"]),
+            size_bytes=int(read["size_bytes"]),
+            sha256=str(read["sha256"]),
+            state_checksum=str(read["state_checksum"]),
+            created_at_us=int(read["created_at_us"]),
+            columns=tuple(column.from_json(each) for each in read["columns"]),
+        )
+    except (KeyError, TypeError, AttributeError) as wrong:
+        raise ValueError(f"{type(wrong).__name__}: {wrong}") from wrong
+
+
+def file_name(position: int, sequence: int) -> str:
+    """The name of a snapshot's files, without extension."""
+    return f"{position_.object_name(position)}-{sequence}"
+
+
+def snapshot_id(table: str, position: int, sequence: int) -> str:
+    """The id of a snapshot among all tables' snapshots."""
+    return f"{table}@{file_name(position, sequence)}"
+
+
+def table_of(snapshot_id: str) -> str:
+    """The table whose snapshot this id names; "" if it names none."""
+    return snapshot_id.rpartition("@")[0]
+
+
+# Errors of periodic snapshots.
+#
+# SnapshotError ├── SnapshotUnknown no snapshot with this id ├── SnapshotFileDamaged the file isn't
+# what was written ├── SnapshotBusy another process is writing into the directory ├──
+# SnapshotUnwritable the directory or disk doesn't take it └── SnapshotUnverified silent DDL may
+# have rewritten values before its position
+
+
+class SnapshotError(Exception):
+    """Root of this package's errors."""
+
+
+class SnapshotUnknown(SnapshotError):
+    """No snapshot with this id (any more)."""
+
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(f"there is no snapshot {snapshot_id!r}; list them to see which there are")
+
+
+class SnapshotFileDamaged(SnapshotError):
+    """A snapshot's file isn't what was written."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"the snapshot {path} is damaged: {why}; take another one, or remove it")
+
+
+class SnapshotBusy(SnapshotError):
+    """Another process is writing into the directory."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(
+            f"another process is writing snapshots into {directory}; give every server its own "
+            "snapshot.store_config.path"
+        )
+
+
+class SnapshotUnwritable(SnapshotError):
+    """The directory or its disk doesn't take the snapshot; the ones before are untouched."""
+
+    def __init__(self, directory: str, why: str) -> None:
+        super().__init__(f"can't write a snapshot into {directory}: {why}")
+
+
+class SnapshotUnverified(SnapshotError):
+    """Its rows may miss a silent DDL: no catalog check has verified its position."""
+
+    def __init__(self, table: str, position: int, why: str) -> None:
+        super().__init__(
+            f"the snapshot of table {table} at {position_.text(position)} was given up: no catalog "
+            f"check has verified that position ({why}); it is tried again"
+        )
+
+
+# The directory that holds one table's periodic snapshots.
+#
+# Each snapshot is two files: NAME.jsonl, a row's line per line in key order, and NAME.json, its
+# info, which is written last and removed first: without it the rows are no snapshot.
+
+ROWS = ".jsonl"
+INFO = ".json"
+
+_BLOCK = 1 << 20
+
+log = structlog.get_logger("laredo_fanout.snapshots")
+
+
+class SnapshotDirectory:
+    """Lists and reads one table's snapshots; any number of processes may do so at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._logged: set[tuple[str, str]] = set()
+
+    def snapshots(self, limit: int | None = None) -> list[SnapshotInfo]:
+        """The snapshots that are whole, newest first; damaged ones are logged once and left out."""
+        found = []
+        for path in self._info_files():
+            try:
+                found.append(self._read_info(path))
+            except SnapshotFileDamaged as damaged:
+                self._log_once(path, damaged)
+            except FileNotFoundError:
+                continue  # removed meanwhile
+        found.sort(key=lambda each: (each.sequence, each.created_at_us), reverse=True)
+        return found[:limit] if limit else found
+
+    def newest(self) -> SnapshotInfo | None:
+        """The newest whole snapshot."""
+        return next(iter(self.snapshots(1)), None)
+
+    def find(self, snapshot_id: str) -> SnapshotInfo:
+        """The snapshot with this id.
+
+        :raises SnapshotUnknown: if there is none, or a damaged one.
+        """
+        for each in self.snapshots():
+            if each.snapshot_id == snapshot_id:
+                return each
+        raise SnapshotUnknown(snapshot_id)
+
+    def read(self, snapshot: SnapshotInfo, rows: int = 1000) -> Generator[list[bytes], None, None]:
+        """Read its rows' lines in key order, about ``rows`` at a time, checked as they are read.
+
+        The file is opened at the first step; from then on removing it does no harm.
+
+        :raises SnapshotUnknown: if it was removed meanwhile.
+        :raises SnapshotFileDamaged: at the latest after the last line, if the
+            file isn't what was written.
+        """
+        path = self.rows_file(snapshot)
+        digest, count, begun = Digest(), 0, b""
+        lines: list[bytes] = []
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            raise SnapshotUnknown(snapshot.snapshot_id) from None
+        with file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                *whole, begun = (begun + block).split(b"\n")
+                lines += whole
+                count += len(whole)
+                while len(lines) >= rows:
+                    yield lines[:rows]
+                    del lines[:rows]
+        if lines:
+            yield lines
+        if begun or count != snapshot.rows:
+            raise SnapshotFileDamaged(str(path), f"{count} rows, {snapshot.rows} were written")
+        if digest.hex() != snapshot.sha256:
+            raise SnapshotFileDamaged(str(path), "its sha256 isn't the one that was written")
+
+    def rows_file(self, snapshot: SnapshotInfo) -> Path:
+        """The file of its rows."""
+        return self.path / (snapshot.name + ROWS)
+
+    def info_file(self, snapshot: SnapshotInfo) -> Path:
+        """The file of its info."""
+        return self.path / (snapshot.name + INFO)
+
+    def _info_files(self) -> list[Path]:
+        return sorted(self.path.glob("[!.]*" + INFO)) if self.path.is_dir() else []
+
+    def _read_info(self, path: Path) -> SnapshotInfo:
+        try:
+            found = from_bytes(path.read_bytes())
+        except ValueError as wrong:
+            raise SnapshotFileDamaged(str(path), str(wrong)) from wrong
+        if found.name != path.name.removesuffix(INFO):
+            raise SnapshotFileDamaged(str(path), f"it is the info of {found.name}")
+        rows = self.rows_file(found)
+        try:
+            size = rows.stat().st_size
+        except FileNotFoundError:
+            if path.exists():
+                raise SnapshotFileDamaged(str(rows), "its rows are missing") from None
+            raise
+        if size != found.size_bytes:
+            why = f"{size} bytes, {found.size_bytes} were written"
+            raise SnapshotFileDamaged(str(rows), why)
+        return found
+
+    def _log_once(self, path: Path, damaged: SnapshotFileDamaged) -> None:
+        if (path.name, str(damaged)) not in self._logged:
+            self._logged.add((path.name, str(damaged)))
+            log.warning("snapshot ignored", error=str(damaged))
+
+
 UNFINISHED = ".unfinished-"
 _LOCK = ".lock"
 _POLL_S = 0.05
-
-log = structlog.get_logger("laredo_fanout.snapshots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +401,7 @@ def _write_rows_if_changed(
 def _write_rows(rows: Snapshot, history: str, files: SnapshotDirectory) -> SnapshotInfo:
     view = rows.view
     digest, checksum = Digest(), StateChecksum()
-    name = info_.file_name(rows.position, rows.sequence)
+    name = file_name(rows.position, rows.sequence)
     with _atomic(files.path / (name + ROWS)) as file:
         for _, lines in rows.batches():
             block = b"\n".join(lines) + b"\n"
@@ -149,7 +409,7 @@ def _write_rows(rows: Snapshot, history: str, files: SnapshotDirectory) -> Snaps
             digest.update(block)
             checksum.add(lines)
     return SnapshotInfo(
-        snapshot_id=info_.snapshot_id(view.name, rows.position, rows.sequence),
+        snapshot_id=snapshot_id(view.name, rows.position, rows.sequence),
         table=view.name,
         table_id=view.id,
         sequence=rows.sequence,
@@ -166,7 +426,7 @@ def _write_rows(rows: Snapshot, history: str, files: SnapshotDirectory) -> Snaps
 
 def _write_info(made: SnapshotInfo, files: SnapshotDirectory) -> None:
     """Write the info, which makes the snapshot complete."""
-    name = info_.file_name(made.position, made.sequence)
+    name = file_name(made.position, made.sequence)
     with _atomic(files.path / (name + INFO)) as file:
         file.write(made.to_bytes())
 

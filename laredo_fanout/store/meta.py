@@ -1,4 +1,4 @@
-"""The meta database: the store's position, its source, tables' definitions, and their format.
+"""The LMDB environment and its meta database, for the one writer and for readers.
 
 =========================  ====================================================
 key in the meta database   value
@@ -13,16 +13,31 @@ upstream_path              of a relay: JSON, the servers between PostgreSQL and 
 =========================  ====================================================
 """
 
+import errno
+import fcntl
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
 
+import lmdb
 import orjson
 
-from laredo_fanout.store import table
-from laredo_fanout.store.disk import Reserve
-from laredo_fanout.store.layout import prefix
+from laredo_fanout.store import disk, table
+from laredo_fanout.store.disk import DiskSpace, Reserve
+from laredo_fanout.store.errors import (
+    DiskFull,
+    StoreDamaged,
+    StoreError,
+    StoreFormatUnknown,
+    StoreLocked,
+    StoreMissing,
+    StoreUnusable,
+)
+from laredo_fanout.store.journal import record as record_
+from laredo_fanout.store.journal.record import prefix
 from laredo_fanout.store.table import TableRecord
 from laredo_model import position as position_
 from laredo_model.position import Ancestor, History, Lineage
@@ -228,3 +243,188 @@ def all_tables(transaction: Any, meta: Any) -> list[TableRecord]:
         found = cursor.next()
     cursor.close()
     return records
+
+
+# Opening the LMDB environment, for the one writer and for readers.
+
+MAX_READERS = 1000
+MIN_SIZE = 1 << 20
+FILES = ("data.mdb", "lock.mdb", "server.lock")
+"""Files of a store's directory, by which it is recognized."""
+_PAGE = disk.PAGE
+_META_PAGES = 2
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
+
+
+@dataclass(frozen=True, slots=True)
+class Databases:
+    """The named databases of an open environment (``layout.py``)."""
+
+    state: Any
+    marks: Any
+    journal: Any
+    olds: Any
+    positions: Any
+    meta: Any
+
+    @property
+    def all(self) -> tuple[Any, ...]:
+        """Every one of them."""
+        return self.state, self.marks, self.journal, self.olds, self.positions, self.meta
+
+
+class ServerLock:
+    """One server per path: an exclusive lock that dies with its process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptor = os.open(directory / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._descriptor, 64).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise StoreLocked(str(directory), f"process {owner or 'unknown'}") from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let another server in."""
+        os.close(self._descriptor)
+
+
+def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.DiskSpace]:
+    """The environment for writing; made if there is none. The caller holds the ServerLock.
+
+    :raises DiskFull: if the disk has no room for even a fresh store.
+    :raises StoreDamaged: if what is there isn't a usable environment.
+    """
+    max_size = max(max_size, MIN_SIZE)
+    max_size -= max_size % _PAGE
+    disk.allocate_lock_file(directory, MAX_READERS)
+    try:
+        environment = lmdb.open(
+            str(directory),
+            map_size=max_size,
+            mode=0o600,
+            max_dbs=len(record_.DATABASES),
+            max_readers=MAX_READERS,
+            writemap=True,
+            sync=True,
+            metasync=True,
+            # The writer goes to single rows, in a store that may be larger than memory.
+            readahead=False,
+        )
+    except lmdb.Error as failed:
+        raise _what_failed(directory, failed) from failed
+    try:
+        space = disk.DiskSpace(environment, directory, max_size)
+        space.begin()
+        return environment, _databases(environment, create=True), space
+    except BaseException:
+        environment.close()
+        raise
+
+
+def open_readable(directory: Path) -> tuple[Any, Databases]:
+    """The environment for reading, in another process than the writer's.
+
+    :raises StoreMissing: if there is no store.
+    :raises StoreDamaged: if what is there isn't a usable environment.
+    """
+    if not (directory / "data.mdb").exists():
+        raise StoreMissing(str(directory))
+    try:
+        environment = lmdb.open(
+            str(directory),
+            map_size=0,
+            max_dbs=len(record_.DATABASES),
+            max_readers=MAX_READERS,
+            readonly=True,
+            create=False,
+            # Readers scan whole tables: eight times faster from a cold cache.
+            readahead=True,
+        )
+        return environment, _databases(environment, create=False)
+    except (lmdb.NotFoundError, lmdb.ReadonlyError) as missing:
+        raise StoreMissing(str(directory)) from missing
+    except lmdb.Error as failed:
+        raise _what_failed(directory, failed) from failed
+
+
+def free_bytes(environment: Any, databases: Databases) -> int:
+    """Size of the pages that hold nothing: the data file's that were given back, and those by which
+    it may grow. Of them LMDB takes some for its list of free pages."""
+    with environment.begin() as transaction:
+        stats = [environment.stat(), *(transaction.stat(each) for each in databases.all)]
+        pages = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
+    size: int = environment.info()["map_size"] - (_META_PAGES + pages) * _PAGE
+    return max(0, size)
+
+
+def what_failed(directory: Path, failed: OSError) -> StoreError:
+    """Typed error of the store for an error of the operating system."""
+    why = failed.strerror or str(failed)
+    if failed.errno in disk.NO_ROOM:
+        return DiskFull(str(directory), MIN_SIZE, why)
+    return StoreUnusable(str(directory), why)
+
+
+def _what_failed(directory: Path, failed: lmdb.Error) -> StoreError:
+    """Typed error of the store for an LMDB error, whose text alone has the system's error."""
+    for number in (*disk.NO_ROOM, *_FORBIDDEN):
+        if os.strerror(number) in str(failed):
+            return what_failed(directory, OSError(number, str(failed)))
+    return StoreDamaged(str(directory), str(failed))
+
+
+def check_format(directory: Path, stored: bytes | None) -> StoreHead:
+    """Parse the store's head; a fresh store has none yet.
+
+    :raises StoreFormatUnknown: if another version wrote it, in another format.
+    :raises StoreDamaged: if it can't be read.
+    """
+    if stored is None:
+        return StoreHead()
+    try:
+        number, slot = format_of(stored)
+        if number != FORMAT:
+            raise StoreFormatUnknown(str(directory), number, FORMAT, slot)
+        return head_from_bytes(stored)
+    except (ValueError, KeyError, TypeError) as wrong:
+        raise StoreDamaged(str(directory), f"its head can't be read ({wrong})") from wrong
+
+
+def _databases(environment: Any, *, create: bool) -> Databases:
+    opened = {name.decode(): environment.open_db(name, create=create) for name in record_.DATABASES}
+    return Databases(**opened)
+
+
+# One LMDB write transaction, as everything that writes within it is given it.
+
+
+@dataclass(slots=True)
+class WriteContext:
+    """The transaction's handles, and the definitions as they are so far within it."""
+
+    #: LMDB's own handle.
+    transaction: Any
+    #: The environment's databases: rows, marks, journal, definitions.
+    databases: Databases
+    #: Where room on the disk is taken before it is used.
+    disk: DiskSpace
+    #: What the store knows of itself: counters, source, marker.
+    head: StoreHead
+    #: Each incarnation's definition and figures, by id.
+    tables: dict[int, TableRecord]
+    #: Whether rows or journal records are to be removed later.
+    left_garbage: bool = False
+
+    def take_space(self) -> int:
+        """A number for the rows of a table that has none yet."""
+        space, self.head = self.head.take_space()
+        return space
+
+    def discard(self, kind: bytes, number: int) -> None:
+        """Have a space's rows, or a table's journal, removed later in small steps."""
+        self.left_garbage = True
+        self.transaction.put(kind + record_.prefix(number), b"", db=self.databases.meta)

@@ -1,18 +1,331 @@
-"""The store as everyone but its writer sees it: serving processes, snapshot writers, status."""
+"""The store as all but its writer see it: tables, journal, and snapshots of rows."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from laredo_fanout.store import environment, layout, meta, table
-from laredo_fanout.store.environment import Databases
-from laredo_fanout.store.errors import JournalPruned, StoreMissing, TableHidden, TableUnknown
-from laredo_fanout.store.journal import positions, record
+from laredo_fanout.store import meta, table
+from laredo_fanout.store.errors import (
+    JournalPruned,
+    SnapshotClosed,
+    StoreMissing,
+    TableHidden,
+    TableUnknown,
+)
+from laredo_fanout.store.journal import record, writing
+from laredo_fanout.store.journal import record as record_
 from laredo_fanout.store.journal.record import Record
-from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.shared_spool import SharedSpools
-from laredo_fanout.store.snapshot import Snapshot
-from laredo_fanout.store.table import TableRecord
-from laredo_fanout.store.view import TableView, current, view_of
+from laredo_fanout.store.meta import Databases, SourceIdentity
+from laredo_fanout.store.shared_spool import Pair, SharedSpool, SharedSpools
+from laredo_fanout.store.table import Status, TableRecord
+from laredo_model import key as key_
+from laredo_model.column import Column
+
+# One table's definition and figures, as a reader of the store sees them at one moment.
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """A table's record, and up to where it is shown."""
+
+    #: The incarnation.
+    record: TableRecord
+    #: The store's, or a relay's for this table, or the one at which a closed table stopped.
+    position: int
+    #: The newest commit time in the store, microseconds since 1970.
+    time_us: int
+
+    @property
+    def id(self) -> int:
+        """The incarnation's id; another one means another schema, or another copy."""
+        return self.record.id
+
+    @property
+    def name(self) -> str:
+        """``schema.name``."""
+        return self.record.qualified
+
+    @property
+    def status(self) -> Status:
+        """State of the incarnation."""
+        return self.record.status
+
+    @property
+    def shown(self) -> bool:
+        """True if clients see it: LIVE, or CLOSED while its next incarnation is copied."""
+        return self.record.shown
+
+    @property
+    def live(self) -> bool:
+        """True if changes still come."""
+        return self.record.live
+
+    @property
+    def error(self) -> str:
+        """Reason of its failure."""
+        return self.record.error
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """In the order of the line."""
+        return self.record.columns
+
+    @property
+    def key_fields(self) -> tuple[str, ...]:
+        """The key's columns, in the key's order."""
+        return self.record.key_fields
+
+    @property
+    def sequence(self) -> int:
+        """The newest entry's."""
+        return self.record.sequence
+
+    @property
+    def oldest_sequence(self) -> int:
+        """The oldest kept entry's; sequence + 1 while there is none."""
+        return self.record.oldest_sequence
+
+    @property
+    def oldest_time_us(self) -> int:
+        """The oldest kept entry's commit time; meaningless while there is none."""
+        return self.record.oldest_time_us
+
+    @property
+    def entries(self) -> int:
+        """Number of the journal's entries."""
+        return self.record.entries
+
+    @property
+    def rows(self) -> int:
+        """Number of the table's rows."""
+        return self.record.rows
+
+    @property
+    def boundary(self) -> int:
+        """Last position at which an artifact of the table may end.
+
+        A catalog snapshot of the source has shown that silent DDL rewrote no value up to here. It
+        is never after ``position``.
+        """
+        return min(self.record.boundary, self.position)
+
+    def boundary_at(self, position: int) -> int:
+        """Last position at which an artifact may end, for a reader with the rows of ``position``.
+
+        If these rows may differ from the source's for good, it is the last position before them.
+        """
+        starts = [each.start for each in self.record.suspect_ranges if each.hides(position)]
+        return min(self.boundary, *starts) if starts else self.boundary
+
+    def suspect(self, position: int) -> bool:
+        """True if the rows of this position may differ from the source's, for good."""
+        return any(each.hides(position) for each in self.record.suspect_ranges)
+
+    def leads_on_from(self, position: int) -> bool:
+        """True if the journal has every change from the rows at ``position`` to today's."""
+        return self.floor <= position <= self.position and not self.skips(position)
+
+    def skips(self, position: int) -> bool:
+        """True if this is a relay that has never had the rows of this position."""
+        return any(each.skips(position) for each in self.record.suspect_ranges)
+
+    @property
+    def floor(self) -> int:
+        """From this position on the journal is complete."""
+        return self.record.floor
+
+
+def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
+    """The view of a record in a store that is at ``position``."""
+    if record.status is Status.CLOSED and record.closed_at:
+        # Whatever became of the store's since: after a lost slot it begins again.
+        position = record.closed_at
+    elif record.position:
+        position = record.position
+    return TableView(record, position, time_us)
+
+
+def current(records: list[TableRecord]) -> TableRecord | None:
+    """The incarnation that represents a table: the shown one, else the newest."""
+    shown = [record for record in records if record.shown]
+    return max(shown or records, key=lambda record: record.incarnation, default=None)
+
+
+# A snapshot of one table's rows, within one LMDB read transaction.
+
+_SPOOL_ROWS = 2000
+
+Batch = tuple[list[bytes], list[bytes]]
+
+
+class _SpillStopped(Exception):
+    """Nobody wants the rest any more."""
+
+
+class Snapshot:
+    """A table's rows in key order, as of one commit of the store.
+
+    It holds an LMDB read transaction, which keeps the writer from using freed
+    pages again: take the rows quickly, or call ``spill``. Use it from one
+    thread at a time.
+    """
+
+    def __init__(
+        self,
+        transaction: Any,
+        databases: Databases,
+        view: TableView,
+        spools: SharedSpools,
+    ) -> None:
+        self.view = view
+        self._transaction: Any = transaction
+        self._prefix = record_.prefix(view.record.space)
+        self._key_fields = view.key_fields
+        self._id = (view.record.space, view.id, view.sequence)
+        self._spools = spools
+        self._spool: SharedSpool | None = None
+        self._opened = monotonic()
+        self._cursor = transaction.cursor(db=databases.state)
+        self._last = b""
+        self._pairs = self._from_store()
+        self._stopped = self._closed = False
+
+    @property
+    def position(self) -> int:
+        """Every change up to here is in the rows, and no other."""
+        return self.view.position
+
+    @property
+    def sequence(self) -> int:
+        """The newest journal entry that is in the rows."""
+        return self.view.sequence
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.view.rows
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """In the order of the lines."""
+        return self.view.columns
+
+    @property
+    def age_s(self) -> float:
+        """Time since the LMDB transaction was opened, in seconds; 0 once it is closed."""
+        return monotonic() - self._opened if self._transaction is not None else 0.0
+
+    @property
+    def spooled_by_another(self) -> bool:
+        """True if a reader of the same snapshot has already written all remaining rows."""
+        return self._spools.holds(self._id, self._last)
+
+    @property
+    def spilled(self) -> bool:
+        """True if the rows come from a temporary file."""
+        return self._spool is not None
+
+    def batches(self, size: int = 1900) -> Iterator[Batch]:
+        """The rows not taken yet, as (keys, lines) of up to ``size`` rows each.
+
+        :raises SnapshotClosed: if the snapshot is closed, or its spill was stopped.
+        """
+        while pairs := self._take(size):
+            lines = [line for _, line in pairs]
+            yield self._row_keys(pairs), lines
+
+    def spill(self) -> None:
+        """Write the rows not taken yet to a temporary file and close the LMDB transaction.
+
+        ``batches`` goes on from there, without a gap. Blocks while it writes, unless
+        ``stop_spilling`` is called from another thread: the snapshot can then only be closed.
+
+        :raises SpoolFailed: if there is no room; the snapshot is then as before.
+        """
+        if self._transaction is None:
+            return
+        last, spool = self._last, self._spools.borrow(self._id)
+        try:
+            spool.fill(last, self._rest())
+        except _SpillStopped:
+            self._spools.give_back(spool)
+            self._end_transaction()
+            self._closed = True
+            return
+        except BaseException:
+            self._spools.give_back(spool)
+            self._last = last
+            self._pairs = self._from_store()
+            raise
+        self._end_transaction()
+        self._spool, self._last = spool, last
+        self._pairs = spool.read(last)
+        self._closed = self._closed or self._stopped
+
+    def _rest(self) -> Iterator[list[Pair]]:
+        while pairs := self._take(_SPOOL_ROWS):
+            yield pairs
+            if self._stopped:
+                raise _SpillStopped
+        if self._stopped:
+            raise _SpillStopped
+
+    def stop_spilling(self) -> None:
+        """Nobody wants the rest any more: a ``spill`` under way ends at its next step."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Let everything go."""
+        self._closed = True
+        self._end_transaction()
+        if self._spool is not None:
+            self._spools.give_back(self._spool)
+            self._spool = None
+
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _from_store(self) -> Iterator[Pair]:
+        """The rows after the last one taken."""
+        found = self._cursor.set_range(self._last or self._prefix)
+        if found and self._cursor.key() == self._last:
+            found = self._cursor.next()
+        pairs: Iterator[Pair] = self._cursor.iternext() if found else iter(())
+        return pairs
+
+    def _take(self, size: int) -> list[Pair]:
+        """Up to ``size`` more rows of this space, by their stored keys."""
+        if self._closed:
+            raise SnapshotClosed(self.view.name)
+        pairs = list(islice(self._pairs, size))
+        if pairs and not pairs[-1][0].startswith(self._prefix):
+            pairs = [pair for pair in pairs if pair[0].startswith(self._prefix)]
+            self._pairs = iter(())
+        if pairs:
+            self._last = pairs[-1][0]
+        return pairs
+
+    def _row_keys(self, pairs: list[Pair]) -> list[bytes]:
+        keys = [key[record_.PREFIX_BYTES :] for key, _ in pairs]
+        if max(map(len, keys)) == record_.CUT_KEY_BYTES:
+            return [
+                key_.of_line(line, self._key_fields) if record_.is_cut(stored) else key
+                for key, (stored, line) in zip(keys, pairs, strict=True)
+            ]
+        return keys
+
+    def _end_transaction(self) -> None:
+        if self._transaction is not None:
+            self._cursor.close()
+            self._transaction.abort()
+            self._transaction = None
+
 
 RECORD_COST = 1500
 """Bytes whose copying costs as much as reading a record: thousands of small ones aren't free."""
@@ -42,14 +355,14 @@ class StoreReader:
         :raises StoreFormatUnknown: if another version wrote it, in another format.
         """
         directory = Path(path)
-        opened, databases = environment.open_readable(directory)
+        opened, databases = meta.open_readable(directory)
         reader = cls(directory, opened, databases)
         try:
             with opened.begin() as transaction:
                 head = transaction.get(meta.STORE_KEY, db=databases.meta)
             if head is None:
                 raise StoreMissing(str(directory))
-            environment.check_format(directory, head)
+            meta.check_format(directory, head)
         except BaseException:
             reader.close()
             raise
@@ -59,13 +372,13 @@ class StoreReader:
         """Source of these changes; None in a store that no session has used."""
         with self._environment.begin() as transaction:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
-        return environment.check_format(self.path, stored).source
+        return meta.check_format(self.path, stored).source
 
     def server_id(self) -> str:
         """Id that was generated when the store was created."""
         with self._environment.begin() as transaction:
             stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
-        return environment.check_format(self.path, stored).server_id
+        return meta.check_format(self.path, stored).server_id
 
     def upstream_path(self) -> bytes | None:
         """Of a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
@@ -166,9 +479,9 @@ class StoreReader:
             if after_sequence >= known.sequence:
                 return records
             cursor = transaction.cursor(db=self._databases.journal)
-            prefix = layout.prefix(table_id)
+            prefix = record_.prefix(table_id)
             found = self._seek(cursor, table_id, after_sequence + 1)
-            while found and cursor.key()[: layout.PREFIX_BYTES] == prefix:
+            while found and cursor.key()[: record_.PREFIX_BYTES] == prefix:
                 key = bytes(cursor.key())
                 old_body = b""
                 if with_old:
@@ -197,7 +510,7 @@ class StoreReader:
         lowest = position if inclusive else position + 1
         with self._environment.begin(buffers=True) as transaction:
             known = self._record(transaction, table_id)
-            return positions.first_from(transaction, self._databases, known, lowest)
+            return writing.first_from(transaction, self._databases, known, lowest)
 
     def close(self) -> None:
         """Let the environment go, unless it is the writer's."""
@@ -212,7 +525,7 @@ class StoreReader:
 
     def _seek(self, cursor: Any, table_id: int, sequence: int) -> bool:
         """Put the cursor on the record that holds this entry."""
-        key = layout.record_key(table_id, sequence)
+        key = record_.record_key(table_id, sequence)
         if cursor.set_range(key):
             if bytes(cursor.key()) == key:
                 return True
@@ -220,7 +533,7 @@ class StoreReader:
         return bool(cursor.last())
 
     def _record(self, transaction: Any, table_id: int) -> TableRecord:
-        number = layout.prefix(table_id)
+        number = record_.prefix(table_id)
         definition = transaction.get(meta.DEFINITION + number, db=self._databases.meta)
         figures = transaction.get(meta.FIGURES + number, db=self._databases.meta)
         if definition is None or figures is None:
@@ -253,7 +566,7 @@ class StoreReader:
 def _record_of(key: bytes, stored: Any, old_body: bytes) -> Record:
     header = record.header_of(stored)
     return Record(
-        layout.sequence_of(key),
+        record_.sequence_of(key),
         header.last_sequence,
         header.first_position,
         header.last_position,

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from laredo_fanout.store import meta, suspect_positions
-from laredo_fanout.store.comparison import CopyComparison
+from laredo_fanout.store import meta
+from laredo_fanout.store import table as table_
 from laredo_fanout.store.disk import DiskSpace
-from laredo_fanout.store.environment import Databases
 from laredo_fanout.store.errors import (
     ChunkStale,
     PositionWentBack,
@@ -15,15 +14,19 @@ from laredo_fanout.store.errors import (
     TableUnknown,
     TransactionOpen,
 )
-from laredo_fanout.store.journal import positions
+from laredo_fanout.store.journal import writing
 from laredo_fanout.store.journal.writing import Journal
-from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity, StoreHead
-from laredo_fanout.store.rows.applying import Applying
-from laredo_fanout.store.rows.barrier import Barrier
-from laredo_fanout.store.rows.changes import TableChanges
-from laredo_fanout.store.rows.spaces import Spaces
+from laredo_fanout.store.meta import (
+    Databases,
+    LastRecopy,
+    Marker,
+    SourceIdentity,
+    StoreHead,
+    WriteContext,
+)
+from laredo_fanout.store.rows.barrier import Barrier, CopyComparison
+from laredo_fanout.store.rows.writing import Applying, Spaces, TableChanges
 from laredo_fanout.store.table import Leaf, Status, TableRecord
-from laredo_fanout.store.write_context import WriteContext
 from laredo_model.column import Column
 
 
@@ -155,14 +158,14 @@ class Transaction:
         record = self._record(table_id)
         if record.suspect_range is None:
             position = record.position or self.position
-            record = suspect_positions.begun(
+            record = table_.begun(
                 record,
                 min(record.boundary, position),
                 because,
                 unseen_after=position if unseen else 0,
             )
         if again:
-            record = suspect_positions.once_more(record, because)
+            record = table_.once_more(record, because)
         self.tables[table_id] = record
         return record
 
@@ -320,10 +323,10 @@ class Transaction:
         record = self._record(table_id)
         suspect_range = record.suspect_range
         assert suspect_range is not None
-        first = positions.first_from(
+        first = writing.first_from(
             self._context.transaction, self._context.databases, record, suspect_range.start + 1
         )
-        record = suspect_positions.ended(record, first, position, time_us)
+        record = table_.ended(record, first, position, time_us)
         self.tables[table_id] = record
         return record
 
@@ -340,7 +343,7 @@ class Transaction:
         older = now_us - int(max_age_s * 1_000_000)
         pruned = self._journal.prune(record, max_entries, older, pinned_sequence)
         if pruned.suspect_ranges:
-            pruned = suspect_positions.pruned(pruned)
+            pruned = table_.pruned(pruned)
         self.tables[table_id] = pruned
         return record.entries - pruned.entries
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from laredo_fanout.decode.stream_relations import ResyncRequired
+from laredo_fanout.decode.stream_decoder import ResyncRequired
 from laredo_fanout.store.errors import RowIncomplete
 from laredo_fanout.tables.status import CommitInfo, Counters
 from laredo_model import key

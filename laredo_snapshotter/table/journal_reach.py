@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from laredo_fanout.client.table_status import TableStatus
+from laredo_fanout.client.table_client import TableStatus
 
 
 class Reach(NamedTuple):

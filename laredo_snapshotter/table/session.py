@@ -13,7 +13,7 @@ from laredo_archive.manifest.rules import Head
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake, SnapshotBegin
-from laredo_fanout.client.table_status import table_status
+from laredo_fanout.client.table_client import table_status
 from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.position import History, Position

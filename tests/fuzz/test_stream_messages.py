@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from laredo_fanout.decode import row_scan, stream_decoder, transaction_spool
+from laredo_fanout.decode import change_buffer, stream_decoder, transaction_spool
 from laredo_fanout.decode.change_buffer import Route
 from laredo_fanout.decode.row_decoder import row_decoder
-from laredo_fanout.decode.stream_decoder import Drained, StreamDecoder
-from laredo_fanout.decode.stream_relations import StreamRelations
+from laredo_fanout.decode.stream_decoder import Drained, StreamDecoder, StreamRelations
 from laredo_fanout.decode.transaction_spool import TransactionSpools
-from laredo_fanout.postgres.errors import ReplicationStreamBroken
+from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.postgres.pgoutput import Relation
 from laredo_model.column import TypeInfo
 from tests.fuzz import budget
@@ -171,7 +170,7 @@ def test_a_message_is_decoded_or_breaks_the_protocol(
                 if changed:
                     given = [*messages[:at], changed, *messages[at + 1 :]]
                     results = []
-                    for scan in (row_scan.scan_plainly, row_scan.scan):
+                    for scan in (change_buffer.scan_plainly, change_buffer.scan):
                         monkeypatch.setattr(stream_decoder, "scan", scan)
                         results.append(_decoded(given, spools))
                     assert results[0] == results[1], given

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.app.processes.wake_up import WakeUps
+from laredo_fanout.app.processes.control_wire import WakeUps
 from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.store.writer import Store
 from laredo_service import private_directory

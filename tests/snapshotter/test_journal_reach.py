@@ -1,6 +1,6 @@
 """Time for which a closed stream can still be resumed."""
 
-from laredo_fanout.client.table_status import TableStatus
+from laredo_fanout.client.table_client import TableStatus
 from laredo_snapshotter.table.journal_reach import JournalReach
 
 

@@ -1,9 +1,11 @@
-"""All checks of ``laredo-fanout check``: files, archives, PostgreSQL, slot, role, tables."""
+"""``laredo-fanout check``: tries what the server needs, and prints how to cure what fails."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,26 +15,79 @@ from laredo_archive.errors import ArchiveError, ArchiveMissing
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read.location import read_manifest
 from laredo_fanout.app import compiled, options
-from laredo_fanout.app.check import (
-    ServerFinding,
-    Verdict,
-    certificates,
-    role,
-    tables,
-    upstream,
-)
+from laredo_fanout.app.check import tables
+from laredo_fanout.app.check.tables import ServerFinding, Verdict
 from laredo_fanout.catalog import requirements
+from laredo_fanout.client.errors import ClientError
 from laredo_fanout.config import Config
 from laredo_fanout.postgres import connections
-from laredo_fanout.postgres.errors import SourceError
+from laredo_fanout.postgres.connections import SourceError
+from laredo_fanout.relay import path as path_
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay.archives import destination_of
-from laredo_fanout.slot import health, ownership, slot, walsender
+from laredo_fanout.slot import health, ownership, slot
+from laredo_fanout.source_config import Upstream
+from laredo_fanout.store.errors import StoreError
+from laredo_fanout.store.reader import StoreReader
 from laredo_model import position
+from laredo_service.certificates import WARN_DAYS, CertificateUnreadable, remaining
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions
+
+# Checks of a source that is another laredo-fanout: it answers, for each table, and no loop.
+
+
+def upstream_findings(config: Config, configured: Upstream) -> Iterator[ServerFinding]:
+    """Check the upstream with each table; nothing is changed."""
+    chosen = options.relay_options(configured, config.source_name)
+    key = f"sources.{config.source_name}.server"
+    known = _server_id(config)
+    for table in config.tables:
+        try:
+            found = asyncio.run(path_.ask(chosen, table.name, known))
+            path_.check(found, chosen, known)
+        except (SourceError, ClientError) as error:
+            detail = " ".join(str(error).split())
+            cure = "start the upstream with this table, or correct server, token and tls"
+            yield ServerFinding(f"{key}, {table.name}", Verdict.MISSING, detail, cure)
+        else:
+            way = " -> ".join(hop.address for hop in found.hops)
+            yield ServerFinding(f"{key}, {table.name}", Verdict.RIGHT, f"{way} -> PostgreSQL")
+
+
+def _server_id(config: Config) -> str:
+    """This server's id; empty before its first start."""
+    try:
+        with StoreReader.open(config.state.path) as reader:
+            return reader.server_id()
+    except StoreError:
+        return ""
+
+
+# Checks of the configured certificates: readable, and valid for a while.
+
+_CURE = "replace the certificate's file; the server reads the new one without a restart"
+
+
+def certificate_findings(config: Config) -> Iterator[ServerFinding]:
+    """One for each certificate."""
+    now = datetime.now(UTC)
+    for certificate in options.configured(config):
+        try:
+            expiry = certificate.expiry()
+        except CertificateUnreadable as error:
+            cure = "correct the path, or let this user read it"
+            yield ServerFinding(certificate.name, Verdict.MISSING, str(error), cure)
+            continue
+        detail = f"{certificate.path} {remaining(expiry, now)}"
+        if expiry <= now:
+            yield ServerFinding(certificate.name, Verdict.MISSING, detail, _CURE)
+        elif expiry <= now + timedelta(days=max(WARN_DAYS)):
+            yield ServerFinding(certificate.name, Verdict.WARNING, detail, _CURE)
+        else:
+            yield ServerFinding(certificate.name, Verdict.RIGHT, detail)
 
 
 def findings(config: Config) -> Iterator[ServerFinding]:
@@ -41,10 +96,10 @@ def findings(config: Config) -> Iterator[ServerFinding]:
         path, _, detail = warning.partition(": ")
         yield ServerFinding(path, Verdict.WARNING, detail)
     yield from _files(config)
-    yield from certificates.findings(config)
+    yield from certificate_findings(config)
     yield from _archives(config)
     if config.upstream is not None:
-        yield from upstream.findings(config, config.upstream)
+        yield from upstream_findings(config, config.upstream)
     if config.source is not None:
         yield from _postgres(config, options.source_options(config))
 
@@ -55,7 +110,7 @@ def _postgres(config: Config, chosen: SourceOptions) -> Iterator[ServerFinding]:
             yield ServerFinding("connection", Verdict.RIGHT, _where(connection))
             yield from tables.of_patterns(connection, config)
             config = tables.expanded(connection, config)
-            yield from role.findings(connection, config, chosen)
+            yield from tables.role_findings(connection, config, chosen)
             yield from _server(connection)
             yield from _replication(chosen)
             yield from _slot(connection, config, chosen)
@@ -207,7 +262,7 @@ def _slot(connection: Connection, config: Config, source: SourceOptions) -> Iter
         cure = f"SELECT pg_drop_replication_slot('{name}');"
         yield ServerFinding("slot", Verdict.MISSING, detail, cure)
     else:
-        holder = walsender.holder(connection, name)
+        holder = slot.holder(connection, name)
         user = f"in use by {holder}" if holder else "free"
         retained = f"{found.retained or 0:,} bytes of WAL kept"
         yield ServerFinding(

@@ -1,14 +1,14 @@
-"""The checks of tables and publications."""
+"""Checks of tables, publications and the role that reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
 
 from laredo_fanout.app import options
-from laredo_fanout.app.check import ServerFinding, Verdict
-from laredo_fanout.app.reload.expansion import expand, patterns
-from laredo_fanout.catalog import discovery, publication, requirements, table_definitions
+from laredo_fanout.app.reload.reload import expand, patterns
+from laredo_fanout.catalog import publication, requirements, table_definitions
 from laredo_fanout.errors import SelectDenied
 from laredo_model.value_sql import identifier
 
@@ -17,6 +17,25 @@ if TYPE_CHECKING:
     from laredo_fanout.config import Config
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import PublicationOptions, SourceOptions, SourceTableOptions
+
+
+class Verdict(StrEnum):
+    """Result of one check."""
+
+    RIGHT = "ok"
+    WARNING = "warning"
+    MISSING = "missing"
+
+
+class ServerFinding(NamedTuple):
+    """The result of one check."""
+
+    what: str
+    verdict: Verdict
+    detail: str
+    #: What to run or to do.
+    cure: str = ""
+
 
 _OWNERSHIP = """
 SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = %s
@@ -86,20 +105,20 @@ ORDER BY 1, 2, 3
 
 def expanded(connection: Connection, config: Config) -> Config:
     """The configuration with the tables that its patterns match now."""
-    return expand(config, discovery.read(connection, patterns(config)).tables)
+    return expand(config, publication.read_matching(connection, patterns(config)).tables)
 
 
 def of_patterns(connection: Connection, config: Config) -> Iterator[ServerFinding]:
     """Show the tables that each pattern matches."""
     for number, table in enumerate(config.tables):
         if table.is_pattern:
-            discovered = discovery.read(connection, [table.pattern])
+            discovered = publication.read_matching(connection, [table.pattern])
             found = len(discovered.tables)
             name, detail = f"tables[{number}]", f"{table.name}: {found} tables"
             if discovered.unnameable:
                 left_out = ", ".join(map(".".join, sorted(discovered.unnameable)))
                 why = f"{table.name}: {left_out} left out, as a schema's name must not have a dot"
-                cure = discovery.unnameable_cure(discovered.unnameable)
+                cure = publication.unnameable_cure(discovered.unnameable)
                 yield ServerFinding(name, Verdict.WARNING, why, cure)
             if found > table.max_tables:
                 cure = "raise max_tables, or exclude some"
@@ -268,3 +287,49 @@ def _not_published(
 def _truth(connection: Connection, question: str, *arguments: object) -> bool:
     row = connection.execute(question.encode(), arguments).fetchone()
     return bool(row and row[0])
+
+
+# The check of the role: it should have no rights but those that the server needs.
+
+_ROLE = """
+SELECT current_user::text, rolsuper, rolcreaterole, rolcreatedb
+FROM pg_roles WHERE rolname = current_user
+"""
+_NAME = "laredo"
+
+
+def role_findings(
+    connection: Connection, config: Config, source: SourceOptions
+) -> Iterator[ServerFinding]:
+    """Check whether the role may do more than it needs; the cure makes a role that may not."""
+    role, *powers = connection.execute(_ROLE).fetchone() or ("?", False, False, False)
+    words = ("a superuser", "may make roles", "may make databases")
+    excess = [word for word, power in zip(words, powers, strict=True) if power]
+    if not excess:
+        yield ServerFinding("role", Verdict.RIGHT, f"{role}: no superuser")
+        return
+    detail = (
+        f"{role} is {' and '.join(excess)}: anyone with access to this server's connection has"
+        " these rights, and so has a function of a table's owner that a SELECT runs"
+    )
+    statements = " ".join(_statements(connection, config, source))
+    cure = f"as an owner: {statements} Then connect as {_NAME}"
+    yield ServerFinding("role", Verdict.WARNING, detail, cure)
+
+
+def _statements(connection: Connection, config: Config, source: SourceOptions) -> Iterator[str]:
+    """The statements for a role with exactly the rights that the server needs."""
+    chosen = source.publication
+    wanted = options.source_tables(config)
+    known = table_definitions.read_tables(connection, wanted, chosen)
+    tables = [known[table.qualified] for table in wanted if table.qualified in known]
+    yield f"CREATE ROLE {_NAME} LOGIN REPLICATION PASSWORD '...';"
+    yield f"GRANT CONNECT ON DATABASE {identifier(connection.info.dbname)} TO {_NAME};"
+    for schema in dict.fromkeys(table.schema for table in tables):
+        yield f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {_NAME};"
+    for table in tables:
+        yield f"GRANT SELECT ON {table.sql_name} TO {_NAME};"
+    for each in (chosen, chosen.appends):
+        inside = [table for table in tables if table.append_only == each.append_only]
+        if inside and publication.read(connection, each.name) is None:
+            yield publication.create_statement(each, inside)

@@ -1,30 +1,161 @@
-"""The figures of the server as metrics, for /metrics."""
+"""Metrics of the server: its figures, its processes, its store, and how far clients are behind."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from laredo_fanout.app.archive_watch import ArchiveCheck
-from laredo_fanout.app.metrics import buffers, processes
-from laredo_fanout.app.metrics.buffers import BufferFigures
-from laredo_fanout.app.store_space import StoreSpace
-from laredo_fanout.catchup.status import CatchupStatus
-from laredo_fanout.relay.status import RelayStatus
+from laredo_fanout.catchup.orders import CatchupStatus
+from laredo_fanout.relay.path import RelayStatus
+from laredo_fanout.serving.journal.tail import transactions_of
 from laredo_fanout.serving.ports import ClientState
-from laredo_fanout.serving.sent import SentCounts
+from laredo_fanout.serving.shared import SentCounts
 from laredo_fanout.slot.slot import Slot
+from laredo_fanout.store.errors import StoreError
+from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import TableRecord
+from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import IngestStatus
 from laredo_service.certificates import CertificateWatch
-from laredo_service.http.connections import HttpCounts, families
-from laredo_service.metrics import Exposition, build_info, exposed
+from laredo_service.http.connections import HttpCounts
+from laredo_service.http.connections import families as http_families
+from laredo_service.metrics import Exposition, build_info, exposed, process_memory
+
+# Lag of each table's slowest client, in transactions: the unit of its limit.
+
+_READ_BYTES = 256 << 10
+_TURN_S = 0.0005
+"""A pause between two reads, in which the ingest's thread gets the interpreter."""
+_PATIENCE_S = 1.0
+
+
+class BufferFigures(NamedTuple):
+    """Transactions: how many the slowest client is behind, and how many it may be."""
+
+    depth: int
+    limit: int
+
+
+def measured(
+    reader: StoreReader,
+    tables: Mapping[str, TableRecord],
+    clients: Mapping[str, Sequence[ClientState]],
+    limits: Mapping[str, int],
+) -> dict[str, BufferFigures]:
+    """The buffers of the tables that have a limit; it reads the journal, so not on an event loop.
+
+    Sequences count changes, so the transactions behind a client are counted: until they are more
+    than the limit, or a second is over.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    found = {}
+    for name, limit in limits.items():
+        late = [client.sequence for client in clients.get(name, ()) if client.depth]
+        depth = 0
+        if late and name in tables:
+            depth = _behind(reader, tables[name], min(late), limit, deadline)
+        found[name] = BufferFigures(depth, limit)
+    return found
+
+
+def families(found: Mapping[str, BufferFigures]) -> Iterator[Metric]:
+    """The buffers as metrics."""
+    depth = GaugeMetricFamily(
+        "laredo_fanout_client_buffer_depth",
+        "Transactions that the slowest client lags by, counted up to the limit",
+        labels=["table"],
+    )
+    limit = GaugeMetricFamily(
+        "laredo_fanout_client_buffer_limit",
+        "client_buffer.max_size: most transactions that a live client may lag by",
+        labels=["table"],
+    )
+    for table, buffer in found.items():
+        depth.add_metric([table], buffer.depth)
+        limit.add_metric([table], buffer.limit)
+    yield from (depth, limit)
+
+
+def _behind(
+    reader: StoreReader, table: TableRecord, after: int, limit: int, deadline: float
+) -> int:
+    transactions = 0
+    while transactions <= limit and time.monotonic() < deadline:
+        try:
+            records = reader.journal(table.id, after, _READ_BYTES, with_old=False)
+        except StoreError:
+            # Pruned, or the table is copied again: the client is about to get a snapshot.
+            break
+        records = [record for record in records if record.first_sequence <= table.sequence]
+        if not records:
+            break
+        transactions += sum(map(transactions_of, records))
+        after = records[-1].last_sequence
+        time.sleep(_TURN_S)
+    return transactions
+
+
+# Metrics of the server's processes: their memory, and what the serving ones have sent.
+
+
+def process_families(pids: Mapping[str, int], sent: Mapping[str, SentCounts]) -> Iterator[Metric]:
+    """Both, by the processes' names; a restarted process goes on with the counts of its name."""
+    yield process_memory("laredo", pids.items())
+    size = CounterMetricFamily(
+        "laredo_fanout_sent_bytes",
+        "Bytes sent to clients, by serving process: their streams' messages, before TLS",
+        labels=["process"],
+    )
+    messages = CounterMetricFamily(
+        "laredo_fanout_sent_messages",
+        "Messages sent to clients, by serving process; one may hold many rows or changes",
+        labels=["process"],
+    )
+    for process, counts in sent.items():
+        size.add_metric([process], counts.bytes)
+        messages.add_metric([process], counts.messages)
+    yield from (size, messages)
+
+
+# The store's share of its disk, as /status and /metrics show it.
+
+_BLOCK = 512
+"""Unit of st_blocks, whatever the file system's own blocks are."""
+
+
+class StoreSpace(NamedTuple):
+    """Sizes in bytes."""
+
+    #: What the data file has of the disk: part of it is reserved ahead.
+    allocated: int
+    #: What it can still take: unused pages of the data file, and what it may grow.
+    free: int
+    #: state.max_size.
+    most: int
+    #: What the server's user may still take of the disk.
+    disk_free: int
+
+
+def measured_space(store: Store, most: int) -> StoreSpace | None:
+    """The space of the store, of which it may take ``most`` bytes.
+
+    None: the directory or its data file is gone.
+    """
+    try:
+        allocated = (store.path / "data.mdb").stat().st_blocks * _BLOCK
+        disk = os.statvfs(store.path)
+    except FileNotFoundError:
+        return None
+    return StoreSpace(allocated, store.free_bytes, most, disk.f_bavail * disk.f_frsize)
 
 
 @dataclass
@@ -79,9 +210,9 @@ class _Once(Collector):
         yield from _fanout(self._figures)
         yield from _store(self._figures)
         yield from _archives(self._figures)
-        yield from processes.families(self._figures.pids, self._figures.sent)
+        yield from process_families(self._figures.pids, self._figures.sent)
         yield build_info("laredo")
-        yield from families(self._figures.http, "laredo")
+        yield from http_families(self._figures.http, "laredo")
         yield from self._figures.certificates.families("laredo")
 
 
@@ -348,7 +479,7 @@ def _fanout(figures: Figures) -> Iterator[Metric]:
     for table, clients in figures.clients.items():
         connected.add_metric([table], len(clients))
     yield connected
-    yield from buffers.families(figures.buffers)
+    yield from families(figures.buffers)
     most = _gauge("laredo_fanout_max_clients", "fanout.grpc.max_clients")
     most.add_metric([], figures.max_clients)
     yield most

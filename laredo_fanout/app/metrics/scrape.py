@@ -6,18 +6,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from laredo_fanout.app import store_space
 from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.app.ingest_thread import IngestThread
-from laredo_fanout.app.journal_pruning import JournalPruning
-from laredo_fanout.app.metrics import buffers
-from laredo_fanout.app.metrics.exposition import Figures, exposition
+from laredo_fanout.app.ingest_thread import IngestThread, JournalPruning
+from laredo_fanout.app.metrics import exposition as exposition_
+from laredo_fanout.app.metrics.exposition import Figures, StoreSpace, exposition
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
-from laredo_fanout.app.store_space import StoreSpace
 from laredo_fanout.catchup.fall_behind import FallBehind
-from laredo_fanout.catchup.status import CatchupStatus
+from laredo_fanout.catchup.orders import CatchupStatus
 from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store.table import TableRecord
@@ -56,7 +53,7 @@ class Scrape:
         limits = {t.name: t.target.client_buffer.max_size for t in self.config.tables}
         store = await asyncio.to_thread(self._read_files)
         client_buffers = await asyncio.to_thread(
-            buffers.measured, self.store.reader(), tables, clients, limits
+            exposition_.measured, self.store.reader(), tables, clients, limits
         )
         catchup = None if self.fall_behind is None else self.fall_behind.status()
         figures = Figures(
@@ -90,7 +87,7 @@ class Scrape:
 
     def _read_files(self) -> StoreSpace | None:
         self.certificates.read()
-        return store_space.measured(self.store, self.config.state.max_size)
+        return exposition_.measured_space(self.store, self.config.state.max_size)
 
 
 def _segment_pids(catchup: CatchupStatus | None) -> dict[str, int]:

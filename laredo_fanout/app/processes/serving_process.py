@@ -16,14 +16,18 @@ from pathlib import Path
 import structlog
 
 from laredo_fanout.app import logs
-from laredo_fanout.app.processes.control_wire import Control, ControlClosed, options_from_json
-from laredo_fanout.app.processes.remote_registry import RemoteRegistry
-from laredo_fanout.app.processes.wake_up import SocketWakeups
+from laredo_fanout.app.processes.clients import RemoteRegistry
+from laredo_fanout.app.processes.control_wire import (
+    Control,
+    ControlClosed,
+    SocketWakeups,
+    options_from_json,
+)
 from laredo_fanout.serving.errors import ServingError
-from laredo_fanout.serving.option_changes import ServingOptionChanges
+from laredo_fanout.serving.options import ServingOptionChanges
 from laredo_fanout.serving.probes.readiness import Readiness
-from laredo_fanout.serving.sent import SentCounts
 from laredo_fanout.serving.server import serve
+from laredo_fanout.serving.shared import SentCounts
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 

@@ -7,35 +7,174 @@ drops what the store has of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from laredo_fanout.app import options
 from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.app.ingest_thread import IngestThread
-from laredo_fanout.app.journal_pruning import JournalPruning
+from laredo_fanout.app.ingest_thread import IngestThread, JournalPruning
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.reload.expansion import patterns
-from laredo_fanout.app.reload.plan import ReloadPlan, plan
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
-from laredo_fanout.catalog.discovery import TableDiscovery
+from laredo_fanout.catalog.publication import TableDiscovery
 from laredo_fanout.catchup.fall_behind import FallBehind
-from laredo_fanout.config import Config
+from laredo_fanout.config import Config, ReplicatedTableConfig
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.calls.tokens import BadTokensFile, Tokens
+from laredo_fanout.store.writer import Store
 from laredo_service.http.settings import HttpSettings
 from laredo_service.settings import SettingsError
-from laredo_service.table_pattern import TableName
+from laredo_service.settings.loading import below, take_up
+from laredo_service.settings.tree import Path
+from laredo_service.table_pattern import TableName, TablePattern
+
+# Patterns of tables in the configuration, replaced by the tables that they match.
+
+log = structlog.get_logger("laredo_fanout.reload")
+
+
+def patterns(config: Config) -> list[TablePattern]:
+    """The patterns among the configured tables."""
+    return [table.pattern for table in config.tables if table.is_pattern]
+
+
+def known(store: Store) -> frozenset[TableName]:
+    """The tables of the store: they are followed before the catalog was read, and without it."""
+    return frozenset(TableName(each.schema, each.name) for each in store.tables.values())
+
+
+def expand(
+    config: Config, found: Collection[TableName], followed: Collection[TableName] = ()
+) -> Config:
+    """The configuration with the tables that were ``found`` in place of its patterns.
+
+    A table that is listed by name, or matched by an earlier pattern, isn't taken again. Beyond a
+    pattern's ``max_tables`` those that are ``followed`` come first.
+    """
+    taken = {TableName(t.namespace, t.table) for t in config.tables if not t.is_pattern}
+    tables: list[ReplicatedTableConfig] = []
+    for table in config.tables:
+        if not table.is_pattern:
+            tables.append(table)
+            continue
+        names = sorted(set(table.pattern.of(found)) - taken, key=lambda n: (n not in followed, n))
+        if len(names) > table.max_tables:
+            _log_too_many(table, names)
+        del names[table.max_tables :]
+        taken.update(names)
+        tables += map(table.of_pattern, sorted(names))
+    return config.model_copy(update={"tables": tuple(tables)})
+
+
+def followed(config: Config) -> frozenset[TableName]:
+    """The tables of an expanded configuration."""
+    return frozenset(TableName(table.namespace, table.table) for table in config.tables)
+
+
+def _log_too_many(pattern: ReplicatedTableConfig, names: list[TableName]) -> None:
+    left_out = [".".join(name) for name in names[pattern.max_tables :]]
+    log.error(
+        "tables left out: the pattern matches more than max_tables",
+        pattern=pattern.name,
+        max_tables=pattern.max_tables,
+        left_out=left_out[:20],
+        number=len(left_out),
+        cure="raise max_tables, or exclude some, and reload",
+    )
+
+
+# Plan of a reload: changed tables, and the settings that apply without a restart.
+
+_SOURCE = ("sources", "*")
+_GRPC = ("fanout", "grpc")
+_NEEDS_RESTART = below(("state",), ("sources",), ("fanout",), ("http",))
+_TAKEN_UP = below(
+    *(
+        (*_SOURCE, key)
+        for key in (
+            # The next session of the stream has them, and checks all that a start does.
+            "connection",
+            "password",
+            "password_file",
+            "copy",
+            "heartbeat_interval",
+            "receive_timeout",
+            "on_slot_lost",
+            # Of a relay.
+            "token",
+            "token_file",
+        )
+    ),
+    (*_GRPC, "max_clients"),
+    (*_GRPC, "max_clients_per_identity"),
+    (*_GRPC, "max_clients_per_client_id"),
+    ("fanout", "drain_grace"),
+    ("http", "token_file"),
+    ("http", "public"),
+    ("http", "allowed_hosts"),
+)
+_REPLACED = below((*_GRPC, "tokens_file"), ("http", "token"))
+"""Taken up where there was one and is one: whether one is asked for says where to listen."""
+
+
+class ReloadPlan(NamedTuple):
+    """The configuration that the server goes on with, and how it differs from the one before."""
+
+    configured: Config
+    """With patterns."""
+    config: Config
+    """With the tables that they match."""
+    changed: tuple[str, ...]
+    """Paths of what is taken up, but for tables."""
+    needs_restart: tuple[str, ...]
+    """Paths of what stays as it was until a restart."""
+    added: tuple[str, ...]
+    """Tables."""
+    removed: tuple[str, ...]
+    """Tables."""
+    altered: tuple[str, ...]
+    """Tables that stay, with other settings."""
+
+
+def plan(
+    configured: Config, running: Config, new: Config, found: Collection[TableName]
+) -> ReloadPlan:
+    """Plan the change from a running server's configuration to a new one.
+
+    ``configured`` is the file that was loaded last, and ``running`` what it expanded to. ``found``
+    are the tables that the catalog contains.
+    """
+    taken = take_up(configured, new, _needs_restart)
+    config = expand(taken.config, found, followed(running))
+    kept = list(taken.needs_restart)
+    if new.port != configured.port and "fanout.grpc.port" not in kept:
+        # A target's short form sets it, too.
+        kept.append("fanout.grpc.port")
+    former = {table.name: table for table in running.tables}
+    now = {table.name: table for table in config.tables}
+    return ReloadPlan(
+        taken.config,
+        config,
+        tuple(path for path in taken.changed if path != "tables"),
+        tuple(kept),
+        added=tuple(now.keys() - former.keys()),
+        removed=tuple(former.keys() - now.keys()),
+        altered=tuple(name for name in former if name in now and now[name] != former[name]),
+    )
+
+
+def _needs_restart(path: Path, before: object, new: object) -> bool:
+    if _REPLACED(path):
+        return before is None or new is None
+    return _NEEDS_RESTART(path) and not _TAKEN_UP(path)
+
 
 _TAKEN_WITHIN_S = 5.0
 """Longest wait of a reload's answer for the ingest's change of tables."""
-
-log = structlog.get_logger("laredo_fanout.reload")
 
 
 class ReloadRefused(FanoutError):

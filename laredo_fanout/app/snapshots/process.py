@@ -17,8 +17,7 @@ from typing import Any
 import orjson
 
 from laredo_fanout.app import logs
-from laredo_fanout.snapshots.errors import SnapshotError
-from laredo_fanout.snapshots.take import Retention, Taken, take
+from laredo_fanout.snapshots.take import Retention, SnapshotError, Taken, take
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_model import position

@@ -13,8 +13,7 @@ from typing import Any
 import orjson
 import structlog
 
-from laredo_fanout.app.logs import LogSettings
-from laredo_fanout.app.supervised import Crashed, only_logged, supervised
+from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
 from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
 from laredo_service.retry import Backoff
 

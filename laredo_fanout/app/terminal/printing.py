@@ -1,28 +1,109 @@
-"""Prints the results of ``check``, ``status``, ``clients`` and ``recopy``."""
+"""The output of the commands on a terminal: results, tables, and progress bars of copies."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import select
 import signal
 import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from rich.box import HEAVY_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from laredo_fanout.app.check import ServerFinding, Verdict
-from laredo_fanout.app.terminal import cell, copy_view, visible
+from laredo_fanout.app.check.tables import ServerFinding, Verdict
 from laredo_fanout.errors import FanoutError
+from laredo_service.printable import printable
+
+NAME = 64
+"""Characters of a name that are shown in a table."""
+
+
+def visible(text: str, most: int | None = None) -> str:
+    """The text, made printable, and cut to ``most`` characters."""
+    if most is not None and len(text) > most:
+        text = text[: most - 1] + "…"
+    return printable(text)
+
+
+def cell(text: Any, most: int | None = NAME, style: str = "") -> Text:
+    """The text as a cell of a table of rich's, which would take ``[red]`` in a plain text for
+    markup."""
+    return Text(visible(str(text), most), style=style)
+
+
+# The view of copies on a terminal: a bar for each, its rate and the time that is left.
+
+_BAR_WIDTH = 28
+_MINUTE, _HOUR = 60, 3600
+
+
+def copies(status: dict[str, Any]) -> list[Table]:
+    """A table with the copies and re-copies under way in ``status``; nothing if there is none."""
+    shown = Table.grid(padding=(0, 2))
+    for name, copy in _under_way(status):
+        shown.add_row(*_row(name, copy))
+    return [shown] if shown.row_count else []
+
+
+def _under_way(status: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, table in status["tables"].items():
+        if table.get("copy"):
+            yield name, table["copy"]
+        recopy = table.get("recopy") or {}
+        if recopy.get("progress"):
+            yield f"{name} (re-copy)", recopy["progress"]
+
+
+def _row(name: str, copy: dict[str, Any]) -> tuple[Text | ProgressBar | str, ...]:
+    if copy["waiting_for"]:
+        pids = ", ".join(map(str, copy["waiting_for"]))
+        return (
+            cell(name),
+            Text(f"waits for PostgreSQL process {pids}", style="yellow"),
+            "",
+            "",
+            "",
+            "",
+        )
+    estimated = copy["estimated_rows"]
+    rows = f"{copy['rows']:,}" + (f" of about {estimated:,} rows" if estimated else " rows")
+    if copy["seconds_left"] is None:
+        ahead = cell(copy["phase"])
+    else:
+        ahead = Text(f"{duration(copy['seconds_left'])} left")
+    return (
+        cell(name),
+        ProgressBar(total=1.0, completed=copy["fraction"], width=_BAR_WIDTH),
+        f"{copy['fraction']:4.0%}",
+        rows,
+        f"{copy['rows_per_second']:,.0f} rows/s",
+        ahead,
+    )
+
+
+def duration(seconds: float) -> str:
+    """A duration for people: ``8 s``, ``3:20``, ``2:05:00``."""
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, _MINUTE)
+    if whole < _HOUR:
+        return f"{minutes}:{rest:02}"
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
 
 _STYLES = {Verdict.RIGHT: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "bold red"}
 _POLL_EVERY = 0.5
@@ -237,7 +318,7 @@ def _status_view(status: dict[str, Any]) -> RenderableType:
             str(table["clients"]),
             cell(table["error"] or "", None, "red"),
         )
-    return Group(*parts, sources, *warnings, tables, *copy_view.copies(status))
+    return Group(*parts, sources, *warnings, tables, *copies(status))
 
 
 def _path_view(path: list[dict[str, Any]] | None) -> list[RenderableType]:
@@ -331,7 +412,65 @@ def _clients_view(status: dict[str, Any]) -> RenderableType:
 
 
 def _copies_view(status: dict[str, Any]) -> RenderableType:
-    return Group(*copy_view.copies(status))
+    return Group(*copies(status))
 
 
 _VIEWS = {"status": _status_view, "clients": _clients_view, "copies": _copies_view}
+
+# Progress bars of copies below the log, while the server runs in the foreground on a terminal.
+
+_EVERY = 0.5
+
+
+async def draw(status: Callable[[], dict[str, Any]]) -> None:
+    """Draw the copies of /status until cancelled; nothing where stderr is no terminal."""
+    console = Console(stderr=True)
+    while console.is_terminal:
+        if copies(status()):
+            await _draw_until_done(console, status)
+        await asyncio.sleep(_EVERY)
+
+
+async def _draw_until_done(console: Console, status: Callable[[], dict[str, Any]]) -> None:
+    with (
+        Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live,
+        _log_above(),
+    ):
+        while bars := copies(status()):
+            live.update(Group(*bars), refresh=True)
+            await asyncio.sleep(_EVERY)
+
+
+@contextmanager
+def _log_above() -> Iterator[None]:
+    """Write the log's lines to the current stderr: above the bars, not across them."""
+    found = logging.getLogger().handlers
+    handlers = [each for each in found if isinstance(each, logging.StreamHandler)]
+    before = [handler.setStream(sys.stderr) for handler in handlers]
+    try:
+        yield
+    finally:
+        for handler, stream in zip(handlers, before, strict=True):
+            if stream is not None:
+                handler.setStream(stream)
+
+
+# Report of a reload for the terminal.
+
+_LINES = {
+    "added": "table added",
+    "removed": "table removed",
+    "altered": "table with other settings",
+    "changed": "changed",
+    "needs_restart": "needs a restart, as it was until then",
+}
+
+
+def show_reload(done: dict[str, Any]) -> None:
+    """Print the answer of POST /reload, a line for each thing."""
+    console = Console()
+    found = [f"{what}: {each}" for key, what in _LINES.items() for each in done[key]]
+    if done["waits_for"]:
+        found.append(f"the tables are taken up after {done['waits_for']}")
+    for line in found or ["nothing has changed"]:
+        console.print(Text(visible(line)), soft_wrap=True)

@@ -1,13 +1,16 @@
-"""The endpoint of a server: address, transport, TLS, token."""
+"""The endpoint of a server: address, TLS, token, and the interface of its transport."""
 
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import grpc
 
 from laredo_fanout.client.errors import BadEndpoint
+from laredo_fanout.wire import replication_pb2 as wire
 
 # A row may have a gigabyte; the server bounds what it puts into one message.
 _UNLIMITED = -1
@@ -124,3 +127,32 @@ def _read(what: str, path: Path | None) -> bytes | None:
     if b"-----BEGIN" not in pem:
         raise BadEndpoint(f"tls: {what} {path} is not a PEM file")
     return pem
+
+
+# The transport: what a stream and a status need of gRPC or of the Connect protocol.
+
+
+class Transport(Protocol):
+    """The calls to one server. Several streams may be open at once, on one event loop.
+
+    Whatever ends a call is raised as a :class:`~laredo_fanout.client.errors.StreamError`.
+    """
+
+    def check(self) -> None:
+        """:raises BadEndpoint: if the TLS files can't be used."""
+        ...
+
+    def sync(
+        self, request: wire.SyncRequest
+    ) -> AbstractAsyncContextManager[AsyncIterator[wire.SyncResponse]]:
+        """Open a stream; leaving the block ends it.
+
+        Messages that aren't taken stay with the server, but for a bounded buffer.
+        """
+        ...
+
+    async def status(
+        self, request: wire.GetReplicationStatusRequest, timeout: float
+    ) -> wire.GetReplicationStatusResponse:
+        """Request the status of a table, once, within ``timeout`` seconds."""
+        ...

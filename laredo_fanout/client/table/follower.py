@@ -30,14 +30,11 @@ from laredo_fanout.client.events import (
     SnapshotRows,
 )
 from laredo_fanout.client.loop_share import LoopShare
-from laredo_fanout.client.stream.endpoint import Endpoint
-from laredo_fanout.client.stream.stream import SyncOptions
-from laredo_fanout.client.stream.subscription import Observer, Subscription
-from laredo_fanout.client.stream.transport.transport import Transport
+from laredo_fanout.client.stream.endpoint import Endpoint, Transport
+from laredo_fanout.client.stream.subscription import Observer, Subscription, SyncOptions
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
-from laredo_fanout.client.table.pieces import pieces
-from laredo_fanout.client.table.replica import Difference, Replica, ReplicaSnapshot
-from laredo_fanout.client.table.row_map import RowView
+from laredo_fanout.client.table.replica import Difference, Replica, ReplicaSnapshot, pieces
+from laredo_fanout.client.table.rows import RowView
 from laredo_model.errors import ModelError
 from laredo_service.retry import Backoff
 

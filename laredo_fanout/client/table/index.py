@@ -1,4 +1,4 @@
-"""Indexes: find rows by other columns than the key.
+"""Indexes of one table: rows found by other columns than the key, and by the key's values.
 
 An index has no values, only a 60-bit hash of them, with the keys of the rows: a third of the
 memory. The rows that a hash finds are compared with the values that were asked for.
@@ -6,12 +6,14 @@ memory. The rows that a hash finds are compared with the values that were asked 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import orjson
 
 from laredo_fanout.client.errors import BadField
-from laredo_fanout.client.table.row_map import PARTS
-from laredo_fanout.client.table.rows import Row, as_text
-from laredo_model.column import Column
+from laredo_fanout.client.table.rows import PARTS, Row, as_text, columns_of
+from laredo_model import key as key_
+from laredo_model.column import Column, key_columns
 
 Unique = Literal["error", "last"]
 Entry = tuple[str | None, ...]
@@ -197,3 +199,147 @@ def _asked(name: str, values: Sequence[object]) -> Entry:
         return tuple(map(as_text, values))
     except RecursionError:
         raise BadField(f"{name}: a value is nested too deeply; give the JSON's own text") from None
+
+
+# Makes a row's key of values, so that a look-up by the key's columns needs no index.
+
+_NUMBERS = frozenset({"int2", "int4", "int8", "oid"})
+# How these are printed isn't for a client to guess, so look-ups by them go through an index.
+_NOT_FROM_VALUES = frozenset({"float4", "float8", "json", "jsonb"})
+
+
+def key_maker(
+    columns: Sequence[Column], fields: Sequence[str] | None
+) -> Callable[[Sequence[object]], bytes] | None:
+    """A function that makes a row's key of values of ``fields`` (None: the key's columns).
+
+    None when ``fields`` aren't the key's columns, or the key can't be made of
+    values, so that an index is needed.
+    """
+    parts = key_columns(columns)
+    names = [column.name for column in parts]
+    asked = names if fields is None else list(fields)
+    if not parts or sorted(asked) != sorted(names):
+        return None
+    if any(column.type in _NOT_FROM_VALUES or column.type.startswith("_") for column in parts):
+        return None
+    numbers = [asked.index(name) for name in names]
+
+    def make(values: Sequence[object]) -> bytes:
+        if len(values) != len(asked):
+            raise BadField(f"lookup wants {len(asked)} values ({', '.join(asked)})")
+        return key_.of_fragments(
+            [_fragment(part, values[number]) for part, number in zip(parts, numbers, strict=True)]
+        )
+
+    return make
+
+
+def _fragment(column: Column, value: object) -> bytes:
+    text = as_text(value)
+    if text is None:
+        raise BadField(f"lookup: column {column.name!r} is part of the key and never NULL")
+    try:
+        plain = column.type in _NUMBERS or column.type == "bool"
+        return text.encode() if plain else orjson.dumps(text)
+    except (UnicodeEncodeError, orjson.JSONEncodeError):
+        raise BadField(f"lookup: {text!r} isn't text that PostgreSQL can hold") from None
+
+
+# The indexes of one table: a row is parsed once for all of them.
+
+_LOOKUP = "lookup_fields"
+
+
+class Indexes:
+    """The indexes of rows with some columns, and how a row is looked up by its lookup fields."""
+
+    def __init__(
+        self,
+        lookup_fields: Sequence[str] | None,
+        indexes: Mapping[str, Sequence[str] | TableIndex],
+        columns: Sequence[Column] = (),
+    ) -> None:
+        """:raises BadField: if the fields of a look-up or an index aren't columns."""
+        if isinstance(lookup_fields, str):
+            raise BadField(f"{_LOOKUP} wants a list of columns, not the string {lookup_fields!r}")
+        self._lookup_fields = None if lookup_fields is None else tuple(lookup_fields)
+        self._configured = {
+            name: given if isinstance(given, TableIndex) else TableIndex(given)
+            for name, given in indexes.items()
+        }
+        self._named = {
+            name: Index(f"index {name!r}", given.fields, given.unique)
+            for name, given in self._configured.items()
+        }
+        self._make_key = key_maker(columns, self._lookup_fields)
+        self._lookup: Index | None = None
+        if columns and self._make_key is None:
+            fields = self._lookup_fields or [column.name for column in key_columns(columns)]
+            self._lookup = Index(_LOOKUP, fields) if fields else None
+        self._all = [*self._named.values(), *([self._lookup] if self._lookup is not None else [])]
+        self._judged = [index for index in self._all if index.unique == "error"]
+        self._fields = frozenset(field for index in self._all for field in index.fields)
+        for index in self._all if columns else ():
+            index.check(columns)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def for_columns(self, columns: Sequence[Column]) -> "Indexes":
+        """Copy these indexes without rows, for rows with these columns.
+
+        :raises BadField: if the fields of a look-up or an index aren't columns.
+        """
+        return Indexes(self._lookup_fields, self._configured, columns)
+
+    def change(self, key: bytes, old: bytes | None, new: bytes | None) -> None:
+        """Note that the row ``old`` (None: there was none) is ``new`` (None: it is gone)."""
+        before = None if old is None else columns_of(old, self._fields)
+        after = None if new is None else columns_of(new, self._fields)
+        for index in self._all:
+            index.change(key, before, after)
+
+    def lookup(self, values: Sequence[object], line_of: LineOf) -> bytes | None:
+        """The line of the row whose lookup fields have these values.
+
+        :raises BadField: if the values don't fit the fields.
+        """
+        if self._make_key is not None:
+            return line_of(self._make_key(values))
+        if self._lookup is None:
+            return None  # the columns aren't known yet
+        keys = self._find(self._lookup, values, line_of)
+        return line_of(keys[0]) if keys else None
+
+    def find(self, name: str, values: Sequence[object], line_of: LineOf) -> list[bytes]:
+        """The keys of the rows that the index finds, in the order of the keys.
+
+        :raises BadField: if there is no such index, or the values don't fit it.
+        """
+        if name not in self._named:
+            known = ", ".join(sorted(self._named)) or "none"
+            raise BadField(f"there is no index {name!r}; configured: {known}")
+        return self._find(self._named[name], values, line_of)
+
+    def duplicates(self, line_of: LineOf) -> tuple[str, bytes, bytes] | None:
+        """The name of an index that is unique by ``error``, and the keys of two rows in it with
+        the same values; None if there are none."""
+        for index in self._judged:
+            found = index.duplicates(lambda key, of=index: _entry(of, key, line_of))  # type: ignore[misc]
+            if found is not None:
+                return (index.name, *found)
+        return None
+
+    def parts(self) -> list[dict[Any, Any]]:
+        """Parts of all indexes, to be freed one by one."""
+        return [part for index in self._all for part in index.parts()]
+
+    def _find(self, index: Index, values: Sequence[object], line_of: LineOf) -> list[bytes]:
+        return index.find(values, lambda key: _entry(index, key, line_of))
+
+
+def _entry(index: Index, key: bytes, line_of: LineOf) -> Entry:
+    line = line_of(key)
+    row: Row = {} if line is None else columns_of(line, frozenset(index.fields))
+    return index.entry(row)

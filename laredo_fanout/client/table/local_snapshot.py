@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from laredo_fanout.client.errors import LocalSnapshotUnusable
-from laredo_fanout.client.filters import Filter
+from laredo_fanout.client.events import Filter
 from laredo_fanout.client.table.replica import ReplicaPosition
 from laredo_model import column as column_
 from laredo_model import position as position_

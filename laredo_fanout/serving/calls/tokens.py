@@ -1,4 +1,4 @@
-"""The tokens file: bearer tokens, and the tables that each of them may read.
+"""A call of a client: its transport, its caller and token, and its checked request.
 
 One token a line, followed by the tables it may read (`schema.name`, none: all); `#` begins a
 comment. The file is read again within a second or two when it changes, without a restart: a token
@@ -12,15 +12,219 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote
 
 import structlog
+from google.protobuf.message import DecodeError, Message
 
-from laredo_fanout.serving.calls.caller import digest
-from laredo_fanout.serving.errors import NoToken, ServingError, TokenForbids
+from laredo_fanout.serving.errors import (
+    BadRequest,
+    NoToken,
+    Refused,
+    ServingError,
+    Stalled,
+    TokenForbids,
+)
+from laredo_fanout.serving.ports import Lease
+from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model import position as position_
+from laredo_model.errors import BadHistory, BadPosition
+from laredo_model.position import History, Position
+
+# The caller of a gRPC call: its address, its identity, and whose streams count together.
+
+_SHARED_PREFIX_V6 = 64
+"""One IPv6 host usually has all addresses of such a network."""
+_SHORT_NAMES = {
+    "commonName": "CN",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "localityName": "L",
+    "stateOrProvinceName": "ST",
+    "countryName": "C",
+}
+
+
+@dataclass(slots=True)
+class Caller:
+    """The client of a call, as its connection and metadata identify it."""
+
+    peer: str
+    #: The metadata of that name; "" where there is none.
+    authorization: str
+    #: Identifies the client certificate; "" where there is none.
+    certificate: str
+    #: The name that the client gives itself, known once its request is read.
+    client_id: str = ""
+
+    @property
+    def host(self) -> str:
+        """The address without the port; of IPv6 the network that one host has."""
+        kind, _, rest = unquote(self.peer).partition(":")
+        if kind not in ("ipv4", "ipv6"):
+            return kind
+        address = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
+        if address.version == 6 and not address.is_loopback:
+            return str(ipaddress.ip_network((address, _SHARED_PREFIX_V6), strict=False))
+        return str(address)
+
+    @property
+    def is_local(self) -> bool:
+        """True if it calls from this machine; through a proxy many clients may."""
+        return self.host in ("127.0.0.1", "::1", "unix")
+
+
+def caller_of(context: Any) -> Caller:
+    """The caller of this gRPC call."""
+    metadata = dict(context.invocation_metadata() or ())
+    given = metadata.get("authorization")
+    subject = next(iter(context.auth_context().get("x509_subject", ())), b"")
+    return Caller(
+        peer=str(context.peer()),
+        authorization=given if isinstance(given, str) else "",
+        certificate=digest(bytes(subject)) if subject else "",
+    )
+
+
+def caller_from(
+    address: tuple[str, int], authorization: str, certificate: Mapping[str, Any] | None
+) -> Caller:
+    """The caller at this TCP address; ``certificate`` is as `ssl.SSLSocket.getpeercert` has it."""
+    host, port = address
+    subject = _subject(certificate) if certificate else ""
+    return Caller(
+        peer=f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}",
+        authorization=authorization,
+        certificate=digest(subject.encode()) if subject else "",
+    )
+
+
+def _subject(certificate: Mapping[str, Any]) -> str:
+    """As gRPC writes it (RFC 2253), so that one certificate is one identity by either way."""
+    names = [pair for part in certificate.get("subject", ()) for pair in part]
+    return ",".join(f"{_SHORT_NAMES.get(name, name)}={value}" for name, value in reversed(names))
+
+
+def digest(secret: bytes) -> str:
+    """A name for something that must not be shown, or is long."""
+    return sha256(secret).hexdigest()[:16]
+
+
+# An open gRPC call: how it is ended from outside, and when its client counts as stalled.
+
+
+class Call:
+    """A handle on an open call, made in its task. `table` and `lease` are set later."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.table = ""
+        self.lease: Lease | None = None
+        self.verdict: Refused | None = None
+        self._task = asyncio.current_task()
+
+    def end(self, verdict: Refused) -> None:
+        """Stop the call with this verdict, also while a write is blocked."""
+        if self.verdict is None and self._task is not None:
+            self.verdict = verdict
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until the call has been answered, or its client is gone."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+
+class StallGuard:
+    """Ends a call whose client takes none of the messages that wait for it for `timeout_s`.
+
+    `excused` returns whether the call waits for something other than its client.
+    """
+
+    def __init__(self, call: Call, timeout_s: float, excused: Callable[[], bool]) -> None:
+        self._call = call
+        self._timeout_s = timeout_s
+        self._excused = excused
+        self._moved = True
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(timeout_s, self._check)
+
+    def moved(self) -> None:
+        """The client took a message, or waited for something else than itself."""
+        self._moved = True
+
+    def stop(self) -> None:
+        """The call is over."""
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        if not self._moved and not self._excused():
+            client_id = self._call.caller.client_id
+            self._call.end(
+                Stalled(f"client {client_id!r} took no message for {self._timeout_s:g} s")
+            )
+        self._moved = False
+        self._timer = self._loop.call_later(self._timeout_s, self._check)
+
+
+# One streaming call as its transport carries it: who calls, and where the messages go.
+
+
+class DirectOutput(Protocol):
+    """A stream that takes bytes at once, without a task that waits: a socket's transport.
+
+    `framing` names how `frame` writes messages, so that streams with equal framings share its
+    bytes.
+    """
+
+    framing: str
+
+    def frame(self, messages: Sequence[bytes]) -> bytes:
+        """The bytes that carry these messages."""
+        ...
+
+    def write(self, frame: bytes) -> None:
+        """Send the bytes, or keep them until the socket takes them; never waits."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """True if the buffer is so full that nothing more should be written."""
+        ...
+
+    def when_full(self, notify: Callable[[], None] | None) -> None:
+        """Have `notify` called, within `write`, when the stream becomes full; None: nobody."""
+        ...
+
+
+class Exchange(Protocol):
+    """Transport of one session: gRPC or Connect, neither of which the session knows."""
+
+    @property
+    def caller(self) -> Caller:
+        """The caller."""
+        ...
+
+    @property
+    def direct(self) -> DirectOutput | None:
+        """Output of this stream for writes that don't wait; None where the transport has none."""
+        ...
+
+    def packed(self, messages: Sequence[bytes]) -> Iterable[bytes]:
+        """Group messages into units for `send`: some share a write."""
+        ...
+
+    async def send(self, message: bytes) -> None:
+        """Send a message, or what `packed` made of some; returns once there is room for more."""
+        ...
+
 
 log = structlog.get_logger(__name__)
 
@@ -166,3 +370,140 @@ def _read(path: Path) -> list[_Grant]:
     if not grants:
         raise BadTokensFile(f"fanout.grpc.tokens_file {path} holds no token")
     return grants
+
+
+# Parses and checks the request of a Sync call.
+
+BATCH = "batch/json.v1"
+BOUNDARY = "boundary.v1"
+RELAY = "relay.v1"
+TABLES = "tables.v1"
+MAX_CLIENT_ID = 256
+MAX_NAME = 256
+MAX_SNAPSHOT_ID = 2 * MAX_NAME + 64
+MAX_REQUEST_BYTES = 128 << 10
+"""Decoding costs up to 40 ns and 20 bytes of memory a byte, before anything can be counted."""
+MAX_PREDICATES = 64
+MAX_VALUES = 10_000
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSyncRequest:
+    """A checked SyncRequest."""
+
+    table: str
+    client_id: str
+    #: None where the client sent none.
+    position: Position | None
+    #: Only sent by clients that know the extension.
+    history: History | None
+    #: None where the client sent none.
+    sequence: int | None
+    snapshot_id: str
+    filtered: bool
+    batch: bool
+    want_old: bool
+    #: Whether the client wants the table's verified position.
+    boundaries: bool
+    #: Whether it is a relay, which wants the histories that this one goes on from.
+    relay: bool = False
+
+
+def decode(kind: type[M], data: bytes) -> M:
+    """The request in these bytes.
+
+    :raises BadRequest: it is longer than MAX_REQUEST_BYTES, or can't be decoded.
+    """
+    name = kind.DESCRIPTOR.name
+    if len(data) > MAX_REQUEST_BYTES:
+        raise BadRequest(
+            f"the {name} is {len(data)} bytes long, more than {MAX_REQUEST_BYTES}: "
+            "give fewer or shorter filters"
+        )
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise BadRequest(f"not a {name}: {error}") from error
+
+
+def parse_sync(data: bytes) -> tuple[CheckedSyncRequest, Sequence[wire.FieldPredicate]]:
+    """The request in these bytes, and its filters as they came, of bounded number and size.
+
+    :raises BadRequest: it can't be decoded, or a field makes no sense; the message names it.
+    """
+    asked = decode(wire.SyncRequest, data)
+    _check_filters(asked.filters)
+    if len(asked.client_id) > MAX_CLIENT_ID:
+        raise BadRequest(f"client_id is longer than {MAX_CLIENT_ID} characters")
+    check_snapshot_id(asked.last_snapshot_id)
+    if asked.last_known_sequence < 0:
+        raise BadRequest(f"last_known_sequence is negative: {asked.last_known_sequence}")
+    sequence = asked.last_known_sequence or None
+    batch = BATCH in asked.capabilities
+    parsed = CheckedSyncRequest(
+        table=table_name(asked.schema, asked.table),
+        client_id=asked.client_id,
+        position=_position(asked.last_known_source_position, may_be_wrong=sequence is not None),
+        history=_history(asked.history) if batch else None,
+        sequence=sequence,
+        snapshot_id=asked.last_snapshot_id,
+        filtered=len(asked.filters) > 0,
+        batch=batch,
+        want_old=batch and asked.want_old,
+        boundaries=batch and BOUNDARY in asked.capabilities,
+        relay=batch and RELAY in asked.capabilities,
+    )
+    return parsed, asked.filters
+
+
+def _check_filters(filters: Sequence[wire.FieldPredicate]) -> None:
+    """Refuse more than is reasonable before anything is made of it."""
+    if len(filters) > MAX_PREDICATES:
+        raise BadRequest(f"filters: {len(filters)} predicates, more than {MAX_PREDICATES}")
+    values = sum(len(getattr(each, "in").values) for each in filters if each.HasField("in"))
+    if values > MAX_VALUES:
+        raise BadRequest(f"filters: {values} values to compare with, more than {MAX_VALUES}")
+
+
+def check_snapshot_id(snapshot_id: str) -> None:
+    """Check that a snapshot's id isn't too long.
+
+    :raises BadRequest: it is too long.
+    """
+    if len(snapshot_id) > MAX_SNAPSHOT_ID:
+        raise BadRequest(f"a snapshot id is no longer than {MAX_SNAPSHOT_ID} characters")
+
+
+def table_name(schema: str, table: str) -> str:
+    """The table's name, `schema.table`.
+
+    :raises BadRequest: one of them is empty.
+    """
+    if not schema or not table:
+        missing = "schema" if not schema else "table"
+        raise BadRequest(f"{missing} is empty: name the table by schema and table")
+    if max(len(schema), len(table)) > MAX_NAME:
+        raise BadRequest(f"schema or table is longer than {MAX_NAME} characters")
+    return f"{schema}.{table}"
+
+
+def _position(text: str, *, may_be_wrong: bool) -> Position | None:
+    if not text:
+        return None
+    try:
+        return position_.parse(text)
+    except BadPosition as error:
+        if may_be_wrong:
+            return None
+        raise BadRequest(f"last_known_source_position: {error}") from error
+
+
+def _history(text: str) -> History | None:
+    if not text:
+        return None
+    try:
+        return position_.parse_history(text)
+    except BadHistory as error:
+        raise BadRequest(f"history: {error}") from error

@@ -1,4 +1,4 @@
-"""One connection of an HTTP/1.1 client: its requests one after the other, each a Connect call."""
+"""The Connect endpoint: the same calls as by gRPC, over HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ from typing import Protocol
 import h11
 import structlog
 
-from laredo_fanout.serving.calls.caller import Caller, caller_from
-from laredo_fanout.serving.connect import codes, envelope, request
-from laredo_fanout.serving.connect.call_stream import CallStream
-from laredo_fanout.serving.connect.codes import DeadlinePassed
-from laredo_fanout.serving.connect.request import CalledMethod, HttpRefused
-from laredo_fanout.serving.errors import Refused, SessionFailed
+from laredo_fanout.serving import tls
+from laredo_fanout.serving.calls.tokens import Caller, caller_from
+from laredo_fanout.serving.connect import request
+from laredo_fanout.serving.connect.request import (
+    CalledMethod,
+    CallStream,
+    DeadlinePassed,
+    HttpRefused,
+)
+from laredo_fanout.serving.errors import CannotListen, Refused, SessionFailed
+from laredo_fanout.serving.options import ConnectOptions, ListenerOptions
 from laredo_fanout.serving.service import ReplicationService
+from laredo_fanout.serving.shared import connect_connections
 from laredo_service.http.connections import (
     MAX_HEAD,
+    Acceptor,
     ConnectionLimit,
     EndReason,
+    HttpCounts,
     Opening,
     RequestParser,
 )
@@ -288,7 +296,7 @@ class CallConnection(asyncio.Protocol):
         self._when_full = notify
 
     def _end_stream(self, refusal: Refused | None) -> None:
-        self._transport.write(envelope.last_chunk(refusal))
+        self._transport.write(request.last_chunk(refusal))
         self._transport.write(self._http.send(h11.EndOfMessage()) or b"")
         if self._writable is not None:
             # Its client takes nothing: it gets a moment for the end.
@@ -301,7 +309,7 @@ class CallConnection(asyncio.Protocol):
 
     def _respond_error(self, refused: Refused) -> None:
         json = {"Content-Type": "application/json"}
-        self._respond(codes.http_status(refused), json, codes.unary_error(refused))
+        self._respond(request.http_status(refused), json, request.unary_error(refused))
 
     def _respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self._send_head(status, {**headers, "Content-Length": str(len(body))})
@@ -359,3 +367,89 @@ def _find_dead_peers(end: socket.socket, stall_timeout_s: float) -> None:
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * stall_timeout_s))
+
+
+# The Connect endpoint of a serving process: its listener and its connections.
+
+_BACKLOG = 1024
+
+
+class ConnectEndpoint:
+    """Serves the calls of a :class:`ReplicationService` by the Connect protocol."""
+
+    def __init__(
+        self, service: ReplicationService, listener: ListenerOptions, options: ConnectOptions
+    ) -> None:
+        """Bind the port.
+
+        :raises CannotListen: the address is taken, or the TLS files can't be used.
+        """
+        self.service = service
+        self.stall_timeout_s = listener.stall_timeout_s
+        self.draining = False
+        self.limit = ConnectionLimit(HttpCounts(), connect_connections())
+        context = None if listener.tls is None else tls.server_context(listener.tls)
+        self._socket = _bound(options)
+        self.port: int = self._socket.getsockname()[1]
+        self._acceptor = Acceptor(
+            self._socket,
+            self.limit,
+            lambda opening: CallConnection(self, opening),
+            "no Connect connection can be accepted; tried again until one can",
+            context,
+        )
+        self._connections: set[CallConnection] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def start(self) -> None:
+        """Take connections from now on."""
+        self._socket.listen(_BACKLOG)
+        self._acceptor.start()
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop listening at once; returns when all calls have ended, or are cut after the grace."""
+        self.draining = True
+        await self._acceptor.stop()
+        self._socket.close()
+        for connection in list(self._connections):
+            connection.close_if_idle()
+        try:
+            await asyncio.wait_for(self._empty.wait(), grace_s)
+        except TimeoutError:
+            for connection in list(self._connections):
+                connection.abort()
+
+    def enter(self, connection: CallConnection, opening: Opening) -> None:
+        """Count the connection, which is open now."""
+        self._connections.add(connection)
+        self._empty.clear()
+        self.limit.add(connection, opening)
+
+    def leave(self, connection: CallConnection) -> None:
+        """The connection is gone."""
+        self._connections.discard(connection)
+        self.limit.remove(connection)
+        if not self._connections:
+            self._empty.set()
+
+
+def _bound(options: ConnectOptions) -> socket.socket:
+    """A socket on the port, which other serving processes share (SO_REUSEPORT)."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        end = socket.socket(family, kind, protocol)
+        try:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            end.bind(address)
+        except OSError:
+            end.close()
+            raise
+    except OSError as error:
+        raise CannotListen(
+            f"can't listen on {options.host}:{options.port} (fanout.connect.host, port): {error}"
+        ) from error
+    return end

@@ -1,4 +1,4 @@
-"""A Connect request: which call it makes, in which encoding, and the message in its body.
+"""A Connect request: call, encoding, messages in envelopes, and error codes.
 
 What fits no call is refused by HTTP's own statuses, everything else by an error of Connect's.
 """
@@ -7,25 +7,123 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import grpc
+import orjson
 from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from laredo_fanout.serving.calls.request import MAX_REQUEST_BYTES
-from laredo_fanout.serving.connect import envelope
-from laredo_fanout.serving.connect.codes import Unsupported
-from laredo_fanout.serving.errors import BadRequest
+from laredo_fanout.serving.calls.tokens import MAX_REQUEST_BYTES, Caller
+from laredo_fanout.serving.errors import MAX_DETAILS, BadRequest, Refused
 from laredo_fanout.wire import replication_pb2 as wire
+
+# Connect's error codes: their names, their HTTP statuses, and the JSON of an error.
+
+_STATUSES = {
+    "canceled": 499,
+    "invalid_argument": 400,
+    "deadline_exceeded": 504,
+    "not_found": 404,
+    "already_exists": 409,
+    "permission_denied": 403,
+    "resource_exhausted": 429,
+    "failed_precondition": 400,
+    "aborted": 409,
+    "out_of_range": 400,
+    "unimplemented": 501,
+    "unavailable": 503,
+    "unauthenticated": 401,
+}
+_ANY_OTHER = 500
+
+
+class DeadlinePassed(Refused):
+    """The call took longer than its Connect-Timeout-Ms."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "client"
+
+
+class Unsupported(Refused):
+    """The request uses something of the protocol that this server doesn't have."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+
+
+def name(refused: Refused) -> str:
+    """The code's name in JSON; Connect spells ``canceled`` with one l."""
+    return "canceled" if refused.code is grpc.StatusCode.CANCELLED else refused.code.name.lower()
+
+
+def http_status(refused: Refused) -> int:
+    """The HTTP status of a unary call that ends with this."""
+    return _STATUSES.get(name(refused), _ANY_OTHER)
+
+
+def error_json(refused: Refused) -> dict[str, Any]:
+    """The error as Connect's JSON object."""
+    return {"code": name(refused), "message": str(refused)[:MAX_DETAILS]}
+
+
+def unary_error(refused: Refused) -> bytes:
+    """The body of a unary call that ends with this."""
+    return orjson.dumps(error_json(refused))
+
+
+# Envelopes: each message of a stream is preceded by a byte of flags and its length.
+#
+# https://connectrpc.com/docs/protocol#enveloped-message
+
+HEAD_BYTES = 5
+COMPRESSED = 1
+END_STREAM = 2
+
+
+def chunk(messages: Sequence[bytes]) -> bytes:
+    """The messages in their envelopes, as one chunk of an HTTP/1.1 body (RFC 9112, 7.1)."""
+    pieces = [b""]
+    for message in messages:
+        pieces += b"\0" + len(message).to_bytes(4, "big"), message
+    pieces[0] = b"%x\r\n" % sum(map(len, pieces))
+    pieces.append(b"\r\n")
+    return b"".join(pieces)
+
+
+def last_chunk(refused: Refused | None) -> bytes:
+    """The end of a stream, with the error that ends it, as a chunk."""
+    end = orjson.dumps({} if refused is None else {"error": error_json(refused)})
+    head = bytes([END_STREAM]) + len(end).to_bytes(4, "big")
+    return b"%x\r\n%b%b\r\n" % (len(end) + HEAD_BYTES, head, end)
+
+
+def single(body: bytes) -> tuple[bool, bytes]:
+    """Parse a request's body that is one message: its compression flag, and the message.
+
+    :raises BadRequest: if it isn't exactly one enveloped message.
+    """
+    if len(body) < HEAD_BYTES:
+        raise BadRequest(f"the body has {len(body)} bytes, an enveloped message has 5 and more")
+    flags, length = body[0], int.from_bytes(body[1:HEAD_BYTES], "big")
+    if flags & ~COMPRESSED:
+        raise BadRequest(f"the message's envelope has flags {flags:#x}; expected 0 or 1")
+    if length != len(body) - HEAD_BYTES:
+        raise BadRequest(
+            f"the body has {len(body) - HEAD_BYTES} bytes after the envelope's head, which"
+            f" declares {length}: a call takes exactly one message"
+        )
+    return flags == COMPRESSED, body[HEAD_BYTES:]
+
 
 _SERVICE = wire.DESCRIPTOR.services_by_name["LaredoReplicationService"]
 _METHODS: Mapping[str, MethodDescriptor] = {
     f"/{_SERVICE.full_name}/{method.name}": method for method in _SERVICE.methods
 }
-MAX_BODY = MAX_REQUEST_BYTES + envelope.HEAD_BYTES
+MAX_BODY = MAX_REQUEST_BYTES + HEAD_BYTES
 _TIMEOUT_DIGITS = 10
 _IN_A_THREAD = 4 << 10
 """Bytes from which a message is translated from or into JSON in a thread."""
@@ -114,7 +212,7 @@ async def decode(called: CalledMethod, asked: Terms, body: bytes) -> bytes:
     """
     compressed, message = asked.compressed, body
     if called.streaming:
-        compressed, message = envelope.single(body)
+        compressed, message = single(body)
         if compressed and not asked.compressed:
             raise BadRequest("the message is compressed, and Connect-Content-Encoding is missing")
     if compressed:
@@ -184,3 +282,88 @@ def _from_json(kind: type[Message], text: bytes) -> bytes:
 
 def _to_json(kind: type[Message], message: bytes) -> bytes:
     return json_format.MessageToJson(kind.FromString(message), indent=None).encode()
+
+
+# The exchange of a streaming Connect call: messages in envelopes, several of them in a write.
+
+PACKED_BYTES = 64 << 10
+"""A write has no more, or a single message: it is what a client that takes nothing costs."""
+
+
+class Output(Protocol):
+    """The connection's side of the call."""
+
+    @property
+    def full(self) -> bool:
+        """True if the client's side has no room now."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Write at once, whether or not there is room."""
+        ...
+
+    async def room(self) -> None:
+        """Returns when the client's side, or the socket's buffer and ours, have room for more."""
+        ...
+
+    def when_full(self, notify: Callable[[], None] | None) -> None:
+        """Have `notify` called when there is no more room."""
+        ...
+
+
+class CallStream:
+    """One streaming call over a connection, in protobuf or in JSON."""
+
+    def __init__(self, connection: Output, called: CalledMethod, caller: Caller) -> None:
+        self.caller = caller
+        self._connection = connection
+        self._called = called
+
+    @property
+    def direct(self) -> ProtoOutput | None:
+        """The stream for writes that don't wait; a message in JSON may have to be made first."""
+        return None if self._called.as_json else ProtoOutput(self._connection)
+
+    def packed(self, messages: Sequence[bytes]) -> Iterator[bytes]:
+        """Chunks that carry the messages, about `PACKED_BYTES` each; in JSON the messages."""
+        if self._called.as_json:
+            yield from messages
+            return
+        together: list[bytes] = []
+        size = 0
+        for message in messages:
+            if together and size + len(message) > PACKED_BYTES:
+                yield chunk(together)
+                together, size = [], 0
+            together.append(message)
+            size += len(message) + HEAD_BYTES
+        if together:
+            yield chunk(together)
+
+    async def send(self, message: bytes) -> None:
+        """Send what `packed` made."""
+        if self._called.as_json:
+            message = chunk([await encode(self._called, message)])
+        await self._connection.room()
+        self._connection.write(message)
+        await self._connection.room()
+
+
+class ProtoOutput:
+    """A call's stream in protobuf, for bytes that it shares with other calls."""
+
+    framing = "connect+proto"
+
+    def __init__(self, connection: Output) -> None:
+        self._connection = connection
+        self.write = connection.write
+        self.when_full = connection.when_full
+
+    def frame(self, messages: Sequence[bytes]) -> bytes:
+        """One chunk that carries the messages."""
+        return chunk(messages)
+
+    @property
+    def full(self) -> bool:
+        """True if the client's side has no room now."""
+        return self._connection.full

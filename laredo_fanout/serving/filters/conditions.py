@@ -1,4 +1,4 @@
-"""The predicates of a request's filter, parsed once, in slices of CPU time.
+"""Row filters: predicates on columns, parsed once, tested on lines and journal records.
 
 Everything here is sized by the client, so the limits come first (``request.check_filters``), and
 nothing hashes what a client chose by an arithmetic that it can steer: Python's hashes of numbers
@@ -9,17 +9,23 @@ their canonical text, whose hash has another key in every process (siphash).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 from google.protobuf import struct_pb2
 
+from laredo_fanout.serving.daemon_threads import Slice, Sliced
 from laredo_fanout.serving.errors import BadRequest
-from laredo_fanout.serving.slices import Slice, Sliced
+from laredo_fanout.serving.struct_rows import parse
 from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model import line as line_
+from laredo_model.column import Column, key_columns
+from laredo_model.line import Action
 
 _NUMBER = re.compile(r"([+-]?)(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d+))?\Z", re.ASCII)
 _EXPONENT_DIGITS = 18
@@ -206,3 +212,175 @@ def _literal(value: struct_pb2.Value) -> bytes | None:
     if value.WhichOneof("kind") != "string_value" or _NUMBER.match(value.string_value):
         return None
     return orjson.dumps(value.string_value)
+
+
+# Row filters: predicates on columns, ANDed, tested against a row's JSON line.
+#
+# Digits given as a string equal the number, because the base form sends big integers as strings.
+# NULL never matches, not even `equals: null`. A TRUNCATE always passes; a row that an update moves
+# into or out of the filter arrives as INSERT or DELETE.
+
+Test: TypeAlias = Callable[[Any], bool]
+
+_VERBATIM = frozenset({"json", "jsonb"})
+_DECIMAL_TYPES = frozenset({"numeric"})
+
+
+class RowFilter:
+    """A session's filter, bound to one set of columns.
+
+    `signature` is equal for equal filters, so that sessions can share what was encoded.
+    `knows_before`: the client has a row if its old line passes.
+    """
+
+    knows_before = True
+
+    def __init__(self, conditions: Conditions, columns: Sequence[Column]) -> None:
+        """Bind the conditions.
+
+        :raises BadRequest: one names no column of the table; the message names its index
+            in `filters`.
+        """
+        self.signature = conditions.signature
+        by_name = {column.name: column for column in columns}
+        self._key = frozenset(orjson.dumps(column.name) for column in key_columns(columns))
+        self._tests: list[tuple[str, Test]] = []
+        self._needles: list[bytes] = []
+        for condition in conditions.each:
+            column = by_name.get(condition.field)
+            if column is None:
+                raise BadRequest(
+                    f"filters[{condition.index}]: the table has no column {condition.field!r}; "
+                    f"its columns are {', '.join(by_name)}"
+                )
+            self._tests.append((column.name, _test(condition, column)))
+            if condition.literal is not None and column.type not in _VERBATIM:
+                # Bytes without which a line can't match: saves parsing most of the others.
+                self._needles.append(condition.literal)
+
+    def matches(self, line: bytes) -> bool:
+        """True if the row passes every predicate."""
+        for needle in self._needles:
+            if needle not in line:
+                return False
+        row = parse(line)
+        for name, test in self._tests:
+            value = row.get(name)
+            if value is None or not test(value):
+                return False
+        return True
+
+    def of_unknown(self) -> RowFilter:
+        """Copy this filter for changes whose old lines don't show what the client has.
+
+        A row that doesn't pass becomes a DELETE then, of a row that the client may not have.
+        """
+        found = copy(self)
+        found.knows_before = False
+        return found
+
+    def old_of_unknown(self, action: int, old: bytes, new: bytes) -> bytes:
+        """The old row to show where the client may have another one, or none.
+
+        One that doesn't pass isn't shown; a DELETE has the key's columns then.
+        """
+        if old and self.matches(old):
+            return old
+        if action != Action.DELETE:
+            return b""
+        members = line_.items(old or new)
+        kept = [name + b":" + value for name, value in members if name in self._key]
+        return b"{" + b",".join(kept) + b"}"
+
+    def select(
+        self, keys: Sequence[bytes], lines: Sequence[bytes]
+    ) -> Sliced[tuple[list[bytes], list[bytes]]]:
+        """The rows that pass, in order."""
+        slice_ = Slice()
+        kept_keys, kept_lines = [], []
+        for key, line in zip(keys, lines, strict=True):
+            if self.matches(line):
+                kept_keys.append(key)
+                kept_lines.append(line)
+            if slice_.done_with(len(line)):
+                yield
+        return kept_keys, kept_lines
+
+    def action(self, action: int, old: bytes, new: bytes) -> int | None:
+        """Action of this change for a client that sees only rows that pass; None for no change."""
+        if action == Action.TRUNCATE:
+            return action
+        was = not self.knows_before or (bool(old) and self.matches(old))
+        now = bool(new) and self.matches(new)
+        if was and now:
+            return Action.UPDATE
+        if now:
+            return Action.INSERT
+        return Action.DELETE if was else None
+
+
+def _test(condition: Condition, column: Column) -> Test:
+    if condition.wanted is not None:
+        return partial(condition.wanted.matches, is_decimal=column.type in _DECIMAL_TYPES)
+    return partial(_has_prefix, condition.prefix)
+
+
+def _has_prefix(prefix: str, value: Any) -> bool:
+    if isinstance(value, str):
+        return value.startswith(prefix)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value).startswith(prefix)
+    return False
+
+
+# Filtering a journal record: its changes, one by one, as the session's filter passes them.
+
+
+class Entry(NamedTuple):
+    """A change of one row or a TRUNCATE."""
+
+    sequence: int
+    action: int
+    key: bytes
+    line: bytes
+    old: bytes
+    #: Its index in the batch's per-transaction columns.
+    transaction: int
+
+
+def entries(batch: wire.ChangeBatch, row_filter: RowFilter | None) -> Iterator[Entry | None]:
+    """The changes of a batch that pass the filter; None after each slice of it.
+
+    The old row is left out of what becomes an INSERT, the new row of what becomes a DELETE.
+    """
+    transactions = [number for number, count in enumerate(batch.counts) for _ in range(count)]
+    columns = zip(
+        range(batch.first_sequence, batch.first_sequence + len(batch.actions)),
+        batch.actions,
+        batch.keys,
+        batch.lines,
+        batch.old_lines,
+        transactions,
+        strict=True,
+    )
+    slice_ = Slice()
+    for entry in map(Entry._make, columns):
+        seen = entry if row_filter is None else _seen(entry, row_filter)
+        if seen is not None:
+            yield seen
+        if slice_.done_with(len(entry.line) + len(entry.old)):
+            yield None
+
+
+def _seen(entry: Entry, row_filter: RowFilter) -> Entry | None:
+    action = row_filter.action(entry.action, entry.old, entry.line)
+    if action is None:
+        return None
+    old = entry.old
+    if not row_filter.knows_before:
+        old = row_filter.old_of_unknown(action, entry.old, entry.line)
+    return entry._replace(
+        action=action,
+        line=b"" if action == Action.DELETE else entry.line,
+        old=b"" if action == Action.INSERT else old,
+    )

@@ -1,18 +1,202 @@
-"""The tail of each table's journal: its newest state, read once per wake-up for all sessions."""
+"""The journal as sessions see it: its tail, recent records, and each client's backlog."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from laredo_fanout.serving.journal.backlog import Backlog
+from laredo_fanout.serving import daemon_threads
+from laredo_fanout.serving.daemon_threads import Slice, Sliced
+from laredo_fanout.serving.forms.form import Form
 from laredo_fanout.serving.ports import Wakeups
-from laredo_fanout.store.errors import TableUnknown
-from laredo_fanout.store.reader import StoreReader
-from laredo_fanout.store.view import TableView
+from laredo_fanout.store.errors import JournalPruned, TableUnknown
+from laredo_fanout.store.journal.record import Record
+from laredo_fanout.store.reader import StoreReader, TableView
 from laredo_model.position import History
+
+# A cache of recent journal records, encoded once per wire form and shared by sessions.
+#
+# A session is a cursor: it asks for what comes after a sequence. Sessions at the same sequence with
+# the same form get the same bytes; a session far behind reads the journal by itself, in pieces.
+
+READ_BYTES = 256 << 10
+
+
+class Encoded(NamedTuple):
+    """A journal record, encoded in one wire form."""
+
+    messages: list[bytes]
+    first_sequence: int
+    last_sequence: int
+    #: The position up to which every transaction that it has changes of is whole; None when it
+    #: holds but a part of one.
+    complete: int | None
+    size: int
+
+
+class RecentRecords:
+    """At most `capacity` bytes of encoded records, the oldest let go first."""
+
+    def __init__(self, reader: StoreReader, capacity: int = 16 << 20) -> None:
+        self._reader = reader
+        self._capacity = capacity
+        self.size = 0
+        self._records: OrderedDict[tuple[int, int, bytes], Encoded] = OrderedDict()
+        self._under_way: dict[tuple[int, int, bytes], asyncio.Task[Encoded]] = {}
+        self.encoded_total = 0
+
+    async def after(self, table_id: int, sequence: int, form: Form) -> list[Encoded]:
+        """The next records after this sequence, a piece at a time; [] at the journal's end.
+
+        :raises JournalPruned: the journal no longer reaches back to there.
+        """
+        found = self._records.get((table_id, sequence, form.signature))
+        if found is not None:
+            return [found]
+        records = self._reader.journal(table_id, sequence, READ_BYTES, with_old=form.wants_old)
+        slice_, encoded = Slice(), []
+        for record in records:
+            encoded.append(await self._encode(table_id, record, form))
+            if slice_.done_with(*_cost(record, form)):
+                await asyncio.sleep(0)
+        return encoded
+
+    async def _encode(self, table_id: int, record: Record, form: Form) -> Encoded:
+        key = (table_id, record.first_sequence - 1, form.signature)
+        known = self._records.get(key)
+        if known is not None and known.last_sequence == record.last_sequence:
+            return known
+        under_way = self._under_way.get(key)
+        if under_way is not None:
+            # A session may be at a newer state of this record, or an older one.
+            shared = await asyncio.shield(under_way)
+            if shared.last_sequence == record.last_sequence:
+                return shared
+        work = form.changes(record)
+        try:
+            next(work)
+        except StopIteration as done:
+            return self._made(key, record, done.value)
+        making = asyncio.create_task(self._make(key, record, work))
+        self._under_way[key] = making
+        making.add_done_callback(lambda _: self._under_way.pop(key, None))
+        # It goes on when one of those who wait for it leaves.
+        return await asyncio.shield(making)
+
+    async def _make(
+        self, key: tuple[int, int, bytes], record: Record, work: Sliced[list[bytes]]
+    ) -> Encoded:
+        return self._made(key, record, await daemon_threads.run(work))
+
+    def _made(self, key: tuple[int, int, bytes], record: Record, messages: list[bytes]) -> Encoded:
+        encoded = Encoded(
+            messages,
+            record.first_sequence,
+            record.last_sequence,
+            _complete(record),
+            sum(map(len, messages)) + 200,
+        )
+        self.encoded_total += 1
+        self._keep(key, encoded)
+        return encoded
+
+    def _keep(self, key: tuple[int, int, bytes], encoded: Encoded) -> None:
+        before = self._records.pop(key, None)
+        if before is not None:
+            self.size -= before.size
+        self._records[key] = encoded
+        self.size += encoded.size
+        while self.size > self._capacity:
+            _, gone = self._records.popitem(last=False)
+            self.size -= gone.size
+
+
+def _cost(record: Record, form: Form) -> tuple[int, int]:
+    """The bytes and the rows that were read to encode it."""
+    if form.reads_rows:
+        return len(record.body) + len(record.old_body), len(record)
+    return 0, 1
+
+
+def _complete(record: Record) -> int | None:
+    if not record.open:
+        return record.last_position
+    return record.first_position if record.first_position < record.last_position else None
+
+
+# The backlog of a client: the number of transactions it is behind, the unit of max_size.
+#
+# A transaction counts once, however many rows it changed: one giant transaction must not disconnect
+# every client. Sequences count changes, so the transactions are only counted, record by record and
+# once for all sessions, when there are more changes than the limit.
+
+_READ_BYTES = 256 << 10
+READS_A_TURN = 4
+"""Records to count before others have their turn: about 5 ms."""
+_REMEMBERED = 20_000
+
+
+def transactions_of(record: Record) -> int:
+    """Number of transactions that begin in the record; a continued one counted before."""
+    return len(record.decode().counts) - record.continues
+
+
+class Backlog:
+    """Counts the transactions in ranges of one table's journal."""
+
+    def __init__(self, reader: StoreReader, table_id: int) -> None:
+        self._reader = reader
+        self.table_id = table_id
+        self._counted: dict[int, tuple[int, int]] = {}
+        self._reads = 0
+
+    def begin_turn(self) -> None:
+        """Begin a turn of the event loop: counting may go on."""
+        self._reads = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """True if a count needs another turn."""
+        return self._reads > READS_A_TURN
+
+    def more_than(self, limit: int, after: int, upto: int) -> bool:
+        """True if more than `limit` transactions are between two sequences.
+
+        One turn reads a bounded number of records, for all sessions together: a long range may need
+        several turns until the answer can become True.
+        """
+        if upto - after <= limit:
+            return False
+        start, transactions = after, 0
+        while after < upto and transactions <= limit:
+            known = self._counted.get(after)
+            if known is None:
+                self._reads += 1
+                if self.unfinished or not self._count(after):
+                    break
+                known = self._counted[after]
+            after, count = known
+            transactions += count
+        if after != start:
+            # As one range, and the newest: a backlog has more records than are remembered.
+            self._counted.pop(start, None)
+            self._counted[start] = after, transactions
+        return transactions > limit
+
+    def _count(self, after: int) -> bool:
+        try:
+            records = self._reader.journal(self.table_id, after, _READ_BYTES, with_old=False)
+        except (JournalPruned, TableUnknown):
+            return False
+        while len(self._counted) > _REMEMBERED:
+            del self._counted[next(iter(self._counted))]
+        for record in records:
+            self._counted[record.first_sequence - 1] = record.last_sequence, transactions_of(record)
+        return bool(records)
+
 
 POSITION_PAUSE_S = 1.0
 CHECK_AGAIN_S = 1.0

@@ -1,26 +1,102 @@
-"""A client's stream, shared by the phases of its session: table, wire form, cursor, position."""
+"""A client's stream, shared by the phases of its session: wake-up, and pin on the journal."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
-from laredo_fanout.serving.calls.call import StallGuard
-from laredo_fanout.serving.calls.exchange import Exchange
-from laredo_fanout.serving.calls.request import CheckedSyncRequest
-from laredo_fanout.serving.filters.conditions import Conditions
-from laredo_fanout.serving.filters.row_filter import RowFilter
-from laredo_fanout.serving.forms.base import BaseForm
-from laredo_fanout.serving.forms.batch import BatchForm
-from laredo_fanout.serving.forms.form import Form, Messages
+import structlog
+
+from laredo_fanout.serving.calls.tokens import CheckedSyncRequest, Exchange, StallGuard
+from laredo_fanout.serving.filters.conditions import Conditions, RowFilter
+from laredo_fanout.serving.forms.form import BaseForm, BatchForm, Form, Messages
 from laredo_fanout.serving.ports import Lease
 from laredo_fanout.serving.shared import ServingResources
-from laredo_fanout.serving.sync.heartbeats import Heartbeats
-from laredo_fanout.serving.sync.pin import Pin
-from laredo_fanout.serving.sync.verified_position import SessionVerifiedPosition
+from laredo_fanout.serving.sync.suspect_ranges import Heartbeats, SessionVerifiedPosition
 from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.view import TableView
+from laredo_fanout.store.reader import TableView
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.position import History
+
+# The wake-up of one session: an event that is set when the session may have something to send.
+
+
+class WakeUp:
+    """An event with one waiter and any number of notifiers, all in one event loop.
+
+    The waiter clears it *before* it checks what there is to do: a notification that comes during
+    the check makes the next wait return at once. Ten times cheaper than asyncio.Event with a
+    time-out, which counts with hundreds of sessions and tens of commits a second.
+    """
+
+    __slots__ = ("_future", "_notified")
+
+    def __init__(self) -> None:
+        self._notified = False
+        self._future: asyncio.Future[None] | None = None
+
+    @property
+    def notified(self) -> bool:
+        """True if the next wait returns at once."""
+        return self._notified
+
+    def notify(self) -> None:
+        """Wake the waiter, now or at its next wait."""
+        self._notified = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def clear(self) -> None:
+        """Forget the notifications so far: the caller now checks what there is to do."""
+        self._notified = False
+
+    async def wait(self) -> None:
+        """Return once notified after the last clear."""
+        if self._notified:
+            return
+        self._future = asyncio.get_running_loop().create_future()
+        try:
+            await self._future
+        finally:
+            self._future = None
+
+
+# The journal pin of a session: keeps entries while its client is sent a snapshot, for a time.
+
+log = structlog.get_logger(__name__)
+
+
+class Pin:
+    """A session's pin, held from the snapshot's sequence until the session is live."""
+
+    def __init__(self, lease: Lease, client_id: str, limit_s: float) -> None:
+        self._lease = lease
+        self._client_id = client_id
+        self._limit_s = limit_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def hold(self, table_id: int, after_sequence: int) -> None:
+        """Keep the entries after this sequence."""
+        self.release()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._limit_s, self._expire)
+        await self._lease.pin(table_id, after_sequence)
+
+    def release(self) -> None:
+        """Release the pin: the journal may be pruned again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._lease.unpin()
+
+    def _expire(self) -> None:
+        # The client goes on; if its entries are pruned before it is live, it gets a new snapshot.
+        log.warning(
+            "journal no longer kept for a slow client",
+            client=self._client_id,
+            after_s=self._limit_s,
+        )
+        self.release()
 
 
 class ClientStream:

@@ -18,15 +18,12 @@ from typing import NamedTuple
 
 import structlog
 
-from laredo_fanout.serving.calls.exchange import DirectOutput
-from laredo_fanout.serving.journal.recent import Encoded
-from laredo_fanout.serving.journal.tail import Tail
-from laredo_fanout.serving.sync.client_stream import ClientStream
-from laredo_fanout.serving.sync.heartbeats import Heartbeats
-from laredo_fanout.serving.sync.verified_position import SessionVerifiedPosition
-from laredo_fanout.serving.sync.wake_up import WakeUp
+from laredo_fanout.serving.calls.tokens import DirectOutput
+from laredo_fanout.serving.journal.tail import Encoded, Tail
+from laredo_fanout.serving.sync.client_stream import ClientStream, WakeUp
+from laredo_fanout.serving.sync.suspect_ranges import Heartbeats, SessionVerifiedPosition
 from laredo_fanout.store.errors import StoreError
-from laredo_fanout.store.view import TableView
+from laredo_fanout.store.reader import TableView
 
 log = structlog.get_logger(__name__)
 

@@ -11,19 +11,17 @@ import structlog
 from laredo_archive.errors import ArchiveError
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.read.location import FoundArchive
-from laredo_fanout.serving import slices
-from laredo_fanout.serving.calls.request import CheckedSyncRequest
+from laredo_fanout.serving import daemon_threads
+from laredo_fanout.serving.calls.tokens import CheckedSyncRequest
 from laredo_fanout.serving.replay import plan as replay
 from laredo_fanout.serving.replay.archives import ReplayArchive
-from laredo_fanout.serving.replay.plan import Chain, NoReplay, Outcome
-from laredo_fanout.serving.replay.records import Piece, pieces
+from laredo_fanout.serving.replay.plan import Chain, NoReplay, Outcome, Piece, pieces
 from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.sync.client_stream import ClientStream
-from laredo_fanout.serving.sync.resume import same_history
+from laredo_fanout.serving.sync.resume import read_table, same_history
 from laredo_fanout.serving.sync.snapshot_sender import SnapshotNeeded
-from laredo_fanout.serving.sync.visible_table import read_table
 from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.view import TableView
+from laredo_fanout.store.reader import TableView
 from laredo_model import position
 from laredo_model.line import Change
 from laredo_model.position import Position
@@ -195,7 +193,7 @@ class Replay:
         record = piece.record
         if record is not None:
             form = self._form_inside if piece.inside else self._client.form
-            await self._client.send_all(await slices.run(form.changes(record)))
+            await self._client.send_all(await daemon_threads.run(form.changes(record)))
             self._client.cursor = record.last_sequence
             self._left -= len(record)
         if piece.complete is not None:

@@ -1,4 +1,4 @@
-"""Decides how a client is caught up: the mode that its request and the journal allow.
+"""The decision how a client is caught up: its request, the journal, the table's state.
 
 A batch client records its position at a transaction's end and takes a change twice without effect:
 it is sent the entry that it declares again. A base client, made from the .proto by anybody, is sent
@@ -10,15 +10,19 @@ whose end it never saw, with the sequence that it had before: such a one begins 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass
 
-from laredo_fanout.serving.calls.request import CheckedSyncRequest
-from laredo_fanout.serving.errors import NotReady
+from laredo_fanout.serving.calls.tokens import CheckedSyncRequest
+from laredo_fanout.serving.errors import Behind, Draining, NotReady
+from laredo_fanout.serving.ports import Lease
+from laredo_fanout.serving.shared import ServingResources
+from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.reader import StoreReader
-from laredo_fanout.store.view import TableView
+from laredo_fanout.store.reader import StoreReader, TableView
 from laredo_fanout.wire import replication_pb2 as wire
+from laredo_model import position
 from laredo_model import position as position_
 from laredo_model.position import Position
 
@@ -213,3 +217,51 @@ def same_history(asked: CheckedSyncRequest, source: SourceIdentity) -> bool:
     if asked.position > source.former_reach:
         return True
     return (asked.sequence or 0) >= source.former_sequences
+
+
+# Reads the table for a client: once it is live, and never in a state older than the client's.
+
+
+async def caught_up_view(
+    shared: ServingResources, asked: CheckedSyncRequest, lease: Lease
+) -> tuple[TableView, SourceIdentity]:
+    """Read the table, once the store has caught up with the client.
+
+    :raises NotReady: it isn't shown yet.
+    :raises Behind: it stayed behind for `behind_wait_s`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + shared.listener.behind_wait_s
+    while True:
+        woken = shared.wakeups.current()
+        # The tail may be a wake-up behind: with the table read first here, the session
+        # never begins with an older state than it ends with.
+        view, source = read_table(shared, asked.table)
+        if not ahead(asked, view, source):
+            return view, source
+        lease.update(sequence=0, depth=0, state="waiting")
+        left = deadline - loop.time()
+        if left <= 0:
+            raise Behind(
+                f"behind: this server is at {position.text(view.position)}, the client at "
+                f"{position.text(asked.position or 0)} of the same history; "
+                "try again, or another server"
+            )
+        if shared.drain.deadline_ms:
+            raise Draining("the server is draining: connect elsewhere")
+        await asyncio.wait([woken], timeout=left)
+
+
+def read_table(shared: ServingResources, table: str) -> tuple[TableView, SourceIdentity]:
+    """The table and its source as they are now.
+
+    :raises NotReady: it isn't shown.
+    """
+    try:
+        view = shared.reader.table(table)
+    except TableUnknown as error:
+        raise NotReady(f"table {table} is not ready, its copy hasn't started") from error
+    source = shared.reader.source()
+    if not view.shown or source is None:
+        raise not_ready(view)
+    return view, source

@@ -1,17 +1,75 @@
-"""A session's snapshot phase: begin, rows, end."""
+"""A session's snapshot phase: begin, rows, end; one message is sent while the next is made."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 
-from laredo_fanout.serving import slices
-from laredo_fanout.serving.slices import Sliced
+from laredo_fanout.serving import daemon_threads
+from laredo_fanout.serving.daemon_threads import Sliced
 from laredo_fanout.serving.snapshot_rows import SnapshotRowStream
 from laredo_fanout.serving.sync.client_stream import ClientStream
 from laredo_fanout.serving.sync.resume import streamed_snapshot_id
-from laredo_fanout.serving.sync.send_ahead import SendAhead
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
+
+# A send buffer of one large message, which is sent while the next one is made.
+
+_WORTHWHILE = 64 << 10
+
+
+class SendAhead:
+    """Keeps at most one large message on its way while its maker works on the next.
+
+    gRPC's own threads send without the interpreter's lock, so a snapshot gains a fifth. Small
+    messages aren't worth a task; they are sent at once. Errors of a send come out of the next
+    one, or of the block's end.
+    """
+
+    def __init__(self, send: Callable[[list[bytes]], Awaitable[None]]) -> None:
+        self._send = send
+        self._sending: asyncio.Task[None] | None = None
+
+    async def send(self, messages: list[bytes]) -> None:
+        """Send the messages; returns when they are sent, or a large one is on its way."""
+        small = max(map(len, messages)) < _WORTHWHILE
+        for some in [messages] if small else ([message] for message in messages):
+            await self.drain()
+            if len(some[0]) < _WORTHWHILE:
+                await self._send(some)
+                continue
+            self._sending = asyncio.create_task(self._write(some))
+            # One turn of the loop starts the write.
+            await asyncio.sleep(0)
+
+    async def drain(self) -> None:
+        """Wait until nothing is on its way."""
+        if self._sending is not None:
+            sending, self._sending = self._sending, None
+            try:
+                await sending
+            except asyncio.CancelledError:
+                sending.cancel()
+                raise
+
+    async def _write(self, messages: list[bytes]) -> None:
+        await self._send(messages)
+
+    async def __aenter__(self) -> SendAhead:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.drain()
+        elif self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
 
 
 class SnapshotNeeded(Exception):
@@ -75,7 +133,7 @@ class SnapshotSender:
         async with SendAhead(self._client.send_all) as ahead:
             # While a send waits for its client only the encoded rows are held.
             while (batch := await rows.next()) is not None:
-                messages = await slices.run(self._encode(*batch))
+                messages = await daemon_threads.run(self._encode(*batch))
                 del batch
                 if messages:
                     await ahead.send(messages)

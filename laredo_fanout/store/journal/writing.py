@@ -1,16 +1,15 @@
-"""Writing the journal: records appended, old ones pruned."""
+"""The journal: records appended, found by position, and pruned."""
 
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from laredo_fanout.store import layout
 from laredo_fanout.store.journal import record
 from laredo_fanout.store.journal.record import MAX_BYTES, MAX_CHANGES, Header
+from laredo_fanout.store.meta import Databases, WriteContext
 from laredo_fanout.store.table import TableRecord
-from laredo_fanout.store.write_context import WriteContext
 from laredo_fanout.wire.protobuf import RepeatedBytes
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 
@@ -149,21 +148,21 @@ class Journal:
         keys = _KEYS.joined(entries.keys[start:stop])
         lines = _LINES.joined(entries.lines[start:stop])
         value = b"".join((header.to_bytes(), scalars, keys, lines))
-        key = layout.record_key(table_id, sequence)
+        key = record.record_key(table_id, sequence)
         self._reserve_values(len(value), len(old_body))
         put = self._transaction.put
         put(key, value, db=self._databases.journal)
         put(key, old_body, db=self._databases.olds)
-        found_at = layout.position_key(table_id, header.last_position, sequence)
+        found_at = record.position_key(table_id, header.last_position, sequence)
         put(found_at, b"", db=self._databases.positions)
 
     def end_transaction(self, table: TableRecord) -> None:
         """The newest record was written as open, and nothing follows: it is whole as it is."""
         cursor = self._transaction.cursor(db=self._databases.journal)
-        if not (cursor.set_range(layout.prefix(table.id + 1)) and cursor.prev()):
+        if not (cursor.set_range(record.prefix(table.id + 1)) and cursor.prev()):
             cursor.last()
         key = cursor.key()
-        if not key.startswith(layout.prefix(table.id)):
+        if not key.startswith(record.prefix(table.id)):
             return
         stored = cursor.value()
         batch = ChangeBatch.FromString(stored[record.HEADER.size :])
@@ -214,7 +213,7 @@ class Journal:
         """The last entry to drop, and its position; always a transaction's end."""
         cut: tuple[int, int] | None = None
         cursor = self._transaction.cursor(db=self._databases.journal)
-        prefix = layout.prefix(table.id)
+        prefix = record.prefix(table.id)
         found = cursor.set_range(prefix)
         walked = 0
         going_on = False
@@ -226,7 +225,7 @@ class Journal:
             if old and header.last_sequence <= limit and not header.open:
                 cut = header.last_sequence, header.last_position
             elif not (going_on and header.open and inside):
-                first = layout.sequence_of(cursor.key())
+                first = record.sequence_of(cursor.key())
                 for each in _transactions(stored, header, first):
                     goes = each.first <= beyond or each.time_us < older_than_us
                     if each.continues:
@@ -244,7 +243,7 @@ class Journal:
 
     def _delete(self, table_id: int, last: int) -> None:
         cursor = self._transaction.cursor(db=self._databases.journal)
-        prefix = layout.prefix(table_id)
+        prefix = record.prefix(table_id)
         found = cursor.set_range(prefix)
         while found and cursor.key().startswith(prefix):
             header = record.header_of(cursor.value())
@@ -253,7 +252,7 @@ class Journal:
             key = cursor.key()
             self._reserve(3, _FREED_LIST_BYTES)
             self._transaction.delete(key, db=self._databases.olds)
-            found_at = layout.position_key(table_id, header.last_position, layout.sequence_of(key))
+            found_at = record.position_key(table_id, header.last_position, record.sequence_of(key))
             self._transaction.delete(found_at, db=self._databases.positions)
             found = cursor.delete() and bool(cursor.key())
 
@@ -262,7 +261,7 @@ class Journal:
         if not table.entries:
             return 0
         cursor = self._transaction.cursor(db=self._databases.journal)
-        cursor.set_range(layout.prefix(table.id))
+        cursor.set_range(record.prefix(table.id))
         batch = ChangeBatch.FromString(cursor.value()[record.HEADER.size :])
         skipped = table.oldest_sequence - batch.first_sequence
         index, _ = record.transaction_at(batch.counts, skipped)
@@ -302,3 +301,27 @@ def _transactions(stored: bytes, header: Header, first: int) -> Iterator[_Transa
         last = first + count - 1
         yield _Transaction(first, last, position, time_us, continues, is_open)
         first += count
+
+
+# Finds the first journal entry at or beyond a WAL position.
+
+
+def first_from(transaction: Any, databases: Databases, known: TableRecord, lowest: int) -> int:
+    """The first entry at or beyond ``lowest``; the newest sequence + 1 if there is none."""
+    cursor = transaction.cursor(db=databases.positions)
+    prefix = record.prefix(known.id)
+    if not (
+        cursor.set_range(record.position_key(known.id, lowest))
+        and cursor.key()[: record.PREFIX_BYTES] == prefix
+    ):
+        return known.sequence + 1
+    _, first = record.positioned(bytes(cursor.key()))
+    stored = transaction.get(record.record_key(known.id, first), db=databases.journal)
+    header = record.header_of(stored)
+    if header.first_position < lowest:
+        batch = ChangeBatch.FromString(bytes(stored[record.HEADER.size :]))
+        for count, at in zip(batch.counts, batch.positions, strict=True):
+            if at >= lowest:
+                break
+            first += count
+    return max(first, known.oldest_sequence)

@@ -1,16 +1,17 @@
-"""The end of a table's copy: its barrier has arrived in the stream."""
+"""The end of a table's copy, and a copy's comparison with the live incarnation beside it."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
-from laredo_fanout.store import layout
-from laredo_fanout.store.errors import RowIncomplete
-from laredo_fanout.store.rows.changes import TableChanges
-from laredo_fanout.store.rows.spaces import Spaces
+from laredo_fanout.store.errors import RowIncomplete, TableUnknown
+from laredo_fanout.store.journal import record as record_
+from laredo_fanout.store.meta import WriteContext
+from laredo_fanout.store.rows.writing import Spaces, TableChanges
 from laredo_fanout.store.table import Status, TableRecord
-from laredo_fanout.store.write_context import WriteContext
 from laredo_model import key as key_
 from laredo_model.line import Action
 
@@ -50,7 +51,7 @@ class Barrier:
         """
         ours, theirs = self._block(live.space, after), self._block(copied.space, after)
         if ours and [line for _, line in ours] == [line for _, line in theirs]:
-            return ours[-1][0][layout.PREFIX_BYTES :], False
+            return ours[-1][0][record_.PREFIX_BYTES :], False
         block = list(islice(self._merged(live.space, copied.space, after), _BLOCK))
         last = block[-1][0] if len(block) == _BLOCK else None
         return last, any(old != new for _, old, new in block)
@@ -78,7 +79,7 @@ class Barrier:
     def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
         """The next rows behind ``after``; none if the space has fewer than a block of them."""
         cursor = self._transaction.cursor(db=self._state)
-        prefix = layout.prefix(space)
+        prefix = record_.prefix(space)
         if not self._seek(cursor, prefix, after):
             return []
         rows = list(islice(cursor.iternext(), _BLOCK))
@@ -102,11 +103,11 @@ class Barrier:
 
     def _scan(self, space: int, after: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Stored keys without the space, and lines, behind ``after``."""
-        prefix = layout.prefix(space)
+        prefix = record_.prefix(space)
         cursor = self._transaction.cursor(db=self._state)
         found = self._seek(cursor, prefix, after)
         while found and cursor.key().startswith(prefix):
-            yield cursor.key()[layout.PREFIX_BYTES :], cursor.value()
+            yield cursor.key()[record_.PREFIX_BYTES :], cursor.value()
             found = cursor.next()
 
     @staticmethod
@@ -119,7 +120,79 @@ class Barrier:
 
 
 def _row_key(stored: bytes, line: bytes | None, table: TableRecord) -> bytes:
-    if layout.is_cut(bytes(layout.PREFIX_BYTES) + stored):
+    if record_.is_cut(bytes(record_.PREFIX_BYTES) + stored):
         assert line is not None
         return key_.of_line(line, table.key_fields)
     return stored
+
+
+# A copy of a table compared with the live incarnation, block by block.
+
+
+class CopyTransaction(Protocol):
+    """Interface of a comparison to the store's transaction."""
+
+    tables: dict[int, TableRecord]
+
+    def barrier(self) -> Barrier: ...
+
+    def apply_in_pieces(self, table_id: int, changes: TableChanges) -> Iterator[None]: ...
+
+    def drop_table(self, table_id: int) -> None: ...
+
+    def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord: ...
+
+
+class CopyComparison:
+    """Finds the blocks that differ, and then writes what differs into the live incarnation.
+
+    Comparing changes nothing: the store may commit between two blocks, as long as nobody changes
+    the rows of either incarnation. What differs is one transaction, written in one of the store.
+
+    :raises RowIncomplete: if rows of the copy still miss columns.
+    :raises TableUnknown: if there is no live incarnation.
+    """
+
+    def __init__(self, transaction: CopyTransaction, copy_id: int, position: int) -> None:
+        copied = transaction.tables[copy_id]
+        live = [
+            each.id
+            for each in transaction.tables.values()
+            if each.qualified == copied.qualified and each.id != copy_id and each.live
+        ]
+        if not live:
+            raise TableUnknown(f"{copied.qualified} that is live")
+        self.live_id = live[0]
+        self._copy_id = copy_id
+        self._position = position
+        self._after = b""
+        self._differing: list[tuple[bytes, bytes | None]] = []
+        transaction.barrier().publish(copied, position)
+
+    def compare_block(self, transaction: CopyTransaction) -> bool:
+        """Compare the next block, of a thousand rows; whether there are more."""
+        live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
+        last, differs = transaction.barrier().compare_block(live, copied, self._after)
+        if differs:
+            self._differing.append((self._after, last))
+        self._after = last or b""
+        return last is not None
+
+    @property
+    def differs(self) -> bool:
+        """True if a block that was compared differs."""
+        return bool(self._differing)
+
+    def publish(self, transaction: CopyTransaction, time_us: int) -> Iterator[None]:
+        """Write what differs into the live incarnation, and drop the copy; stops after each bounded
+        piece: take it to its end before the store's transaction ends."""
+        for number, (after, last) in enumerate(self._differing, 1):
+            live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
+            changes = transaction.barrier().differences(live, copied, after, last)
+            changes.counts, changes.positions = [len(changes)], [self._position]
+            changes.times_us, changes.open = [time_us], number < len(self._differing)
+            yield from transaction.apply_in_pieces(self.live_id, changes)
+            yield
+        transaction.drop_table(self._copy_id)
+        if transaction.tables[self.live_id].suspect_range is not None:
+            transaction.end_suspect_range(self.live_id, self._position, time_us)

@@ -1,4 +1,4 @@
-"""Writing rows: changes of the stream, and copied rows where nothing is yet.
+"""Rows of a table: changes of the stream applied, copied rows where nothing is yet.
 
 A live table has lines only. While it is copied it also has tombstones
 (deleted by the stream; a copied row must not come back) and partial lines
@@ -10,14 +10,19 @@ source of columns for the key that the row moved to.
 """
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from laredo_fanout.store import layout
-from laredo_fanout.store.errors import RowIncomplete
-from laredo_fanout.store.write_context import WriteContext
+from laredo_fanout.store import meta
+from laredo_fanout.store.disk import Reserve
+from laredo_fanout.store.errors import RowIncomplete, TableClosed
+from laredo_fanout.store.journal import record as record_
+from laredo_fanout.store.journal.writing import Entries, Journal
+from laredo_fanout.store.meta import Databases, WriteContext
+from laredo_fanout.store.table import Status, TableRecord
 from laredo_model import key as key_
 from laredo_model import line as line_
 from laredo_model.line import Action
@@ -51,7 +56,7 @@ class Rows:
     def __init__(self, context: WriteContext, table: str, space: int) -> None:
         self._table = table
         self._reserve = context.disk.reserve
-        self._prefix = layout.prefix(space)
+        self._prefix = record_.prefix(space)
         self._state = context.transaction.cursor(db=context.databases.state)
         self._marks = context.transaction.cursor(db=context.databases.marks)
         self._last_deleted: bytes | None = None
@@ -89,17 +94,17 @@ class Rows:
         self._stored(keys, 0)  # room for their marks
         is_streamed = self._is_streamed(stored[-1])
         olds: list[bytes | None] = list(
-            map(self._state.replace, stored, repeat(layout.TOMBSTONE, len(stored)))
+            map(self._state.replace, stored, repeat(record_.TOMBSTONE, len(stored)))
         )
         for key in stored:
-            self._marks.put(layout.mark_key(layout.TOMBSTONE_MARK, key), b"")
-            self._marks.pop(layout.mark_key(layout.STREAMED_MARK, key))
+            self._marks.put(record_.mark_key(record_.TOMBSTONE_MARK, key), b"")
+            self._marks.pop(record_.mark_key(record_.STREAMED_MARK, key))
         self._last_deleted = olds[-1] if is_streamed else None
         return olds
 
     def widest(self, keys: list[bytes]) -> int:
         """Bytes of the longest of these rows' lines; 0 if none of them is there."""
-        stored = layout.stored_keys(self._prefix, keys)
+        stored = record_.stored_keys(self._prefix, keys)
         return max((len(self._value(key) or b"") for key in stored), default=0)
 
     def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
@@ -107,9 +112,9 @@ class Rows:
         stored = self._stored(keys, sum(map(len, lines)))
         pairs = sorted(zip(stored, lines, strict=True))
         _, added = self._state.putmulti(pairs, overwrite=False)
-        if self.has_marks(layout.PARTIAL_MARK):
+        if self.has_marks(record_.PARTIAL_MARK):
             for key, line in pairs:
-                if self._marks.set_key(layout.mark_key(layout.PARTIAL_MARK, key)):
+                if self._marks.set_key(record_.mark_key(record_.PARTIAL_MARK, key)):
                     self._complete(key, line)
         return int(added)
 
@@ -150,10 +155,10 @@ class Rows:
 
     def partial_keys(self) -> Iterator[bytes]:
         """The keys of the rows that still miss columns."""
-        start = self._prefix + layout.PARTIAL_MARK
+        start = self._prefix + record_.PARTIAL_MARK
         found = self._marks.set_range(start)
         while found and self._marks.key().startswith(start):
-            value = self._value(layout.marked_key(self._marks.key()))
+            value = self._value(record_.marked_key(self._marks.key()))
             if value and line_.is_partial(value):
                 yield self._marks.value()
             found = self._marks.next()
@@ -166,8 +171,8 @@ class Rows:
             if marks % _SWEEP_STEP == 0:
                 self._reserve(2 * _SWEEP_STEP, 0)
             marks += 1
-            stored = layout.marked_key(self._marks.key())
-            if self._value(stored) == layout.TOMBSTONE:
+            stored = record_.marked_key(self._marks.key())
+            if self._value(stored) == record_.TOMBSTONE:
                 self._state.delete()
                 dropped += 1
             found = self._marks.delete() and bool(self._marks.key())
@@ -179,14 +184,16 @@ class Rows:
         The changes have ``size`` bytes in all.
         """
         self._reserve(len(keys), size + sum(map(len, keys)))
-        return layout.stored_keys(self._prefix, keys)
+        return record_.stored_keys(self._prefix, keys)
 
     def _mark_streamed(self, stored: Sequence[bytes]) -> None:
         self._reserve(len(stored), sum(map(len, stored)))
-        self._marks.putmulti([(layout.mark_key(layout.STREAMED_MARK, key), b"") for key in stored])
+        self._marks.putmulti(
+            [(record_.mark_key(record_.STREAMED_MARK, key), b"") for key in stored]
+        )
 
     def _is_streamed(self, stored: bytes) -> bool:
-        return bool(self._marks.set_key(layout.mark_key(layout.STREAMED_MARK, stored)))
+        return bool(self._marks.set_key(record_.mark_key(record_.STREAMED_MARK, stored)))
 
     def _value(self, stored: bytes) -> bytes | None:
         """The stored value, with the state cursor on it."""
@@ -234,7 +241,7 @@ class Rows:
                 if line_.is_partial(line):
                     if live:
                         raise RowIncomplete(self._table, keys[index])
-                    mark = layout.mark_key(layout.PARTIAL_MARK, stored[index])
+                    mark = record_.mark_key(record_.PARTIAL_MARK, stored[index])
                     self._reserve(1, 2 * len(keys[index]))
                     self._marks.put(mark, keys[index])
                     exact = False
@@ -252,3 +259,288 @@ class Rows:
             whole = line_.fill(value, line)
             self._reserve(1, len(whole))
             self._state.put(stored, whole)
+
+
+# Changes of one table on their way into the store.
+
+
+@dataclass(slots=True)
+class TableChanges:
+    """Changes of one table, in commit order; what is given to ``Transaction.apply``.
+
+    The first three have one element a change, the next three one a PostgreSQL transaction. A change
+    of the key is a DELETE followed by an INSERT. Lines may be partial (unchanged TOAST): an INSERT
+    right after a DELETE takes what is missing from the row just deleted, everything else from the
+    state.
+    """
+
+    #: One byte each, model.Action.
+    actions: bytearray = field(default_factory=bytearray)
+    #: b"" for a TRUNCATE.
+    keys: list[bytes] = field(default_factory=list)
+    #: Rows as JSON; b"" for DELETE and TRUNCATE.
+    lines: list[bytes] = field(default_factory=list)
+    #: How many of these changes the transaction has.
+    counts: list[int] = field(default_factory=list)
+    #: The end of its commit record.
+    positions: list[int] = field(default_factory=list)
+    #: Its commit time, microseconds since 1970.
+    times_us: list[int] = field(default_factory=list)
+    #: Whether the last transaction goes on in the next piece.
+    open: bool = False
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def parts(self, step: Callable[[], int]) -> Iterator["TableChanges"]:
+        """Split the changes into parts; before each one ``step`` returns its limit."""
+        if len(self) <= step():
+            yield self
+            return
+        start = transaction = used = 0
+        while start < len(self):
+            stop = min(len(self), start + step())
+            first, rest = transaction, stop - start
+            counts = []
+            while rest:
+                taken = min(rest, self.counts[transaction] - used)
+                counts.append(taken)
+                rest, used = rest - taken, used + taken
+                if used == self.counts[transaction]:
+                    transaction, used = transaction + 1, 0
+            last = first + len(counts)
+            yield TableChanges(
+                self.actions[start:stop],
+                self.keys[start:stop],
+                self.lines[start:stop],
+                counts,
+                self.positions[first:last],
+                self.times_us[first:last],
+                self.open if stop == len(self) else used > 0,
+            )
+            start = stop
+
+
+# Spaces of tables' rows within one write transaction; TRUNCATE gives a table another one.
+
+
+class Spaces:
+    """The rows of all tables, within one write transaction."""
+
+    def __init__(self, context: WriteContext) -> None:
+        self._context = context
+        self._rows: dict[int, Rows] = {}
+
+    def rows_of(self, record: TableRecord) -> Rows:
+        """The rows of this incarnation."""
+        rows = self._rows.get(record.space)
+        if rows is None:
+            rows = Rows(self._context, record.qualified, record.space)
+            self._rows[record.space] = rows
+        return rows
+
+    def truncate(self, record: TableRecord) -> TableRecord:
+        """A new, empty space; the old one's rows are removed later."""
+        self._context.discard(meta.GARBAGE_SPACE, record.space)
+        space = self._context.take_space()
+        return replace(record, rows=0, generation=record.generation + 1, space=space)
+
+
+# Applying the stream's changes to a table's rows and journal, live or while it is copied.
+
+_PART_BYTES = 8 << 20
+_STEPS_GROWTH, _MOST_CHANGES = 8, 20_000
+_SAMPLED = 8
+
+
+class Applying:
+    """Within one write transaction, whose ``tables`` it keeps up to date. What one step has in
+    memory at a time is bounded by bytes.
+
+    ``unfinished``: ids of the tables whose last PostgreSQL transaction goes on.
+    """
+
+    def __init__(self, context: WriteContext, spaces: Spaces, journal: Journal) -> None:
+        self._tables = context.tables
+        self._spaces = spaces
+        self._journal = journal
+        self._steps: dict[int, int] = {}
+        """Number of changes of a table to apply at once: the rows that they replace may be wide."""
+        self.unfinished: set[int] = set()
+        self._open_record: set[int] = set()
+        """Of these tables the newest journal record is to be continued."""
+
+    def forget(self, table_id: int) -> None:
+        """The table is dropped."""
+        self.unfinished.discard(table_id)
+        self._open_record.discard(table_id)
+
+    def take(self, record: TableRecord, changes: TableChanges) -> Iterator[None]:
+        """Into the rows, and the journal if the table is live; stops after each bounded piece.
+
+        :raises TableClosed: if the table is neither COPYING nor LIVE.
+        :raises RowIncomplete: if a live table's row would miss columns.
+        """
+        table_id = record.id
+        if record.status not in (Status.COPYING, Status.LIVE):
+            raise TableClosed(record.qualified, record.status, "changes")
+        if not changes.actions:
+            if not changes.open:
+                self.unfinished.discard(table_id)
+                self._end_open_record(record)
+            return
+        if table_id not in self._steps:
+            self._steps[table_id] = self._first_step(record, changes.keys)
+        for part in changes.parts(lambda: self._steps[table_id]):
+            record = self._tables[table_id]
+            apply = self._apply_live if record.live else self._apply_copying
+            size = max(1, (yield from apply(record, part)))
+            step = len(part) * _PART_BYTES // size
+            self._steps[table_id] = max(1, min(step, _STEPS_GROWTH * len(part), _MOST_CHANGES))
+        if changes.open:
+            self.unfinished.add(table_id)
+        else:
+            self.unfinished.discard(table_id)
+
+    def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
+        """Number of changes to begin with, by the rows that some of them replace."""
+        sample = list(filter(None, keys[:: len(keys) // _SAMPLED + 1]))
+        width = self._spaces.rows_of(record).widest(sample)
+        return max(1, min(_PART_BYTES // max(1, 2 * width), _MOST_CHANGES))
+
+    def _apply_copying(
+        self, record: TableRecord, changes: TableChanges
+    ) -> Generator[None, None, int]:
+        """Returns how many bytes of rows were in memory for it."""
+        size = 0
+        for start, stop, kind in runs(changes.actions):
+            if kind is Action.TRUNCATE:
+                record = self._spaces.truncate(record)
+                continue
+            rows = self._spaces.rows_of(record)
+            keys, lines = changes.keys[start:stop], changes.lines[start:stop]
+            if kind is Action.DELETE:
+                olds = rows.bury(keys)
+                difference = -sum(map(bool, olds))
+            else:
+                actions = changes.actions[start:stop]
+                _, olds = yield from rows.upsert(actions, keys, lines, live=False)
+                difference = len(olds) - sum(map(bool, olds))
+            size += sum(map(len, lines)) + sum(map(len, filter(None, olds)))
+            record = replace(record, rows=record.rows + difference)
+        self._tables[record.id] = record
+        return size
+
+    def _apply_live(self, record: TableRecord, changes: TableChanges) -> Generator[None, None, int]:
+        """Returns how many bytes of rows were in memory for it."""
+        actions = bytearray()
+        lines: list[bytes] = []
+        olds: list[bytes] = []
+        absent: list[int] = []
+        for start, stop, kind in runs(changes.actions):
+            if kind is Action.TRUNCATE:
+                record = self._spaces.truncate(record)
+                actions.append(Action.TRUNCATE)
+                lines.append(b"")
+                olds.append(b"")
+                continue
+            rows = self._spaces.rows_of(record)
+            keys = changes.keys[start:stop]
+            if kind is Action.DELETE:
+                found = rows.delete(keys)
+                absent += [start + index for index, old in enumerate(found) if old is None]
+                actions += bytes([Action.DELETE]) * len(found)
+                lines += [b""] * len(found)
+                difference = found.count(None) - len(found)
+            else:
+                written, found = yield from rows.upsert(
+                    changes.actions[start:stop], keys, changes.lines[start:stop], live=True
+                )
+                actions += bytes([Action.UPDATE if old else Action.INSERT for old in found])
+                lines += written
+                difference = found.count(None)
+            olds += [old or b"" for old in found]
+            record = replace(record, rows=record.rows + difference)
+        entries = Entries(
+            bytes(actions),
+            changes.keys,
+            lines,
+            olds,
+            changes.counts,
+            changes.positions,
+            changes.times_us,
+            changes.open,
+            record.id in self._open_record,
+        )
+        if absent:
+            entries = entries.without(absent)
+        yield from self._append(record, entries, changes)
+        return sum(map(len, lines)) + sum(map(len, olds))
+
+    def _append(
+        self, record: TableRecord, entries: Entries, changes: TableChanges
+    ) -> Iterator[None]:
+        """Into the journal; ``entries`` is what had an effect of ``changes``."""
+        goes_on = changes.open and len(changes.counts) == 1
+        if not entries.continues and not goes_on:
+            # What was left of the open transaction had no effect.
+            self._end_open_record(record)
+        self._tables[record.id] = yield from self._journal.append(record, entries)
+        if entries.open:
+            self._open_record.add(record.id)
+        elif not goes_on:
+            self._open_record.discard(record.id)
+
+    def _end_open_record(self, record: TableRecord) -> None:
+        if record.id in self._open_record:
+            self._open_record.discard(record.id)
+            self._journal.end_transaction(record)
+
+
+# Removing what truncated and dropped tables left, in steps of bounded size.
+
+_RECORD_WEIGHT = 100
+_FREED_LIST_BYTES = 64
+
+
+def any_left(transaction: Any, databases: Databases) -> bool:
+    """True if there is something to remove."""
+    cursor = transaction.cursor(db=databases.meta)
+    return bool(cursor.set_range(meta.GARBAGE)) and cursor.key().startswith(meta.GARBAGE)
+
+
+def remove_some(transaction: Any, databases: Databases, reserve: Reserve, limit: int) -> int:
+    """Remove rows and journal records worth at most about ``limit`` rows; returns how many.
+
+    :raises DiskFull: if there is no room even for that.
+    """
+    reserve(limit, limit * _FREED_LIST_BYTES)
+    removed = 0
+    cursor = transaction.cursor(db=databases.meta)
+    found = cursor.set_range(meta.GARBAGE)
+    while found and cursor.key().startswith(meta.GARBAGE) and removed < limit:
+        key = cursor.key()
+        if key.startswith(meta.GARBAGE_SPACE):
+            databases_of: tuple[Any, ...]
+            databases_of, weight = (databases.state, databases.marks), 1
+        else:
+            databases_of = (databases.positions, databases.olds, databases.journal)
+            weight = _RECORD_WEIGHT
+        prefix = key[-record_.PREFIX_BYTES :]
+        for database in databases_of:
+            most = max(1, (limit - removed) // weight)
+            removed += weight * _delete_range(transaction, database, prefix, most)
+        if removed >= limit:
+            break
+        found = cursor.delete() and bool(cursor.key())
+    return removed
+
+
+def _delete_range(transaction: Any, database: Any, prefix: bytes, most: int) -> int:
+    cursor = transaction.cursor(db=database)
+    found = cursor.set_range(prefix)
+    deleted = 0
+    while found and deleted < most and cursor.key().startswith(prefix):
+        found = cursor.delete() and bool(cursor.key())
+        deleted += 1
+    return deleted

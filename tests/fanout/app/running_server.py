@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from laredo_fanout.app import logs
-from laredo_fanout.app.processes import listener_port
+from laredo_fanout.app.processes import children as children_
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.wake_up import WakeUps
+from laredo_fanout.app.processes.control_wire import WakeUps
 from laredo_fanout.client import Backoff, Endpoint, Subscription, SyncOptions
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.store.writer import Store
@@ -43,7 +43,7 @@ async def running(
 ) -> AsyncIterator[Running]:
     wake_ups, clients = WakeUps(), Clients(max_clients)
     with (
-        await listener_port.reserve("127.0.0.1", 0, "fanout.grpc.port") as held,
+        await children_.reserve("127.0.0.1", 0, "fanout.grpc.port") as held,
         Store.open(tmp_path / "state", max_size=1 << 28) as store,
     ):
         writer = Writer(store, wake_ups)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.wake_up import SocketWakeups, WakeUps
+from laredo_fanout.app.processes.control_wire import SocketWakeups, WakeUps
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from tests.support.processes import PATIENCE_S
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.app import journal_pruning
-from laredo_fanout.app.journal_pruning import JournalPruning
+from laredo_fanout.app import ingest_thread
+from laredo_fanout.app.ingest_thread import JournalPruning
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.wake_up import WakeUps
+from laredo_fanout.app.processes.control_wire import WakeUps
 from laredo_fanout.config import JournalConfig
 from laredo_fanout.serving.ports import ClientInfo
 from laredo_fanout.store.writer import Store
@@ -21,7 +21,7 @@ BOUNDS = {USERS: JournalConfig.model_validate({"max_entries": 3, "max_age": "100
 def test_a_pin_keeps_what_comes_after_it_until_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_pruning, "_INTERVAL", 0.0)
+    monkeypatch.setattr(ingest_thread, "_INTERVAL", 0.0)
     clients = Clients(10)
     with Store.open(tmp_path, max_size=1 << 28) as store:
         writer = Writer(store, WakeUps())  # type: ignore[arg-type]

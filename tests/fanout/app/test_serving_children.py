@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.app import logs
-from laredo_fanout.app.processes import listener_port
+from laredo_fanout.app.processes import children as children_
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.wake_up import WakeUps
+from laredo_fanout.app.processes.control_wire import WakeUps
 from laredo_fanout.client import (
     Changes,
     Crowded,
@@ -170,10 +170,8 @@ async def test_what_keeps_a_process_from_serving_is_told(tmp_path: Path) -> None
 async def test_a_taken_port_is_refused_with_its_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(
-            listener_port.ListenAddressTaken, match=rf"127\.0\.0\.1:{port} \(a\.b\)"
-        ):
-            await listener_port.reserve("127.0.0.1", port, "a.b")
+        with pytest.raises(children_.ListenAddressTaken, match=rf"127\.0\.0\.1:{port} \(a\.b\)"):
+            await children_.reserve("127.0.0.1", port, "a.b")
 
 
 async def test_a_port_that_is_given_back_soon_is_waited_for(
@@ -189,7 +187,7 @@ async def test_a_port_that_is_given_back_soon_is_waited_for(
         bind(each, address)
 
     monkeypatch.setattr(socket.socket, "bind", counted)
-    reserving = asyncio.create_task(listener_port.reserve("127.0.0.1", port, "a.b"))
+    reserving = asyncio.create_task(children_.reserve("127.0.0.1", port, "a.b"))
     await until(lambda: len(tries) > 1 or reserving.done())  # the first one failed
     assert not reserving.done()
     other.close()

@@ -12,8 +12,9 @@ import structlog
 from rich.console import Console
 
 from laredo_fanout.app import logs
-from laredo_fanout.app.check import ServerFinding, Verdict
-from laredo_fanout.app.terminal import copy_view, printing, visible
+from laredo_fanout.app.check.tables import ServerFinding, Verdict
+from laredo_fanout.app.terminal import printing
+from laredo_fanout.app.terminal.printing import visible
 
 HOSTILE = "[red]x[/red]\x1b]0;title\x07\x1b[2J\nfaked line\r\u202egnol\u2066\x9b31m\x00[/bold]"
 WRITTEN = r"[red]x[/red]\x1b]0;title\x07\x1b[2J\nfaked line\r\u202egnol\u2066\x9b31m\x00[/bold]"
@@ -74,7 +75,7 @@ def test_no_view_lets_it_through(view: str) -> None:
 
 
 def test_the_bars_of_copies_neither() -> None:
-    (bars,) = copy_view.copies(STATUS)
+    (bars,) = printing.copies(STATUS)
     assert harmless(drawn(bars))
 
 

@@ -12,10 +12,8 @@ import pytest
 
 from laredo_fanout.app import logs
 from laredo_fanout.app.processes.children import ServingChildren
-from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.control_wire import Control, ControlClosed
-from laredo_fanout.app.processes.remote_registry import RemoteRegistry
-from laredo_fanout.app.processes.wake_up import WakeUps
+from laredo_fanout.app.processes.clients import Clients, RemoteRegistry
+from laredo_fanout.app.processes.control_wire import Control, ControlClosed, WakeUps
 from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
 from laredo_fanout.config import load
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions

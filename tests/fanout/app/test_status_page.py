@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from laredo_fanout.app.page import content
-from laredo_fanout.app.page.lag import LagHistory
-from laredo_fanout.catchup.status import CatchupStatus, SegmentStatus
+from laredo_fanout.app import http
+from laredo_fanout.app.http import LagHistory
+from laredo_fanout.catchup.orders import CatchupStatus, SegmentStatus
 from laredo_fanout.tables.status import IngestStatus
 from laredo_model.http.endpoints import Endpoints
 from tests.support.clusters import Clusters
@@ -217,7 +217,7 @@ async def test_the_segments_of_a_split_backlog_have_bars(
     )
     status["sources"]["pg"]["catchup"] = split.to_json()
     app = Endpoints()
-    content.add(app, lambda: status, LagHistory(IngestStatus))
+    http.add(app, lambda: status, LagHistory(IngestStatus))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
         source = page_of(await client.get("/")).section("Source pg")

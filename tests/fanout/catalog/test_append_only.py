@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.catalog import append_only
+from laredo_fanout.catalog import requirements
 from laredo_fanout.decode.change_buffer import IGNORED, Route
-from laredo_fanout.decode.stream_decoder import StreamDecoder
-from laredo_fanout.decode.stream_relations import StreamRelations
+from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
 from laredo_fanout.postgres.pgoutput import Relation
 from laredo_fanout.store.table import Status
 from tests.support.ingest import Gate, RunningIngest
@@ -162,9 +161,9 @@ def test_truncate_counts_only_if_the_snapshot_doesnt_show_it(tmp_path: Path, sho
     """It may come in the stream long after rows were copied that were written after it."""
     relations = StreamRelations()
     decoder = StreamDecoder(_NoTables(), relations, lambda _: False, tmp_path, 0)
-    transaction_filter = append_only.TransactionFilter(live=False)
+    transaction_filter = requirements.TransactionFilter(live=False)
     running = frozenset[int]() if shown else frozenset({70})
-    assert transaction_filter.read_at(append_only.XidSnapshot(70, 71, running))
+    assert transaction_filter.read_at(requirements.XidSnapshot(70, 71, running))
     route = Route(1)
     route.takes = lambda: transaction_filter.takes(relations.xid)
     relations.set_route(5, route)
@@ -286,6 +285,6 @@ def test_keyless_table_without_the_setting_is_refused_with_it(
     ],
 )
 def test_what_a_snapshot_shows(text: str, shown: list[int], hidden: list[int]) -> None:
-    snapshot = append_only.snapshot(text)
+    snapshot = requirements.snapshot(text)
     assert all(map(snapshot.shows, shown))
     assert not any(map(snapshot.shows, hidden))

@@ -1,7 +1,12 @@
 """Verdicts of a catalog snapshot on partitions that brought rows."""
 
-from laredo_fanout.catalog.leaves import account, merged, read_by_a_chunk
-from laredo_fanout.catalog.partitions import Partition, StoredPartition
+from laredo_fanout.catalog.leaves import (
+    Partition,
+    StoredPartition,
+    account,
+    merged,
+    read_by_a_chunk,
+)
 from laredo_fanout.store.table import Leaf
 
 _THERE = Partition(

@@ -10,7 +10,7 @@ from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.catalog import requirements
 from laredo_fanout.errors import SourceUnfit
 from laredo_fanout.postgres import connections
-from laredo_fanout.postgres.errors import RightsMissing, SourceUnavailable
+from laredo_fanout.postgres.connections import RightsMissing, SourceUnavailable
 from laredo_fanout.source_options import SourceOptions
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, data_directory

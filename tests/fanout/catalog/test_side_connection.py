@@ -12,9 +12,8 @@ from laredo_fanout.catalog.side_connection import SideConnection
 from laredo_fanout.ingest.change_source import MessageFeed
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres import connections
-from laredo_fanout.postgres.connections import Connection
-from laredo_fanout.postgres.errors import SourceUnavailable
-from laredo_fanout.postgres.wal_message import Awaited
+from laredo_fanout.postgres.connections import Connection, SourceUnavailable
+from laredo_fanout.postgres.pgoutput import Awaited
 from laredo_fanout.source_options import PublicationOptions, SourceOptions, SourceTableOptions
 from laredo_fanout.store.writer import Store
 from laredo_fanout.tables.status import CommitInfo

@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from laredo_fanout.catchup.options import CatchupOptions
-from laredo_fanout.catchup.orders import Order
-from laredo_fanout.catchup.plan import CatchupPlan, Segment, from_bytes
+from laredo_fanout.catchup.orders import CatchupOptions, CatchupPlan, Order, Segment, from_bytes
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.store.writer import Store

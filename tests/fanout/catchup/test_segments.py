@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.catchup.plan import Segment, bounded
+from laredo_fanout.catchup.orders import Segment, bounded
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.postgres import pgoutput
-from laredo_fanout.postgres.errors import SourceUnavailable
+from laredo_fanout.postgres.connections import SourceUnavailable
 from tests.fanout.catchup.overlapping import Overlapping
 from tests.fanout.catchup.reading import (
     SegmentedReading,

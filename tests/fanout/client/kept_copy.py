@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from time import monotonic, sleep
 
-from laredo_fanout.client import background
+from laredo_fanout.client import sync_client
 from laredo_fanout.client.table.rows import Row, parse
 from tests.fanout.client.real_server import Source, line_of, serving
 from tests.support.processes import PATIENCE_S
@@ -41,11 +41,11 @@ class Server:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        background.call(self._start())
+        sync_client.call(self._start())
 
     def stop(self) -> None:
         if self._stack is not None:
-            background.call(self._stack.aclose())
+            sync_client.call(self._stack.aclose())
             self._stack = None
 
     async def _start(self) -> None:

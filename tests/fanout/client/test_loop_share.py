@@ -22,9 +22,9 @@ from laredo_fanout.client import (
     open_stream,
 )
 from laredo_fanout.client.loop_share import LoopShare
-from laredo_fanout.client.stream.columns import values
-from laredo_fanout.client.stream.transport.transport import Transport
-from laredo_fanout.client.table.pieces import pieces
+from laredo_fanout.client.stream.endpoint import Transport
+from laredo_fanout.client.stream.translate import values
+from laredo_fanout.client.table.replica import pieces
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.fanout.client.kept_copy import soon

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laredo_fanout.client import BadField, Changes, Heartbeat, Mode, SnapshotRows
-from laredo_fanout.client.table.row_map import RowView
+from laredo_fanout.client.table.rows import RowView
 from laredo_model.column import Column
 from laredo_model.position import Position
 from tests.fanout.client.scripted_replica import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_fanout.client.stream.base_form import BaseRows, number_text
+from laredo_fanout.client.stream.translate import BaseRows, number_text
 from laredo_fanout.client.table.rows import as_text, parse
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.column import Column

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from laredo_fanout.copy import chunk_leaves
+from laredo_fanout.copy import range_reader
 from laredo_fanout.source_options import CopyOptions
 from tests.support import drawn
 from tests.support.ingest import Gate, RunningIngest
@@ -199,11 +199,11 @@ def test_leaf_is_named_although_it_came_after_the_snapshot(database: Database) -
         ).fetchall()
         _run(database, _ATTACH)
         table = cast("SourceTable", SimpleNamespace(oid=root))
-        select = chunk_leaves.with_leaves(table, "SELECT v AS key, to_json(id) AS line FROM a")
+        select = range_reader.with_leaves(table, "SELECT v AS key, to_json(id) AS line FROM a")
         with reading.cursor().copy(f"COPY ({select}) TO STDOUT (FORMAT binary)".encode()) as copy:
             rows = [bytes(row) for row in copy]
         assert any(b"ghost" in row for row in rows)
-        found = chunk_leaves.parse(rows[0][19:])
+        found = range_reader.parse(rows[0][19:])
         assert found is not None and partition in found.leaves
 
 

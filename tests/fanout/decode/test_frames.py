@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_fanout.decode import frames, plain_rows
+from laredo_fanout.decode import frames, row_decoder
 from laredo_fanout.decode.frames import Get
 
-compiled = pytest.mark.skipif(not plain_rows.COMPILED, reason="nothing is compiled here")
+compiled = pytest.mark.skipif(not row_decoder.COMPILED, reason="nothing is compiled here")
 
 OIDS = [number.to_bytes(4, "big") for number in (7, 8)]
 KINDS = st.sampled_from([b"I", b"U", b"D", b"B", b"C", b"R", b"T"])

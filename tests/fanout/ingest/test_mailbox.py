@@ -4,7 +4,7 @@ import select
 
 import pytest
 
-from laredo_fanout.ingest.mailbox import Mailbox
+from laredo_fanout.ingest.session_tables import Mailbox
 
 
 def test_what_a_failure_kept_from_being_taken_stays() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from laredo_fanout.postgres.errors import (
+from laredo_fanout.postgres.connections import (
     DecodingFailed,
     ReplicationStreamBroken,
     SourceError,

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.postgres import pgoutput
-from laredo_fanout.postgres.errors import SourceUnavailable
-from laredo_fanout.postgres.read_available import BackgroundReading
-from laredo_fanout.postgres.replication_stream import ReplicationStream
+from laredo_fanout.postgres.connections import SourceUnavailable
+from laredo_fanout.postgres.replication_stream import BackgroundReading, ReplicationStream
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, wait_until

@@ -8,9 +8,9 @@ import pytest
 
 from laredo_fanout.client.events import Changes, Handshake, Mode
 from laredo_fanout.client.stream.endpoint import Endpoint
-from laredo_fanout.client.stream.stream import SyncOptions, open_stream
+from laredo_fanout.client.stream.subscription import SyncOptions, open_stream
 from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.rows.changes import TableChanges
+from laredo_fanout.store.rows.writing import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.column import Column
 from laredo_model.line import Action

@@ -12,10 +12,10 @@ from google.protobuf import timestamp_pb2
 from laredo_fanout.client import AsyncFanoutClient, FanoutClient
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.stream.endpoint import Endpoint
-from laredo_fanout.client.stream.served_tables import served_tables
-from laredo_fanout.postgres.errors import SourceError
-from laredo_fanout.relay import ingest, path, table_stream
-from laredo_fanout.relay.options import RelayOptions
+from laredo_fanout.client.stream.subscription import served_tables
+from laredo_fanout.postgres.connections import SourceError
+from laredo_fanout.relay import ingest, path, session
+from laredo_fanout.relay.path import RelayOptions
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
 from laredo_service.retry import Backoff
@@ -169,9 +169,9 @@ def rows_of(client: Any) -> dict[bytes, bytes]:
 async def test_a_relay_outlives_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
-    for module in (ingest, table_stream):
+    for module in (ingest, session):
         monkeypatch.setattr(module, "_RETRY", SOON)
-    monkeypatch.setattr(table_stream, "_LEAVING", SOON)
+    monkeypatch.setattr(session, "_LEAVING", SOON)
     async with playing(*scripts(told(part))) as (endpoint, server):
         server.status = status()
         port = int(endpoint.server.rpartition(":")[2])

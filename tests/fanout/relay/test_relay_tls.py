@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout import config
-from laredo_fanout.app.check import ServerFinding, Verdict, upstream
+from laredo_fanout.app.check import check
+from laredo_fanout.app.check.tables import ServerFinding, Verdict
 from laredo_fanout.client.stream.endpoint import Tls
 from laredo_fanout.serving.options import ListenerOptions, TlsFiles
 from tests.support.processes import until
@@ -85,7 +86,7 @@ async def test_the_configuration_s_files_are_those_that_are_used(tmp_path: Path)
         )
         found = config.load(file)
         assert found.upstream is not None
-        return list(upstream.findings(found, found.upstream))
+        return list(check.upstream_findings(found, found.upstream))
 
     async with running(tmp_path / "up", listener=listener(MUTUAL, tokens)) as world:
         world.writer.publish(rows(0, 3))

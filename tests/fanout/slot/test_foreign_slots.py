@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from laredo_fanout.postgres.errors import SlotInUse
-from laredo_fanout.slot import slot, walsender
+from laredo_fanout.postgres.connections import SlotInUse
+from laredo_fanout.slot import slot
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.writer import Store
@@ -202,10 +202,10 @@ def test_who_takes_our_connections_name_isnt_ended(database: Database) -> None:
             " (proto_version '1', publication_names 'p')".encode()
         )
         with pytest.raises(SlotInUse, match=thief):
-            walsender.free(admin, name, [taken])
-        assert walsender.holder(admin, name) is not None
+            slot.free(admin, name, [taken])
+        assert slot.holder(admin, name) is not None
         stolen.close()
-        wait_until(lambda: walsender.holder(admin, name) is None, "the slot is free")
+        wait_until(lambda: slot.holder(admin, name) is None, "the slot is free")
         admin.execute(f"DROP ROLE {thief}".encode())
 
 

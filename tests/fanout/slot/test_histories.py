@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from laredo_fanout.postgres.errors import SlotLost
+from laredo_fanout.postgres.connections import SlotLost
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_model.position import History

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from psycopg import sql
 
-from laredo_fanout.postgres.errors import SlotLost
+from laredo_fanout.postgres.connections import SlotLost
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store

@@ -14,16 +14,18 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from laredo_fanout.snapshots import info as info_
-from laredo_fanout.snapshots.directory import SnapshotDirectory
-from laredo_fanout.snapshots.errors import (
+from laredo_fanout.snapshots import take as take_
+from laredo_fanout.snapshots.take import (
+    Retention,
     SnapshotBusy,
+    SnapshotDirectory,
     SnapshotFileDamaged,
+    SnapshotInfo,
     SnapshotUnknown,
     SnapshotUnwritable,
+    Taken,
+    take,
 )
-from laredo_fanout.snapshots.info import SnapshotInfo
-from laredo_fanout.snapshots.take import Retention, Taken, take
 from laredo_fanout.store.errors import TableHidden, TableUnknown
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.writer import Store
@@ -94,7 +96,7 @@ def test_a_snapshot_is_the_table_at_its_position(
     assert made.history == "7300:1:16384"
     assert made.columns == COLUMNS
     assert made.snapshot_id == f"{TABLE}@0_19F000-{made.sequence}"
-    assert info_.table_of(made.snapshot_id) == TABLE
+    assert take_.table_of(made.snapshot_id) == TABLE
     assert before <= made.created_at_us <= int(time.time() * 1e6)
     assert shelf.rows_file(made).stat().st_size == made.size_bytes
     assert shelf.snapshots() == [made] == [shelf.newest()]

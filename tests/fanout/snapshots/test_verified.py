@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.snapshots.directory import SnapshotDirectory
-from laredo_fanout.snapshots.errors import SnapshotUnverified
-from laredo_fanout.snapshots.take import Retention, Taken, take
+from laredo_fanout.snapshots.take import (
+    Retention,
+    SnapshotDirectory,
+    SnapshotUnverified,
+    Taken,
+    take,
+)
 from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store

@@ -17,16 +17,17 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 
 from laredo_fanout.catalog import shape
-from laredo_fanout.catalog.partitions import StoredPartition
+from laredo_fanout.catalog.leaves import StoredPartition
 from laredo_fanout.catalog.shape import Shape, ShapeColumn
-from laredo_fanout.catalog.table_version import Version
+from laredo_fanout.catalog.table_definitions import Version
 from laredo_fanout.catchup import spool
-from laredo_fanout.catchup.plan import CatchupPlan, Segment, SpoolPiece
+from laredo_fanout.catchup.orders import CatchupPlan, Segment, SpoolPiece
 from laredo_fanout.decode.frames import framed
 from laredo_fanout.relay.path import Hop
 from laredo_fanout.relay.path import Path as RelayPath
-from laredo_fanout.store import layout, meta, table
+from laredo_fanout.store import meta, table
 from laredo_fanout.store.errors import StoreFormatUnknown
+from laredo_fanout.store.journal import record
 from laredo_fanout.store.journal.record import Header
 from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.reader import StoreReader
@@ -129,7 +130,7 @@ def description() -> str:
 
 
 def _parts() -> Iterator[tuple[str, object]]:
-    yield "databases", b" ".join(layout.DATABASES)
+    yield "databases", b" ".join(record.DATABASES)
     yield "store", (meta.STORE_KEY, HEAD.to_bytes())
     yield "position", (meta.POSITION_KEY, meta.position_to_bytes(1, 2).hex())
     yield "definition", (meta.DEFINITION, table.definition_to_bytes(TABLE))
@@ -139,14 +140,14 @@ def _parts() -> Iterator[tuple[str, object]]:
     yield "catchup", (meta.CATCHUP_KEY, PLAN.to_bytes())
     hop = Hop("server", "address", 1, 2.0)
     yield "upstream path", (meta.UPSTREAM_PATH_KEY, RelayPath((hop,), 0.0).to_bytes().hex())
-    space = layout.prefix(7)
-    yield "row", layout.stored_key(space, b"key").hex()
-    yield "long row", layout.stored_key(space, b"k" * 1000).hex()
-    marks = (layout.PARTIAL_MARK, layout.STREAMED_MARK, layout.TOMBSTONE_MARK)
-    yield "marks", [layout.mark_key(each, space + b"key").hex() for each in marks]
-    yield "lines", (layout.TOMBSTONE, line.PARTIAL, line.MISSING, line.join(("a",), [b"1"]))
-    yield "journal", layout.record_key(1, 2).hex()
-    yield "positions", layout.position_key(1, 2, 3).hex()
+    space = record.prefix(7)
+    yield "row", record.stored_key(space, b"key").hex()
+    yield "long row", record.stored_key(space, b"k" * 1000).hex()
+    marks = (record.PARTIAL_MARK, record.STREAMED_MARK, record.TOMBSTONE_MARK)
+    yield "marks", [record.mark_key(each, space + b"key").hex() for each in marks]
+    yield "lines", (record.TOMBSTONE, line.PARTIAL, line.MISSING, line.join(("a",), [b"1"]))
+    yield "journal", record.record_key(1, 2).hex()
+    yield "positions", record.position_key(1, 2, 3).hex()
     header = Header(1, 2, 3, 4, 5, open=True, continues=True)
     yield "record", header.to_bytes().hex()
     yield "record's body", dict(_message(ChangeBatch.DESCRIPTOR))

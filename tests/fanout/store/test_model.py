@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from laredo_fanout.store.snapshot import Snapshot
+from laredo_fanout.store.reader import Snapshot
 from laredo_model.line import Change
 from tests.support.drawn import examples
 from tests.support.server.store_sample import (

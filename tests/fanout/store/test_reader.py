@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.store.errors import SnapshotClosed, SpoolFailed, TableUnknown
-from laredo_fanout.store.reader import StoreReader
-from laredo_fanout.store.snapshot import Snapshot
+from laredo_fanout.store.reader import Snapshot, StoreReader
 from laredo_fanout.store.writer import Store
 from tests.support.processes import PATIENCE_S
 from tests.support.server.store_sample import (

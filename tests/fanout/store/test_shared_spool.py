@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.store.errors import SnapshotClosed, SpoolFailed
+from laredo_fanout.store.reader import Snapshot
 from laredo_fanout.store.shared_spool import SharedSpools
-from laredo_fanout.store.snapshot import Snapshot
 from laredo_fanout.store.writer import Store
 from tests.support.server.store_sample import commit, insert, live_table, update
 

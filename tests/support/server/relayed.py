@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from laredo_fanout.relay.ingest import RelayIngest
-from laredo_fanout.relay.options import RelayOptions
+from laredo_fanout.relay.path import RelayOptions
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.server import serve
 from laredo_fanout.source_options import SourceTableOptions

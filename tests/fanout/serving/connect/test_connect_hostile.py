@@ -230,7 +230,7 @@ async def test_requests_wait_while_no_answer_is_read(
         opened.append(WatchedConnection(*given))
         return opened[-1]
 
-    monkeypatch.setattr("laredo_fanout.serving.connect.endpoint.CallConnection", watched)
+    monkeypatch.setattr("laredo_fanout.serving.connect.connection.CallConnection", watched)
     monkeypatch.setattr(connection, "ANSWER_S", 1.0)
     monkeypatch.setattr(connection, "STUCK_S", 0.1)
     asked = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 300
@@ -258,7 +258,7 @@ async def test_requests_wait_while_no_answer_is_read(
 async def test_beyond_the_limit_the_connection_that_is_idle_longest_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encrypted: bool
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.connect.endpoint.connect_connections", lambda: 3)
+    monkeypatch.setattr("laredo_fanout.serving.connect.connection.connect_connections", lambda: 3)
     listener = connect_listener(tls=SERVER_TLS if encrypted else None)
     async with connected(tmp_path, listener=listener) as (world, plain):
         world.writer.publish(rows(0, 1))

@@ -8,10 +8,10 @@ import grpc
 import orjson
 import pytest
 
-from laredo_fanout.serving import slices
+from laredo_fanout.serving import daemon_threads
 from laredo_fanout.serving.errors import BadRequest
 from laredo_fanout.serving.filters import conditions
-from laredo_fanout.serving.filters.row_filter import RowFilter
+from laredo_fanout.serving.filters.conditions import RowFilter
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.column import Column
 from laredo_model.line import Action
@@ -41,7 +41,7 @@ def is_in(field: str, *plain: Any) -> wire.FieldPredicate:
 def filter_of(
     predicates: Sequence[wire.FieldPredicate], columns: Sequence[Column] = COLUMNS
 ) -> RowFilter:
-    return RowFilter(slices.at_once(conditions.read(predicates)), columns)
+    return RowFilter(daemon_threads.at_once(conditions.read(predicates)), columns)
 
 
 ROW = {

@@ -8,8 +8,8 @@ import grpc
 import pytest
 from google.protobuf import struct_pb2
 
-from laredo_fanout.serving import slices
-from laredo_fanout.serving.calls import request
+from laredo_fanout.serving import daemon_threads
+from laredo_fanout.serving.calls import tokens as tokens_
 from laredo_fanout.serving.filters import conditions
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
@@ -127,7 +127,7 @@ def test_numbers_are_never_looked_up_by_their_own_hash() -> None:
     values = [struct_pb2.Value(number_value=float(n)) for n in range(100)]
     values += [struct_pb2.Value(string_value=str(n * COLLIDES)) for n in range(100)]
     values += [struct_pb2.Value(string_value="1e999999999"), struct_pb2.Value(bool_value=True)]
-    (condition,) = slices.at_once(conditions.read([listed(*values)])).each
+    (condition,) = daemon_threads.at_once(conditions.read([listed(*values)])).each
     assert condition.wanted is not None
     kept = [each for found in vars(condition.wanted).values() for each in found]
     assert len(kept) > 300
@@ -160,7 +160,7 @@ def test_equal_numbers_have_one_text(text: str, canonical: str | None) -> None:
 
 
 def test_a_request_of_the_greatest_size_is_taken() -> None:
-    data = asking(texts(request.MAX_VALUES - 1, str), table="t")
-    assert len(data) < request.MAX_REQUEST_BYTES
-    _, filters = request.parse_sync(data)
-    assert len(slices.at_once(conditions.read(filters)).each) == 1
+    data = asking(texts(tokens_.MAX_VALUES - 1, str), table="t")
+    assert len(data) < tokens_.MAX_REQUEST_BYTES
+    _, filters = tokens_.parse_sync(data)
+    assert len(daemon_threads.at_once(conditions.read(filters)).each) == 1

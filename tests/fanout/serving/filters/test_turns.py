@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from google.protobuf import struct_pb2
 
-from laredo_fanout.serving import slices, struct_rows
-from laredo_fanout.serving.filters import conditions, row_filter
-from laredo_fanout.serving.journal.backlog import READS_A_TURN, Backlog
+from laredo_fanout.serving import daemon_threads, struct_rows
+from laredo_fanout.serving.filters import conditions
+from laredo_fanout.serving.journal.tail import READS_A_TURN, Backlog
 from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.snapshots.take import Retention, take
 from laredo_fanout.store import reader
@@ -66,7 +66,7 @@ class Passes:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> Passes:
     """Counts rows that are parsed for a filter or for the base form."""
     found = Passes()
-    monkeypatch.setattr(row_filter, "parse", found.counted(row_filter.parse))
+    monkeypatch.setattr(conditions, "parse", found.counted(conditions.parse))
     monkeypatch.setattr(struct_rows, "parse", found.counted(struct_rows.parse))
     return found
 
@@ -91,8 +91,8 @@ async def test_a_filter_that_nothing_passes_yields_within_a_snapshot(
             await stream.next("snapshot_begin")
             assert (await stream.next("snapshot_end")).rows_sent == 0
         assert parsed.calls >= 20_000
-        assert parsed.most <= slices.SLICE_ROWS
-        assert parsed.passes >= 20_000 // slices.SLICE_ROWS
+        assert parsed.most <= daemon_threads.SLICE_ROWS
+        assert parsed.passes >= 20_000 // daemon_threads.SLICE_ROWS
 
 
 @pytest.mark.parametrize("batch", [True, False])
@@ -116,7 +116,7 @@ async def test_a_filter_that_nothing_passes_yields_within_the_journal(
                 await stream.next("journal_entry")
         assert parsed.calls >= 800
         # An old and a new row a change.
-        assert parsed.most <= 2 * slices.SLICE_ROWS
+        assert parsed.most <= 2 * daemon_threads.SLICE_ROWS
 
 
 async def test_the_base_form_yields_within_a_row_of_much_json(
@@ -129,7 +129,7 @@ async def test_the_base_form_yields_within_a_row_of_much_json(
             await stream.next("handshake")
             _, structs, _ = await stream.base_snapshot()
         assert len(structs) == 3 and structs[1]["tags"][4999][2]["a"] == 3
-        assert encoded.most <= 2 * slices.SLICE_ROWS
+        assert encoded.most <= 2 * daemon_threads.SLICE_ROWS
 
 
 async def test_a_fetched_snapshot_yields_within_a_row_of_much_json(
@@ -144,7 +144,7 @@ async def test_a_fetched_snapshot_yields_within_a_row_of_much_json(
             asked = wire.FetchSnapshotRequest(snapshot_id=taken.snapshot.snapshot_id)
             found = [each async for each in world.stub().FetchSnapshot(asked)]
         assert len(found) == 5
-        assert encoded.most <= 2 * slices.SLICE_ROWS
+        assert encoded.most <= 2 * daemon_threads.SLICE_ROWS
 
 
 async def test_the_values_of_a_request_are_read_in_slices(
@@ -161,7 +161,7 @@ async def test_the_values_of_a_request_are_read_in_slices(
             stream = world.sync(batch=True, filters=[predicate])
             await stream.next("handshake")
         assert added.calls == 10_000
-        assert added.most <= slices.SLICE_ROWS
+        assert added.most <= daemon_threads.SLICE_ROWS
         assert (await stream.snapshot())[1] == rows(2, 3)
 
 
@@ -181,7 +181,7 @@ async def test_small_records_are_read_a_few_at_a_time(
             while end not in (await stream.next("change_batch")).positions:
                 continue
         assert read.calls >= 600
-        assert read.most <= slices.SLICE_ROWS
+        assert read.most <= daemon_threads.SLICE_ROWS
 
 
 async def test_backlogs_are_counted_in_turns(

@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 from google.protobuf import struct_pb2
 
-from laredo_fanout.serving import slices
+from laredo_fanout.serving import daemon_threads
 from laredo_fanout.serving.filters import conditions
-from laredo_fanout.serving.filters.row_filter import RowFilter
-from laredo_fanout.serving.forms.base import BaseForm
-from laredo_fanout.serving.forms.batch import BatchForm
-from laredo_fanout.serving.forms.form import Form
-from laredo_fanout.serving.journal.recent import RecentRecords
+from laredo_fanout.serving.filters.conditions import RowFilter
+from laredo_fanout.serving.forms.form import BaseForm, BatchForm, Form
+from laredo_fanout.serving.journal.tail import RecentRecords
 from laredo_fanout.serving.struct_rows import StructRows
-from laredo_fanout.serving.sync.wake_up import WakeUp
+from laredo_fanout.serving.sync.client_stream import WakeUp
 from laredo_fanout.store.errors import JournalPruned
 from laredo_fanout.store.writer import Store
 from laredo_fanout.wire import replication_pb2 as wire
@@ -36,7 +34,7 @@ async def writer(tmp_path: Path):
 
 def named(name: str) -> RowFilter:
     predicate = wire.FieldPredicate(field="name", equals=struct_pb2.Value(string_value=name))
-    return RowFilter(slices.at_once(conditions.read([predicate])), COLUMNS)
+    return RowFilter(daemon_threads.at_once(conditions.read([predicate])), COLUMNS)
 
 
 def forms() -> list[Form]:

@@ -11,7 +11,7 @@ from laredo_fanout.serving import snapshot_rows
 from laredo_fanout.serving.errors import NoRoomToSpool
 from laredo_fanout.serving.options import BufferPolicy, ListenerOptions, ServingTableOptions
 from laredo_fanout.store.errors import SpoolFailed
-from laredo_fanout.store.snapshot import Snapshot
+from laredo_fanout.store.reader import Snapshot
 from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S, until
 from tests.support.server.serving_world import Stream, World, line, rows, running
