@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from docs import alert_tables, markdown
-from laredo_fanout.app.metrics import exposition as of_fanout
+from laredo_fanout.app import metrics as of_fanout
 from laredo_service.certificates import CertificateWatch
 from laredo_service.http.connections import HttpCounts
 from laredo_snapshotter import metrics as of_snapshotter

@@ -20,7 +20,7 @@ from laredo_service.http import settings
 from laredo_service.settings import SettingsError
 
 if TYPE_CHECKING:
-    from laredo_fanout.app.terminal import printing
+    from laredo_fanout.app import terminal
 
 CONFIG_ENV = "LAREDO_CONFIG"
 TOKEN_ENV = "LAREDO_HTTP_TOKEN"
@@ -126,15 +126,15 @@ def check(given: _Given, path: Path | None, sets: tuple[str, ...], as_json: bool
     Exits with 0 if nothing is missing, 1 if something is, 2 if the configuration is wrong.
     """
     config = given.over(path, sets).load()
-    from laredo_fanout.app.check import check as checking
-    from laredo_fanout.app.check.tables import Verdict
-    from laredo_fanout.app.terminal import printing
+    from laredo_fanout.app import check as checking
+    from laredo_fanout.app import terminal
+    from laredo_fanout.app.check_tables import Verdict
 
     found = list(checking.findings(config))
     if as_json:
-        printing.show_json([finding._asdict() for finding in found])
+        terminal.show_json([finding._asdict() for finding in found])
     else:
-        printing.show_findings(found)
+        terminal.show_findings(found)
     sys.exit(FAILED if any(f.verdict is Verdict.MISSING for f in found) else 0)
 
 
@@ -188,11 +188,11 @@ def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | 
 
     The outcome is in `laredo-fanout status --json`, sources.*.catchup.
     """
-    from laredo_fanout.app.terminal import printing
+    from laredo_fanout.app import terminal
 
     try:
         _server(given.over(path, sets), url).ask("catchup")
-    except printing.NoAnswer as error:
+    except terminal.NoAnswer as error:
         _fail(FAILED, str(error))
     click.echo("requested; `laredo-fanout status` shows the outcome")
 
@@ -218,16 +218,16 @@ def recopy(
     Only rows that differ from what the server has reach them, as ordinary changes.
     With --watch it is shown until it has ended.
     """
-    from laredo_fanout.app.terminal import printing
+    from laredo_fanout.app import terminal
 
     server = _server(given.over(path, sets), url)
     try:
         answer = server.ask(f"tables/{quote(table)}/recopy")
         if watch:
-            ended = printing.watch_recopy(server, table, answer["recopy"]["last"])
+            ended = terminal.watch_recopy(server, table, answer["recopy"]["last"])
             click.echo(ended.text)
             sys.exit(FAILED if ended.failed else 0)
-    except printing.NoAnswer as error:
+    except terminal.NoAnswer as error:
         _fail(FAILED, str(error))
     except KeyboardInterrupt:
         return
@@ -249,57 +249,57 @@ def reload(
     The server reads the file that it was started with. If that is wrong nothing changes, and it
     exits with 2.
     """
-    from laredo_fanout.app.terminal import printing
+    from laredo_fanout.app import terminal
 
     try:
         done = _server(given.over(path, sets), url).ask("reload")
-    except printing.NoAnswer as error:
+    except terminal.NoAnswer as error:
         _fail(FAILED, str(error))
     if as_json:
-        printing.show_json(done)
+        terminal.show_json(done)
     else:
-        printing.show_reload(done)
+        terminal.show_reload(done)
 
 
-def _server(given: _Given, url: str | None) -> printing.RunningServer:
+def _server(given: _Given, url: str | None) -> terminal.RunningServer:
     """The running server's HTTP address, and the token for it.
 
     With a URL no configuration is needed: the token is then that of the environment. If both
     are given, the environment's is used, since the server may still have a former token.
     """
-    from laredo_fanout.app.terminal import printing
+    from laredo_fanout.app import terminal
 
     token = os.environ.get(TOKEN_ENV)
     if url is not None and (given.path is None or token is not None):
-        return printing.RunningServer(url, token)
+        return terminal.RunningServer(url, token)
     try:
         http = given.read().http
     except SettingsError as error:
         # The image's own configuration lacks its values if only a URL is given.
         if url is not None and str(given.path) == os.environ.get(CONFIG_ENV):
-            return printing.RunningServer(url, None)
+            return terminal.RunningServer(url, None)
         _fail(BAD_CONFIGURATION, str(error))
     token = None if http.token is None else http.token.get_secret_value()
     here = settings.local_url(http.listening_host, http.port)
-    return printing.RunningServer(url or here, token)
+    return terminal.RunningServer(url or here, token)
 
 
 def _show(given: _Given, url: str | None, watch: bool, as_json: bool, what: str) -> None:
-    from laredo_fanout.app.terminal import printing
+    from laredo_fanout.app import terminal
 
     server = _server(given, url)
     try:
         if watch:
-            with printing.LiveView(what) as view:
+            with terminal.LiveView(what) as view:
                 while True:
                     view.show(server.status())
                     view.pause(1.0)
         shown = server.status()
-    except printing.NoAnswer as error:
+    except terminal.NoAnswer as error:
         _fail(FAILED, str(error))
     except KeyboardInterrupt:
         return
     if as_json:
-        printing.show_json(shown if what == "status" else shown["clients"])
+        terminal.show_json(shown if what == "status" else shown["clients"])
     else:
-        printing.show(what, shown)
+        terminal.show(what, shown)

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from laredo_archive.aws.clients import Called
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake
-from laredo_fanout.client.stream.subscription import Observer
+from laredo_fanout.client.stream.stream import Observer
 from laredo_service.certificates import CertificateWatch
 from laredo_service.http.connections import HttpCounts, families
 from laredo_service.metrics import Exposition, build_info, exposed, process_memory

@@ -16,10 +16,10 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from laredo_fanout.app.reload.reload import ReloadRefused
+from laredo_fanout.app.reload import ReloadRefused
+from laredo_fanout.batch.status import IngestStatus
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.connections import SourceUnavailable
-from laredo_fanout.tables.status import IngestStatus
 from laredo_model import position
 from laredo_model.http.endpoints import Endpoints
 from laredo_service.http import page

@@ -12,16 +12,16 @@ import structlog
 
 from laredo_fanout.app import options
 from laredo_fanout.app.processes.clients import Clients
+from laredo_fanout.batch.status import CommitInfo, IngestStatus
+from laredo_fanout.batch.write_batch import OnCommit
 from laredo_fanout.config import Config, JournalConfig
 from laredo_fanout.errors import SpoolFull
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.errors import StoreError, StoreFull
-from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.writer import Store
-from laredo_fanout.tables.status import CommitInfo, IngestStatus
-from laredo_fanout.tables.write_batch import OnCommit
 from laredo_service.retry import Backoff
 
 AnyIngest = Ingest | RelayIngest

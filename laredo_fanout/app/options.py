@@ -9,7 +9,7 @@ from pathlib import Path
 from psycopg.conninfo import make_conninfo
 
 from laredo_fanout import source_options as source
-from laredo_fanout.catchup.orders import CatchupMode, CatchupOptions
+from laredo_fanout.catchup.plan import CatchupMode, CatchupOptions
 from laredo_fanout.client.stream.endpoint import Tls
 from laredo_fanout.config import Config, ReplicatedTableConfig
 from laredo_fanout.relay.path import RelayOptions

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from laredo_fanout.app import compiled, options
+from laredo_fanout.app import compiled, options, reload
 from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.ingest_thread import AnyIngest, IngestThread, JournalPruning
 from laredo_fanout.app.logs import LogSettings, supervised
@@ -22,20 +22,19 @@ from laredo_fanout.app.processes import children
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.control_wire import WakeUps
-from laredo_fanout.app.reload import reload
-from laredo_fanout.app.reload.reload import Reload, ReloadRefused, RunningParts
-from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
+from laredo_fanout.app.reload import Reload, ReloadRefused, RunningParts
+from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
-from laredo_fanout.catalog.publication import TableDiscovery
+from laredo_fanout.batch.write_batch import OnCommit
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.ingest.supervisor import Ingest
+from laredo_fanout.pg_catalog.publication import TableDiscovery
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
-from laredo_fanout.tables.write_batch import OnCommit
 from laredo_service.http.settings import HttpSettings
 from laredo_service.systemd import ServiceNotifier
 from laredo_service.table_pattern import TableName
@@ -241,9 +240,8 @@ class _Server:
         self.snapshots.start()
         self.archives.start()
         # FastAPI takes half a second to import: the rest is under way by then.
-        from laredo_fanout.app import http
+        from laredo_fanout.app import http, terminal
         from laredo_fanout.app.http import LagHistory
-        from laredo_fanout.app.terminal import printing
         from laredo_service.http.server import HttpServer
 
         lag = LagHistory(self.ingest.status)
@@ -283,7 +281,7 @@ class _Server:
         )
         expiry = supervised(self.view.certificates.run(), "expiry of certificates")
         lagging = supervised(lag.run(), "lag of the last hour")
-        bars = supervised(printing.draw(self.view.status), "bars of copies")
+        bars = supervised(terminal.draw(self.view.status), "bars of copies")
         await self._stopping.wait()
         self.view.draining = True
         notifier.stopping()

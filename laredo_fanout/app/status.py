@@ -9,18 +9,18 @@ from typing import Any
 from laredo_fanout.app import options
 from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.ingest_thread import IngestThread, JournalPruning
-from laredo_fanout.app.metrics.scrape import Scrape
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
+from laredo_fanout.app.scrape import Scrape
+from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.batch.status import CopyProgress, IngestStatus, ReplicatedTableStatus
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store import reader
-from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
-from laredo_fanout.tables.status import CopyProgress, IngestStatus, ReplicatedTableStatus
 from laredo_model import position
 from laredo_service import build
 from laredo_service.certificates import CertificateWatch

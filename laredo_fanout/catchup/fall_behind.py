@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from laredo_fanout.catalog import requirements
-from laredo_fanout.catchup import orders
-from laredo_fanout.catchup.orders import CatchupMode, CatchupPlan, CatchupStatus, Order
+from laredo_fanout.catchup import plan as plan_
+from laredo_fanout.catchup.plan import CatchupMode, CatchupPlan, CatchupStatus, Order
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.segment_stream import Anchor
+from laredo_fanout.pg_catalog import requirements
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.catchup.orders import CatchupOptions
+    from laredo_fanout.batch.write_batch import WriteBatch
+    from laredo_fanout.catchup.plan import CatchupOptions
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions
     from laredo_fanout.store.writer import Store
-    from laredo_fanout.tables.write_batch import WriteBatch
 
 _log = structlog.get_logger()
 
@@ -257,7 +257,7 @@ class FallBehind:
         if number < 2:
             self._not_split(end - position, number)
             return None
-        segments = orders.split(position, end, number)
+        segments = plan_.split(position, end, number)
         plan = CatchupPlan(secrets.token_hex(8), self._identity(), segments)
         self._store_plan(plan)
         self._plans += 1
@@ -275,7 +275,7 @@ class FallBehind:
         stored = self._store.catchup_plan
         if stored is None:
             return None
-        plan = orders.from_bytes(stored)
+        plan = plan_.from_bytes(stored)
         position, (before, sessions) = self._store.position, self._sessions
         self._sessions = position, sessions + 1 if before == position else 1
         why = None

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.catchup import segment_run, spool
-from laredo_fanout.catchup.orders import Failure, SegmentStatus
+from laredo_fanout.catchup.plan import Failure, SegmentStatus
 from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.catchup.spool import SegmentReader
 from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.catchup.orders import CatchupOptions, CatchupPlan, Order, SpoolPiece
-    from laredo_fanout.tables.write_batch import WriteBatch
+    from laredo_fanout.batch.write_batch import WriteBatch
+    from laredo_fanout.catchup.plan import CatchupOptions, CatchupPlan, Order, SpoolPiece
 
 _log = structlog.get_logger()
 

@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from laredo_fanout.catchup import orders, spool
-from laredo_fanout.catchup.orders import Failure, Order, Report
+from laredo_fanout.catchup import plan, spool
+from laredo_fanout.catchup.plan import Failure, Order, Report
 from laredo_fanout.catchup.segment_stream import SegmentStream
 from laredo_fanout.catchup.spool import Announced, PieceWriter
 from laredo_fanout.decode.frames import gather
@@ -237,7 +237,7 @@ class SegmentDecoder:
 
 
 def main() -> int:
-    order = orders.order_from_bytes(_first_line())
+    order = plan.order_from_bytes(_first_line())
     # A reload is for the main process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(_NICE)
@@ -314,11 +314,11 @@ def _obey(segment: SegmentDecoder) -> None:
         os._exit(MAIN_IS_GONE)
     for number in received:
         match bytes((number,)):
-            case orders.PAUSE:
+            case plan.PAUSE:
                 segment.paused = True
-            case orders.GO_ON:
+            case plan.GO_ON:
                 segment.paused = False
-            case orders.FINISH:
+            case plan.FINISH:
                 segment.finishing = True
 
 

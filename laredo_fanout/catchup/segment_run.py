@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from laredo_fanout.catchup import orders, spool
-from laredo_fanout.catchup.orders import Failure, Order, Report, Segment, SpoolPiece
+from laredo_fanout.catchup import plan, spool
+from laredo_fanout.catchup.plan import Failure, Order, Report, Segment, SpoolPiece
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
-    from laredo_fanout.catchup.orders import CatchupOptions
+    from laredo_fanout.catchup.plan import CatchupOptions
 
 _log = structlog.get_logger()
 
@@ -129,7 +129,7 @@ class SegmentRun:
                 return True
             *lines, self._unread = (self._unread + read).split(b"\n")
             for line in lines:
-                self._take(orders.report_from_bytes(line))
+                self._take(plan.report_from_bytes(line))
                 reported = True
         return reported
 
@@ -137,11 +137,11 @@ class SegmentRun:
         """Have it take nothing more from the server for a while, or go on."""
         if paused != self.paused:
             self.paused = paused
-            self._say(orders.PAUSE if paused else orders.GO_ON)
+            self._say(plan.PAUSE if paused else plan.GO_ON)
 
     def finish(self) -> None:
         """Have it stop at the end of the transaction that it is in."""
-        self._say(orders.FINISH)
+        self._say(plan.FINISH)
 
     def forget(self, pieces: Sequence[SpoolPiece]) -> None:
         """These were released and removed."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from struct import Struct
 
-from laredo_fanout.catchup.orders import Segment, SpoolPiece
+from laredo_fanout.catchup.plan import Segment, SpoolPiece
 from laredo_fanout.decode.frames import framed, new_frames
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_service.files import sync_directory

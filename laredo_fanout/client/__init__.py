@@ -46,12 +46,7 @@ from laredo_fanout.client.events import (
     prefix,
 )
 from laredo_fanout.client.stream.endpoint import Endpoint, Tls
-from laredo_fanout.client.stream.subscription import (
-    Observer,
-    Subscription,
-    SyncOptions,
-    open_stream,
-)
+from laredo_fanout.client.stream.stream import Observer, Subscription, SyncOptions, open_stream
 from laredo_fanout.client.sync_client import FanoutClient
 from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import RowChange

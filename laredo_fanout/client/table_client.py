@@ -15,7 +15,7 @@ from typing import Self
 from laredo_fanout.client.errors import BadTableName
 from laredo_fanout.client.events import Filter
 from laredo_fanout.client.stream.endpoint import Endpoint, Tls, TransportName
-from laredo_fanout.client.stream.subscription import SyncOptions, split_table, transport_to
+from laredo_fanout.client.stream.stream import SyncOptions, split_table, transport_to
 from laredo_fanout.client.table.follower import Deliver, Follower
 from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import Listeners

@@ -15,14 +15,14 @@ import orjson
 import psycopg
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
-from laredo_fanout.catalog import leaves
+from laredo_fanout.pg_catalog import partitions
 from laredo_fanout.postgres.replication_stream import SocketReader
 from laredo_model import value_sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
-    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.pg_catalog.table_definitions import SourceTable
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.store.transaction import Transaction
 
@@ -84,10 +84,12 @@ def parse(row: bytes) -> ChunkLeaves | None:
 def keep(found: ChunkLeaves, known: Set[int], table_id: int, transaction: Transaction) -> None:
     """Keep with the table's record those leaves that the copy's catalog snapshot doesn't have
     (``known`` are those that it has), until a later one accounts for them."""
-    new = [leaves.read_by_a_chunk(oid, found.position) for oid in found.leaves if oid not in known]
+    new = [
+        partitions.read_by_a_chunk(oid, found.position) for oid in found.leaves if oid not in known
+    ]
     if new:
         record = transaction.tables[table_id]
-        transaction.set_leaves(record.id, leaves.merged(record.leaves, new))
+        transaction.set_leaves(record.id, partitions.merged(record.leaves, new))
 
 
 _READ_BYTES = 1 << 20

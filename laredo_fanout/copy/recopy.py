@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
-from laredo_fanout.catalog import shape
-from laredo_fanout.copy.copy_state import TableCopy
+from laredo_fanout.copy.table_copy import TableCopy
 from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.pg_catalog import shape
 from laredo_fanout.postgres.connections import SourceUnavailable
-from laredo_fanout.store.meta import LastRecopy
+from laredo_fanout.store.environment import LastRecopy
 from laredo_fanout.store.table import Status
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.batch.status import Counters
+    from laredo_fanout.batch.tracked_table import TrackedTable
+    from laredo_fanout.batch.write_batch import WriteBatch
+    from laredo_fanout.pg_catalog.table_definitions import SourceTable
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
-    from laredo_fanout.tables.status import Counters
-    from laredo_fanout.tables.tracked_table import TrackedTable
-    from laredo_fanout.tables.write_batch import WriteBatch
 
 _log = structlog.get_logger()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.rows import TableChanges
 from laredo_model.errors import ModelError
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.decode.frames import Get
     from laredo_fanout.postgres.connections import Connection, SourceError
     from laredo_fanout.source_options import SourceTableOptions
-    from laredo_fanout.tables.write_batch import WriteBatch
 
 
 class MessageFeed(Protocol):

@@ -17,11 +17,11 @@ from laredo_fanout.errors import SpoolFull
 from laredo_fanout.postgres.replication_stream import BackgroundReading
 
 if TYPE_CHECKING:
+    from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.decode.stream_decoder import StreamDecoder
     from laredo_fanout.ingest.change_source import MessageFeed
     from laredo_fanout.ingest.session_tables import Keepalive, SessionTables
     from laredo_fanout.store.writer import Store
-    from laredo_fanout.tables.write_batch import WriteBatch
 
 _MESSAGES_A_TURN = 20_000
 _APPLY_FROM_CHANGES = 10_000

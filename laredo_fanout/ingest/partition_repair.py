@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from laredo_fanout.catalog import leaves as leaves_
-from laredo_fanout.catalog import shape
-from laredo_fanout.catalog.leaves import AnnouncedLeaves
 from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.pg_catalog import partitions, shape
+from laredo_fanout.pg_catalog.partitions import AnnouncedLeaves
 from laredo_fanout.store.table import Status
 from laredo_model import position as position_
 from laredo_service.retry import Backoff
@@ -31,16 +30,16 @@ from laredo_service.retry import Backoff
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from laredo_fanout.catalog.leaves import Account
-    from laredo_fanout.catalog.snapshot import CatalogSnapshot
-    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.batch.status import Counters
+    from laredo_fanout.batch.tracked_table import TrackedTable
+    from laredo_fanout.batch.write_batch import WriteBatch
+    from laredo_fanout.copy.copier import TableCopies
     from laredo_fanout.copy.recopy import Recopies
-    from laredo_fanout.copy.table_copies import TableCopies
+    from laredo_fanout.pg_catalog.partitions import Account
+    from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
+    from laredo_fanout.pg_catalog.table_definitions import SourceTable
     from laredo_fanout.store.table import Leaf, TableRecord
     from laredo_fanout.store.transaction import Transaction
-    from laredo_fanout.tables.status import Counters
-    from laredo_fanout.tables.tracked_table import TrackedTable
-    from laredo_fanout.tables.write_batch import WriteBatch
 
 _log = structlog.get_logger()
 
@@ -102,10 +101,10 @@ class PartitionRepair:
                 continue
             known = {each.oid for each in tracked.version.partitions}
             new = [leaf for leaf in shown.get(oid, {}).values() if leaf.oid not in known]
-            new += leaves_.as_other_roots(oid, {oid, *known}, shown)
+            new += partitions.as_other_roots(oid, {oid, *known}, shown)
             if new:
                 record = transaction.tables[tracked.table_id]
-                transaction.set_leaves(record.id, leaves_.merged(record.leaves, new))
+                transaction.set_leaves(record.id, partitions.merged(record.leaves, new))
                 self._request_check(0.0)
 
     # ------------------------------------------------------------ a catalog snapshot is passed
@@ -142,9 +141,9 @@ class PartitionRepair:
         new = [each.known.oid for each in source.partitions if each.known.oid not in known]
         if own := self.shown.elsewhere(source.oid, new):
             record = transaction.tables[tracked.table_id]
-            transaction.set_leaves(record.id, leaves_.merged(record.leaves, own))
+            transaction.set_leaves(record.id, partitions.merged(record.leaves, own))
         record = transaction.tables[tracked.table_id]
-        moved = leaves_.moved(tracked.version.partitions, source.partitions)
+        moved = partitions.moved(tracked.version.partitions, source.partitions)
         if source.is_partition and source.version.file != tracked.version.file:
             moved = moved or _NEW_FILE
         because = moved or _account(record.leaves, source, snapshot).lost
@@ -171,7 +170,7 @@ class PartitionRepair:
         """All partitions are accounted for that brought rows, but for those that came since."""
         assert tracked.table_id is not None
         record = transaction.tables[tracked.table_id]
-        shown = leaves_.merged(record.leaves, self.shown.of(source.oid))
+        shown = partitions.merged(record.leaves, self.shown.of(source.oid))
         left = _account(shown, source, snapshot).undecided
         if left:
             self._request_check(_CHECK_AGAIN_S)
@@ -247,4 +246,4 @@ class PartitionRepair:
 def _account(leaves: Iterable[Leaf], source: SourceTable, snapshot: CatalogSnapshot) -> Account:
     altered = bool(snapshot.ddl_locks.of(source))
     reach = snapshot.ddl_locks.reach
-    return leaves_.account(leaves, source.partitions, reach, altered=altered, table=source.oid)
+    return partitions.account(leaves, source.partitions, reach, altered=altered, table=source.oid)

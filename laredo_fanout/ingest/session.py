@@ -16,34 +16,34 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from laredo_fanout.catalog import requirements
-from laredo_fanout.catalog.side_connection import (
-    LOCK_TIMEOUT,
-    CheckSoonRequest,
-    Report,
-    SideConnection,
-)
+from laredo_fanout.batch.status import FaultStatus
+from laredo_fanout.batch.write_batch import OnCommit, WriteBatch
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamDecoder, StreamRelations
 from laredo_fanout.ingest.loop import IngestLoop
 from laredo_fanout.ingest.session_tables import Keepalive, Mailbox, SessionTables, StoppedWithin
 from laredo_fanout.ingest.startup import Preparation
+from laredo_fanout.pg_catalog import requirements
+from laredo_fanout.pg_catalog.side_connection import (
+    LOCK_TIMEOUT,
+    CheckSoonRequest,
+    Report,
+    SideConnection,
+)
 from laredo_fanout.postgres import connections, pgoutput
 from laredo_fanout.postgres.connections import DecodingFailed, StreamFault
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.store.errors import StoreFull
-from laredo_fanout.tables.status import FaultStatus
-from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
 from laredo_model import position
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.publication import TableDiscovery
-    from laredo_fanout.catalog.snapshot import CatalogSnapshot
+    from laredo_fanout.batch.status import Counters
     from laredo_fanout.ingest.change_source import ChangeSource, MessageFeed
+    from laredo_fanout.pg_catalog.publication import TableDiscovery
+    from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
-    from laredo_fanout.tables.status import Counters
 
 _log = structlog.get_logger()
 

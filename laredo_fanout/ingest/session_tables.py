@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import structlog
 
-from laredo_fanout.catalog.side_connection import (
+from laredo_fanout.copy.copier import Copier, TableCopies
+from laredo_fanout.copy.recopy import RecopyAsked
+from laredo_fanout.errors import TableRefused
+from laredo_fanout.ingest.tracked_tables import TrackedTables
+from laredo_fanout.pg_catalog.side_connection import (
     CheckRequest,
     ConnectionReady,
     Prepared,
@@ -26,21 +30,17 @@ from laredo_fanout.catalog.side_connection import (
     SideConnectionDown,
     WaitingForWriters,
 )
-from laredo_fanout.catalog.snapshot import CatalogSnapshot
-from laredo_fanout.copy.recopy import RecopyAsked
-from laredo_fanout.copy.table_copies import Copier, TableCopies
-from laredo_fanout.errors import TableRefused
-from laredo_fanout.ingest.tracked_tables import TrackedTables
+from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
 from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
-from laredo_fanout.store.meta import Marker
+from laredo_fanout.store.environment import Marker
 
 if TYPE_CHECKING:
+    from laredo_fanout.batch.status import Counters
+    from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
     from laredo_fanout.ingest.change_source import MessageFeed
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
-    from laredo_fanout.tables.status import Counters
-    from laredo_fanout.tables.write_batch import WriteBatch
 
 # Catalog snapshots that were requested, and those whose message the stream hasn't brought yet.
 

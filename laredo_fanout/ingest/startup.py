@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from laredo_fanout.catalog import publication, requirements
-from laredo_fanout.catalog import snapshot as snapshot_
+from laredo_fanout.pg_catalog import publication, requirements
+from laredo_fanout.pg_catalog import snapshot as snapshot_
 from laredo_fanout.postgres import connections, pgoutput
 from laredo_fanout.postgres.connections import SlotLost
-from laredo_fanout.slot import ownership, slot, wal_marker
-from laredo_fanout.slot.wal_marker import differs_at
+from laredo_fanout.slot import ownership, slot, timeline
+from laredo_fanout.slot.timeline import differs_at
 from laredo_fanout.source_options import OnSlotLost
-from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_model import position as position_
 from laredo_model.position import History, Lineage
@@ -30,13 +30,13 @@ from laredo_model.position import History, Lineage
 if TYPE_CHECKING:
     import threading
 
-    from laredo_fanout.catalog.snapshot import CatalogSnapshot
+    from laredo_fanout.batch.status import Counters
+    from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.postgres.replication_stream import ReplicationStream
     from laredo_fanout.slot.slot import Slot
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
-    from laredo_fanout.tables.status import Counters
 
 _log = structlog.get_logger()
 
@@ -96,7 +96,7 @@ class Preparation:
         if known is None or store.position == 0:
             self._check_owned(connection, server, found)
             because = "" if known is None else known.because
-            self._begin(connection, found, published, wal_marker.first(server), because)
+            self._begin(connection, found, published, timeline.first(server), because)
             return snapshot._replace(slot=slot.read(connection, options.slot_name))
         self._counters.slot.update(found)
         verdict = self._judge(connection, server, known, found)
@@ -122,14 +122,14 @@ class Preparation:
     def _judge(
         self,
         connection: Connection,
-        server: wal_marker.Server,
+        server: timeline.Server,
         known: SourceIdentity,
         found: Slot | None,
-    ) -> wal_marker.HistoryVerdict:
+    ) -> timeline.HistoryVerdict:
         """Judge by all known marks if the server's WAL continues from the store's position."""
         options, store = self._options, self._store
         now_s = int(time.time())
-        verdict = wal_marker.judge(known, store.position, server, now_s)
+        verdict = timeline.judge(known, store.position, server, now_s)
         marker = store.marker
         if (
             verdict.broken is not None
@@ -144,7 +144,7 @@ class Preparation:
         self._waits_for("comparing the server's WAL with the WAL that the store followed")
         with self._patience.suspended():
             other = differs_at(marker, options, connection, self._stopping)
-        return verdict if other is None else wal_marker.another(known, server, now_s, other)
+        return verdict if other is None else timeline.another(known, server, now_s, other)
 
     def _go_on(self, known: SourceIdentity, lineage: Lineage) -> None:
         """Continue in the same history, or in one that descends from it."""
@@ -210,7 +210,7 @@ class Preparation:
             transaction.set_position(start, 0)
 
     def _check_owned(
-        self, connection: Connection, server: wal_marker.Server, found: Slot | None
+        self, connection: Connection, server: timeline.Server, found: Slot | None
     ) -> None:
         """Refuse to replace a slot that isn't provably ours."""
         known = self._store.source
@@ -225,7 +225,7 @@ class Preparation:
                     return
         raise ownership.foreign(found)
 
-    def _drop_former(self, connection: Connection, server: wal_marker.Server, name: str) -> None:
+    def _drop_former(self, connection: Connection, server: timeline.Server, name: str) -> None:
         """The slot that we no longer use would keep WAL for ever."""
         found = slot.read(connection, name)
         if found is not None and ownership.is_used_by(
@@ -258,8 +258,8 @@ class Preparation:
         return 0 if comparable else max(position, known.former_reach)
 
 
-def _server(connection: Connection, stream: ReplicationStream) -> wal_marker.Server:
+def _server(connection: Connection, stream: ReplicationStream) -> timeline.Server:
     server = stream.identify()
     row = connection.execute(_DATABASE).fetchone()
     history = History(server.system_identifier, server.timeline, row[0] if row else 0)
-    return wal_marker.Server(history, server.position, stream.switches(server.timeline))
+    return timeline.Server(history, server.position, stream.switches(server.timeline))

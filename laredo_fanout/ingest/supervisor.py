@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import structlog
 
+from laredo_fanout.batch.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.errors import SpoolFull
 from laredo_fanout.ingest.change_source import PendingSourceChange
@@ -21,15 +22,14 @@ from laredo_fanout.postgres.connections import SlotLost, SourceError, SourceUnav
 from laredo_fanout.slot import ownership
 from laredo_fanout.slot import slot as slot_
 from laredo_fanout.source_options import OnSlotLost
-from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.publication import TableDiscovery
+    from laredo_fanout.batch.write_batch import OnCommit
     from laredo_fanout.ingest.change_source import ChangeSource
+    from laredo_fanout.pg_catalog.publication import TableDiscovery
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
-    from laredo_fanout.tables.write_batch import OnCommit
 
 __all__ = ["CommitInfo", "Ingest", "IngestStatus", "ReplicatedTableStatus"]
 

@@ -16,33 +16,33 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from laredo_fanout.catalog import shape
-from laredo_fanout.catalog.requirements import TransactionFilter
-from laredo_fanout.copy.copy_state import TableCopy
+from laredo_fanout.batch import tracked_table
+from laredo_fanout.batch.tracked_table import TrackedTable
 from laredo_fanout.copy.recopy import BESIDE, Recopies
+from laredo_fanout.copy.table_copy import TableCopy
 from laredo_fanout.decode.change_buffer import IGNORED, Route
 from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused
 from laredo_fanout.ingest.partition_repair import Judged, PartitionRepair
+from laredo_fanout.pg_catalog import shape
+from laredo_fanout.pg_catalog.requirements import TransactionFilter
 from laredo_fanout.store.table import Status
-from laredo_fanout.tables import tracked_table
-from laredo_fanout.tables.tracked_table import TrackedTable
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.leaves import AnnouncedLeaves
-    from laredo_fanout.catalog.shape import Shape
-    from laredo_fanout.catalog.snapshot import CatalogSnapshot
-    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.batch.status import Counters
+    from laredo_fanout.batch.write_batch import WriteBatch
+    from laredo_fanout.copy.copier import TableCopies
     from laredo_fanout.copy.recopy import RecopyAsked
-    from laredo_fanout.copy.table_copies import TableCopies
     from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamRelations
+    from laredo_fanout.pg_catalog.partitions import AnnouncedLeaves
+    from laredo_fanout.pg_catalog.shape import Shape
+    from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
+    from laredo_fanout.pg_catalog.table_definitions import SourceTable
     from laredo_fanout.postgres.pgoutput import Relation
     from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.store.writer import Store
-    from laredo_fanout.tables.status import Counters
-    from laredo_fanout.tables.write_batch import WriteBatch
 
 # A tracked table's incarnations: one is begun, kept, refused or closed where the stream has passed
 # the catalog snapshot, or the position, that says so.

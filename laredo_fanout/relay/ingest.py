@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from laredo_fanout.batch.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.ingest.change_source import PendingSourceChange
 from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
@@ -18,15 +19,14 @@ from laredo_fanout.relay import received_table
 from laredo_fanout.relay.path import BatchAbandoned, HistoryMoved, Hop, RelayCounters, RelayStatus
 from laredo_fanout.relay.session import RelaySession
 from laredo_fanout.store import reader
-from laredo_fanout.tables.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
+    from laredo_fanout.batch.write_batch import OnCommit
     from laredo_fanout.relay.path import Path, RelayOptions
     from laredo_fanout.relay.session import TableStream
     from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.writer import Store
-    from laredo_fanout.tables.write_batch import OnCommit
 
 _log = structlog.get_logger()
 

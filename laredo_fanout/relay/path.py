@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from laredo_fanout.client.errors import BadEndpoint, StreamError
 from laredo_fanout.client.stream.endpoint import Endpoint, Tls
-from laredo_fanout.client.stream.subscription import split_table
+from laredo_fanout.client.stream.grpc_transport import replication_status
+from laredo_fanout.client.stream.stream import split_table
 from laredo_fanout.client.stream.translate import RELAY_CAPABILITY
-from laredo_fanout.client.stream.transport.grpc_transport import replication_status
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.source_options import CommitIntervals
 from laredo_fanout.wire import replication_pb2 as wire

@@ -29,20 +29,20 @@ from laredo_fanout.client.events import (
     SnapshotRows,
 )
 from laredo_fanout.relay.path import UpstreamTooOld
-from laredo_fanout.store.meta import LastRecopy, SourceIdentity
-from laredo_fanout.store.rows.barrier import CopyComparison
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.barrier import CopyComparison
+from laredo_fanout.store.environment import LastRecopy, SourceIdentity
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.table import Status
 from laredo_model import position as position_
 from laredo_model.checksum import StateChecksum
 from laredo_model.line import Action
 
 if TYPE_CHECKING:
+    from laredo_fanout.batch.status import Counters
+    from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.writer import Store
-    from laredo_fanout.tables.status import Counters
-    from laredo_fanout.tables.write_batch import WriteBatch
     from laredo_model.column import Column
 
 _log = structlog.get_logger()

@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from laredo_fanout.batch.write_batch import OnCommit, WriteBatch
 from laredo_fanout.client.errors import StreamBroken, StreamError
 from laredo_fanout.client.events import GoAway, Handshake
-from laredo_fanout.client.stream.subscription import SyncOptions, open_stream
+from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.relay import path, received_table
 from laredo_fanout.relay.path import BatchAbandoned, HistoryMoved, UpstreamUnavailable, with_cure
 from laredo_fanout.relay.received_table import ReceivedTable, StartOver
 from laredo_fanout.store.table import Status
-from laredo_fanout.tables.write_batch import OnCommit, WriteBatch
 from laredo_model import position as position_
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
+    from laredo_fanout.batch.status import Counters
     from laredo_fanout.client.events import Event
     from laredo_fanout.relay.path import Path, RelayCounters, RelayOptions
     from laredo_fanout.source_options import SourceTableOptions
-    from laredo_fanout.store.meta import SourceIdentity
+    from laredo_fanout.store.environment import SourceIdentity
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.writer import Store
-    from laredo_fanout.tables.status import Counters
 
 # The stream of one table from the upstream, across its ends: each goes on where the store is.
 

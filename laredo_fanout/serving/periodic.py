@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping
 
-from laredo_fanout.serving import daemon_threads
-from laredo_fanout.serving.calls.tokens import check_snapshot_id, decode, table_name
-from laredo_fanout.serving.daemon_threads import Sliced
+from laredo_fanout import snapshots
+from laredo_fanout.serving import slices
+from laredo_fanout.serving.call import check_snapshot_id, decode, table_name
 from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
-from laredo_fanout.serving.forms.form import row_message, timestamp
+from laredo_fanout.serving.forms import row_message, timestamp
 from laredo_fanout.serving.options import ServingTableOptions
+from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
-from laredo_fanout.snapshots import take
-from laredo_fanout.snapshots.take import (
+from laredo_fanout.snapshots import (
     SnapshotDirectory,
     SnapshotFileDamaged,
     SnapshotInfo,
@@ -83,7 +83,7 @@ class PeriodicSnapshots:
 
         :raises NotServed: it hasn't.
         """
-        if take.table_of(snapshot_id) not in self._directories:
+        if snapshots.table_of(snapshot_id) not in self._directories:
             raise NotServed(str(SnapshotUnknown(snapshot_id)))
 
     async def fetch(
@@ -95,7 +95,7 @@ class PeriodicSnapshots:
         :raises SnapshotBroken: the file isn't what was written.
         """
         try:
-            directory = self._directories[take.table_of(snapshot_id)]
+            directory = self._directories[snapshots.table_of(snapshot_id)]
             found = await asyncio.to_thread(directory.find, snapshot_id)
             begin = wire.SnapshotBegin(
                 snapshot_id=found.snapshot_id, sequence=found.sequence, row_count=found.rows
@@ -104,7 +104,7 @@ class PeriodicSnapshots:
             encoder = Encoder(structs)
             with _Reading(directory.read(found)) as reading:
                 while lines := await reading.next():
-                    yield await daemon_threads.run(_row_messages(encoder, lines))
+                    yield await slices.run(_row_messages(encoder, lines))
             end = wire.SnapshotEnd(sequence=found.sequence, rows_sent=found.rows)
             yield [wire.FetchSnapshotResponse(end=end).SerializeToString()]
         except SnapshotUnknown as unknown:

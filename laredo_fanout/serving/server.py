@@ -9,16 +9,16 @@ from typing import Protocol
 
 import structlog
 
-from laredo_fanout.serving.calls.tokens import Tokens
-from laredo_fanout.serving.connect.connection import ConnectEndpoint
+from laredo_fanout.serving.archives import Archives
+from laredo_fanout.serving.call import Tokens
+from laredo_fanout.serving.endpoints.connect import ConnectEndpoint
+from laredo_fanout.serving.endpoints.grpc import GrpcEndpoint
+from laredo_fanout.serving.endpoints.probes import Readiness
 from laredo_fanout.serving.errors import Draining
-from laredo_fanout.serving.grpc_endpoint import GrpcEndpoint
-from laredo_fanout.serving.journal.tail import RecentRecords, Tails
+from laredo_fanout.serving.journal import RecentRecords, Tails
 from laredo_fanout.serving.options import ServingOptionChanges, ServingOptions
 from laredo_fanout.serving.ports import Registry, Wakeups
-from laredo_fanout.serving.probes.readiness import Readiness
-from laredo_fanout.serving.replay.archives import Archives
-from laredo_fanout.serving.replay.plan import Outcome
+from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.serving.service import ReplicationService
 from laredo_fanout.serving.shared import Drain, SentCounts, ServingResources
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory

@@ -12,8 +12,8 @@ from functools import partial
 
 import structlog
 
-from laredo_fanout.serving import daemon_threads
-from laredo_fanout.serving.calls.tokens import (
+from laredo_fanout.serving import slices
+from laredo_fanout.serving.call import (
     RELAY,
     TABLES,
     Call,
@@ -25,7 +25,6 @@ from laredo_fanout.serving.calls.tokens import (
     parse_sync,
     table_name,
 )
-from laredo_fanout.serving.daemon_threads import Slice, Sliced
 from laredo_fanout.serving.errors import (
     MAX_DETAILS,
     BadRequest,
@@ -37,16 +36,17 @@ from laredo_fanout.serving.errors import (
     SessionFailed,
     TokenForbids,
 )
-from laredo_fanout.serving.filters.conditions import read as read_conditions
-from laredo_fanout.serving.forms.form import now_us, timestamp
-from laredo_fanout.serving.journal.tail import Tail, Tails
+from laredo_fanout.serving.filters import read as read_conditions
+from laredo_fanout.serving.forms import now_us, timestamp
+from laredo_fanout.serving.journal import Tail, Tails
 from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.serving.periodic import PeriodicSnapshots, info_message, parse_fetch, parse_list
 from laredo_fanout.serving.ports import ClientInfo, ClientState, Lease, Registry, TooManyClients
+from laredo_fanout.serving.session.live_group import LiveGroups
+from laredo_fanout.serving.session.session import Session
 from laredo_fanout.serving.shared import ServingResources
-from laredo_fanout.serving.sync.live_group import LiveGroups
-from laredo_fanout.serving.sync.session import Session
-from laredo_fanout.snapshots.take import table_of
+from laredo_fanout.serving.slices import Slice, Sliced
+from laredo_fanout.snapshots import table_of
 from laredo_fanout.store.errors import StoreError, TableHidden, TableUnknown
 from laredo_fanout.store.reader import StoreReader, TableView
 from laredo_fanout.wire import replication_pb2 as wire
@@ -202,7 +202,7 @@ class ReplicationService:
             call.caller.client_id = asked.client_id
             tail = self._served(call, asked.table)
             # Only now is anything made of them: a caller who may not read costs nothing more.
-            conditions = await daemon_threads.run(read_conditions(filters)) if filters else None
+            conditions = await slices.run(read_conditions(filters)) if filters else None
             del filters
             lease = await self._register(call, batch=asked.batch, filtered=asked.filtered)
             session = Session(
@@ -323,7 +323,7 @@ class ReplicationService:
         newest = await self._snapshots.infos(table, 1)
         latest = info_message(newest[0]) if newest else None
         path = server_path(self._shared.reader, self._tails.delay_us) if is_relay else []
-        return await daemon_threads.run(status_response(view, clients, latest, path))
+        return await slices.run(status_response(view, clients, latest, path))
 
     def _admit(self, caller: Caller) -> None:
         """Check the caller, before anything of the request is decoded.

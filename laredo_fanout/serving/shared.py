@@ -5,10 +5,10 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass
 
-from laredo_fanout.serving.journal.tail import RecentRecords
+from laredo_fanout.serving.archives import Archives
+from laredo_fanout.serving.journal import RecentRecords
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.ports import Wakeups
-from laredo_fanout.serving.replay.archives import Archives
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.reader import StoreReader

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from laredo_fanout.serving.daemon_threads import SLICE_BYTES, Slice, Sliced
+from laredo_fanout.serving.slices import SLICE_BYTES, Slice, Sliced
 from laredo_fanout.wire.protobuf import delimited
 from laredo_model import line as line_
 

@@ -15,7 +15,7 @@ import structlog
 
 from laredo_fanout.errors import SlotForeign
 from laredo_fanout.postgres import connections, pgoutput
-from laredo_fanout.slot import slot, wal_marker
+from laredo_fanout.slot import slot, timeline
 
 if TYPE_CHECKING:
     import threading
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.slot.slot import Slot
     from laredo_fanout.source_options import SourceOptions
-    from laredo_fanout.store.meta import SourceIdentity
+    from laredo_fanout.store.environment import SourceIdentity
     from laredo_fanout.store.writer import Store
 
 _log = structlog.get_logger()
@@ -107,7 +107,7 @@ def is_made_for(
         return False
     content = pgoutput.made_payload(found.name, known.token, found.confirmed)
     until = min(found.wal_position - 1, found.confirmed + _FIRST_BYTES)
-    return wal_marker.has_message(content, until, options, connection, stopping)
+    return timeline.has_message(content, until, options, connection, stopping)
 
 
 def foreign(found: Slot) -> SlotForeign:

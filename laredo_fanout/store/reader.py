@@ -7,7 +7,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from laredo_fanout.store import meta, table
+from laredo_fanout.store import environment, table
+from laredo_fanout.store import format as format_
+from laredo_fanout.store import journal as journal_
+from laredo_fanout.store.environment import Databases, SourceIdentity
 from laredo_fanout.store.errors import (
     JournalPruned,
     SnapshotClosed,
@@ -15,10 +18,7 @@ from laredo_fanout.store.errors import (
     TableHidden,
     TableUnknown,
 )
-from laredo_fanout.store.journal import record, writing
-from laredo_fanout.store.journal import record as record_
-from laredo_fanout.store.journal.record import Record
-from laredo_fanout.store.meta import Databases, SourceIdentity
+from laredo_fanout.store.format import Record
 from laredo_fanout.store.shared_spool import Pair, SharedSpool, SharedSpools
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_model import key as key_
@@ -182,7 +182,7 @@ class Snapshot:
     ) -> None:
         self.view = view
         self._transaction: Any = transaction
-        self._prefix = record_.prefix(view.record.space)
+        self._prefix = format_.prefix(view.record.space)
         self._key_fields = view.key_fields
         self._id = (view.record.space, view.id, view.sequence)
         self._spools = spools
@@ -312,10 +312,10 @@ class Snapshot:
         return pairs
 
     def _row_keys(self, pairs: list[Pair]) -> list[bytes]:
-        keys = [key[record_.PREFIX_BYTES :] for key, _ in pairs]
-        if max(map(len, keys)) == record_.CUT_KEY_BYTES:
+        keys = [key[format_.PREFIX_BYTES :] for key, _ in pairs]
+        if max(map(len, keys)) == format_.CUT_KEY_BYTES:
             return [
-                key_.of_line(line, self._key_fields) if record_.is_cut(stored) else key
+                key_.of_line(line, self._key_fields) if format_.is_cut(stored) else key
                 for key, (stored, line) in zip(keys, pairs, strict=True)
             ]
         return keys
@@ -355,14 +355,14 @@ class StoreReader:
         :raises StoreFormatUnknown: if another version wrote it, in another format.
         """
         directory = Path(path)
-        opened, databases = meta.open_readable(directory)
+        opened, databases = environment.open_readable(directory)
         reader = cls(directory, opened, databases)
         try:
             with opened.begin() as transaction:
-                head = transaction.get(meta.STORE_KEY, db=databases.meta)
+                head = transaction.get(environment.STORE_KEY, db=databases.meta)
             if head is None:
                 raise StoreMissing(str(directory))
-            meta.check_format(directory, head)
+            environment.check_format(directory, head)
         except BaseException:
             reader.close()
             raise
@@ -371,33 +371,37 @@ class StoreReader:
     def source(self) -> SourceIdentity | None:
         """Source of these changes; None in a store that no session has used."""
         with self._environment.begin() as transaction:
-            stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
-        return meta.check_format(self.path, stored).source
+            stored = transaction.get(environment.STORE_KEY, db=self._databases.meta)
+        return environment.check_format(self.path, stored).source
 
     def server_id(self) -> str:
         """Id that was generated when the store was created."""
         with self._environment.begin() as transaction:
-            stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
-        return meta.check_format(self.path, stored).server_id
+            stored = transaction.get(environment.STORE_KEY, db=self._databases.meta)
+        return environment.check_format(self.path, stored).server_id
 
     def upstream_path(self) -> bytes | None:
         """Of a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
         with self._environment.begin() as transaction:
-            stored: bytes | None = transaction.get(meta.UPSTREAM_PATH_KEY, db=self._databases.meta)
+            stored: bytes | None = transaction.get(
+                environment.UPSTREAM_PATH_KEY, db=self._databases.meta
+            )
         return stored
 
     def position(self) -> tuple[int, int]:
         """The store's position and newest commit time (microseconds since 1970)."""
         with self._environment.begin() as transaction:
-            stored = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
-        return meta.position_from_bytes(stored)
+            stored = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
+        return environment.position_from_bytes(stored)
 
     def tables(self) -> list[TableView]:
         """All incarnations of all tables, in order of their ids."""
         with self._environment.begin() as transaction:
-            stored_position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
+            stored_position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
             records = self._records(transaction)
-        return [view_of(each, *meta.position_from_bytes(stored_position)) for each in records]
+        return [
+            view_of(each, *environment.position_from_bytes(stored_position)) for each in records
+        ]
 
     def table(self, name: str) -> TableView:
         """The table ``schema.name`` as it is now: its shown incarnation, else its newest.
@@ -405,12 +409,12 @@ class StoreReader:
         :raises TableUnknown: if the store has none of this name.
         """
         with self._environment.begin() as transaction:
-            stored_position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
+            stored_position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
             records = self._records(transaction)
         found = current([each for each in records if each.qualified == name])
         if found is None:
             raise TableUnknown(name)
-        return view_of(found, *meta.position_from_bytes(stored_position))
+        return view_of(found, *environment.position_from_bytes(stored_position))
 
     def table_by_id(self, table_id: int) -> TableView:
         """One incarnation.
@@ -418,9 +422,9 @@ class StoreReader:
         :raises TableUnknown: if it is gone.
         """
         with self._environment.begin() as transaction:
-            stored_position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
+            stored_position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
             found = self._record(transaction, table_id)
-        return view_of(found, *meta.position_from_bytes(stored_position))
+        return view_of(found, *environment.position_from_bytes(stored_position))
 
     def snapshot(
         self,
@@ -444,8 +448,8 @@ class StoreReader:
             found = self._record(transaction, table_id)
             if not found.shown:
                 raise TableHidden(found.qualified, found.status, found.error)
-            stored_position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
-            view = view_of(found, *meta.position_from_bytes(stored_position))
+            stored_position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
+            view = view_of(found, *environment.position_from_bytes(stored_position))
             return Snapshot(
                 transaction, self._databases, view, spools or SharedSpools(spool_directory)
             )
@@ -479,9 +483,9 @@ class StoreReader:
             if after_sequence >= known.sequence:
                 return records
             cursor = transaction.cursor(db=self._databases.journal)
-            prefix = record_.prefix(table_id)
+            prefix = format_.prefix(table_id)
             found = self._seek(cursor, table_id, after_sequence + 1)
-            while found and cursor.key()[: record_.PREFIX_BYTES] == prefix:
+            while found and cursor.key()[: format_.PREFIX_BYTES] == prefix:
                 key = bytes(cursor.key())
                 old_body = b""
                 if with_old:
@@ -494,7 +498,7 @@ class StoreReader:
                 found = cursor.next()
             cursor.close()
         if records:
-            records[0] = record.cut(records[0], after_sequence)
+            records[0] = format_.cut(records[0], after_sequence)
         return records
 
     def sequence_after_position(
@@ -510,7 +514,7 @@ class StoreReader:
         lowest = position if inclusive else position + 1
         with self._environment.begin(buffers=True) as transaction:
             known = self._record(transaction, table_id)
-            return writing.first_from(transaction, self._databases, known, lowest)
+            return journal_.first_from(transaction, self._databases, known, lowest)
 
     def close(self) -> None:
         """Let the environment go, unless it is the writer's."""
@@ -525,7 +529,7 @@ class StoreReader:
 
     def _seek(self, cursor: Any, table_id: int, sequence: int) -> bool:
         """Put the cursor on the record that holds this entry."""
-        key = record_.record_key(table_id, sequence)
+        key = format_.record_key(table_id, sequence)
         if cursor.set_range(key):
             if bytes(cursor.key()) == key:
                 return True
@@ -533,19 +537,19 @@ class StoreReader:
         return bool(cursor.last())
 
     def _record(self, transaction: Any, table_id: int) -> TableRecord:
-        number = record_.prefix(table_id)
-        definition = transaction.get(meta.DEFINITION + number, db=self._databases.meta)
-        figures = transaction.get(meta.FIGURES + number, db=self._databases.meta)
+        number = format_.prefix(table_id)
+        definition = transaction.get(environment.DEFINITION + number, db=self._databases.meta)
+        figures = transaction.get(environment.FIGURES + number, db=self._databases.meta)
         if definition is None or figures is None:
             raise TableUnknown(table_id)
         return self._parsed(number, bytes(definition), bytes(figures))
 
     def _records(self, transaction: Any) -> list[TableRecord]:
         cursor = transaction.cursor(db=self._databases.meta)
-        found = cursor.set_range(meta.DEFINITION)
+        found = cursor.set_range(environment.DEFINITION)
         numbers = []
-        while found and cursor.key().startswith(meta.DEFINITION):
-            numbers.append(cursor.key()[len(meta.DEFINITION) :])
+        while found and cursor.key().startswith(environment.DEFINITION):
+            numbers.append(cursor.key()[len(environment.DEFINITION) :])
             found = cursor.next()
         cursor.close()
         return [self._record(transaction, int.from_bytes(number, "big")) for number in numbers]
@@ -564,15 +568,15 @@ class StoreReader:
 
 
 def _record_of(key: bytes, stored: Any, old_body: bytes) -> Record:
-    header = record.header_of(stored)
+    header = format_.header_of(stored)
     return Record(
-        record_.sequence_of(key),
+        format_.sequence_of(key),
         header.last_sequence,
         header.first_position,
         header.last_position,
         header.last_time_us,
         header.open,
         header.continues,
-        bytes(stored[record.HEADER.size :]),
+        bytes(stored[format_.HEADER.size :]),
         old_body,
     )

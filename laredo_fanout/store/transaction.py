@@ -4,19 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from laredo_fanout.store import meta
+from laredo_fanout.store import environment, journal
 from laredo_fanout.store import table as table_
+from laredo_fanout.store.barrier import Barrier, CopyComparison
 from laredo_fanout.store.disk import DiskSpace
-from laredo_fanout.store.errors import (
-    ChunkStale,
-    PositionWentBack,
-    TableClosed,
-    TableUnknown,
-    TransactionOpen,
-)
-from laredo_fanout.store.journal import writing
-from laredo_fanout.store.journal.writing import Journal
-from laredo_fanout.store.meta import (
+from laredo_fanout.store.environment import (
     Databases,
     LastRecopy,
     Marker,
@@ -24,8 +16,15 @@ from laredo_fanout.store.meta import (
     StoreHead,
     WriteContext,
 )
-from laredo_fanout.store.rows.barrier import Barrier, CopyComparison
-from laredo_fanout.store.rows.writing import Applying, Spaces, TableChanges
+from laredo_fanout.store.errors import (
+    ChunkStale,
+    PositionWentBack,
+    TableClosed,
+    TableUnknown,
+    TransactionOpen,
+)
+from laredo_fanout.store.journal import Journal
+from laredo_fanout.store.rows import Applying, Spaces, TableChanges
 from laredo_fanout.store.table import Leaf, Status, TableRecord
 from laredo_model.column import Column
 
@@ -172,8 +171,8 @@ class Transaction:
     def drop_table(self, table_id: int) -> None:
         """Forget a table; its rows and journal are removed later, in small steps."""
         record = self._record(table_id)
-        self._context.discard(meta.GARBAGE_SPACE, record.space)
-        self._context.discard(meta.GARBAGE_JOURNAL, record.id)
+        self._context.discard(environment.GARBAGE_SPACE, record.space)
+        self._context.discard(environment.GARBAGE_JOURNAL, record.id)
         del self.tables[table_id]
         self._applying.forget(table_id)
 
@@ -210,7 +209,9 @@ class Transaction:
     def set_upstream_path(self, path: bytes) -> None:
         """In a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
         self._context.disk.reserve(1, len(path))
-        self._context.transaction.put(meta.UPSTREAM_PATH_KEY, path, db=self._context.databases.meta)
+        self._context.transaction.put(
+            environment.UPSTREAM_PATH_KEY, path, db=self._context.databases.meta
+        )
 
     def set_catchup_plan(self, plan: bytes | None) -> None:
         """Keep how a backlog was split; None: it isn't any more."""
@@ -323,7 +324,7 @@ class Transaction:
         record = self._record(table_id)
         suspect_range = record.suspect_range
         assert suspect_range is not None
-        first = writing.first_from(
+        first = journal.first_from(
             self._context.transaction, self._context.databases, record, suspect_range.start + 1
         )
         record = table_.ended(record, first, position, time_us)
@@ -360,25 +361,27 @@ class Transaction:
         for record in self.tables.values():
             before = self._before.get(record.id)
             if record != before:
-                meta.put_table(context.transaction, database, context.disk.reserve, record, before)
+                environment.put_table(
+                    context.transaction, database, context.disk.reserve, record, before
+                )
         for gone in self._before.keys() - self.tables.keys():
-            meta.delete_table(context.transaction, database, gone)
+            environment.delete_table(context.transaction, database, gone)
         if self.head != self._head_before:
-            context.transaction.put(meta.STORE_KEY, self.head.to_bytes(), db=database)
+            context.transaction.put(environment.STORE_KEY, self.head.to_bytes(), db=database)
         position = self.position, self.time_us
         if position != self._position_before:
-            stored = meta.position_to_bytes(*position)
-            context.transaction.put(meta.POSITION_KEY, stored, db=database)
+            stored = environment.position_to_bytes(*position)
+            context.transaction.put(environment.POSITION_KEY, stored, db=database)
         if self.catchup_plan != self._catchup_plan_before:
             self._put_catchup_plan()
 
     def _put_catchup_plan(self) -> None:
         context, plan = self._context, self.catchup_plan
         if plan is None:
-            context.transaction.delete(meta.CATCHUP_KEY, db=context.databases.meta)
+            context.transaction.delete(environment.CATCHUP_KEY, db=context.databases.meta)
         else:
             context.disk.reserve(1, len(plan))
-            context.transaction.put(meta.CATCHUP_KEY, plan, db=context.databases.meta)
+            context.transaction.put(environment.CATCHUP_KEY, plan, db=context.databases.meta)
 
     def _record(self, table_id: int) -> TableRecord:
         try:

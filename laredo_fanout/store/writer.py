@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 import structlog
 
-from laredo_fanout.store import meta
+from laredo_fanout.store import environment, rows
+from laredo_fanout.store.environment import LastRecopy, Marker, SourceIdentity
 from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError, StoreRemoved
-from laredo_fanout.store.journal.writing import Journal
-from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity
-from laredo_fanout.store.rows import writing
+from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.transaction import Transaction
 from laredo_service import private_directory
@@ -40,15 +39,15 @@ class Store:
     def __init__(self, directory: Path, max_size: int) -> None:
         self.path = directory
         try:
-            private_directory.make(directory, meta.FILES)
-            self._lock = meta.ServerLock(directory)
+            private_directory.make(directory, environment.FILES)
+            self._lock = environment.ServerLock(directory)
         except OSError as failed:
-            raise meta.what_failed(directory, failed) from failed
+            raise environment.what_failed(directory, failed) from failed
         try:
-            opened = meta.open_writable(directory, max_size)
+            opened = environment.open_writable(directory, max_size)
         except OSError as failed:
             self._lock.release()
-            raise meta.what_failed(directory, failed) from failed
+            raise environment.what_failed(directory, failed) from failed
         except BaseException:
             self._lock.release()
             raise
@@ -76,22 +75,22 @@ class Store:
 
     def _load(self) -> None:
         with self._environment.begin() as transaction:
-            stored = transaction.get(meta.STORE_KEY, db=self._databases.meta)
-        found = meta.check_format(self.path, stored)
+            stored = transaction.get(environment.STORE_KEY, db=self._databases.meta)
+        found = environment.check_format(self.path, stored)
         server_id = found.server_id or secrets.token_hex(16)
         self._head = replace(found, server_id=server_id)
         self._environment.reader_check()
         with self._step() as transaction:
             # Written at every opening: readers learn the size of the map from it.
-            transaction.put(meta.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
+            transaction.put(environment.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
         with self._environment.begin() as transaction:
-            records = meta.all_tables(transaction, self._databases.meta)
-            position = transaction.get(meta.POSITION_KEY, db=self._databases.meta)
-            plan: bytes | None = transaction.get(meta.CATCHUP_KEY, db=self._databases.meta)
+            records = environment.all_tables(transaction, self._databases.meta)
+            position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
+            plan: bytes | None = transaction.get(environment.CATCHUP_KEY, db=self._databases.meta)
             self._catchup_plan = plan
-            self._garbage = writing.any_left(transaction, self._databases)
+            self._garbage = rows.any_left(transaction, self._databases)
         self._tables = {record.id: record for record in records}
-        self._position = meta.position_from_bytes(position)
+        self._position = environment.position_from_bytes(position)
 
     @property
     def source(self) -> SourceIdentity | None:
@@ -146,7 +145,7 @@ class Store:
     @property
     def free_bytes(self) -> int:
         """Number of bytes that the store can still take (laredo_store_free_bytes)."""
-        return meta.free_bytes(self._environment, self._databases)
+        return environment.free_bytes(self._environment, self._databases)
 
     def check_reachable(self) -> None:
         """See whether a later start would find what is written here; from any thread.
@@ -157,7 +156,7 @@ class Store:
         try:
             found = self._disk.is_at_its_path
         except OSError as failed:
-            raise meta.what_failed(self.path, failed) from failed
+            raise environment.what_failed(self.path, failed) from failed
         if not found:
             raise StoreRemoved(str(self.path), self.source.slot if self.source else None)
 
@@ -235,8 +234,8 @@ class Store:
         if not self._garbage:
             return 0
         with self._step() as raw:
-            removed = writing.remove_some(raw, self._databases, self._disk.reserve, limit)
-            left = writing.any_left(raw, self._databases)
+            removed = rows.remove_some(raw, self._databases, self._disk.reserve, limit)
+            left = rows.any_left(raw, self._databases)
         self._garbage = left
         return removed
 

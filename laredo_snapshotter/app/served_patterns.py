@@ -7,7 +7,7 @@ import structlog
 
 from laredo_fanout.client.errors import InvalidRequest, StreamError
 from laredo_fanout.client.stream.endpoint import Endpoint
-from laredo_fanout.client.stream.subscription import served_tables
+from laredo_fanout.client.stream.stream import served_tables
 from laredo_service.table_pattern import TableName
 from laredo_snapshotter.table_patterns import Found, ServedPattern
 

@@ -10,7 +10,7 @@ import structlog
 
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.events import Event, Handshake, SnapshotBegin, SnapshotEnd, SnapshotRows
-from laredo_fanout.client.stream.subscription import SyncOptions, open_stream
+from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_model import position as position_
 from laredo_model.position import Position
 from laredo_service.retry import Backoff

@@ -17,7 +17,7 @@ from laredo_archive.storage.destination import Destination
 from laredo_archive.write import claim
 from laredo_fanout.client.errors import ClientError
 from laredo_fanout.client.events import Handshake
-from laredo_fanout.client.stream.subscription import SyncOptions, open_stream
+from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_model import position
 from laredo_model.column import key_columns
 from laredo_snapshotter import config_outputs

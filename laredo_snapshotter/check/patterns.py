@@ -1,7 +1,7 @@
 """Tables that match a configuration's patterns now, and the check of those tables."""
 
 from laredo_fanout.client.errors import StreamError
-from laredo_fanout.client.stream.subscription import served_tables
+from laredo_fanout.client.stream.stream import served_tables
 from laredo_snapshotter import table_patterns
 from laredo_snapshotter.check.check import check_tables
 from laredo_snapshotter.check.finding import FindingsSection, WriterFinding

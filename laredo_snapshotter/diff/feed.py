@@ -24,7 +24,7 @@ from laredo_fanout.client.events import (
     SnapshotEnd,
     SnapshotRows,
 )
-from laredo_fanout.client.stream.subscription import Observer, Subscription, SyncOptions
+from laredo_fanout.client.stream.stream import Observer, Subscription, SyncOptions
 from laredo_model import position as position_
 from laredo_model.column import Column, key_columns
 from laredo_model.position import History, Position

@@ -4,7 +4,7 @@ import re
 import tomllib
 
 from laredo_archive.manifest.model import VERSION as MANIFEST_VERSION
-from laredo_fanout.store import meta
+from laredo_fanout.store import environment
 from tests.support.repository import DOCS, ROOT
 
 PAGE = (DOCS / "operations" / "upgrade.md").read_text()
@@ -12,9 +12,9 @@ CHANGES = (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_page_has_the_format_of_the_store() -> None:
-    assert f"A version reads one format of the store, {meta.FORMAT}." in PAGE
-    assert f"this version reads format {meta.FORMAT} alone" in PAGE
-    assert f"format is {meta.FORMAT}," in CHANGES, "users aren't warned of the new format"
+    assert f"A version reads one format of the store, {environment.FORMAT}." in PAGE
+    assert f"this version reads format {environment.FORMAT} alone" in PAGE
+    assert f"format is {environment.FORMAT}," in CHANGES, "users aren't warned of the new format"
 
 
 def test_the_page_names_the_manifest_s_version() -> None:

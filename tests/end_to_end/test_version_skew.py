@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.store.meta import FORMAT
+from laredo_fanout.store.environment import FORMAT
 from tests.support import older
 from tests.support.postgres import Database
 from tests.support.processes import BIN, Program, wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.app.processes.control_wire import WakeUps
-from laredo_fanout.snapshots.take import Retention, take
+from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.store.writer import Store
 from laredo_service import private_directory
 from tests.support.server.local_snapshot import SNAPSHOT, at

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import orjson
 import pytest
 
-from laredo_fanout.store import meta
+from laredo_fanout.store import environment
 from laredo_fanout.store.writer import Store
 from tests.support.postgres import Database
 from tests.support.processes import Program, eventually, wait_until
@@ -114,12 +114,12 @@ def test_a_newer_version_wrote_the_store(
         server.program.wait_ready()
     state = server.directory / "state"
     with Store.open(state, max_size=64_000_000) as store, store.transaction() as transaction:
-        head = orjson.loads(transaction.head.to_bytes()) | {"format": meta.FORMAT + 1}
+        head = orjson.loads(transaction.head.to_bytes()) | {"format": environment.FORMAT + 1}
         raw = transaction._context.transaction
-        raw.put(meta.STORE_KEY, orjson.dumps(head), db=store._databases.meta)
+        raw.put(environment.STORE_KEY, orjson.dumps(head), db=store._databases.meta)
     server.program.start()
     assert server.program.wait() == 1
-    assert f"has format {meta.FORMAT + 1}, this version knows {meta.FORMAT}" in (
+    assert f"has format {environment.FORMAT + 1}, this version knows {environment.FORMAT}" in (
         server.program.tail()
     )
     state.rename(tmp_path / "elsewhere")

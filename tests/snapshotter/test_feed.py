@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from laredo_fanout.client.events import Changes, Handshake, Heartbeat, Mode
-from laredo_fanout.client.stream.subscription import Observer
+from laredo_fanout.client.stream.stream import Observer
 from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.position import Position

@@ -10,9 +10,9 @@ from itertools import count
 from typing import Any
 
 from laredo_fanout.app.processes.control_wire import Control, Message, info_to_json, state_from_json
-from laredo_fanout.serving import daemon_threads
-from laredo_fanout.serving.daemon_threads import Slice, Sliced
+from laredo_fanout.serving import slices
 from laredo_fanout.serving.ports import REASONS, ClientInfo, ClientState, TooManyClients
+from laredo_fanout.serving.slices import Slice, Sliced
 
 LeaseKey = tuple[int, int]
 """The serving process's number, and the number that it gave the lease."""
@@ -184,7 +184,7 @@ class RemoteRegistry:
         """The clients connected to the table, in order of connection."""
         await self.flush()
         answer = await self.call({"op": "clients", "table": table})
-        return await daemon_threads.run(_states(answer["clients"]))
+        return await slices.run(_states(answer["clients"]))
 
     async def call(self, message: Message) -> Message:
         """Send a message that the main process answers, and wait for it."""

@@ -23,9 +23,9 @@ from laredo_fanout.app.processes.control_wire import (
     SocketWakeups,
     options_from_json,
 )
+from laredo_fanout.serving.endpoints.probes import Readiness
 from laredo_fanout.serving.errors import ServingError
 from laredo_fanout.serving.options import ServingOptionChanges
-from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.server import serve
 from laredo_fanout.serving.shared import SentCounts
 from laredo_fanout.store.errors import StoreError

@@ -31,7 +31,7 @@ from laredo_fanout.client.events import (
 )
 from laredo_fanout.client.loop_share import LoopShare
 from laredo_fanout.client.stream.endpoint import Endpoint, Transport
-from laredo_fanout.client.stream.subscription import Observer, Subscription, SyncOptions
+from laredo_fanout.client.stream.stream import Observer, Subscription, SyncOptions
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.table.replica import Difference, Replica, ReplicaSnapshot, pieces
 from laredo_fanout.client.table.rows import RowView

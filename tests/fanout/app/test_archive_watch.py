@@ -11,7 +11,7 @@ import pytest
 from laredo_fanout import config
 from laredo_fanout.app import archive_watch
 from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.serving.replay import archives
+from laredo_fanout.serving import archives
 from laredo_fanout.store.writer import Store
 from laredo_model import position
 from tests.support.processes import PATIENCE_S

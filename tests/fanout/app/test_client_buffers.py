@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from laredo_fanout.app.metrics import exposition
-from laredo_fanout.app.metrics.exposition import BufferFigures
+from laredo_fanout.app import metrics
+from laredo_fanout.app.metrics import BufferFigures
 from laredo_fanout.serving.ports import ClientInfo, ClientState
 from laredo_fanout.store.writer import Store
 from tests.support.server.store_sample import apply, commit, insert, live_table, open_store
@@ -18,7 +18,7 @@ def client(name: str, sequence: int, depth: int) -> ClientState:
 
 def measured(store: Store, table: int, *clients: ClientState, limit: int = 50) -> BufferFigures:
     tables = {NAME: store.tables[table]}
-    return exposition.measured(store.reader(), tables, {NAME: clients}, {NAME: limit})[NAME]
+    return metrics.measured(store.reader(), tables, {NAME: clients}, {NAME: limit})[NAME]
 
 
 def test_a_giant_transaction_counts_once(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 
-from laredo_fanout.app.terminal import printing
+from laredo_fanout.app import terminal
 
 
 def _shown(**tables: dict[str, Any]) -> str:
     console = Console(width=150, force_terminal=False, color_system=None)
     status = {"tables": {f"public.{name}": table for name, table in tables.items()}}
     with console.capture() as captured:
-        console.print(Group(*printing.copies(status)))
+        console.print(Group(*terminal.copies(status)))
     return captured.get()
 
 
@@ -60,4 +60,4 @@ def test_nothing_is_shown_where_nothing_is_copied() -> None:
     [(0.4, "0 s"), (59.4, "59 s"), (60, "1:00"), (3599, "59:59"), (7261, "2:01:01")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert printing.duration(seconds) == text
+    assert terminal.duration(seconds) == text

@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from laredo_fanout.app import logs
-from laredo_fanout.app.metrics import scrape
-from laredo_fanout.app.snapshots.schedule import SnapshotSchedule
-from laredo_fanout.catchup.orders import CatchupStatus, SegmentStatus
+from laredo_fanout.app import logs, scrape
+from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.catchup.plan import CatchupStatus, SegmentStatus
 from laredo_fanout.config import load
 from laredo_service.metrics import process_memory
 from tests.support.processes import until

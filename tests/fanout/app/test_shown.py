@@ -11,10 +11,9 @@ import pytest
 import structlog
 from rich.console import Console
 
-from laredo_fanout.app import logs
-from laredo_fanout.app.check.tables import ServerFinding, Verdict
-from laredo_fanout.app.terminal import printing
-from laredo_fanout.app.terminal.printing import visible
+from laredo_fanout.app import logs, terminal
+from laredo_fanout.app.check_tables import ServerFinding, Verdict
+from laredo_fanout.app.terminal import visible
 
 HOSTILE = "[red]x[/red]\x1b]0;title\x07\x1b[2J\nfaked line\r\u202egnol\u2066\x9b31m\x00[/bold]"
 WRITTEN = r"[red]x[/red]\x1b]0;title\x07\x1b[2J\nfaked line\r\u202egnol\u2066\x9b31m\x00[/bold]"
@@ -68,19 +67,19 @@ def drawn(view: Any) -> str:
 
 @pytest.mark.parametrize("view", ["status", "clients", "copies"])
 def test_no_view_lets_it_through(view: str) -> None:
-    text = drawn(printing._VIEWS[view](STATUS))
+    text = drawn(terminal._VIEWS[view](STATUS))
     assert harmless(text), text
     assert "[red]x[/red]\\x1b]0;title" in text
     assert not any(line.startswith("faked line") for line in text.splitlines())
 
 
 def test_the_bars_of_copies_neither() -> None:
-    (bars,) = printing.copies(STATUS)
+    (bars,) = terminal.copies(STATUS)
     assert harmless(drawn(bars))
 
 
 def test_the_findings_of_check_neither(capsys: pytest.CaptureFixture[str]) -> None:
-    printing.show_findings(
+    terminal.show_findings(
         [ServerFinding(HOSTILE, Verdict.MISSING, HOSTILE, f"{HOSTILE}\nCREATE ...")]
     )
     text = capsys.readouterr().out

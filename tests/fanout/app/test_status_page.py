@@ -10,8 +10,8 @@ import pytest
 
 from laredo_fanout.app import http
 from laredo_fanout.app.http import LagHistory
-from laredo_fanout.catchup.orders import CatchupStatus, SegmentStatus
-from laredo_fanout.tables.status import IngestStatus
+from laredo_fanout.batch.status import IngestStatus
+from laredo_fanout.catchup.plan import CatchupStatus, SegmentStatus
 from laredo_model.http.endpoints import Endpoints
 from tests.support.clusters import Clusters
 from tests.support.page import Element, page_of

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.catalog import requirements
 from laredo_fanout.decode.change_buffer import IGNORED, Route
 from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
+from laredo_fanout.pg_catalog import requirements
 from laredo_fanout.postgres.pgoutput import Relation
 from laredo_fanout.store.table import Status
 from tests.support.ingest import Gate, RunningIngest

@@ -2,7 +2,7 @@
 
 import psycopg
 
-from laredo_fanout.catalog import key_ranges, table_definitions
+from laredo_fanout.pg_catalog import key_ranges, table_definitions
 from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from tests.support.postgres import Database, on_versions
 

@@ -1,6 +1,6 @@
 """Verdicts of a catalog snapshot on partitions that brought rows."""
 
-from laredo_fanout.catalog.leaves import (
+from laredo_fanout.pg_catalog.partitions import (
     Partition,
     StoredPartition,
     account,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from laredo_fanout.catalog import table_definitions
+from laredo_fanout.pg_catalog import table_definitions
 from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database

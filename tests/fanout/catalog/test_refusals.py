@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from laredo_fanout.catalog import requirements
 from laredo_fanout.errors import SourceUnfit
+from laredo_fanout.pg_catalog import requirements
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import RightsMissing, SourceUnavailable
 from laredo_fanout.source_options import SourceOptions

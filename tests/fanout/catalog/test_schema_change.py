@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from laredo_fanout.batch.status import CommitInfo
 from laredo_fanout.store.table import Status
-from laredo_fanout.tables.status import CommitInfo
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, on_versions, waiting_for_a_standby
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from laredo_fanout.catalog.side_connection import SideConnection
+from laredo_fanout.batch.status import CommitInfo
+from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.ingest.change_source import MessageFeed
 from laredo_fanout.ingest.supervisor import Ingest
+from laredo_fanout.pg_catalog.side_connection import SideConnection
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import Connection, SourceUnavailable
 from laredo_fanout.postgres.pgoutput import Awaited
 from laredo_fanout.source_options import PublicationOptions, SourceOptions, SourceTableOptions
 from laredo_fanout.store.writer import Store
-from laredo_fanout.tables.status import CommitInfo
-from laredo_fanout.tables.write_batch import WriteBatch
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, wait_until
 

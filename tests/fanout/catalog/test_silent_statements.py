@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from laredo_fanout.catalog import publication
+from laredo_fanout.pg_catalog import publication
 from laredo_fanout.source_options import PublicationOptions
 from tests.fanout.catalog.silent_statements import ALL_TABLES, CASES, NAMED, SCHEMA, Case
 from tests.support import drawn

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from laredo_fanout.tables.status import CommitInfo
+from laredo_fanout.batch.status import CommitInfo
 from tests.support.ingest import RunningIngest
 from tests.support.processes import PATIENCE_S
 from tests.support.server.behind import status_of

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from laredo_fanout.catchup.orders import CatchupOptions, CatchupPlan, Order, Segment, from_bytes
+from laredo_fanout.batch.status import CommitInfo, Counters
+from laredo_fanout.batch.write_batch import WriteBatch
+from laredo_fanout.catchup.plan import CatchupOptions, CatchupPlan, Order, Segment, from_bytes
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.store.writer import Store
-from laredo_fanout.tables.status import CommitInfo, Counters
-from laredo_fanout.tables.write_batch import WriteBatch
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S
 

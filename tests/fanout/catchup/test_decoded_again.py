@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from laredo_fanout.catchup.orders import bounded
+from laredo_fanout.catchup.plan import bounded
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.postgres import pgoutput

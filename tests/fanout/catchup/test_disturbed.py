@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from laredo_fanout.catchup.orders import CatchupOptions
+from laredo_fanout.catchup.plan import CatchupOptions
 from laredo_fanout.postgres.connections import SlotLost
 from laredo_fanout.source_options import OnSlotLost
 from tests.fanout.catchup.holding import Held

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from laredo_fanout.catchup.orders import CatchupMode, CatchupOptions, from_bytes
+from laredo_fanout.catchup.plan import CatchupMode, CatchupOptions, from_bytes
 from tests.fanout.catchup.holding import Held
 from tests.support import drawn
 from tests.support.clusters import Clusters, position_of, promote, wait_replayed, wait_synced

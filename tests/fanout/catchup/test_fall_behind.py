@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from laredo_fanout.catchup.orders import CatchupMode, CatchupOptions, CatchupStatus, from_bytes
+from laredo_fanout.catchup.plan import CatchupMode, CatchupOptions, CatchupStatus, from_bytes
 from laredo_fanout.ingest import startup
 from laredo_fanout.store.writer import Store
 from tests.fanout.catchup.holding import Held

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.catchup.orders import Segment, bounded
+from laredo_fanout.catchup.plan import Segment, bounded
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.postgres import pgoutput
 from laredo_fanout.postgres.connections import SourceUnavailable

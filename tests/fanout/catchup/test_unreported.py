@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.catchup import segment_run, spool
-from laredo_fanout.catchup.orders import Failure, Order, Report, Segment, SpoolPiece
+from laredo_fanout.catchup.plan import Failure, Order, Report, Segment, SpoolPiece
 from laredo_fanout.catchup.segment_run import SegmentRun
 from tests.support.processes import PATIENCE_S
 

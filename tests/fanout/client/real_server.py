@@ -14,8 +14,8 @@ from laredo_fanout.serving.options import (
 )
 from laredo_fanout.serving.ports import ClientInfo, ClientState
 from laredo_fanout.serving.server import serve
-from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.environment import SourceIdentity
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model import position
 from laredo_model.column import Column

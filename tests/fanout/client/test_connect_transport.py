@@ -33,11 +33,7 @@ from laredo_fanout.client import (
     open_stream,
     table_status,
 )
-from laredo_fanout.client.stream.transport.connect_transport import (
-    BadFraming,
-    ChunkedBody,
-    Envelopes,
-)
+from laredo_fanout.client.stream.connect_transport import BadFraming, ChunkedBody, Envelopes
 from laredo_fanout.serving.options import TlsFiles
 from laredo_model.line import Action
 from tests.fanout.client.kept_copy import row, until

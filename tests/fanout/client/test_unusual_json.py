@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from laredo_fanout.client import AsyncFanoutClient, BadField, FanoutClient, RawJson
 from laredo_fanout.client.table.index import Entry, Index
 from laredo_fanout.client.table.rows import DEEPEST, Row, as_text, columns_of, parse
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.rows import TableChanges
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_model.line import Action

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
-from laredo_fanout.copy.table_copies import Copier
 from tests.support.ingest import Gate, RunningIngest
 from tests.support.postgres import Database, on_versions
 

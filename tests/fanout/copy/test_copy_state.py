@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from laredo_fanout.copy import copy_state
-from laredo_fanout.copy.copy_state import (
+from laredo_fanout.copy import table_copy
+from laredo_fanout.copy.table_copy import (
     MOST_REFUSALS,
     CopyChunk,
     CopyMachine,
@@ -260,7 +260,7 @@ def test_table_without_a_key_is_read_once(event: str) -> None:
 
 def test_every_state_and_every_event_is_used() -> None:
     """A state that nothing leads to, or an event that none knows, would be dead."""
-    table = copy_state._TRANSITIONS
+    table = table_copy._TRANSITIONS
     reached = {CopyState.WAITING} | {to for row in table.values() for to in row.values()}
     assert reached == set(CopyState) == set(table)
     assert {event for row in table.values() for event in row} == set(Event)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from laredo_archive.maintain.compare_postgres import Database as Measuring
-from laredo_fanout.catalog import table_definitions
+from laredo_fanout.pg_catalog import table_definitions
 from laredo_fanout.postgres import key_comparison
 from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from laredo_model import line

@@ -19,7 +19,7 @@ from tests.support.processes import PATIENCE_S
 from tests.support.server.moving_partitions import ROOT, settle, watched
 
 if TYPE_CHECKING:
-    from laredo_fanout.catalog.table_definitions import SourceTable
+    from laredo_fanout.pg_catalog.table_definitions import SourceTable
 
 Start = Callable[..., RunningIngest]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from laredo_fanout.errors import RecopyRefused
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from laredo_fanout.decode.row_decoder import row_decoder
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.rows import TableChanges
 from laredo_model import key, line
 from laredo_model.line import Action
 from tests.fanout.decode.row_tuples import NULL, TYPES, drawn_rows, tuple_of

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.decode import transaction_spool
 from laredo_fanout.decode.change_buffer import Route
 from laredo_fanout.errors import SpoolFull
-from laredo_fanout.tables.write_batch import WriteBatch
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import PATIENCE_S, wait_until

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from laredo_fanout.batch.status import Counters
+from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.source_options import CommitIntervals
 from laredo_fanout.store.writer import Store
-from laredo_fanout.tables.status import Counters
-from laredo_fanout.tables.write_batch import WriteBatch
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.catchup.orders import CatchupOptions
+from laredo_fanout.catchup.plan import CatchupOptions
 from tests.fanout.ingest.partition_cases import CASES
 from tests.support import drawn
 from tests.support.ingest import Gate, RunningIngest

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.decode.change_buffer import Route
 from laredo_fanout.postgres.replication_stream import ReplicationStream
-from laredo_fanout.tables.write_batch import WriteBatch
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
 

@@ -66,7 +66,7 @@ def test_an_update_passes_the_files_that_are_drawn(
     ingest.wait_until(lambda: passed, "a turn that is followed")
     with database.connect() as connection:
         connection.execute("UPDATE t SET a = 'c' WHERE id = 2")
-    journal = "laredo_fanout/store/journal/record.py"
+    journal = "laredo_fanout/store/format.py"
     ingest.wait_until(lambda: any(journal in each for each in confirmed), "it is confirmed")
     files = next(each for each in confirmed if journal in each)
     way = [each for each in dict.fromkeys(files) if not _SCAN.search(each)]

@@ -10,8 +10,8 @@ import pytest
 from laredo_fanout.decode.transaction_spool import TransactionSpool
 from laredo_fanout.ingest import session as streaming
 from laredo_fanout.postgres import connections
-from laredo_fanout.slot.wal_marker import differs_at
-from laredo_fanout.store.meta import Marker
+from laredo_fanout.slot.timeline import differs_at
+from laredo_fanout.store.environment import Marker
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
 

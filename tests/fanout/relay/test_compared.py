@@ -8,9 +8,9 @@ import pytest
 
 from laredo_fanout.client.events import Changes, Handshake, Mode
 from laredo_fanout.client.stream.endpoint import Endpoint
-from laredo_fanout.client.stream.subscription import SyncOptions, open_stream
-from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.client.stream.stream import SyncOptions, open_stream
+from laredo_fanout.store.environment import SourceIdentity
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.column import Column
 from laredo_model.line import Action
@@ -115,7 +115,7 @@ async def test_a_live_client_gets_the_differences_as_one_transaction(tmp_path: P
 async def test_other_tables_changes_come_while_a_large_one_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.store.rows.barrier._BLOCK", 1)
+    monkeypatch.setattr("laredo_fanout.store.barrier._BLOCK", 1)
     names = (USERS, "public.other")
     async with running(tmp_path / "up", names=names) as world:
         writer = world.writer

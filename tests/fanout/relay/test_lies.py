@@ -12,7 +12,7 @@ from google.protobuf import timestamp_pb2
 from laredo_fanout.client import AsyncFanoutClient, FanoutClient
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.stream.endpoint import Endpoint
-from laredo_fanout.client.stream.subscription import served_tables
+from laredo_fanout.client.stream.stream import served_tables
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay import ingest, path, session
 from laredo_fanout.relay.path import RelayOptions

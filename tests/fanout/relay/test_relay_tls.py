@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout import config
-from laredo_fanout.app.check import check
-from laredo_fanout.app.check.tables import ServerFinding, Verdict
+from laredo_fanout.app import check
+from laredo_fanout.app.check_tables import ServerFinding, Verdict
 from laredo_fanout.client.stream.endpoint import Tls
 from laredo_fanout.serving.options import ListenerOptions, TlsFiles
 from tests.support.processes import until

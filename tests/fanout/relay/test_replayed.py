@@ -6,8 +6,8 @@ from pathlib import Path
 
 from laredo_fanout.client.events import Changes, Handshake, Mode
 from laredo_fanout.client.stream.endpoint import Endpoint
-from laredo_fanout.client.stream.subscription import SyncOptions, open_stream
-from laredo_fanout.serving.replay.plan import Outcome
+from laredo_fanout.client.stream.stream import SyncOptions, open_stream
+from laredo_fanout.serving.replay import Outcome
 from laredo_model.position import Position
 from tests.support.processes import until
 from tests.support.server.relayed import relaying

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from laredo_fanout.serving.calls.tokens import BadTokensFile, Tokens
+from laredo_fanout.serving.call import BadTokensFile, Tokens
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ListenerOptions, TlsFiles
 from laredo_fanout.serving.service import SERVICE

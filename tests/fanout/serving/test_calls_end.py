@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from laredo_fanout.serving.calls import tokens as tokens_
-from laredo_fanout.serving.calls.tokens import Tokens
+from laredo_fanout.serving import call
+from laredo_fanout.serving.call import Tokens
 from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo
-from laredo_fanout.snapshots.take import Retention, take
+from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, Lease, Stream, World, line, rows, running
@@ -65,7 +65,7 @@ async def test_a_fetch_takes_a_place_and_gives_it_back(tmp_path: Path) -> None:
 async def test_a_fetch_that_nobody_reads_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
+    monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
     listener = ListenerOptions("127.0.0.1", 0, stall_timeout_s=0.5, drain_grace_s=0.2)
     options = with_snapshots(tmp_path)
     async with running(tmp_path / "store", table=options, listener=listener) as world:
@@ -79,7 +79,7 @@ async def test_a_fetch_that_nobody_reads_is_let_go(
 async def test_a_fetch_ends_with_the_server_s_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
+    monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
     options = with_snapshots(tmp_path)
     async with running(tmp_path / "store", table=options) as world:
         world.writer.publish([line(n, WIDE) for n in range(2000)])
@@ -124,8 +124,8 @@ async def test_a_call_that_still_registers_ends_with_the_server(tmp_path: Path) 
 
 @pytest.fixture
 def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens_, "CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
+    monkeypatch.setattr(call, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
 
 
 def bearer(token: str) -> list[tuple[str, str]]:
@@ -185,7 +185,7 @@ async def test_a_file_that_is_being_written_ends_nobody_and_an_empty_one_everybo
         assert not any(looks)
         assert (await stream.snapshot())[2].rows == 3
         await world.sync(metadata=bearer("secret")).next("handshake")
-        monkeypatch.setattr(tokens_, "UNUSABLE_S", 0.1)
+        monkeypatch.setattr(call, "UNUSABLE_S", 0.1)
         assert (await stream.ends())[0] is Code.UNAUTHENTICATED
         assert (await world.sync(metadata=bearer("secret")).ends())[0] is Code.UNAUTHENTICATED
         path.write_text("secret\n")

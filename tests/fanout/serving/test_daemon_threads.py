@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from laredo_fanout.serving.daemon_threads import DaemonThreads
+from laredo_fanout.serving.slices import DaemonThreads
 from tests.support.processes import PATIENCE_S
 
 
@@ -55,7 +55,7 @@ def test_failures_and_cancelled_work() -> None:
 def test_a_thread_that_hangs_does_not_hold_the_process() -> None:
     program = (
         "import threading\n"
-        "from laredo_fanout.serving.daemon_threads import DaemonThreads\n"
+        "from laredo_fanout.serving.slices import DaemonThreads\n"
         "pool = DaemonThreads(2, 'hangs')\n"
         "begun = threading.Event()\n"
         "pool.submit(lambda: (begun.set(), threading.Event().wait()))\n"

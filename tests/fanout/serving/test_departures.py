@@ -9,7 +9,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from laredo_fanout.serving import grpc_endpoint
+from laredo_fanout.serving.endpoints import grpc as grpc_
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from laredo_fanout.wire import replication_pb2 as wire
@@ -85,8 +85,8 @@ async def answered(reader: asyncio.StreamReader) -> int:
 async def test_calls_whose_request_never_comes_are_few_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, request_s: float, most: int
 ) -> None:
-    monkeypatch.setattr(grpc_endpoint, "REQUEST_S", request_s)
-    monkeypatch.setattr(grpc_endpoint, "MOST_UNREAD", most)
+    monkeypatch.setattr(grpc_, "REQUEST_S", request_s)
+    monkeypatch.setattr(grpc_, "MOST_UNREAD", most)
     begun = [
         frame(HEADERS, END_HEADERS, stream, head(method))
         + frame(DATA, 0, stream, b"\0\0\0\0\x20begun")
@@ -153,7 +153,7 @@ async def test_a_defect_of_ours_is_still_an_error_in_the_log(
 async def test_one_that_takes_nothing_is_a_line_with_its_own_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
+    monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
     listener = ListenerOptions("127.0.0.1", 0, stall_timeout_s=0.5, drain_grace_s=0.2)
     with capture_logs() as logs:
         async with running(tmp_path, listener=listener) as world:

@@ -15,9 +15,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from laredo_fanout.serving.endpoints import probes
+from laredo_fanout.serving.endpoints.probes import Readiness
 from laredo_fanout.serving.options import ListenerOptions
-from laredo_fanout.serving.probes import readiness as readiness_
-from laredo_fanout.serving.probes.readiness import Readiness
 from laredo_fanout.serving.service import SERVICE
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import World, rows, running
@@ -189,14 +189,14 @@ async def test_reflection_is_behind_the_token(tmp_path: Path, version: str) -> N
 async def test_a_reflection_call_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness_, "IDLE_S", 0.2)
+    monkeypatch.setattr(probes, "IDLE_S", 0.2)
     async with running(tmp_path) as world:
         channel = world.channel()
         idle = reflect(channel)
         assert await names(idle)
         assert await end_of(idle) is Code.RESOURCE_EXHAUSTED
 
-        monkeypatch.setattr(readiness_, "IDLE_S", PATIENCE_S)
+        monkeypatch.setattr(probes, "IDLE_S", PATIENCE_S)
         busy = reflect(channel)
         for _ in range(1000):
             await names(busy)

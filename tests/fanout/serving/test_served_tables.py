@@ -8,7 +8,7 @@ import pytest
 
 from laredo_fanout.client import Endpoint
 from laredo_fanout.client.errors import Unauthenticated
-from laredo_fanout.client.stream.subscription import served_tables
+from laredo_fanout.client.stream.stream import served_tables
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_service.table_pattern import TableName
 from tests.support.server.serving_world import running

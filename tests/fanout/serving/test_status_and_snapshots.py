@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
-from laredo_fanout.snapshots.take import Retention, take
+from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from laredo_model.position import text

@@ -13,7 +13,7 @@ import pytest
 from laredo_fanout.postgres.connections import SlotInUse
 from laredo_fanout.slot import slot
 from laredo_fanout.source_options import OnSlotLost
-from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.writer import Store
 from tests.support.clusters import Clusters
 from tests.support.ingest import RunningIngest

@@ -16,7 +16,7 @@ import pytest
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.postgres.connections import SlotLost
 from laredo_fanout.source_options import OnSlotLost
-from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_model.position import History
 from tests.support import drawn
 from tests.support.clusters import (

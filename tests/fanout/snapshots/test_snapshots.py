@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from laredo_fanout.snapshots import take as take_
-from laredo_fanout.snapshots.take import (
+from laredo_fanout import snapshots
+from laredo_fanout.snapshots import (
     Retention,
     SnapshotBusy,
     SnapshotDirectory,
@@ -26,8 +26,8 @@ from laredo_fanout.snapshots.take import (
     Taken,
     take,
 )
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.errors import TableHidden, TableUnknown
-from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.writer import Store
 from laredo_model.checksum import StateChecksum
 from laredo_model.position import History
@@ -96,7 +96,7 @@ def test_a_snapshot_is_the_table_at_its_position(
     assert made.history == "7300:1:16384"
     assert made.columns == COLUMNS
     assert made.snapshot_id == f"{TABLE}@0_19F000-{made.sequence}"
-    assert take_.table_of(made.snapshot_id) == TABLE
+    assert snapshots.table_of(made.snapshot_id) == TABLE
     assert before <= made.created_at_us <= int(time.time() * 1e6)
     assert shelf.rows_file(made).stat().st_size == made.size_bytes
     assert shelf.snapshots() == [made] == [shelf.newest()]
@@ -336,8 +336,8 @@ def test_a_directory_that_cannot_be_made(store: Store, table: int, tmp_path: Pat
 WRITER = """
 import sys
 from pathlib import Path
-from laredo_fanout.snapshots.take import Retention
-from laredo_fanout.snapshots.take import take
+from laredo_fanout.snapshots import Retention
+from laredo_fanout.snapshots import take
 from laredo_fanout.store.reader import StoreReader
 with StoreReader.open(sys.argv[1]) as reader:
     print("taking", flush=True)

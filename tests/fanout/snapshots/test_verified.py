@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.snapshots.take import (
-    Retention,
-    SnapshotDirectory,
-    SnapshotUnverified,
-    Taken,
-    take,
-)
-from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.snapshots import Retention, SnapshotDirectory, SnapshotUnverified, Taken, take
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
 from laredo_model.position import History

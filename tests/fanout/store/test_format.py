@@ -16,20 +16,20 @@ import orjson
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from laredo_fanout.catalog import shape
-from laredo_fanout.catalog.leaves import StoredPartition
-from laredo_fanout.catalog.shape import Shape, ShapeColumn
-from laredo_fanout.catalog.table_definitions import Version
 from laredo_fanout.catchup import spool
-from laredo_fanout.catchup.orders import CatchupPlan, Segment, SpoolPiece
+from laredo_fanout.catchup.plan import CatchupPlan, Segment, SpoolPiece
 from laredo_fanout.decode.frames import framed
+from laredo_fanout.pg_catalog import shape
+from laredo_fanout.pg_catalog.partitions import StoredPartition
+from laredo_fanout.pg_catalog.shape import Shape, ShapeColumn
+from laredo_fanout.pg_catalog.table_definitions import Version
 from laredo_fanout.relay.path import Hop
 from laredo_fanout.relay.path import Path as RelayPath
-from laredo_fanout.store import meta, table
+from laredo_fanout.store import environment, table
+from laredo_fanout.store import format as format_
+from laredo_fanout.store.environment import LastRecopy, Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.errors import StoreFormatUnknown
-from laredo_fanout.store.journal import record
-from laredo_fanout.store.journal.record import Header
-from laredo_fanout.store.meta import LastRecopy, Marker, SourceIdentity, StoreHead
+from laredo_fanout.store.format import Header
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Leaf, Status, SuspectRange, TableRecord
 from laredo_fanout.store.writer import Store
@@ -39,7 +39,7 @@ from laredo_model.column import Column
 from laredo_model.position import Ancestor, History
 from tests.support.processes import BIN, PATIENCE_S, free_port
 
-RECORDED = Path(__file__).with_name(f"format_{meta.FORMAT}.txt")
+RECORDED = Path(__file__).with_name(f"format_{environment.FORMAT}.txt")
 SIZE = 1 << 24
 
 HEAD = StoreHead(
@@ -130,24 +130,24 @@ def description() -> str:
 
 
 def _parts() -> Iterator[tuple[str, object]]:
-    yield "databases", b" ".join(record.DATABASES)
-    yield "store", (meta.STORE_KEY, HEAD.to_bytes())
-    yield "position", (meta.POSITION_KEY, meta.position_to_bytes(1, 2).hex())
-    yield "definition", (meta.DEFINITION, table.definition_to_bytes(TABLE))
-    yield "figures", (meta.FIGURES, table.figures_to_bytes(TABLE).hex())
+    yield "databases", b" ".join(format_.DATABASES)
+    yield "store", (environment.STORE_KEY, HEAD.to_bytes())
+    yield "position", (environment.POSITION_KEY, environment.position_to_bytes(1, 2).hex())
+    yield "definition", (environment.DEFINITION, table.definition_to_bytes(TABLE))
+    yield "figures", (environment.FIGURES, table.figures_to_bytes(TABLE).hex())
     yield "statuses", [each.value for each in Status]
-    yield "garbage", (meta.GARBAGE_SPACE, meta.GARBAGE_JOURNAL)
-    yield "catchup", (meta.CATCHUP_KEY, PLAN.to_bytes())
+    yield "garbage", (environment.GARBAGE_SPACE, environment.GARBAGE_JOURNAL)
+    yield "catchup", (environment.CATCHUP_KEY, PLAN.to_bytes())
     hop = Hop("server", "address", 1, 2.0)
-    yield "upstream path", (meta.UPSTREAM_PATH_KEY, RelayPath((hop,), 0.0).to_bytes().hex())
-    space = record.prefix(7)
-    yield "row", record.stored_key(space, b"key").hex()
-    yield "long row", record.stored_key(space, b"k" * 1000).hex()
-    marks = (record.PARTIAL_MARK, record.STREAMED_MARK, record.TOMBSTONE_MARK)
-    yield "marks", [record.mark_key(each, space + b"key").hex() for each in marks]
-    yield "lines", (record.TOMBSTONE, line.PARTIAL, line.MISSING, line.join(("a",), [b"1"]))
-    yield "journal", record.record_key(1, 2).hex()
-    yield "positions", record.position_key(1, 2, 3).hex()
+    yield "upstream path", (environment.UPSTREAM_PATH_KEY, RelayPath((hop,), 0.0).to_bytes().hex())
+    space = format_.prefix(7)
+    yield "row", format_.stored_key(space, b"key").hex()
+    yield "long row", format_.stored_key(space, b"k" * 1000).hex()
+    marks = (format_.PARTIAL_MARK, format_.STREAMED_MARK, format_.TOMBSTONE_MARK)
+    yield "marks", [format_.mark_key(each, space + b"key").hex() for each in marks]
+    yield "lines", (format_.TOMBSTONE, line.PARTIAL, line.MISSING, line.join(("a",), [b"1"]))
+    yield "journal", format_.record_key(1, 2).hex()
+    yield "positions", format_.position_key(1, 2, 3).hex()
     header = Header(1, 2, 3, 4, 5, open=True, continues=True)
     yield "record", header.to_bytes().hex()
     yield "record's body", dict(_message(ChangeBatch.DESCRIPTOR))
@@ -163,7 +163,8 @@ def _message(descriptor: Descriptor) -> Iterator[tuple[str, tuple[int, int, bool
 def test_the_layout_is_the_one_recorded_for_its_number() -> None:
     assert RECORDED.exists(), "python -m tests.fanout.store.test_format"
     assert description() == RECORDED.read_text(), (
-        "the store's layout has changed: raise FORMAT in laredo_fanout/store/meta.py, name the"
+        "the store's layout has changed: raise FORMAT in laredo_fanout/store/environment.py, name"
+        " the"
         " number in docs/operations/upgrade.md, then record the new layout"
         " (python -m tests.fanout.store.test_format)"
     )
@@ -177,10 +178,10 @@ def _stored(state: Path, head: dict[str, Any]) -> None:
     """A store with this in its head, as another version may have written it."""
     with Store.open(state, max_size=SIZE) as store, store.transaction() as transaction:
         raw = transaction._context.transaction
-        raw.put(meta.STORE_KEY, orjson.dumps(head), db=store._databases.meta)
+        raw.put(environment.STORE_KEY, orjson.dumps(head), db=store._databases.meta)
 
 
-@pytest.mark.parametrize("number", [meta.FORMAT - 1, meta.FORMAT + 1, "x"])
+@pytest.mark.parametrize("number", [environment.FORMAT - 1, environment.FORMAT + 1, "x"])
 def test_a_store_of_another_format_is_refused_and_left_alone(
     tmp_path: Path, number: object
 ) -> None:
@@ -188,7 +189,9 @@ def test_a_store_of_another_format_is_refused_and_left_alone(
     _stored(tmp_path, {"format": number})
     before = (tmp_path / "data.mdb").read_bytes()[: 1 << 16]
     for opened in (lambda: Store.open(tmp_path, max_size=SIZE), lambda: StoreReader.open(tmp_path)):
-        with pytest.raises(StoreFormatUnknown, match=f"format {number}, .* {meta.FORMAT} alone"):
+        with pytest.raises(
+            StoreFormatUnknown, match=f"format {number}, .* {environment.FORMAT} alone"
+        ):
             opened()
     assert (tmp_path / "data.mdb").read_bytes()[: 1 << 16] == before
 
@@ -214,7 +217,8 @@ def test_the_server_refuses_a_store_of_another_format_in_words(tmp_path: Path) -
     lines = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]
     (said,) = [line["error"] for line in lines if line["level"] == "error"]
     assert said == (
-        f"the store {state} has format 1, this version reads format {meta.FORMAT} alone: run the"
+        f"the store {state} has format 1, this version reads format {environment.FORMAT} alone:"
+        " run the"
         f" version that wrote it, or move {state} elsewhere, drop its slot"
         " (SELECT pg_drop_replication_slot('s')) and start the server again, which then copies"
         " every table"

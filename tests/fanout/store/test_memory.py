@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support.server.store_sample import COLUMNS, live_table, open_store, row

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_fanout.store.rows import writing
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store import rows
+from laredo_fanout.store.rows import TableChanges
 from laredo_model.line import Action
 from tests.support.server.store_sample import (
     TRUNCATION,
@@ -55,7 +55,7 @@ def test_parts_are_the_whole(counts: list[int], data: st.DataObject, is_open: bo
 def test_applied_in_parts_it_is_the_same(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_MOST_CHANGES", step)
+    monkeypatch.setattr(rows, "_MOST_CHANGES", step)
     moved: list[Step] = [delete("b"), (Action.INSERT, "c", partial("c", 3))]
     transactions = [
         (10, [insert("a", 1), insert("b", 1, "kept")]),

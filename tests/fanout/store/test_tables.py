@@ -148,7 +148,7 @@ def test_a_failed_table_is_not_shown(store: Store) -> None:
 def test_a_copy_with_an_unchanged_schema_enters_the_journal_as_differences(
     store: Store, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.store.rows.barrier._BLOCK", piece)
+    monkeypatch.setattr("laredo_fanout.store.barrier._BLOCK", piece)
     table = live_table(store)
     long = "k" * 700
     same = [insert(f"same{n}", 1) for n in range(5)]
@@ -206,7 +206,7 @@ def test_a_copy_without_differences_adds_nothing(store: Store) -> None:
 def test_differences_are_found_wherever_they_lie(
     store: Store, block: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.store.rows.barrier._BLOCK", block)
+    monkeypatch.setattr("laredo_fanout.store.barrier._BLOCK", block)
     dice = random.Random(seed)
     names = [f"k{number:03}" for number in range(400)]
     live = {name: 1 for name in names if dice.random() < 0.9}

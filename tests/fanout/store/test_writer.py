@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.errors import (
     MapFull,
     PositionWentBack,
@@ -18,7 +19,6 @@ from laredo_fanout.store.errors import (
     StoreUnusable,
     TableUnknown,
 )
-from laredo_fanout.store.meta import SourceIdentity
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Status
 from laredo_model.position import History

@@ -6,7 +6,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from laredo_fanout.catchup.orders import CatchupOptions, CatchupStatus
+from laredo_fanout.catchup.plan import CatchupOptions, CatchupStatus
 from tests.support.ingest import RunningIngest
 from tests.support.processes import wait_until
 

@@ -27,7 +27,7 @@ from laredo_fanout.client import (
     Subscription,
     SyncOptions,
 )
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support import processes

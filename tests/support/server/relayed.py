@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from laredo_fanout.batch.status import CommitInfo
 from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.relay.path import RelayOptions
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
@@ -17,7 +18,6 @@ from laredo_fanout.serving.server import serve
 from laredo_fanout.source_options import SourceTableOptions
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
-from laredo_fanout.tables.status import CommitInfo
 from tests.support.processes import PATIENCE_S, until
 from tests.support.server.serving_world import USERS, Registry, Wakeups
 

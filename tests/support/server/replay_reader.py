@@ -11,7 +11,7 @@ import orjson
 
 from laredo_archive.storage.destination import Destination
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.serving.replay.plan import Outcome
+from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
 from laredo_model.line import Action

@@ -15,8 +15,8 @@ import orjson
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo, ClientState, TooManyClients
 from laredo_fanout.serving.server import serve
-from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.environment import SourceIdentity
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.replication_pb2_grpc import LaredoReplicationServiceStub

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from laredo_fanout.store.reader import StoreReader
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.transaction import Transaction
 from laredo_fanout.store.writer import Store
 from laredo_model import line as line_

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo, ClientState, TooManyClients
 from laredo_fanout.serving.server import serve
-from laredo_fanout.store.meta import SourceIdentity
-from laredo_fanout.store.rows.writing import TableChanges
+from laredo_fanout.store.environment import SourceIdentity
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.transaction import Transaction
 from laredo_fanout.store.writer import Store
 from laredo_model.column import Column

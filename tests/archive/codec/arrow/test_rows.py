@@ -22,7 +22,7 @@ from laredo_archive.codec.arrow.types import (
     ValueUnfit,
     schema,
 )
-from laredo_fanout.catalog import table_definitions
+from laredo_fanout.pg_catalog import table_definitions
 from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from laredo_model import key as key_
 from laredo_model.column import Column, key_columns

@@ -8,7 +8,7 @@ import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.app.options import source_tables
-from laredo_fanout.app.reload.reload import expand
+from laredo_fanout.app.reload import expand
 from laredo_fanout.client import StreamError
 from laredo_fanout.config import Config, load
 from laredo_service.settings import SettingsError

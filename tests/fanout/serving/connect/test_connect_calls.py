@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.snapshots.take import Retention, take
+from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from laredo_fanout.serving.connect import connection, request
-from laredo_fanout.serving.connect.connection import CallConnection
+from laredo_fanout.serving.endpoints import connect, connect_request
+from laredo_fanout.serving.endpoints.connect import CallConnection
 from laredo_fanout.serving.options import BufferPolicy, ServingTableOptions, TlsFiles
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
@@ -133,7 +133,7 @@ async def test_gzip_that_is_a_bomb_or_broken(tmp_path: Path, message: bytes) -> 
 
 async def test_a_body_that_is_too_long(tmp_path: Path) -> None:
     async with connected(tmp_path) as (_, client):
-        answer = await client.unary("GetReplicationStatus", b"x" * (request.MAX_BODY + 1))
+        answer = await client.unary("GetReplicationStatus", b"x" * (connect_request.MAX_BODY + 1))
         assert answer.status_code == 413
         # Its length alone says so, or it never ends: the connection is cut.
         endless = head(Content_Length=str(1 << 40)) + b"x" * (1 << 20)
@@ -168,7 +168,7 @@ async def test_what_is_no_http(tmp_path: Path, sent: bytes, status: bytes) -> No
 async def test_a_request_that_isnt_whole_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "REQUEST_S", 0.2)
+    monkeypatch.setattr(connect, "REQUEST_S", 0.2)
     async with connected(tmp_path) as (_, client):
         assert await answered(client, head(Content_Length="100") + b"begun") == b""
 
@@ -176,7 +176,7 @@ async def test_a_request_that_isnt_whole_in_time(
 async def test_a_connection_that_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "IDLE_S", 0.2)
+    monkeypatch.setattr(connect, "IDLE_S", 0.2)
     async with connected(tmp_path) as (_, client):
         assert await answered(client, b"") == b""
 
@@ -230,9 +230,9 @@ async def test_requests_wait_while_no_answer_is_read(
         opened.append(WatchedConnection(*given))
         return opened[-1]
 
-    monkeypatch.setattr("laredo_fanout.serving.connect.connection.CallConnection", watched)
-    monkeypatch.setattr(connection, "ANSWER_S", 1.0)
-    monkeypatch.setattr(connection, "STUCK_S", 0.1)
+    monkeypatch.setattr("laredo_fanout.serving.endpoints.connect.CallConnection", watched)
+    monkeypatch.setattr(connect, "ANSWER_S", 1.0)
+    monkeypatch.setattr(connect, "STUCK_S", 0.1)
     asked = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 300
     async with connected(tmp_path) as (_, client):
         with socket.socket() as end:
@@ -258,7 +258,7 @@ async def test_requests_wait_while_no_answer_is_read(
 async def test_beyond_the_limit_the_connection_that_is_idle_longest_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encrypted: bool
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.connect.connection.connect_connections", lambda: 3)
+    monkeypatch.setattr("laredo_fanout.serving.endpoints.connect.connect_connections", lambda: 3)
     listener = connect_listener(tls=SERVER_TLS if encrypted else None)
     async with connected(tmp_path, listener=listener) as (world, plain):
         world.writer.publish(rows(0, 1))
@@ -309,7 +309,7 @@ async def flood(world: World) -> None:
 async def test_a_client_that_reads_nothing_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "STUCK_S", 0.2)
+    monkeypatch.setattr(connect, "STUCK_S", 0.2)
     async with connected(tmp_path, table=DROP) as (world, client):
         world.writer.publish(rows(0, 3))
         body = envelope(sync_request(batch=True, client_id="slow").SerializeToString())

@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 
 from laredo_fanout.client import FanoutClient
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.snapshots.take import Retention, take
+from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support.postgres import Database

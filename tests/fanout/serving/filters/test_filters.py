@@ -8,10 +8,9 @@ import grpc
 import orjson
 import pytest
 
-from laredo_fanout.serving import daemon_threads
+from laredo_fanout.serving import filters, slices
 from laredo_fanout.serving.errors import BadRequest
-from laredo_fanout.serving.filters import conditions
-from laredo_fanout.serving.filters.conditions import RowFilter
+from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.column import Column
 from laredo_model.line import Action
@@ -41,7 +40,7 @@ def is_in(field: str, *plain: Any) -> wire.FieldPredicate:
 def filter_of(
     predicates: Sequence[wire.FieldPredicate], columns: Sequence[Column] = COLUMNS
 ) -> RowFilter:
-    return RowFilter(daemon_threads.at_once(conditions.read(predicates)), columns)
+    return RowFilter(slices.at_once(filters.read(predicates)), columns)
 
 
 ROW = {

@@ -8,9 +8,9 @@ import grpc
 import pytest
 from google.protobuf import struct_pb2
 
-from laredo_fanout.serving import daemon_threads
-from laredo_fanout.serving.calls import tokens as tokens_
-from laredo_fanout.serving.filters import conditions
+from laredo_fanout.serving import call as call_
+from laredo_fanout.serving import filters as filters_
+from laredo_fanout.serving import slices
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from laredo_fanout.wire import replication_pb2 as wire
@@ -111,8 +111,8 @@ async def test_whose_token_is_for_another_table_costs_no_filter(
     tokens = tmp_path / "tokens"
     tokens.write_text("secret public.orders\n")
     built: list[object] = []
-    read = conditions.Wanted.add
-    monkeypatch.setattr(conditions.Wanted, "add", lambda *given: (built.append(1), read(*given))[1])
+    read = filters_.Wanted.add
+    monkeypatch.setattr(filters_.Wanted, "add", lambda *given: (built.append(1), read(*given))[1])
     listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
     async with running(tmp_path / "store", listener=listener) as world:
         world.writer.publish(rows(0, 3))
@@ -127,7 +127,7 @@ def test_numbers_are_never_looked_up_by_their_own_hash() -> None:
     values = [struct_pb2.Value(number_value=float(n)) for n in range(100)]
     values += [struct_pb2.Value(string_value=str(n * COLLIDES)) for n in range(100)]
     values += [struct_pb2.Value(string_value="1e999999999"), struct_pb2.Value(bool_value=True)]
-    (condition,) = daemon_threads.at_once(conditions.read([listed(*values)])).each
+    (condition,) = slices.at_once(filters_.read([listed(*values)])).each
     assert condition.wanted is not None
     kept = [each for found in vars(condition.wanted).values() for each in found]
     assert len(kept) > 300
@@ -156,11 +156,11 @@ def test_numbers_are_never_looked_up_by_their_own_hash() -> None:
     ],
 )
 def test_equal_numbers_have_one_text(text: str, canonical: str | None) -> None:
-    assert conditions.canonical(text) == canonical
+    assert filters_.canonical(text) == canonical
 
 
 def test_a_request_of_the_greatest_size_is_taken() -> None:
-    data = asking(texts(tokens_.MAX_VALUES - 1, str), table="t")
-    assert len(data) < tokens_.MAX_REQUEST_BYTES
-    _, filters = tokens_.parse_sync(data)
-    assert len(daemon_threads.at_once(conditions.read(filters)).each) == 1
+    data = asking(texts(call_.MAX_VALUES - 1, str), table="t")
+    assert len(data) < call_.MAX_REQUEST_BYTES
+    _, filters = call_.parse_sync(data)
+    assert len(slices.at_once(filters_.read(filters)).each) == 1

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 from google.protobuf import struct_pb2
 
-from laredo_fanout.serving import daemon_threads, struct_rows
-from laredo_fanout.serving.filters import conditions
-from laredo_fanout.serving.journal.tail import READS_A_TURN, Backlog
+from laredo_fanout.serving import filters, slices, struct_rows
+from laredo_fanout.serving.journal import READS_A_TURN, Backlog
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.snapshots.take import Retention, take
+from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.store import reader
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
@@ -66,7 +65,7 @@ class Passes:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> Passes:
     """Counts rows that are parsed for a filter or for the base form."""
     found = Passes()
-    monkeypatch.setattr(conditions, "parse", found.counted(conditions.parse))
+    monkeypatch.setattr(filters, "parse", found.counted(filters.parse))
     monkeypatch.setattr(struct_rows, "parse", found.counted(struct_rows.parse))
     return found
 
@@ -91,8 +90,8 @@ async def test_a_filter_that_nothing_passes_yields_within_a_snapshot(
             await stream.next("snapshot_begin")
             assert (await stream.next("snapshot_end")).rows_sent == 0
         assert parsed.calls >= 20_000
-        assert parsed.most <= daemon_threads.SLICE_ROWS
-        assert parsed.passes >= 20_000 // daemon_threads.SLICE_ROWS
+        assert parsed.most <= slices.SLICE_ROWS
+        assert parsed.passes >= 20_000 // slices.SLICE_ROWS
 
 
 @pytest.mark.parametrize("batch", [True, False])
@@ -116,7 +115,7 @@ async def test_a_filter_that_nothing_passes_yields_within_the_journal(
                 await stream.next("journal_entry")
         assert parsed.calls >= 800
         # An old and a new row a change.
-        assert parsed.most <= 2 * daemon_threads.SLICE_ROWS
+        assert parsed.most <= 2 * slices.SLICE_ROWS
 
 
 async def test_the_base_form_yields_within_a_row_of_much_json(
@@ -129,7 +128,7 @@ async def test_the_base_form_yields_within_a_row_of_much_json(
             await stream.next("handshake")
             _, structs, _ = await stream.base_snapshot()
         assert len(structs) == 3 and structs[1]["tags"][4999][2]["a"] == 3
-        assert encoded.most <= 2 * daemon_threads.SLICE_ROWS
+        assert encoded.most <= 2 * slices.SLICE_ROWS
 
 
 async def test_a_fetched_snapshot_yields_within_a_row_of_much_json(
@@ -144,14 +143,14 @@ async def test_a_fetched_snapshot_yields_within_a_row_of_much_json(
             asked = wire.FetchSnapshotRequest(snapshot_id=taken.snapshot.snapshot_id)
             found = [each async for each in world.stub().FetchSnapshot(asked)]
         assert len(found) == 5
-        assert encoded.most <= 2 * daemon_threads.SLICE_ROWS
+        assert encoded.most <= 2 * slices.SLICE_ROWS
 
 
 async def test_the_values_of_a_request_are_read_in_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added = Passes()
-    monkeypatch.setattr(conditions.Wanted, "add", added.counted(conditions.Wanted.add))
+    monkeypatch.setattr(filters.Wanted, "add", added.counted(filters.Wanted.add))
     async with running(tmp_path) as world:
         world.writer.publish(rows(0, 3))
         predicate = wire.FieldPredicate(field="id")
@@ -161,7 +160,7 @@ async def test_the_values_of_a_request_are_read_in_slices(
             stream = world.sync(batch=True, filters=[predicate])
             await stream.next("handshake")
         assert added.calls == 10_000
-        assert added.most <= daemon_threads.SLICE_ROWS
+        assert added.most <= slices.SLICE_ROWS
         assert (await stream.snapshot())[1] == rows(2, 3)
 
 
@@ -181,7 +180,7 @@ async def test_small_records_are_read_a_few_at_a_time(
             while end not in (await stream.next("change_batch")).positions:
                 continue
         assert read.calls >= 600
-        assert read.most <= daemon_threads.SLICE_ROWS
+        assert read.most <= slices.SLICE_ROWS
 
 
 async def test_backlogs_are_counted_in_turns(
@@ -190,7 +189,7 @@ async def test_backlogs_are_counted_in_turns(
     """However many clients are behind, at however many places, by however much."""
     counted = Passes()
     monkeypatch.setattr(Backlog, "_count", counted.counted(Backlog._count))
-    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
+    monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
     options = ServingTableOptions(buffer_max_size=1000, heartbeat_interval_s=3600)
     async with running(tmp_path, table=options) as world:
         world.writer.publish(rows(0, 3))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.serving.replay.plan import Outcome
+from laredo_fanout.serving.replay import Outcome
 from tests.support.server.replay_reader import REPLAY, archived, read
 
 

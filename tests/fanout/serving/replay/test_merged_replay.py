@@ -9,7 +9,7 @@ import pytest
 
 from laredo_archive.maintain import compact
 from laredo_archive.manifest import merged as merged_
-from laredo_fanout.serving.replay.plan import Outcome
+from laredo_fanout.serving.replay import Outcome
 from tests.support.server.archived import Archived
 from tests.support.server.replay_reader import FULL, REPLAY, archived, read
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from laredo_fanout.serving.replay.plan import Outcome
+from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
 from laredo_model.position import Position

@@ -11,10 +11,10 @@ import pytest
 
 from laredo_archive.errors import DestinationDenied
 from laredo_archive.storage.local import LocalDestination
+from laredo_fanout.serving import archives
 from laredo_fanout.serving.options import ListenerOptions
-from laredo_fanout.serving.replay import archives
-from laredo_fanout.serving.replay.plan import Outcome
-from laredo_fanout.serving.sync import replay
+from laredo_fanout.serving.replay import Outcome
+from laredo_fanout.serving.session import replay
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
 from tests.support.processes import PATIENCE_S, until

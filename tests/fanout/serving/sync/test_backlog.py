@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from laredo_fanout.serving.journal.tail import Backlog
+from laredo_fanout.serving.journal import Backlog
 from laredo_fanout.store.writer import Store
 from tests.support.server.store_sample import (
     apply,

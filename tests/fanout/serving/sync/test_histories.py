@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from laredo_fanout.serving.options import ListenerOptions
-from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_model.line import Action
 from laredo_model.position import Ancestor, History, text
 from tests.support.processes import PATIENCE_S

@@ -14,8 +14,8 @@ import pytest
 from google.protobuf import struct_pb2
 
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.serving.sync import live_group
-from laredo_fanout.serving.sync.live_group import LiveGroup
+from laredo_fanout.serving.session import live_group
+from laredo_fanout.serving.session.live_group import LiveGroup
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from laredo_model.position import text

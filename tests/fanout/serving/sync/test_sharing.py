@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from google.protobuf import struct_pb2
 
-from laredo_fanout.serving import daemon_threads
-from laredo_fanout.serving.filters import conditions
-from laredo_fanout.serving.filters.conditions import RowFilter
-from laredo_fanout.serving.forms.form import BaseForm, BatchForm, Form
-from laredo_fanout.serving.journal.tail import RecentRecords
+from laredo_fanout.serving import filters, slices
+from laredo_fanout.serving.filters import RowFilter
+from laredo_fanout.serving.forms import BaseForm, BatchForm, Form
+from laredo_fanout.serving.journal import RecentRecords
+from laredo_fanout.serving.session.client_stream import WakeUp
 from laredo_fanout.serving.struct_rows import StructRows
-from laredo_fanout.serving.sync.client_stream import WakeUp
 from laredo_fanout.store.errors import JournalPruned
 from laredo_fanout.store.writer import Store
 from laredo_fanout.wire import replication_pb2 as wire
@@ -34,7 +33,7 @@ async def writer(tmp_path: Path):
 
 def named(name: str) -> RowFilter:
     predicate = wire.FieldPredicate(field="name", equals=struct_pb2.Value(string_value=name))
-    return RowFilter(daemon_threads.at_once(conditions.read([predicate])), COLUMNS)
+    return RowFilter(slices.at_once(filters.read([predicate])), COLUMNS)
 
 
 def forms() -> list[Form]:

@@ -55,7 +55,7 @@ async def flood(world: World, transactions: int) -> None:
 async def test_drop_disconnect_ends_the_slow_client_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 1.0)
+    monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 1.0)
     async with running(tmp_path, table=DROP) as world:
         world.writer.publish(rows(0, 3))
         slow = await live_client(world, "slow")
@@ -80,7 +80,7 @@ async def test_drop_disconnect_ends_the_slow_client_only(
 async def test_a_client_that_never_reads_again_is_let_go_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.grpc_endpoint.STUCK_S", 0.2)
+    monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
     async with running(tmp_path, table=DROP) as world:
         world.writer.publish(rows(0, 3))
         await live_client(world, "slow")

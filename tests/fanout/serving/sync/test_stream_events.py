@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 
 from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
-from laredo_fanout.store.meta import SourceIdentity
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_model.column import Column
 from laredo_model.line import Action

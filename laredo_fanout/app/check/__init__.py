@@ -1,1 +1,0 @@
-"""``laredo-fanout check``: tries what the server needs, and prints how to cure what fails."""

@@ -1,1 +1,0 @@
-"""The server's metrics, read from its parts at each scrape."""

@@ -1,1 +1,0 @@
-"""The server's status page: what it shows, and the lag's last hour."""

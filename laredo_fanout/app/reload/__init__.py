@@ -1,1 +1,0 @@
-"""A changed configuration, taken up by the running server."""

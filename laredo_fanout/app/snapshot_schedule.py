@@ -1,0 +1,201 @@
+"""The schedule of the tables' periodic snapshots; each is taken by a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import structlog
+
+from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
+from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
+from laredo_service.retry import Backoff
+
+_SHOWN_POLL = 0.2
+_RETRY = Backoff(initial=5.0, maximum=300.0)
+_VERIFIED_WITHIN = 60.0
+_CHECK_EVERY = 1.0
+
+log = structlog.get_logger("laredo_fanout.snapshots")
+
+
+@dataclass
+class _Plan:
+    """One table's snapshots since the start."""
+
+    written: int = 0
+    failed: int = 0
+    last: dict[str, Any] | None = None
+    error: str | None = None
+
+
+@dataclass
+class SnapshotSchedule:
+    """Writes each table's snapshot every ``interval``, one at a time, in a process of its own."""
+
+    config: Config
+    #: Whether clients see the table; before that there is nothing to write.
+    shown: Callable[[str], bool]
+    log_settings: LogSettings
+    #: Requests a catalog check, which each snapshot's position waits for.
+    check_catalog_soon: Callable[[], None]
+    #: Called if a defect of ours ended a table's schedule.
+    crashed: Crashed = only_logged
+    program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshot_process")
+    _plans: dict[str, _Plan] = field(default_factory=dict)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _process: asyncio.subprocess.Process | None = None
+
+    def start(self) -> None:
+        """Start the schedules; returns at once."""
+        for name, table in _scheduled(self.config).items():
+            if name not in self._tasks:
+                self._plans.setdefault(name, _Plan())
+                what = f"snapshots of {name}"
+                self._tasks[name] = supervised(self._keep(table), what, self.crashed)
+
+    async def change(self, config: Config) -> None:
+        """Follow other schedules from now on; one that stays goes on, another is restarted."""
+        before, self.config = _scheduled(self.config), config
+        now = _scheduled(config)
+        await self._stop(
+            [name for name, table in before.items() if _snapshot(now.get(name)) != _snapshot(table)]
+        )
+        self._plans = {name: plan for name, plan in self._plans.items() if name in now}
+        self.start()
+
+    async def stop(self) -> None:
+        """Stop, and end a snapshot under way: an unfinished file doesn't count."""
+        await self._stop(list(self._tasks))
+
+    async def _stop(self, names: Sequence[str]) -> None:
+        tasks = [self._tasks.pop(name) for name in names]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def of(self, table: str) -> dict[str, Any] | None:
+        """The table's snapshots for /status; None for a table without periodic snapshots."""
+        plan = self._plans.get(table)
+        if plan is None:
+            return None
+        return {
+            "written": plan.written,
+            "failed": plan.failed,
+            "last": plan.last,
+            "error": plan.error,
+        }
+
+    def written(self, table: str) -> int:
+        """Number of the table's snapshots that were written since the start."""
+        plan = self._plans.get(table)
+        return 0 if plan is None else plan.written
+
+    @property
+    def named_pids(self) -> dict[str, int]:
+        """The process that takes a snapshot now, if one does."""
+        return {} if self._process is None else {"snapshot": self._process.pid}
+
+    async def _keep(self, table: ReplicatedTableConfig) -> None:
+        plan, snapshot = self._plans[table.name], table.target.snapshot
+        assert snapshot is not None
+        failures = 0
+        while True:
+            if not self.shown(table.name):
+                await asyncio.sleep(_SHOWN_POLL)
+                continue
+            began = time.monotonic()
+            async with self._one:
+                await self._write(table, plan)
+            if plan.error is None:
+                failures = 0
+                await asyncio.sleep(max(0.0, snapshot.interval - (time.monotonic() - began)))
+            else:
+                failures += 1
+                await asyncio.sleep(min(_RETRY.delay(failures), snapshot.interval))
+
+    async def _write(self, table: ReplicatedTableConfig, plan: _Plan) -> None:
+        snapshot, directory = table.target.snapshot, self.config.snapshot_path(table)
+        assert snapshot is not None and directory is not None
+        order = {
+            "state": str(self.config.state.path),
+            "table": table.name,
+            "directory": str(directory),
+            "keep_count": snapshot.retention.keep_count,
+            "max_age": snapshot.retention.max_age,
+            "verified_within": _VERIFIED_WITHIN,
+        }
+        checking = asyncio.create_task(self._keep_checking())
+        try:
+            code, answer = await self._run(order)
+        except OSError as failed:
+            problem = f"the snapshot process can't be started: {failed}"
+            code, answer = None, {"error": problem}
+        finally:
+            checking.cancel()
+        if code == 0:
+            plan.written += answer.pop("written")
+            plan.last, plan.error = answer, None
+            log.info("snapshot taken", table=table.name, **answer)
+        else:
+            plan.failed += 1
+            plan.error = str(answer.get("error", f"the snapshot process ended with {code}"))
+            log.error("snapshot failed", table=table.name, error=plan.error)
+
+    async def _keep_checking(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_EVERY)
+            self.check_catalog_soon()
+
+    async def _run(self, order: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
+        """Run the process; returns its exit code and its answer.
+
+        :raises OSError: it can't be started.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *self.program,
+            *self.log_settings.arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            process_group=0,
+        )
+        self._process = process
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(orjson.dumps(order) + b"\n")
+            output = await process.stdout.read()
+            # Until here its stdin stays open: its end would end the process.
+            process.stdin.close()
+            code = await process.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        finally:
+            self._process = None
+        return _answer(code, output)
+
+
+def _scheduled(config: Config) -> dict[str, ReplicatedTableConfig]:
+    return {table.name: table for table in config.tables if table.target.snapshot is not None}
+
+
+def _snapshot(table: ReplicatedTableConfig | None) -> SnapshotConfig | None:
+    return None if table is None else table.target.snapshot
+
+
+def _answer(code: int, output: bytes) -> tuple[int | None, dict[str, Any]]:
+    """The exit code and the answer in the process's output; without a whole answer no success."""
+    try:
+        answer: dict[str, Any] = orjson.loads(output)
+    except orjson.JSONDecodeError:
+        return None, {"error": f"the snapshot process ended with {code} and no answer"}
+    return code, answer

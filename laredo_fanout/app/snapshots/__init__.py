@@ -1,1 +1,0 @@
-"""Periodic snapshots: their schedule, and the process that takes one."""

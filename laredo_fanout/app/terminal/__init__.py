@@ -1,1 +1,0 @@
-"""The output of the commands on a terminal; here its text, made safe to print."""

@@ -1,1 +1,0 @@
-"""Transports: the calls of the service, by gRPC or by the Connect protocol."""

@@ -1,0 +1,462 @@
+"""The copy of one table: its state machine, its SQL, and its progress.
+
+chunks are left to read.
+
+    WAITING --planned--> READING --all read--> READ --barrier chosen--> BARRIER_CHOSEN
+                                                |                         ^      |
+                                          rows partial             barrier chosen|
+                                                v                         |      |
+                                            REREADING --all read--> REREAD    durable
+                                                ^                                |
+                                                |                                v
+                                                +---------rows partial---- BARRIER_SENT
+                                                                                 |
+                                                                         barrier passed
+                                                                                 v
+                                                                             PUBLISHED
+
+    READING and REREADING hand out chunks. A chunk that a TRUNCATE made stale, or whose connection
+    was lost, goes back to those left to read. WAITING, READING and REREADING end in FAILED when
+    the table can't be read; every state but PUBLISHED ends in DISCARDED when the incarnation does.
+
+Nothing here waits, reads or writes: table_copies.py does what each state calls for, copier.py reads
+the chunks. The algorithm and its proof: docs/streaming.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from laredo_fanout.batch.status import CopyProgress
+from laredo_fanout.copy.range_reader import append_only_statement, statement
+from laredo_fanout.pg_catalog import key_ranges, shape
+
+if TYPE_CHECKING:
+    from laredo_fanout.pg_catalog.key_ranges import Split
+    from laredo_fanout.pg_catalog.requirements import TransactionFilter
+    from laredo_fanout.pg_catalog.table_definitions import SourceTable
+    from laredo_fanout.source_options import SourceTableOptions
+
+MOST_REFUSALS = 5
+"""Number of chunks refused in a row that ends the copy."""
+
+KEYS_A_CHUNK = 500
+"""Rows that one SELECT reads again by their keys."""
+
+
+class CopyState(Enum):
+    """A copy's state."""
+
+    WAITING = auto()
+    """Transactions that wrote to the table are still running, or its split points aren't known."""
+    READING = auto()
+    """Its key ranges are read."""
+    READ = auto()
+    """Every range is in the store's transaction, which isn't durable yet."""
+    REREADING = auto()
+    """Rows that lack unchanged TOAST values are read again by their keys."""
+    REREAD = auto()
+    """They are in the store's transaction, which isn't durable yet."""
+    BARRIER_CHOSEN = auto()
+    """The barrier's payload is in the store's transaction, which isn't durable yet."""
+    BARRIER_SENT = auto()
+    """The barrier is being emitted into the WAL; the stream will bring it."""
+    PUBLISHED = auto()
+    """The stream brought the barrier, and no row was incomplete: the table is live."""
+    FAILED = auto()
+    """The table can't be read."""
+    DISCARDED = auto()
+    """Its incarnation has ended; what is still being read for it is ignored."""
+
+    @property
+    def phase(self) -> str:
+        """Name of the state in /status."""
+        return _PHASES[self]
+
+    @property
+    def ended(self) -> bool:
+        """True if no other state follows."""
+        return self in (CopyState.PUBLISHED, CopyState.FAILED, CopyState.DISCARDED)
+
+
+class Event(Enum):
+    """Event in a copy's state machine."""
+
+    WRITERS_LEFT = "transactions that wrote to the table are still running"
+    PLANNED = "the first chunk may be read"
+    CHUNK_TAKEN = "a reader was given a chunk"
+    CHUNK_READ = "a chunk is in the store's transaction"
+    CHUNK_AGAIN = "a chunk has to be read again"
+    ALL_READ = "nothing is left to read"
+    ROWS_PARTIAL = "rows lack unchanged TOAST values"
+    BARRIER_CHOSEN = "a barrier was chosen"
+    BARRIER_DURABLE = "the barrier is durable in the store"
+    BARRIER_PASSED = "the stream has passed the barrier"
+    GIVEN_UP = "the table can't be read"
+    DISCARDED = "the incarnation has ended"
+
+
+_TRANSITIONS: Mapping[CopyState, Mapping[Event, CopyState]] = {
+    CopyState.WAITING: {
+        Event.WRITERS_LEFT: CopyState.WAITING,
+        Event.PLANNED: CopyState.READING,
+        Event.GIVEN_UP: CopyState.FAILED,
+        Event.DISCARDED: CopyState.DISCARDED,
+    },
+    CopyState.READING: {
+        Event.CHUNK_TAKEN: CopyState.READING,
+        Event.CHUNK_READ: CopyState.READING,
+        Event.CHUNK_AGAIN: CopyState.READING,
+        Event.ALL_READ: CopyState.READ,
+        Event.GIVEN_UP: CopyState.FAILED,
+        Event.DISCARDED: CopyState.DISCARDED,
+    },
+    CopyState.READ: {
+        Event.ROWS_PARTIAL: CopyState.REREADING,
+        Event.BARRIER_CHOSEN: CopyState.BARRIER_CHOSEN,
+        Event.DISCARDED: CopyState.DISCARDED,
+    },
+    CopyState.REREADING: {
+        Event.CHUNK_TAKEN: CopyState.REREADING,
+        Event.CHUNK_READ: CopyState.REREADING,
+        Event.CHUNK_AGAIN: CopyState.REREADING,
+        Event.ALL_READ: CopyState.REREAD,
+        Event.GIVEN_UP: CopyState.FAILED,
+        Event.DISCARDED: CopyState.DISCARDED,
+    },
+    CopyState.REREAD: {
+        Event.BARRIER_CHOSEN: CopyState.BARRIER_CHOSEN,
+        Event.DISCARDED: CopyState.DISCARDED,
+    },
+    CopyState.BARRIER_CHOSEN: {
+        Event.BARRIER_DURABLE: CopyState.BARRIER_SENT,
+        Event.DISCARDED: CopyState.DISCARDED,
+    },
+    CopyState.BARRIER_SENT: {
+        Event.ROWS_PARTIAL: CopyState.REREADING,
+        Event.BARRIER_PASSED: CopyState.PUBLISHED,
+        Event.DISCARDED: CopyState.DISCARDED,
+    },
+    CopyState.PUBLISHED: {},
+    CopyState.FAILED: {Event.DISCARDED: CopyState.DISCARDED},
+    CopyState.DISCARDED: {},
+}
+
+_READING, _REREADING = "copying", "reading rows with unchanged TOAST values again"
+_BARRIER = "waiting for the barrier"
+_PHASES = {
+    CopyState.WAITING: "waiting for transactions that were writing to the table",
+    CopyState.READING: _READING,
+    CopyState.READ: _READING,
+    CopyState.REREADING: _REREADING,
+    CopyState.REREAD: _REREADING,
+    CopyState.BARRIER_CHOSEN: _BARRIER,
+    CopyState.BARRIER_SENT: _BARRIER,
+    CopyState.PUBLISHED: "live",
+    CopyState.FAILED: "failed",
+    CopyState.DISCARDED: "discarded",
+}
+
+
+class IllegalTransition(Exception):
+    """An event that can't happen in the copy's state: a defect of ours.
+
+    The server ends; the next start goes on from what is durable.
+    """
+
+    def __init__(self, table: str, state: CopyState, problem: str) -> None:
+        super().__init__(
+            f"the copy of {table} is {state.name}: {problem} can't happen now. Restart the"
+            " server: the copy continues from its durable chunks. Report this with the log"
+        )
+
+
+class CopyChunk(NamedTuple):
+    """One chunk: a key range, or the rows with some keys."""
+
+    number: int | None
+    """The range's; None: the rows with ``keys``."""
+    keys: tuple[bytes, ...] = ()
+    generation: int = 0
+    """The table's when a reader was given it; each TRUNCATE raises it."""
+
+
+class CopyMachine:
+    """One copy's state and its chunks. An event that its state doesn't know raises
+    :class:`IllegalTransition` and changes nothing. ``state`` may be read from any thread."""
+
+    def __init__(self, table: str, done: Iterable[int] = (), *, repeatable: bool = True) -> None:
+        """``done``: ranges that an earlier session finished. Not ``repeatable``: a table without
+        a key, whose rows would be there twice if a chunk were read again."""
+        self._table = table
+        self._repeatable = repeatable
+        self._todo: deque[CopyChunk] = deque()
+        self._active: set[CopyChunk] = set()
+        self._done = set(done)
+        self.state = CopyState.WAITING
+        self.waiting_for: tuple[int, ...] = ()
+        """Pids whose transactions wrote to the table, while it is WAITING."""
+        self.refusals = 0
+        """Chunks in a row that the server refused to read."""
+        self.barrier: str | None = None
+        """The payload that the stream has to bring, from BARRIER_CHOSEN on."""
+
+    @property
+    def ended(self) -> bool:
+        """True if nothing more is read or written for it."""
+        return self.state.ended
+
+    @property
+    def done(self) -> frozenset[int]:
+        """The numbers of the ranges that are finished."""
+        return frozenset(self._done)
+
+    @property
+    def active(self) -> int:
+        """Number of chunks that are being read."""
+        return len(self._active)
+
+    @property
+    def has_work(self) -> bool:
+        """True if a reader may :meth:`take` a chunk."""
+        return bool(self._todo) and Event.CHUNK_TAKEN in _TRANSITIONS[self.state]
+
+    def wait_for(self, pids: Sequence[int]) -> None:
+        """Transactions of these processes wrote to the table and haven't ended."""
+        self._move(Event.WRITERS_LEFT)
+        self.waiting_for = tuple(pids)
+
+    def plan(self, ranges: int) -> None:
+        """The first chunk may be read: the number of ranges, less those that were done before."""
+        self._move(Event.PLANNED)
+        self.waiting_for = ()
+        self._todo.extend(CopyChunk(number) for number in range(ranges) if number not in self._done)
+        self._move_if_all_read()
+
+    def take(self, generation: int) -> CopyChunk:
+        """The chunk to read next, of the table at this generation."""
+        if not self._todo:
+            raise IllegalTransition(self._table, self.state, "a reader with nothing left to read")
+        self._move(Event.CHUNK_TAKEN)
+        reading = self._todo.popleft()._replace(generation=generation)
+        self._active.add(reading)
+        return reading
+
+    def finish(self, reading: CopyChunk, generation: int) -> None:
+        """The chunk was read to its end, and the table is at this ``generation`` now: its rows
+        are in the store's transaction, unless a TRUNCATE has made them stale."""
+        if generation != reading.generation:
+            self.repeat(reading)
+            return
+        self._end(reading, Event.CHUNK_READ)
+        self.refusals = 0
+        if reading.number is not None:
+            self._done.add(reading.number)
+        self._move_if_all_read()
+
+    def put_back(self, reading: CopyChunk) -> None:
+        """Nothing of the chunk was written; it is read again."""
+        self._end(reading, Event.CHUNK_AGAIN)
+        self._todo.appendleft(reading)
+
+    def repeat(self, reading: CopyChunk) -> None:
+        """Some of the chunk may be written; it is read again, if it can be."""
+        self.put_back(reading)
+        if not self._repeatable:
+            self.give_up()
+
+    def refuse(self, reading: CopyChunk) -> None:
+        """The server refused to read the chunk; it is tried again, but not for ever."""
+        self.repeat(reading)
+        self.refusals += 1
+        if self.refusals >= MOST_REFUSALS and not self.ended:
+            self.give_up()
+
+    def reread(self, keys: Sequence[bytes]) -> None:
+        """The rows with these keys lack TOAST values: they are read again, then a barrier follows,
+        another one if one was sent."""
+        self._move(Event.ROWS_PARTIAL)
+        self.barrier = None
+        for start in range(0, len(keys), KEYS_A_CHUNK):
+            self._todo.append(CopyChunk(None, tuple(keys[start : start + KEYS_A_CHUNK])))
+
+    def choose_barrier(self, payload: str) -> None:
+        """All that was read is durable; ``payload`` is in the store's transaction."""
+        self._move(Event.BARRIER_CHOSEN)
+        self.barrier = payload
+
+    def barrier_durable(self) -> None:
+        """It may be sent."""
+        self._move(Event.BARRIER_DURABLE)
+
+    def awaits(self, payload: str) -> bool:
+        """True if this is the barrier that was sent last."""
+        return self.state is CopyState.BARRIER_SENT and self.barrier == payload
+
+    def publish(self) -> None:
+        """The stream has passed the barrier, and every row is whole."""
+        self._move(Event.BARRIER_PASSED)
+
+    def give_up(self) -> None:
+        """The table can't be read."""
+        self._move(Event.GIVEN_UP)
+
+    def discard(self) -> None:
+        """The incarnation has ended."""
+        self._move(Event.DISCARDED)
+
+    def _end(self, reading: CopyChunk, event: Event) -> None:
+        if reading not in self._active:
+            raise IllegalTransition(
+                self._table, self.state, "the end of a chunk that isn't being read"
+            )
+        self._move(event)
+        self._active.remove(reading)
+
+    def _move_if_all_read(self) -> None:
+        if not self._todo and not self._active:
+            self._move(Event.ALL_READ)
+
+    def _move(self, event: Event) -> None:
+        try:
+            self.state = _TRANSITIONS[self.state][event]
+        except KeyError:
+            raise IllegalTransition(self._table, self.state, event.value) from None
+
+
+# The copy of one table: its state (copy_state.py), its SQL, and what its record keeps of it.
+
+
+class TableCopy:
+    """One table's copy: what is read, how far it is, and what a restart needs to know.
+
+    Its progress is stored in the transactions that store its rows.
+    """
+
+    def __init__(
+        self,
+        table_id: int,
+        options: SourceTableOptions,
+        table: SourceTable,
+        stored: Mapping[str, Any],
+        transaction_filter: TransactionFilter | None = None,
+    ) -> None:
+        self.table_id = table_id
+        """The incarnation that is copied."""
+        self.options = options
+        self.table = table
+        self.shape = shape.of_table(table)
+        self.transaction_filter = transaction_filter
+        """Of an append-only table, which is read in one piece, with one snapshot."""
+        self.beside: int | None = stored.get("beside")
+        """Of a re-copy: the live incarnation, if this is a re-copy of it."""
+        self.splits: list[Split] | None = None
+        """Split points between the key ranges; None: not chosen yet."""
+        if "splits" in stored:
+            self.splits = [tuple(split) for split in stored["splits"]]
+        done = {number for run in stored.get("done", []) for number in range(*run)}
+        self.machine = CopyMachine(table.qualified, done, repeatable=transaction_filter is None)
+        """Its state, and the chunks that are left to read."""
+        self.rows = int(stored.get("rows", 0))
+        """Rows read, those read again included."""
+        self.not_before = 0.0
+        """No chunk is begun before this monotonic time."""
+        kept = shape.from_json(stored)
+        self.version = table.version if kept is None else kept[1]
+        """The table's version when the copy began."""
+        self._reads_since = 0.0
+        self._rows_before = self.rows
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """Oids of the partitions that the table had when the copy began."""
+        return frozenset(each.oid for each in self.version.partitions)
+
+    @property
+    def shown_id(self) -> int:
+        """The incarnation whose readers are affected: the live one, of a re-copy."""
+        return self.table_id if self.beside is None else self.beside
+
+    @property
+    def phase(self) -> str:
+        """Phase in /status; callable from any thread."""
+        return self.machine.state.phase
+
+    @property
+    def waiting_for(self) -> tuple[int, ...]:
+        """Pids whose transactions must end before the first chunk is read; from any thread."""
+        return self.machine.waiting_for
+
+    @property
+    def ranges(self) -> int:
+        """Number of ranges; 0 until they are known."""
+        return 0 if self.splits is None else len(self.splits) + 1
+
+    @property
+    def ranges_done(self) -> int:
+        """Number of finished ranges."""
+        return len(self.machine.done)
+
+    def plan(self, splits: Sequence[Split]) -> None:
+        """The first chunk may be read; what an earlier session finished isn't read again."""
+        self.splits = list(splits)
+        self._reads_since = time.monotonic()
+        self.machine.plan(self.ranges)
+
+    def progress(self, now: float) -> CopyProgress:
+        """Progress of the copy; callable from any thread."""
+        estimated = int(self.table.rows_estimated)
+        seconds = now - self._reads_since if self._reads_since else 0.0
+        rate = (self.rows - self._rows_before) / seconds if seconds > 0 else 0.0
+        left = max(0, estimated - self.rows) / rate if rate > 0 and estimated > 0 else None
+        return CopyProgress(
+            self.phase,
+            self.rows,
+            estimated if estimated >= 0 else None,
+            self.ranges,
+            self.ranges_done,
+            self.waiting_for,
+            rate,
+            left if self.machine.state in (CopyState.READING, CopyState.READ) else None,
+        )
+
+    def has_work(self, now: float) -> bool:
+        """True if a reader can begin a chunk."""
+        return self.machine.has_work and now >= self.not_before
+
+    def statement(self, reading: CopyChunk) -> bytes:
+        """The SQL that reads it."""
+        if self.transaction_filter is not None:
+            return append_only_statement(self.table)
+        if reading.number is None:
+            return statement(self.table, key_ranges.keys_condition(self.table, reading.keys))
+        return statement(
+            self.table, key_ranges.condition(self.table, self.splits or [], reading.number)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """State of the copy for the table's record."""
+        stored = {**shape.to_json(self.shape, self.version), "rows": self.rows}
+        if self.splits is not None:
+            stored["splits"] = [list(split) for split in self.splits]
+            stored["done"] = _runs(sorted(self.machine.done))
+        if self.beside is not None:
+            stored["beside"] = self.beside
+        if self.machine.barrier is not None:
+            stored["barrier"] = self.machine.barrier
+        return stored
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Ascending numbers as [first, after the last] of each unbroken run."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1][1] = number + 1
+        else:
+            found.append([number, number + 1])
+    return found

@@ -1,0 +1,264 @@
+"""The archives that a serving process replays from: read in threads, never in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from laredo_archive.aws.clients import AwsClients
+from laredo_archive.errors import ArchiveError, ArchiveMissing, NoRoomToFetch
+from laredo_archive.manifest import merged, parser
+from laredo_archive.manifest.merged import PartsFiles
+from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
+from laredo_archive.manifest.object_keys import manifest_key
+from laredo_archive.read import fetched_diff, location
+from laredo_archive.read.location import FoundArchive
+from laredo_archive.storage import access
+from laredo_archive.storage.destination import Destination
+from laredo_archive.storage.local import LocalDestination
+from laredo_fanout.serving.options import ArchiveOptions
+from laredo_fanout.serving.replay import NoReplay, Outcome
+from laredo_fanout.serving.slices import DaemonThreads
+from laredo_fanout.serving.snapshot_rows import DISK_RESERVE
+from laredo_model.column import Column
+from laredo_model.line import Change
+from laredo_model.position import Position
+from laredo_service import private_directory
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+THREADS = 8
+MANIFEST_WAIT_S = 10.0
+"""Longest wait of a client for the archive's manifest before it is sent a snapshot."""
+FRESH_S = 1.0
+"""Time for which a manifest is used without reading it again, in seconds."""
+UNAVAILABLE_S = 10.0
+"""Time for which an archive that couldn't be read isn't tried again, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A manifest as it was read, or why it couldn't be read."""
+
+    #: When, in the loop's time.
+    at: float
+    found: FoundArchive | None
+    problem: str
+
+
+class ReplayArchive:
+    """One table's archive, read for replays. The methods belong to one event loop."""
+
+    def __init__(
+        self,
+        table: str,
+        options: ArchiveOptions,
+        executor: DaemonThreads,
+        directory: Path | None,
+        on_outcome: Callable[[str, Outcome], None],
+    ) -> None:
+        self.table = table
+        self.options = options
+        self._executor = executor
+        self._directory = directory
+        self._on_outcome = on_outcome
+        self._destination: Destination | None = None
+        self._manifest: tuple[str, Manifest] | None = None
+        self._reading: asyncio.Task[Reading] | None = None
+        self._read: Reading | None = None
+        self._bad: dict[str, float] = {}
+
+    def count(self, outcome: Outcome) -> None:
+        """Count the outcome of one client's replay."""
+        self._on_outcome(self.table, outcome)
+
+    async def found(self, *, newest: bool) -> tuple[FoundArchive, bool]:
+        """Find the archive, with a manifest that is FRESH_S old at most (`newest`: read now).
+
+        AwsClients that ask together are answered by one read. The second value is whether
+        it was read now.
+
+        :raises NoReplay: it can't be read.
+        """
+        loop = asyncio.get_running_loop()
+        known = self._read
+        if known is not None and self._reading is None:
+            age = loop.time() - known.at
+            if known.found is None and age < UNAVAILABLE_S:
+                raise NoReplay(Outcome.UNREADABLE, known.problem)
+            if known.found is not None and age < FRESH_S and not newest:
+                return known.found, False
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_manifest())
+        reading_now = self._reading
+        await asyncio.wait({reading_now}, timeout=MANIFEST_WAIT_S)
+        if not reading_now.done():
+            raise NoReplay(Outcome.UNREADABLE, f"no manifest within {MANIFEST_WAIT_S:g} s")
+        reading = reading_now.result()
+        if reading.found is None:
+            raise NoReplay(Outcome.UNREADABLE, reading.problem)
+        return reading.found, True
+
+    async def unfolded(self, found: FoundArchive, *positions: Position) -> FoundArchive:
+        """The archive with the boundaries next to each position, if merged diffs hide them.
+
+        :raises NoReplay: a file that lists a merged diff's parts can't be read.
+        """
+        if not any(artifact.parts for artifact in found.manifest.artifacts):
+            return found
+        loop = asyncio.get_running_loop()
+        try:
+            manifest = await loop.run_in_executor(self._executor, _unfolded, found, positions)
+        except (ArchiveError, OSError) as failure:
+            raise NoReplay(Outcome.UNREADABLE, str(failure)) from failure
+        return found._replace(manifest=manifest)
+
+    async def _read_manifest(self) -> Reading:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._executor, self._find)
+            reading = Reading(loop.time(), found, "")
+        except Exception as failure:  # whatever it is, a snapshot does as well
+            expected = isinstance(failure, ArchiveError | OSError)
+            reading = Reading(loop.time(), None, str(failure))
+            log.warning(
+                "archive not read",
+                table=self.table,
+                error=str(failure),
+                exc_info=None if expected else failure,
+            )
+        self._reading, self._read = None, reading
+        return reading
+
+    def _find(self) -> FoundArchive:
+        """Read the manifest, in a thread; one at a time."""
+        if self._destination is None:
+            self._destination = destination_of(self.options)
+        destination, key = self._destination, manifest_key(self.options.key_prefix)
+        where = destination.uri_of(key)
+        read = destination.get(key)
+        if read is None:
+            raise ArchiveMissing(where, "laredo-snapshotter writes it there, if configured so")
+        if self._manifest is None or self._manifest[0] != read.version.etag:
+            self._manifest = read.version.etag, parser.parse(read.data, where)
+        return FoundArchive(destination, key, self._manifest[1], location.as_it_is)
+
+    def check(self, found: FoundArchive, diffs: tuple[Artifact, ...]) -> None:
+        """Check that each diff has a format that can be read, and wasn't broken a moment ago.
+
+        :raises NoReplay: one isn't.
+        """
+        now = asyncio.get_running_loop().time()
+        for diff in diffs:
+            try:
+                entry = fetched_diff.choose(found, diff, self.options.formats)[1]
+            except ArchiveError as failure:
+                raise NoReplay(Outcome.UNREADABLE, str(failure)) from failure
+            if now - self._bad.get(entry.key, float("-inf")) < UNAVAILABLE_S:
+                raise NoReplay(Outcome.UNREADABLE, f"{entry.uri} was broken a moment ago")
+
+    def broken(self, diff: Artifact) -> None:
+        """Remember a diff that couldn't be read, so that other clients don't try it now."""
+        now = asyncio.get_running_loop().time()
+        self._bad = {key: at for key, at in self._bad.items() if now - at < UNAVAILABLE_S}
+        self._bad |= dict.fromkeys(diff.keys, now)
+
+    def changes(
+        self, found: FoundArchive, diff: Artifact, columns: tuple[Column, ...]
+    ) -> Iterator[Change]:
+        """Read a diff's changes, checked, in a thread. Raises like `fetched_diff.changes`."""
+        _, entry = fetched_diff.choose(found, diff, self.options.formats)
+        if self._directory is not None and entry.size_bytes > fetched_diff.MEMORY_BYTES:
+            _check_room(self._directory, entry)
+        return fetched_diff.changes(found, diff, columns, self.options.formats, self._directory)
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Run it in one of the threads for archives."""
+        return self._executor.submit(work)
+
+
+def _unfolded(found: FoundArchive, points: Sequence[Position]) -> Manifest:
+    parts = PartsFiles(found.destination, found.locate, found.key_prefix)
+    manifest = found.manifest
+    for point in points:
+        manifest = merged.unfolded(manifest, merged.at(point), parts.diffs_of)
+    return manifest
+
+
+def _check_room(directory: Path, entry: FormatEntry) -> None:
+    """Check that fetching an object leaves the store's disk its reserve.
+
+    :raises NoRoomToFetch: it doesn't.
+    """
+    wanted, free = entry.size_bytes + DISK_RESERVE, shutil.disk_usage(directory).free
+    if free < wanted:
+        raise NoRoomToFetch(
+            entry.uri, str(directory), f"{wanted} bytes are needed, {free} are free"
+        )
+
+
+class Archives:
+    """The archives of all tables that have one."""
+
+    def __init__(
+        self,
+        options: Mapping[str, ArchiveOptions],
+        directory: Path | None,
+        on_outcome: Callable[[str, Outcome], None],
+    ) -> None:
+        self._directory = directory
+        self._on_outcome = on_outcome
+        self._executor = DaemonThreads(THREADS, "archive")
+        self._tables: dict[str, ReplayArchive] = {}
+        self.change(options)
+
+    def change(self, options: Mapping[str, ArchiveOptions]) -> None:
+        """Read these archives from now on; one with the same options stays the same."""
+        directory = self._directory
+        if options and directory is not None:
+            private_directory.make(directory)
+        before, self._tables = self._tables, {}
+        for name, its_options in options.items():
+            known = before.get(name)
+            if known is None or known.options != its_options:
+                known = ReplayArchive(
+                    name, its_options, self._executor, directory, self._on_outcome
+                )
+            self._tables[name] = known
+
+    def get(self, table: str) -> ReplayArchive | None:
+        """The table's archive, if one is configured."""
+        return self._tables.get(table)
+
+    def close(self) -> None:
+        """Stop the threads, without waiting for reads that are under way."""
+        self._executor.shutdown()
+
+
+def destination_of(options: ArchiveOptions) -> Destination:
+    """The location; nothing is read there yet.
+
+    :raises ArchiveError: if it can't be one, or the `aws` extra isn't installed.
+    """
+    if options.path is not None:
+        return LocalDestination(options.path)
+    profiles, credentials = access.profiles(
+        options.profile, options.role_arn, options.external_id, options.region
+    )
+    reached = access.S3Access(
+        AwsClients(profiles),
+        credentials,
+        region=options.region,
+        endpoint=options.endpoint,
+        addressing=options.addressing,
+    )
+    return reached.destination(options.bucket or "", options.prefix.strip("/").split("/"))

@@ -1,1 +1,0 @@
-"""Open gRPC calls: authentication, limits, and how a call is ended."""

@@ -1,0 +1,1 @@
+"""The endpoints of a serving process: gRPC, Connect, TLS, and probes."""

@@ -1,1 +1,0 @@
-"""Row filters: a client's predicates, tested against rows and changes."""

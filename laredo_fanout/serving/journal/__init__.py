@@ -1,1 +1,0 @@
-"""A serving process's readers of the journal, shared by all of its sessions."""

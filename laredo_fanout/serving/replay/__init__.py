@@ -1,1 +1,0 @@
-"""Cold replay: clients behind the journal are caught up from the table's archive."""

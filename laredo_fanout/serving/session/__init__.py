@@ -1,0 +1,1 @@
+"""The session of a Sync call, from its handshake to the live journal."""

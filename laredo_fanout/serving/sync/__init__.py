@@ -1,1 +1,0 @@
-"""The sessions of the Sync call: snapshot, journal, verified positions."""

@@ -1,0 +1,198 @@
+"""The end of a table's copy, and a copy's comparison with the live incarnation beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Protocol
+
+from laredo_fanout.store import format as format_
+from laredo_fanout.store.environment import WriteContext
+from laredo_fanout.store.errors import RowIncomplete, TableUnknown
+from laredo_fanout.store.rows import Spaces, TableChanges
+from laredo_fanout.store.table import Status, TableRecord
+from laredo_model import key as key_
+from laredo_model.line import Action
+
+_BLOCK = 1000
+
+_Pair = tuple[bytes, bytes | None, bytes | None]
+"""Stored key of a row (without the space), its live line, and its copied one."""
+
+
+class Barrier:
+    """The end of a copy, within one write transaction."""
+
+    def __init__(self, context: WriteContext, spaces: Spaces) -> None:
+        self._transaction = context.transaction
+        self._state = context.databases.state
+        self._spaces = spaces
+
+    def publish(self, record: TableRecord, position: int) -> TableRecord:
+        """Sweep, and make the table live with its floor at the barrier.
+
+        :raises RowIncomplete: if rows still miss columns.
+        """
+        rows = self._spaces.rows_of(record)
+        for key in rows.partial_keys():
+            raise RowIncomplete(record.qualified, key)
+        rows.sweep()
+        return replace(record, status=Status.LIVE, floor=position, copy={}, error="")
+
+    def compare_block(
+        self, live: TableRecord, copied: TableRecord, after: bytes
+    ) -> tuple[bytes | None, bool]:
+        """Compare the next block of rows behind ``after``: the last key of it (None: there are no
+        rows behind it), and whether something in it differs.
+
+        Nearly all blocks are the same in both: rows are compared one by one only where a block
+        differs. The key is a part of the line, so lines are enough.
+        """
+        ours, theirs = self._block(live.space, after), self._block(copied.space, after)
+        if ours and [line for _, line in ours] == [line for _, line in theirs]:
+            return ours[-1][0][format_.PREFIX_BYTES :], False
+        block = list(islice(self._merged(live.space, copied.space, after), _BLOCK))
+        last = block[-1][0] if len(block) == _BLOCK else None
+        return last, any(old != new for _, old, new in block)
+
+    def differences(
+        self, live: TableRecord, copied: TableRecord, after: bytes, last: bytes | None
+    ) -> TableChanges:
+        """Changes that turn the live rows of this block into the copied ones.
+
+        The caller adds positions.
+        """
+        changes = TableChanges()
+        for stored, old, new in self._merged(live.space, copied.space, after):
+            if last is not None and stored > last:
+                break
+            if old == new:
+                continue
+            line = old if new is None else new
+            action = Action.DELETE if new is None else Action.UPDATE
+            changes.actions.append(action if old else Action.INSERT)
+            changes.keys.append(_row_key(stored, line, live))
+            changes.lines.append(new or b"")
+        return changes
+
+    def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
+        """The next rows behind ``after``; none if the space has fewer than a block of them."""
+        cursor = self._transaction.cursor(db=self._state)
+        prefix = format_.prefix(space)
+        if not self._seek(cursor, prefix, after):
+            return []
+        rows = list(islice(cursor.iternext(), _BLOCK))
+        return rows if len(rows) == _BLOCK and rows[-1][0].startswith(prefix) else []
+
+    def _merged(self, live: int, copied: int, after: bytes) -> Iterator[_Pair]:
+        """Every key behind ``after`` with both its lines, in order."""
+        old_rows, new_rows = self._scan(live, after), self._scan(copied, after)
+        old, new = next(old_rows, None), next(new_rows, None)
+        while old is not None or new is not None:
+            if new is None or (old is not None and old[0] < new[0]):
+                assert old is not None
+                yield old[0], old[1], None
+                old = next(old_rows, None)
+            elif old is None or new[0] < old[0]:
+                yield new[0], None, new[1]
+                new = next(new_rows, None)
+            else:
+                yield old[0], old[1], new[1]
+                old, new = next(old_rows, None), next(new_rows, None)
+
+    def _scan(self, space: int, after: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Stored keys without the space, and lines, behind ``after``."""
+        prefix = format_.prefix(space)
+        cursor = self._transaction.cursor(db=self._state)
+        found = self._seek(cursor, prefix, after)
+        while found and cursor.key().startswith(prefix):
+            yield cursor.key()[format_.PREFIX_BYTES :], cursor.value()
+            found = cursor.next()
+
+    @staticmethod
+    def _seek(cursor: Any, prefix: bytes, after: bytes) -> bool:
+        """Put the cursor on the first key behind ``after``; whether there is one."""
+        found = cursor.set_range(prefix + after)
+        if found and after and cursor.key() == prefix + after:
+            found = cursor.next()
+        return bool(found)
+
+
+def _row_key(stored: bytes, line: bytes | None, table: TableRecord) -> bytes:
+    if format_.is_cut(bytes(format_.PREFIX_BYTES) + stored):
+        assert line is not None
+        return key_.of_line(line, table.key_fields)
+    return stored
+
+
+# A copy of a table compared with the live incarnation, block by block.
+
+
+class CopyTransaction(Protocol):
+    """Interface of a comparison to the store's transaction."""
+
+    tables: dict[int, TableRecord]
+
+    def barrier(self) -> Barrier: ...
+
+    def apply_in_pieces(self, table_id: int, changes: TableChanges) -> Iterator[None]: ...
+
+    def drop_table(self, table_id: int) -> None: ...
+
+    def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord: ...
+
+
+class CopyComparison:
+    """Finds the blocks that differ, and then writes what differs into the live incarnation.
+
+    Comparing changes nothing: the store may commit between two blocks, as long as nobody changes
+    the rows of either incarnation. What differs is one transaction, written in one of the store.
+
+    :raises RowIncomplete: if rows of the copy still miss columns.
+    :raises TableUnknown: if there is no live incarnation.
+    """
+
+    def __init__(self, transaction: CopyTransaction, copy_id: int, position: int) -> None:
+        copied = transaction.tables[copy_id]
+        live = [
+            each.id
+            for each in transaction.tables.values()
+            if each.qualified == copied.qualified and each.id != copy_id and each.live
+        ]
+        if not live:
+            raise TableUnknown(f"{copied.qualified} that is live")
+        self.live_id = live[0]
+        self._copy_id = copy_id
+        self._position = position
+        self._after = b""
+        self._differing: list[tuple[bytes, bytes | None]] = []
+        transaction.barrier().publish(copied, position)
+
+    def compare_block(self, transaction: CopyTransaction) -> bool:
+        """Compare the next block, of a thousand rows; whether there are more."""
+        live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
+        last, differs = transaction.barrier().compare_block(live, copied, self._after)
+        if differs:
+            self._differing.append((self._after, last))
+        self._after = last or b""
+        return last is not None
+
+    @property
+    def differs(self) -> bool:
+        """True if a block that was compared differs."""
+        return bool(self._differing)
+
+    def publish(self, transaction: CopyTransaction, time_us: int) -> Iterator[None]:
+        """Write what differs into the live incarnation, and drop the copy; stops after each bounded
+        piece: take it to its end before the store's transaction ends."""
+        for number, (after, last) in enumerate(self._differing, 1):
+            live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
+            changes = transaction.barrier().differences(live, copied, after, last)
+            changes.counts, changes.positions = [len(changes)], [self._position]
+            changes.times_us, changes.open = [time_us], number < len(self._differing)
+            yield from transaction.apply_in_pieces(self.live_id, changes)
+            yield
+        transaction.drop_table(self._copy_id)
+        if transaction.tables[self.live_id].suspect_range is not None:
+            transaction.end_suspect_range(self.live_id, self._position, time_us)

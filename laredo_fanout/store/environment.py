@@ -1,0 +1,430 @@
+"""The LMDB environment and its meta database, for the one writer and for readers.
+
+=========================  ====================================================
+key in the meta database   value
+=========================  ====================================================
+store                      JSON: format, next table, next space, source, streams, marker, ...
+position                   position u64, commit time in microseconds u64
+definition/ + table u32    JSON (``table.py``)
+figures/ + table u32       struct (``table.py``)
+garbage/ + kind + u32      b"": what is to be removed in small steps
+catchup                    how a backlog was split; the source's own words
+upstream_path              of a relay: JSON, the servers between PostgreSQL and this one
+=========================  ====================================================
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from struct import Struct
+from typing import Any, NamedTuple
+
+import lmdb
+import orjson
+
+from laredo_fanout.store import disk, table
+from laredo_fanout.store import format as format_
+from laredo_fanout.store.disk import DiskSpace, Reserve
+from laredo_fanout.store.errors import (
+    DiskFull,
+    StoreDamaged,
+    StoreError,
+    StoreFormatUnknown,
+    StoreLocked,
+    StoreMissing,
+    StoreUnusable,
+)
+from laredo_fanout.store.format import prefix
+from laredo_fanout.store.table import TableRecord
+from laredo_model import position as position_
+from laredo_model.position import Ancestor, History, Lineage
+
+FORMAT = 3
+"""The number of the layout that this version writes, and the only one that it reads. It is raised
+when the layout changes (tests/fanout/store/test_format.py)."""
+
+STORE_KEY = b"store"
+POSITION_KEY = b"position"
+DEFINITION = b"definition/"
+FIGURES = b"figures/"
+GARBAGE = b"garbage/"
+CATCHUP_KEY = b"catchup"
+UPSTREAM_PATH_KEY = b"upstream_path"
+GARBAGE_SPACE = GARBAGE + b"S"
+GARBAGE_JOURNAL = GARBAGE + b"J"
+
+_POSITION = Struct(">QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIdentity:
+    """Source of a store's changes; its positions mean nothing elsewhere."""
+
+    #: System identifier, timeline and database.
+    history: History
+    #: The slot's name.
+    slot: str
+    #: The publication's identity.
+    publication: str
+    #: What was made up when the slot was created, to recognise it.
+    token: str = ""
+    #: The histories that this one goes on from.
+    ancestors: tuple[Ancestor, ...] = ()
+    #: Why it was begun where it couldn't go on from another one (a sentence); empty at first.
+    because: str = ""
+    #: At which position it was begun.
+    since: int = 0
+    #: How far positions went of histories that this store followed before and that mean nothing
+    #: here: up to there a position alone may be one of theirs.
+    former_reach: int = 0
+    #: Sequences of those histories are below this.
+    former_sequences: int = 0
+
+    @property
+    def lineage(self) -> Lineage:
+        """The history, and those that it goes on from."""
+        return Lineage(self.history, self.ancestors)
+
+
+class Marker(NamedTuple):
+    """A message of ours that the stream brought: whoever finds something else there reads another
+    history."""
+
+    #: The end of its transaction.
+    position: int
+    #: What it says.
+    content: str
+
+
+class LastRecopy(NamedTuple):
+    """Result of a table's last re-copy."""
+
+    #: Unix time.
+    ended_at: float
+    #: How many rows differed.
+    differing: int = 0
+    #: Why it ended without a result, if it did.
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHead:
+    """Data that a store has once, as opposed to once a table."""
+
+    #: The environment's format number.
+    format: int = FORMAT
+    #: The next table id.
+    next_table: int = 1
+    #: The next space.
+    next_space: int = 1
+    #: Whose changes these are; None in a fresh store.
+    source: SourceIdentity | None = None
+    #: Names of replication connections that PostgreSQL may still have for it, the newest last.
+    streams: tuple[str, ...] = ()
+    #: The last message of ours that the stream brought.
+    marker: Marker | None = None
+    #: How re-copies ended, by qualified name.
+    last_recopies: Mapping[str, LastRecopy] = field(default_factory=dict)
+    #: Made up when the store was made: by it a relay finds itself among those it would follow.
+    server_id: str = ""
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        source = self.source and {
+            "history": str(self.source.history),
+            "slot": self.source.slot,
+            "publication": self.source.publication,
+            "token": self.source.token,
+            "ancestors": position_.ancestors_to_json(self.source.ancestors),
+            "because": self.source.because,
+            "since": self.source.since,
+            "former_reach": self.source.former_reach,
+            "former_sequences": self.source.former_sequences,
+        }
+        return orjson.dumps(
+            {
+                "format": self.format,
+                "next_table": self.next_table,
+                "next_space": self.next_space,
+                "source": source,
+                "streams": self.streams,
+                "marker": self.marker and list(self.marker),
+                "server_id": self.server_id,
+                "last_recopies": {name: list(last) for name, last in self.last_recopies.items()},
+            }
+        )
+
+    def take_table(self) -> tuple[int, "StoreHead"]:
+        """A table id never used before."""
+        return self.next_table, replace(self, next_table=self.next_table + 1)
+
+    def take_space(self) -> tuple[int, "StoreHead"]:
+        """A space never used before."""
+        return self.next_space, replace(self, next_space=self.next_space + 1)
+
+
+def format_of(stored: bytes) -> tuple[object, str | None]:
+    """The format's number in a head of any version, and the slot's name if it can be found."""
+    read = orjson.loads(stored)
+    source = read.get("source")
+    slot = source.get("slot") if isinstance(source, dict) else None
+    return read["format"], slot if isinstance(slot, str) else None
+
+
+def head_from_bytes(stored: bytes) -> StoreHead:
+    """The head that ``to_bytes`` wrote, in this version's format."""
+    read = orjson.loads(stored)
+    source = read["source"]
+    return StoreHead(
+        read["format"],
+        read["next_table"],
+        read["next_space"],
+        source
+        and SourceIdentity(
+            position_.parse_history(source["history"]),
+            source["slot"],
+            source["publication"],
+            source["token"],
+            position_.ancestors_from_json(source["ancestors"]),
+            source["because"],
+            source["since"],
+            source["former_reach"],
+            source["former_sequences"],
+        ),
+        tuple(read["streams"]),
+        read["marker"] and Marker(*read["marker"]),
+        {name: LastRecopy(*last) for name, last in read["last_recopies"].items()},
+        read["server_id"],
+    )
+
+
+def position_to_bytes(position: int, time_us: int) -> bytes:
+    """Up to where PostgreSQL's changes are in the store, and their last commit time."""
+    return _POSITION.pack(position, time_us)
+
+
+def position_from_bytes(stored: bytes | None) -> tuple[int, int]:
+    """Position and commit time; zeros in a fresh store."""
+    if stored is None:
+        return 0, 0
+    position, time_us = _POSITION.unpack(stored)
+    return position, time_us
+
+
+def put_table(
+    transaction: Any, meta: Any, reserve: Reserve, record: TableRecord, before: TableRecord | None
+) -> None:
+    """Write what of ``record`` differs from what was stored ``before``."""
+    if before is None or not record.same_definition(before):
+        definition = table.definition_to_bytes(record)
+        reserve(1, len(definition))
+        transaction.put(DEFINITION + prefix(record.id), definition, db=meta)
+    reserve(1, 0)
+    transaction.put(FIGURES + prefix(record.id), table.figures_to_bytes(record), db=meta)
+
+
+def delete_table(transaction: Any, meta: Any, table_id: int) -> None:
+    """Forget one table's record."""
+    transaction.delete(DEFINITION + prefix(table_id), db=meta)
+    transaction.delete(FIGURES + prefix(table_id), db=meta)
+
+
+def all_tables(transaction: Any, meta: Any) -> list[TableRecord]:
+    """The stored records of all tables, in order of their ids."""
+    records = []
+    cursor = transaction.cursor(db=meta)
+    found = cursor.set_range(DEFINITION)
+    while found and cursor.key().startswith(DEFINITION):
+        figures = transaction.get(FIGURES + cursor.key()[len(DEFINITION) :], db=meta)
+        records.append(table.from_bytes(cursor.value(), figures))
+        found = cursor.next()
+    cursor.close()
+    return records
+
+
+# Opening the LMDB environment, for the one writer and for readers.
+
+MAX_READERS = 1000
+MIN_SIZE = 1 << 20
+FILES = ("data.mdb", "lock.mdb", "server.lock")
+"""Files of a store's directory, by which it is recognized."""
+_PAGE = disk.PAGE
+_META_PAGES = 2
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
+
+
+@dataclass(frozen=True, slots=True)
+class Databases:
+    """The named databases of an open environment (``layout.py``)."""
+
+    state: Any
+    marks: Any
+    journal: Any
+    olds: Any
+    positions: Any
+    meta: Any
+
+    @property
+    def all(self) -> tuple[Any, ...]:
+        """Every one of them."""
+        return self.state, self.marks, self.journal, self.olds, self.positions, self.meta
+
+
+class ServerLock:
+    """One server per path: an exclusive lock that dies with its process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptor = os.open(directory / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._descriptor, 64).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise StoreLocked(str(directory), f"process {owner or 'unknown'}") from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let another server in."""
+        os.close(self._descriptor)
+
+
+def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.DiskSpace]:
+    """The environment for writing; made if there is none. The caller holds the ServerLock.
+
+    :raises DiskFull: if the disk has no room for even a fresh store.
+    :raises StoreDamaged: if what is there isn't a usable environment.
+    """
+    max_size = max(max_size, MIN_SIZE)
+    max_size -= max_size % _PAGE
+    disk.allocate_lock_file(directory, MAX_READERS)
+    try:
+        environment = lmdb.open(
+            str(directory),
+            map_size=max_size,
+            mode=0o600,
+            max_dbs=len(format_.DATABASES),
+            max_readers=MAX_READERS,
+            writemap=True,
+            sync=True,
+            metasync=True,
+            # The writer goes to single rows, in a store that may be larger than memory.
+            readahead=False,
+        )
+    except lmdb.Error as failed:
+        raise _what_failed(directory, failed) from failed
+    try:
+        space = disk.DiskSpace(environment, directory, max_size)
+        space.begin()
+        return environment, _databases(environment, create=True), space
+    except BaseException:
+        environment.close()
+        raise
+
+
+def open_readable(directory: Path) -> tuple[Any, Databases]:
+    """The environment for reading, in another process than the writer's.
+
+    :raises StoreMissing: if there is no store.
+    :raises StoreDamaged: if what is there isn't a usable environment.
+    """
+    if not (directory / "data.mdb").exists():
+        raise StoreMissing(str(directory))
+    try:
+        environment = lmdb.open(
+            str(directory),
+            map_size=0,
+            max_dbs=len(format_.DATABASES),
+            max_readers=MAX_READERS,
+            readonly=True,
+            create=False,
+            # Readers scan whole tables: eight times faster from a cold cache.
+            readahead=True,
+        )
+        return environment, _databases(environment, create=False)
+    except (lmdb.NotFoundError, lmdb.ReadonlyError) as missing:
+        raise StoreMissing(str(directory)) from missing
+    except lmdb.Error as failed:
+        raise _what_failed(directory, failed) from failed
+
+
+def free_bytes(environment: Any, databases: Databases) -> int:
+    """Size of the pages that hold nothing: the data file's that were given back, and those by which
+    it may grow. Of them LMDB takes some for its list of free pages."""
+    with environment.begin() as transaction:
+        stats = [environment.stat(), *(transaction.stat(each) for each in databases.all)]
+        pages = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
+    size: int = environment.info()["map_size"] - (_META_PAGES + pages) * _PAGE
+    return max(0, size)
+
+
+def what_failed(directory: Path, failed: OSError) -> StoreError:
+    """Typed error of the store for an error of the operating system."""
+    why = failed.strerror or str(failed)
+    if failed.errno in disk.NO_ROOM:
+        return DiskFull(str(directory), MIN_SIZE, why)
+    return StoreUnusable(str(directory), why)
+
+
+def _what_failed(directory: Path, failed: lmdb.Error) -> StoreError:
+    """Typed error of the store for an LMDB error, whose text alone has the system's error."""
+    for number in (*disk.NO_ROOM, *_FORBIDDEN):
+        if os.strerror(number) in str(failed):
+            return what_failed(directory, OSError(number, str(failed)))
+    return StoreDamaged(str(directory), str(failed))
+
+
+def check_format(directory: Path, stored: bytes | None) -> StoreHead:
+    """Parse the store's head; a fresh store has none yet.
+
+    :raises StoreFormatUnknown: if another version wrote it, in another format.
+    :raises StoreDamaged: if it can't be read.
+    """
+    if stored is None:
+        return StoreHead()
+    try:
+        number, slot = format_of(stored)
+        if number != FORMAT:
+            raise StoreFormatUnknown(str(directory), number, FORMAT, slot)
+        return head_from_bytes(stored)
+    except (ValueError, KeyError, TypeError) as wrong:
+        raise StoreDamaged(str(directory), f"its head can't be read ({wrong})") from wrong
+
+
+def _databases(environment: Any, *, create: bool) -> Databases:
+    opened = {name.decode(): environment.open_db(name, create=create) for name in format_.DATABASES}
+    return Databases(**opened)
+
+
+# One LMDB write transaction, as everything that writes within it is given it.
+
+
+@dataclass(slots=True)
+class WriteContext:
+    """The transaction's handles, and the definitions as they are so far within it."""
+
+    #: LMDB's own handle.
+    transaction: Any
+    #: The environment's databases: rows, marks, journal, definitions.
+    databases: Databases
+    #: Where room on the disk is taken before it is used.
+    disk: DiskSpace
+    #: What the store knows of itself: counters, source, marker.
+    head: StoreHead
+    #: Each incarnation's definition and figures, by id.
+    tables: dict[int, TableRecord]
+    #: Whether rows or journal records are to be removed later.
+    left_garbage: bool = False
+
+    def take_space(self) -> int:
+        """A number for the rows of a table that has none yet."""
+        space, self.head = self.head.take_space()
+        return space
+
+    def discard(self, kind: bytes, number: int) -> None:
+        """Have a space's rows, or a table's journal, removed later in small steps."""
+        self.left_garbage = True
+        self.transaction.put(kind + format_.prefix(number), b"", db=self.databases.meta)

@@ -1,1 +1,0 @@
-"""The journal: records of changes, in commit order."""

@@ -1,0 +1,548 @@
+"""Rows of a table: changes of the stream applied, copied rows where nothing is yet.
+
+A live table has lines only. While it is copied it also has tombstones
+(deleted by the stream; a copied row must not come back) and partial lines
+(columns that the stream didn't send; a copied row fills them). Marks list both,
+so that the barrier needn't scan the table. A mark may be stale; the value counts.
+Further marks name the rows that the stream wrote whole. A copied row may be newer
+than the stream's position, so it can't serve as the old row of a delete, nor as the
+source of columns for the key that the row moved to.
+"""
+
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, repeat
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from laredo_fanout.store import environment
+from laredo_fanout.store import format as format_
+from laredo_fanout.store.disk import Reserve
+from laredo_fanout.store.environment import Databases, WriteContext
+from laredo_fanout.store.errors import RowIncomplete, TableClosed
+from laredo_fanout.store.journal import Entries, Journal
+from laredo_fanout.store.table import Status, TableRecord
+from laredo_model import key as key_
+from laredo_model import line as line_
+from laredo_model.line import Action
+
+_RUNS = re.compile(rb"[\x01\x02]+|\x03+|\x04", re.DOTALL)
+_SORT_FROM = 32
+_SLICE = 100
+"""Rows written at a time: half a millisecond's, as a unix socket is full in little more."""
+_SWEEP_STEP = 1000
+
+
+class Run(NamedTuple):
+    """Neighbouring changes of one kind: upserts, deletes, or a TRUNCATE."""
+
+    start: int
+    stop: int
+    kind: Action
+
+
+def runs(actions: bytes | bytearray) -> Iterator[Run]:
+    """The changes, cut where deletes, upserts and TRUNCATEs meet."""
+    for match in _RUNS.finditer(actions):
+        first = actions[match.start()]
+        kind = Action.UPDATE if first <= Action.UPDATE else Action(first)
+        yield Run(match.start(), match.end(), kind)
+
+
+class Rows:
+    """The rows of one space, within one write transaction."""
+
+    def __init__(self, context: WriteContext, table: str, space: int) -> None:
+        self._table = table
+        self._reserve = context.disk.reserve
+        self._prefix = format_.prefix(space)
+        self._state = context.transaction.cursor(db=context.databases.state)
+        self._marks = context.transaction.cursor(db=context.databases.marks)
+        self._last_deleted: bytes | None = None
+
+    def upsert(
+        self, actions: Sequence[int], keys: list[bytes], lines: list[bytes], *, live: bool
+    ) -> Generator[None, None, tuple[list[bytes], list[bytes | None]]]:
+        """Write new lines; stops after each slice.
+
+        Returns the lines, whole ones as far as their missing columns are
+        known, and what each replaced: None nothing, b"" a tombstone.
+
+        :raises RowIncomplete: if a line of a live table stays partial.
+        """
+        stored = self._stored(keys, sum(map(len, lines)))
+        if min(lines).startswith(line_.PARTIAL):
+            lines, olds = self._fill_and_replace(actions, keys, stored, lines, live=live)
+        else:
+            olds = yield from self._replace(stored, lines)
+            if not live:
+                self._mark_streamed(stored)
+        self._last_deleted = None
+        return lines, olds
+
+    def delete(self, keys: list[bytes]) -> list[bytes | None]:
+        """Delete rows of a live table; returns what there was."""
+        stored = self._stored(keys, 0)
+        olds: list[bytes | None] = list(map(self._state.pop, stored))
+        self._last_deleted = olds[-1]
+        return olds
+
+    def bury(self, keys: list[bytes]) -> list[bytes | None]:
+        """Leave tombstones, in a table that is copied; returns what there was."""
+        stored = self._stored(keys, 0)
+        self._stored(keys, 0)  # room for their marks
+        is_streamed = self._is_streamed(stored[-1])
+        olds: list[bytes | None] = list(
+            map(self._state.replace, stored, repeat(format_.TOMBSTONE, len(stored)))
+        )
+        for key in stored:
+            self._marks.put(format_.mark_key(format_.TOMBSTONE_MARK, key), b"")
+            self._marks.pop(format_.mark_key(format_.STREAMED_MARK, key))
+        self._last_deleted = olds[-1] if is_streamed else None
+        return olds
+
+    def widest(self, keys: list[bytes]) -> int:
+        """Bytes of the longest of these rows' lines; 0 if none of them is there."""
+        stored = format_.stored_keys(self._prefix, keys)
+        return max((len(self._value(key) or b"") for key in stored), default=0)
+
+    def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
+        """Copied rows where nothing is yet, columns where they are missing; returns rows added."""
+        stored = self._stored(keys, sum(map(len, lines)))
+        pairs = sorted(zip(stored, lines, strict=True))
+        _, added = self._state.putmulti(pairs, overwrite=False)
+        if self.has_marks(format_.PARTIAL_MARK):
+            for key, line in pairs:
+                if self._marks.set_key(format_.mark_key(format_.PARTIAL_MARK, key)):
+                    self._complete(key, line)
+        return int(added)
+
+    def numbered(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
+
+        b"" is a TRUNCATE, after which numbers begin again. They count on from the rows that are
+        there, so write these rows before asking again.
+        """
+        numbers: dict[bytes, int] = {}
+        is_empty = False
+        keys: list[bytes] = []
+        for digest in digests:
+            if not digest:
+                is_empty = True
+                numbers.clear()
+                keys.append(b"")
+                continue
+            number = numbers.get(digest)
+            if number is None:
+                number = 0 if is_empty else self._highest_number(digest)
+            numbers[digest] = number + 1
+            keys.append(key_.numbered(digest, number + 1))
+        return keys
+
+    def _highest_number(self, digest: bytes) -> int:
+        """Highest number of a row with this digest in a table without a key; 0 if there is none."""
+        first = self._prefix + digest + b"-"
+        beyond = self._prefix + digest + b"."
+        found = self._state.prev() if self._state.set_range(beyond) else self._state.last()
+        stored = self._state.key() if found else b""
+        return key_.number_of(stored) if stored.startswith(first) else 0
+
+    def has_marks(self, kind: bytes) -> bool:
+        """True if any mark of this kind exists, stale ones included."""
+        start = self._prefix + kind
+        return bool(self._marks.set_range(start)) and self._marks.key().startswith(start)
+
+    def partial_keys(self) -> Iterator[bytes]:
+        """The keys of the rows that still miss columns."""
+        start = self._prefix + format_.PARTIAL_MARK
+        found = self._marks.set_range(start)
+        while found and self._marks.key().startswith(start):
+            value = self._value(format_.marked_key(self._marks.key()))
+            if value and line_.is_partial(value):
+                yield self._marks.value()
+            found = self._marks.next()
+
+    def sweep(self) -> int:
+        """Drop tombstones and marks: the barrier has passed. Returns tombstones dropped."""
+        dropped = marks = 0
+        found = self._marks.set_range(self._prefix)
+        while found and self._marks.key().startswith(self._prefix):
+            if marks % _SWEEP_STEP == 0:
+                self._reserve(2 * _SWEEP_STEP, 0)
+            marks += 1
+            stored = format_.marked_key(self._marks.key())
+            if self._value(stored) == format_.TOMBSTONE:
+                self._state.delete()
+                dropped += 1
+            found = self._marks.delete() and bool(self._marks.key())
+        return dropped
+
+    def _stored(self, keys: list[bytes], size: int) -> list[bytes]:
+        """Stored keys of these rows, with room reserved for one change of each.
+
+        The changes have ``size`` bytes in all.
+        """
+        self._reserve(len(keys), size + sum(map(len, keys)))
+        return format_.stored_keys(self._prefix, keys)
+
+    def _mark_streamed(self, stored: Sequence[bytes]) -> None:
+        self._reserve(len(stored), sum(map(len, stored)))
+        self._marks.putmulti(
+            [(format_.mark_key(format_.STREAMED_MARK, key), b"") for key in stored]
+        )
+
+    def _is_streamed(self, stored: bytes) -> bool:
+        return bool(self._marks.set_key(format_.mark_key(format_.STREAMED_MARK, stored)))
+
+    def _value(self, stored: bytes) -> bytes | None:
+        """The stored value, with the state cursor on it."""
+        return self._state.value() if self._state.set_key(stored) else None
+
+    def _replace(
+        self, stored: list[bytes], lines: list[bytes]
+    ) -> Generator[None, None, list[bytes | None]]:
+        count = len(stored)
+        if count < _SORT_FROM:
+            return list(map(self._state.replace, stored, lines))
+        # In key order neighbours share pages; sorting is stable, so that several
+        # changes of one key stay in their order.
+        order = sorted(range(count), key=stored.__getitem__)
+        pick = itemgetter(*order)
+        olds: list[bytes | None] = [None] * count
+        replaced = zip(order, map(self._state.replace, pick(stored), pick(lines)), strict=True)
+        for _ in range(0, count, _SLICE):
+            for index, old in islice(replaced, _SLICE):
+                olds[index] = old
+            yield
+        return olds
+
+    def _fill_and_replace(
+        self,
+        actions: Sequence[int],
+        keys: list[bytes],
+        stored: list[bytes],
+        lines: list[bytes],
+        *,
+        live: bool,
+    ) -> tuple[list[bytes], list[bytes | None]]:
+        whole: list[bytes] = []
+        olds: list[bytes | None] = []
+        for index, line in enumerate(lines):
+            old = self._value(stored[index])
+            exact = not live
+            if line_.is_partial(line):
+                moved = self._last_deleted if index == 0 else None
+                if moved and actions[0] == Action.INSERT:
+                    line = line_.fill(line, moved)  # noqa: PLW2901
+                if old and line_.is_partial(line):
+                    line = line_.fill(line, old)  # noqa: PLW2901
+                    exact = exact and self._is_streamed(stored[index])
+                if line_.is_partial(line):
+                    if live:
+                        raise RowIncomplete(self._table, keys[index])
+                    mark = format_.mark_key(format_.PARTIAL_MARK, stored[index])
+                    self._reserve(1, 2 * len(keys[index]))
+                    self._marks.put(mark, keys[index])
+                    exact = False
+                self._reserve(1, len(line))
+            self._state.put(stored[index], line)
+            if exact:
+                self._mark_streamed([stored[index]])
+            whole.append(line)
+            olds.append(old)
+        return whole, olds
+
+    def _complete(self, stored: bytes, line: bytes) -> None:
+        value = self._value(stored)
+        if value and line_.is_partial(value):
+            whole = line_.fill(value, line)
+            self._reserve(1, len(whole))
+            self._state.put(stored, whole)
+
+
+# Changes of one table on their way into the store.
+
+
+@dataclass(slots=True)
+class TableChanges:
+    """Changes of one table, in commit order; what is given to ``Transaction.apply``.
+
+    The first three have one element a change, the next three one a PostgreSQL transaction. A change
+    of the key is a DELETE followed by an INSERT. Lines may be partial (unchanged TOAST): an INSERT
+    right after a DELETE takes what is missing from the row just deleted, everything else from the
+    state.
+    """
+
+    #: One byte each, model.Action.
+    actions: bytearray = field(default_factory=bytearray)
+    #: b"" for a TRUNCATE.
+    keys: list[bytes] = field(default_factory=list)
+    #: Rows as JSON; b"" for DELETE and TRUNCATE.
+    lines: list[bytes] = field(default_factory=list)
+    #: How many of these changes the transaction has.
+    counts: list[int] = field(default_factory=list)
+    #: The end of its commit record.
+    positions: list[int] = field(default_factory=list)
+    #: Its commit time, microseconds since 1970.
+    times_us: list[int] = field(default_factory=list)
+    #: Whether the last transaction goes on in the next piece.
+    open: bool = False
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def parts(self, step: Callable[[], int]) -> Iterator["TableChanges"]:
+        """Split the changes into parts; before each one ``step`` returns its limit."""
+        if len(self) <= step():
+            yield self
+            return
+        start = transaction = used = 0
+        while start < len(self):
+            stop = min(len(self), start + step())
+            first, rest = transaction, stop - start
+            counts = []
+            while rest:
+                taken = min(rest, self.counts[transaction] - used)
+                counts.append(taken)
+                rest, used = rest - taken, used + taken
+                if used == self.counts[transaction]:
+                    transaction, used = transaction + 1, 0
+            last = first + len(counts)
+            yield TableChanges(
+                self.actions[start:stop],
+                self.keys[start:stop],
+                self.lines[start:stop],
+                counts,
+                self.positions[first:last],
+                self.times_us[first:last],
+                self.open if stop == len(self) else used > 0,
+            )
+            start = stop
+
+
+# Spaces of tables' rows within one write transaction; TRUNCATE gives a table another one.
+
+
+class Spaces:
+    """The rows of all tables, within one write transaction."""
+
+    def __init__(self, context: WriteContext) -> None:
+        self._context = context
+        self._rows: dict[int, Rows] = {}
+
+    def rows_of(self, record: TableRecord) -> Rows:
+        """The rows of this incarnation."""
+        rows = self._rows.get(record.space)
+        if rows is None:
+            rows = Rows(self._context, record.qualified, record.space)
+            self._rows[record.space] = rows
+        return rows
+
+    def truncate(self, record: TableRecord) -> TableRecord:
+        """A new, empty space; the old one's rows are removed later."""
+        self._context.discard(environment.GARBAGE_SPACE, record.space)
+        space = self._context.take_space()
+        return replace(record, rows=0, generation=record.generation + 1, space=space)
+
+
+# Applying the stream's changes to a table's rows and journal, live or while it is copied.
+
+_PART_BYTES = 8 << 20
+_STEPS_GROWTH, _MOST_CHANGES = 8, 20_000
+_SAMPLED = 8
+
+
+class Applying:
+    """Within one write transaction, whose ``tables`` it keeps up to date. What one step has in
+    memory at a time is bounded by bytes.
+
+    ``unfinished``: ids of the tables whose last PostgreSQL transaction goes on.
+    """
+
+    def __init__(self, context: WriteContext, spaces: Spaces, journal: Journal) -> None:
+        self._tables = context.tables
+        self._spaces = spaces
+        self._journal = journal
+        self._steps: dict[int, int] = {}
+        """Number of changes of a table to apply at once: the rows that they replace may be wide."""
+        self.unfinished: set[int] = set()
+        self._open_record: set[int] = set()
+        """Of these tables the newest journal record is to be continued."""
+
+    def forget(self, table_id: int) -> None:
+        """The table is dropped."""
+        self.unfinished.discard(table_id)
+        self._open_record.discard(table_id)
+
+    def take(self, record: TableRecord, changes: TableChanges) -> Iterator[None]:
+        """Into the rows, and the journal if the table is live; stops after each bounded piece.
+
+        :raises TableClosed: if the table is neither COPYING nor LIVE.
+        :raises RowIncomplete: if a live table's row would miss columns.
+        """
+        table_id = record.id
+        if record.status not in (Status.COPYING, Status.LIVE):
+            raise TableClosed(record.qualified, record.status, "changes")
+        if not changes.actions:
+            if not changes.open:
+                self.unfinished.discard(table_id)
+                self._end_open_record(record)
+            return
+        if table_id not in self._steps:
+            self._steps[table_id] = self._first_step(record, changes.keys)
+        for part in changes.parts(lambda: self._steps[table_id]):
+            record = self._tables[table_id]
+            apply = self._apply_live if record.live else self._apply_copying
+            size = max(1, (yield from apply(record, part)))
+            step = len(part) * _PART_BYTES // size
+            self._steps[table_id] = max(1, min(step, _STEPS_GROWTH * len(part), _MOST_CHANGES))
+        if changes.open:
+            self.unfinished.add(table_id)
+        else:
+            self.unfinished.discard(table_id)
+
+    def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
+        """Number of changes to begin with, by the rows that some of them replace."""
+        sample = list(filter(None, keys[:: len(keys) // _SAMPLED + 1]))
+        width = self._spaces.rows_of(record).widest(sample)
+        return max(1, min(_PART_BYTES // max(1, 2 * width), _MOST_CHANGES))
+
+    def _apply_copying(
+        self, record: TableRecord, changes: TableChanges
+    ) -> Generator[None, None, int]:
+        """Returns how many bytes of rows were in memory for it."""
+        size = 0
+        for start, stop, kind in runs(changes.actions):
+            if kind is Action.TRUNCATE:
+                record = self._spaces.truncate(record)
+                continue
+            rows = self._spaces.rows_of(record)
+            keys, lines = changes.keys[start:stop], changes.lines[start:stop]
+            if kind is Action.DELETE:
+                olds = rows.bury(keys)
+                difference = -sum(map(bool, olds))
+            else:
+                actions = changes.actions[start:stop]
+                _, olds = yield from rows.upsert(actions, keys, lines, live=False)
+                difference = len(olds) - sum(map(bool, olds))
+            size += sum(map(len, lines)) + sum(map(len, filter(None, olds)))
+            record = replace(record, rows=record.rows + difference)
+        self._tables[record.id] = record
+        return size
+
+    def _apply_live(self, record: TableRecord, changes: TableChanges) -> Generator[None, None, int]:
+        """Returns how many bytes of rows were in memory for it."""
+        actions = bytearray()
+        lines: list[bytes] = []
+        olds: list[bytes] = []
+        absent: list[int] = []
+        for start, stop, kind in runs(changes.actions):
+            if kind is Action.TRUNCATE:
+                record = self._spaces.truncate(record)
+                actions.append(Action.TRUNCATE)
+                lines.append(b"")
+                olds.append(b"")
+                continue
+            rows = self._spaces.rows_of(record)
+            keys = changes.keys[start:stop]
+            if kind is Action.DELETE:
+                found = rows.delete(keys)
+                absent += [start + index for index, old in enumerate(found) if old is None]
+                actions += bytes([Action.DELETE]) * len(found)
+                lines += [b""] * len(found)
+                difference = found.count(None) - len(found)
+            else:
+                written, found = yield from rows.upsert(
+                    changes.actions[start:stop], keys, changes.lines[start:stop], live=True
+                )
+                actions += bytes([Action.UPDATE if old else Action.INSERT for old in found])
+                lines += written
+                difference = found.count(None)
+            olds += [old or b"" for old in found]
+            record = replace(record, rows=record.rows + difference)
+        entries = Entries(
+            bytes(actions),
+            changes.keys,
+            lines,
+            olds,
+            changes.counts,
+            changes.positions,
+            changes.times_us,
+            changes.open,
+            record.id in self._open_record,
+        )
+        if absent:
+            entries = entries.without(absent)
+        yield from self._append(record, entries, changes)
+        return sum(map(len, lines)) + sum(map(len, olds))
+
+    def _append(
+        self, record: TableRecord, entries: Entries, changes: TableChanges
+    ) -> Iterator[None]:
+        """Into the journal; ``entries`` is what had an effect of ``changes``."""
+        goes_on = changes.open and len(changes.counts) == 1
+        if not entries.continues and not goes_on:
+            # What was left of the open transaction had no effect.
+            self._end_open_record(record)
+        self._tables[record.id] = yield from self._journal.append(record, entries)
+        if entries.open:
+            self._open_record.add(record.id)
+        elif not goes_on:
+            self._open_record.discard(record.id)
+
+    def _end_open_record(self, record: TableRecord) -> None:
+        if record.id in self._open_record:
+            self._open_record.discard(record.id)
+            self._journal.end_transaction(record)
+
+
+# Removing what truncated and dropped tables left, in steps of bounded size.
+
+_RECORD_WEIGHT = 100
+_FREED_LIST_BYTES = 64
+
+
+def any_left(transaction: Any, databases: Databases) -> bool:
+    """True if there is something to remove."""
+    cursor = transaction.cursor(db=databases.meta)
+    return bool(cursor.set_range(environment.GARBAGE)) and cursor.key().startswith(
+        environment.GARBAGE
+    )
+
+
+def remove_some(transaction: Any, databases: Databases, reserve: Reserve, limit: int) -> int:
+    """Remove rows and journal records worth at most about ``limit`` rows; returns how many.
+
+    :raises DiskFull: if there is no room even for that.
+    """
+    reserve(limit, limit * _FREED_LIST_BYTES)
+    removed = 0
+    cursor = transaction.cursor(db=databases.meta)
+    found = cursor.set_range(environment.GARBAGE)
+    while found and cursor.key().startswith(environment.GARBAGE) and removed < limit:
+        key = cursor.key()
+        if key.startswith(environment.GARBAGE_SPACE):
+            databases_of: tuple[Any, ...]
+            databases_of, weight = (databases.state, databases.marks), 1
+        else:
+            databases_of = (databases.positions, databases.olds, databases.journal)
+            weight = _RECORD_WEIGHT
+        prefix = key[-format_.PREFIX_BYTES :]
+        for database in databases_of:
+            most = max(1, (limit - removed) // weight)
+            removed += weight * _delete_range(transaction, database, prefix, most)
+        if removed >= limit:
+            break
+        found = cursor.delete() and bool(cursor.key())
+    return removed
+
+
+def _delete_range(transaction: Any, database: Any, prefix: bytes, most: int) -> int:
+    cursor = transaction.cursor(db=database)
+    found = cursor.set_range(prefix)
+    deleted = 0
+    while found and deleted < most and cursor.key().startswith(prefix):
+        found = cursor.delete() and bool(cursor.key())
+        deleted += 1
+    return deleted

@@ -1,1 +1,0 @@
-"""The rows: written by the stream and by copies."""
