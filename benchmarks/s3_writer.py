@@ -29,7 +29,7 @@ from laredo_model.checksum import StateChecksum
 from laredo_model.column import Column
 from laredo_model.line import Action, Change
 from laredo_model.position import History, Position
-from laredo_snapshotter.app import malloc
+from laredo_snapshotter.app import service
 
 TABLE = "public.bench"
 HISTORY = History(7300, 1, 5)
@@ -189,7 +189,7 @@ def _arguments() -> Namespace:
 
 
 if __name__ == "__main__":
-    malloc.give_back()
+    service.give_back()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     arguments = _arguments()
     {"base": base, "encode": encode, "bare": bare, "diffs": diffs, "requests": requests}[

@@ -15,8 +15,8 @@ from laredo_service.build import version_option
 from laredo_service.printable import printable, printable_lines
 from laredo_service.settings import SettingsError
 from laredo_snapshotter import config as config_
-from laredo_snapshotter import table_patterns
-from laredo_snapshotter.app import logs, malloc
+from laredo_snapshotter.app import ask_reload as ask_reload_
+from laredo_snapshotter.app import service
 from laredo_snapshotter.app.ask_reload import NoReload, ask_reload
 from laredo_snapshotter.app.service import Service
 from laredo_snapshotter.errors import ConfigRefused, PortTaken
@@ -86,12 +86,12 @@ def cli(
 ) -> None:
     """Writes tables that laredo-fanout streams into archives of snapshots and diffs."""
     usual = "info" if context.invoked_subcommand is None else "error"
-    logs.configure(
+    ask_reload_.configure(
         log_level or usual, as_json=None if log_format == "auto" else log_format == "json"
     )
     context.obj = (path, sets)
     if context.invoked_subcommand is None:
-        malloc.give_back()
+        service.give_back()
         block = _loaded(path, sets)
         # One that comes before the writer runs must not end it: the configuration was read now.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -111,7 +111,7 @@ def check(
     In a bucket small objects are written and removed again; nothing else is changed or sent.
     """
     # Nothing but this command imports what checks.
-    from laredo_snapshotter.check.patterns import check_block
+    from laredo_snapshotter.check.aws import check_block
 
     block = _loaded(path or around[0], (*around[1], *sets))
     _finish(asyncio.run(check_block(block)))
@@ -160,8 +160,8 @@ async def _run(
 def _loaded(path: Path | None, sets: tuple[str, ...]) -> config_.SnapshotterBlock:
     try:
         block = config_.load(path, sets)
-        table_patterns.patterns(block)
-        table_patterns.tables(block, {})
+        config_.patterns(block)
+        config_.matching_tables(block, {})
         return block
     except (SettingsError, ConfigRefused) as wrong:
         click.echo(printable_lines(str(wrong)), err=True)

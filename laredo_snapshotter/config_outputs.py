@@ -1,18 +1,25 @@
-"""Configuration of destinations, sinks and credentials."""
+"""Source, archive, destinations, events and credentials in the configuration."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from laredo_archive import codec
 from laredo_archive.aws import profile as profile_
 from laredo_archive.aws.profile import Profile, ProfileError
 from laredo_archive.storage import local
 from laredo_archive.storage.s3.bucket import BadS3Location, S3Location
-from laredo_service.settings import Secret, Section, WrongAt
+from laredo_fanout.client.stream.endpoint import Endpoint as ServerEndpoint
+from laredo_fanout.client.stream.endpoint import Tls
+from laredo_service.settings import Duration, SchemaName, Secret, Section, WrongAt
+from laredo_service.settings.values import with_secret
+from laredo_service.table_pattern import STAR, TablePattern
+from laredo_snapshotter.errors import ConfigRefused
 
 
 def _endpoint(url: str) -> str:
@@ -266,3 +273,172 @@ def _check_known(
     except ProfileError as wrong:
         problem = f'"{block.credentials}": {wrong.reason}'
         raise WrongAt((*path, "credentials"), problem) from wrong
+
+
+# Configuration of an archive: formats, compression, retention, compaction.
+
+DAY_S = 86400.0
+
+Count = Annotated[int, Field(gt=0)]
+SnapshotFormat = Literal["jsonl", "protobuf", "parquet"]
+DiffFormat = Literal["jsonl", "protobuf"]
+
+
+class FormatsBlock(Section):
+    """The formats that each artifact is written in, all of them at once."""
+
+    snapshot: Annotated[tuple[SnapshotFormat, ...], Field(min_length=1)] = ("jsonl",)
+    """Formats of bases: ``jsonl``, ``protobuf``, ``parquet``."""
+    diff: Annotated[tuple[DiffFormat, ...], Field(min_length=1)] = ("jsonl",)
+    """Formats of diffs: ``jsonl``, ``protobuf``."""
+    compression: Literal["none", "zstd"] = "none"
+    """``zstd``: jsonl and protobuf are compressed, as the formats ``jsonl.zst`` and
+    ``protobuf.zst``. Older readers, and the original's, can't read these; parquet compresses
+    itself. Existing artifacts stay unchanged."""
+
+    @property
+    def of_bases(self) -> tuple[str, ...]:
+        """The format ids that bases get."""
+        return self._compressed(self.snapshot)
+
+    @property
+    def of_diffs(self) -> tuple[str, ...]:
+        """The format ids that diffs get."""
+        return self._compressed(self.diff)
+
+    def _compressed(self, formats: tuple[str, ...]) -> tuple[str, ...]:
+        if self.compression == "none":
+            return formats
+        return tuple(codec.compressed_format(format_id) for format_id in formats)
+
+    @model_validator(mode="after")
+    def _zstandard(self) -> "FormatsBlock":
+        for format_id in self.of_bases + self.of_diffs:
+            try:
+                codec.check_format(format_id)
+            except codec.ZstandardMissing as missing:
+                raise ValueError(f"compression = zstd: {missing}") from missing
+        return self
+
+    @field_validator("snapshot", "diff")
+    @classmethod
+    def _once(cls, formats: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(formats)) != len(formats):
+            raise ValueError("a format is named twice")
+        for format_id in formats:
+            try:
+                codec.check_format(format_id)
+            except codec.CodecError as missing:
+                raise ValueError(str(missing)) from missing
+        return formats
+
+
+class RetentionBlock(Section):
+    """Limits for epochs in the manifest, and for the deletion of retired objects."""
+
+    keep_epochs: Count | None = None
+    """Number of epochs in the manifest; older ones leave it. All stay by default."""
+    collect_interval: Annotated[Duration, Field(ge=0)] = 3600.0
+    """Interval at which objects that left the manifest are retired and deleted; 0: ``laredo-archive
+    gc`` does it."""
+    cut_off: Annotated[Duration, Field(gt=0)] = DAY_S
+    """Age from which an object that no manifest names is garbage."""
+    grace: Annotated[Duration, Field(gt=0)] = DAY_S
+    """Time after which retired objects are deleted; longer than the longest read."""
+
+
+class CompactionBlock(Section):
+    """Levels at which diffs are merged into larger ones, so that any reader needs only a few."""
+
+    levels: tuple[Annotated[Duration, Field(gt=0)], ...] = ()
+    """Lengths of time, ascending: the diffs of each period of such a length are merged into one.
+    None by default: diffs stay as they are written. Make each a few times the one before it:
+    ``[20s, 1m, 5m, 15m, 1h, 4h, 1d, 7d, 28d]``."""
+    keep_parts: Annotated[Duration, Field(gt=0)] | None = None
+    """Time after a merge for which the boundaries inside the merged diff can be read, and its parts
+    are kept; for good by default."""
+
+    @field_validator("levels")
+    @classmethod
+    def _ascend(cls, levels: tuple[float, ...]) -> tuple[float, ...]:
+        if any(lower >= higher for lower, higher in pairwise(levels)):
+            raise ValueError("each level has to be longer than the one before")
+        return levels
+
+
+# The ``source`` block: the table, or the pattern of tables, and the server that streams it.
+
+
+class TlsBlock(Section):
+    """TLS towards the server; all PEM files."""
+
+    ca: Path | None = None
+    """The CA that signed the server's certificate."""
+    cert: Path | None = None
+    """The client's certificate."""
+    key: Path | None = None
+    """Its private key."""
+    server_name: str | None = None
+    """The name in the server's certificate, if it isn't the one in ``source.server``."""
+
+    @model_validator(mode="after")
+    def _pair(self) -> "TlsBlock":
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key belong together; give both or neither")
+        return self
+
+
+class SourceBlock(Section):
+    """Which table, and the laredo-fanout server that streams it."""
+
+    server: str | None = None
+    """``host:port`` of the server's gRPC side; required."""
+    schema_name: Annotated[SchemaName, Field(alias="schema")] = "public"
+    """The table's schema. With a ``*``, as in ``table``, a pattern."""
+    table: str | None = None
+    """The table's name; required. With a ``*``, which matches any characters, the block is a
+    pattern: all matching tables of the server are written, also those that are added later."""
+    exclude: tuple[str, ...] = ()
+    """Of a pattern: tables that it doesn't match, as ``table`` or ``schema.table``, which may
+    have a ``*``."""
+    max_tables: Annotated[int, Field(ge=1)] = 500
+    """Of a pattern: the most tables to write; the log names the others."""
+    client_id: str | None = None
+    """Name of this writer at the server; by default ``laredo-snapshotter:<schema>.<table>``."""
+    local_snapshot_path: Path | None = None
+    """Directory for a transaction larger than memory; by default $TMPDIR."""
+    tls: TlsBlock | None = None
+    token: Secret | None = None
+    """The token that the server asks for."""
+    token_file: Path | None = None
+    """A file with the token alone, in place of ``token``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _token_from_file(cls, data: Any) -> Any:
+        return with_secret(data, "token")
+
+    @property
+    def is_pattern(self) -> bool:
+        """True if it is a pattern, for all of the server's tables whose names match."""
+        return STAR in self.schema_name or STAR in (self.table or "")
+
+    @property
+    def pattern(self) -> TablePattern:
+        """The pattern, if it is one."""
+        return TablePattern(self.schema_name, self.table or "", self.exclude)
+
+    def endpoint(self, path: str) -> ServerEndpoint:
+        """The server; ``path`` is the configuration path of the table.
+
+        :raises ConfigRefused: if it can't be one.
+        """
+        tls = self.tls
+        try:
+            return ServerEndpoint(
+                self.server or "",
+                None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
+                None if self.token is None else self.token.get_secret_value(),
+            )
+        except Exception as wrong:
+            raise ConfigRefused(f"{path}.source.server: {wrong}") from wrong

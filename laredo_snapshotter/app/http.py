@@ -1,19 +1,180 @@
-"""HTTP: the page at /, health, status, metrics, POST /snapshot and POST /reload."""
+"""HTTP of the writer: the page at /, health, status, metrics, POST /snapshot and POST /reload."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from laredo_archive.manifest.model import Manifest
+from laredo_archive.manifest.model import Artifact, Manifest
+from laredo_model import position as position_
 from laredo_model.http.endpoints import Endpoints, flag
 from laredo_service import build
-from laredo_snapshotter.app.page import content as page
+from laredo_service.http import page
 from laredo_snapshotter.errors import ReloadImpossible, SnapshotNotReady
 from laredo_snapshotter.metrics import Metrics
-from laredo_snapshotter.status import TableWriterStatus
+from laredo_snapshotter.status import TableWriterStatus, WriterState
+
+# A table's chain of artifacts, for the status page: epochs, each a base and its diffs.
+
+MAX_EPOCHS = 5
+"""The newest ones are shown; an archive may keep hundreds."""
+MAX_DIFFS = 12
+
+
+@dataclass(frozen=True)
+class ChainLink:
+    """One artifact."""
+
+    #: Where it ends, as PostgreSQL writes positions.
+    position: str
+    created_at: datetime
+    size_bytes: int
+    #: A base's rows, a diff's changes; None: not recorded.
+    number: int | None
+    formats: str
+
+
+@dataclass(frozen=True)
+class ShownEpoch:
+    """A base and the diffs after it."""
+
+    number: int
+    #: None where it isn't kept any more.
+    base: ChainLink | None
+    #: The newest diffs, oldest first.
+    diffs: tuple[ChainLink, ...]
+    #: Of all of its diffs.
+    diff_count: int
+    diff_bytes: int
+    #: Why the base doesn't continue the epoch before; None if it does.
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class ArtifactChain:
+    """The newest epochs, newest first, and how many there are."""
+
+    epochs: tuple[ShownEpoch, ...]
+    epoch_count: int
+    artifact_count: int
+
+
+class ArtifactChains:
+    """The chains of the tables; one is made again only when its manifest has changed."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Manifest, ArtifactChain]] = {}
+
+    def of(self, table: str, manifest: Manifest | None) -> ArtifactChain | None:
+        """The chain of ``table``; None before its archive is claimed."""
+        if manifest is None:
+            return None
+        made = self._made.get(table)
+        if made is None or made[0] is not manifest:
+            made = self._made[table] = (manifest, chain_of(manifest))
+        return made[1]
+
+
+def chain_of(manifest: Manifest) -> ArtifactChain:
+    """The chain of all that ``manifest`` lists."""
+    numbers = {artifact.epoch for artifact in manifest.artifacts}
+    return ArtifactChain(
+        epochs=tuple(_newest(manifest)),
+        epoch_count=len(numbers),
+        artifact_count=len(manifest.artifacts),
+    )
+
+
+def _newest(manifest: Manifest) -> Iterator[ShownEpoch]:
+    """The newest epochs; the manifest's artifacts are in order."""
+    epoch: ShownEpoch | None = None
+    yielded = 0
+    for artifact in reversed(manifest.artifacts):
+        if epoch is not None and artifact.epoch != epoch.number:
+            yield epoch
+            epoch, yielded = None, yielded + 1
+            if yielded == MAX_EPOCHS:
+                return
+        epoch = _with(epoch or ShownEpoch(artifact.epoch, None, (), 0, 0, None), artifact)
+    if epoch is not None:
+        yield epoch
+
+
+def _with(epoch: ShownEpoch, artifact: Artifact) -> ShownEpoch:
+    """The epoch with an older artifact of it."""
+    link = ChainLink(
+        position=position_.text(artifact.to_position),
+        created_at=artifact.created_at,
+        size_bytes=artifact.size_bytes,
+        number=artifact.row_count if artifact.is_snapshot else artifact.change_count,
+        formats=", ".join(artifact.formats),
+    )
+    if artifact.is_snapshot:
+        return replace(epoch, base=link, reason=artifact.reason)
+    shown = epoch.diffs if len(epoch.diffs) == MAX_DIFFS else (link, *epoch.diffs)
+    return replace(
+        epoch,
+        diffs=shown,
+        diff_count=epoch.diff_count + 1,
+        diff_bytes=epoch.diff_bytes + artifact.size_bytes,
+    )
+
+
+# The names that the templates of the writer's status page use.
+
+_GOOD = frozenset({WriterState.FOLLOWING})
+_BAD = frozenset({WriterState.FENCED, WriterState.FAILED, WriterState.HOLDING})
+
+
+def add(
+    app: Endpoints,
+    statuses: Callable[[], Sequence[TableWriterStatus]],
+    manifest: Callable[[str], Manifest | None],
+    version: str,
+    *,
+    asks_token: bool,
+) -> None:
+    """Give ``app`` the status page.
+
+    :param manifest: the manifest of a table's archive; None before the archive is claimed.
+    :param asks_token: whether requests need a token, so that the page asks for it.
+    """
+    chains = ArtifactChains()
+
+    def names() -> dict[str, Any]:
+        found = statuses()
+        return {
+            "now": datetime.now(UTC).strftime("%H:%M:%S UTC"),
+            "version": version,
+            "asks_token": asks_token,
+            "problems": _problems(found),
+            "tables": [
+                _table(status, chains.of(status.table, manifest(status.table))) for status in found
+            ],
+        }
+
+    page.add(app, __package__, names)
+
+
+def _problems(statuses: Sequence[TableWriterStatus]) -> list[str]:
+    return [f"{s.table}: {s.problem or s.state.value}" for s in statuses if not s.ready]
+
+
+def _table(status: TableWriterStatus, chain: ArtifactChain | None) -> dict[str, Any]:
+    """A table: its status, its chain, and an id for elements of the page, which no name breaks."""
+    kind = "good" if status.state in _GOOD else "bad" if status.state in _BAD else "busy"
+    return {
+        "status": status,
+        "json": status.to_json(),
+        "chain": chain,
+        "kind": kind,
+        "id": hashlib.sha256(status.table.encode()).hexdigest()[:12],
+    }
 
 
 class Writers(Protocol):
@@ -45,7 +206,7 @@ class Writers(Protocol):
 def app(writers: Writers, metrics: Metrics, *, asks_token: bool = False) -> Endpoints:
     """The application. ``asks_token``: whether requests need one, so that the page asks for it."""
     api = Endpoints()
-    page.add(api, writers.statuses, writers.manifest, build.version(), asks_token=asks_token)
+    add(api, writers.statuses, writers.manifest, build.version(), asks_token=asks_token)
 
     async def live(_: Request) -> JSONResponse:
         return JSONResponse({"status": "live"})

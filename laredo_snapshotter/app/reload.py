@@ -1,23 +1,206 @@
-"""A changed configuration, taken up by the running writer: tables come, go, or begin again."""
+"""The running writers, and a changed configuration: tables come, go, or begin again."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import structlog
 
 from laredo_archive.aws.profile import AwsError
+from laredo_fanout.client.errors import InvalidRequest, StreamError
+from laredo_fanout.client.stream.endpoint import Endpoint
+from laredo_fanout.client.stream.stream import served_tables
 from laredo_service.http.settings import HttpSettings
 from laredo_service.settings import SettingsError
 from laredo_service.settings.loading import take_up
 from laredo_service.settings.tree import Path
-from laredo_snapshotter import table_patterns
-from laredo_snapshotter.app.table_writers import TableWriters
-from laredo_snapshotter.config import SnapshotterBlock, TableConfig
+from laredo_service.table_pattern import TableName
+from laredo_snapshotter import config
+from laredo_snapshotter.app.catalog_keeper import CatalogKeeper
+from laredo_snapshotter.commit.destinations import Stores
+from laredo_snapshotter.config import Found, ServedPattern, SnapshotterBlock, TableConfig
+from laredo_snapshotter.diff.cut_buffer import CutSchedule
 from laredo_snapshotter.errors import ConfigRefused, ReloadImpossible
-from laredo_snapshotter.table_patterns import Found, ServedPattern
+from laredo_snapshotter.metrics import Metrics, TableCounters
+from laredo_snapshotter.table.writer import TableWriter
+
+# Asks servers for their tables, so that patterns follow them.
 
 log = structlog.get_logger(__name__)
+
+INTERVAL_S = 5.0
+"""Interval at which a server is asked, in seconds."""
+
+
+class ServedPatterns:
+    """Follows the tables that patterns match. All methods belong to one event loop.
+
+    A table is gone only when two answers in a row lack it; while a server doesn't answer all stay.
+    """
+
+    def __init__(
+        self,
+        patterns: Mapping[ServedPattern, str],
+        found: Callable[[Found], Awaitable[None]],
+        interval: float = INTERVAL_S,
+    ) -> None:
+        """``patterns``: each with its configuration path. ``found`` is called with all tables when
+        they are others than before."""
+        self.rounds = 0
+        """Number of times that all servers were asked."""
+        self._interval = interval
+        self._patterns = dict(patterns)
+        self._found = found
+        self._known: dict[ServedPattern, frozenset[TableName]] = {}
+        self._missing: dict[ServedPattern, frozenset[TableName]] = {}
+        self._problems: dict[Endpoint, str] = {}
+        self._changed = asyncio.Event()
+
+    def change(self, patterns: Mapping[ServedPattern, str]) -> None:
+        """Follow other patterns from now on."""
+        self._patterns = dict(patterns)
+        self._changed.set()
+
+    @property
+    def waiting(self) -> dict[str, str]:
+        """The patterns whose server hasn't answered yet: path and reason."""
+        return {
+            f"{path} ({each.pattern.schema}.{each.pattern.table})": self._problems.get(
+                each.endpoint, "its server is asked"
+            )
+            for each, path in self._patterns.items()
+            if each not in self._known
+        }
+
+    async def run(self) -> None:
+        """Ask now and every few seconds; never returns."""
+        while True:
+            self._changed.clear()
+            await self._ask_all()
+            self.rounds += 1
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._interval)
+            except TimeoutError:
+                continue
+
+    async def _ask_all(self) -> None:
+        before = dict(self._known)
+        patterns = list(self._patterns)
+        for endpoint in dict.fromkeys(each.endpoint for each in patterns):
+            served = await self._ask(endpoint)
+            if served is not None:
+                for each in patterns:
+                    if each.endpoint == endpoint:
+                        self._judge(each, served)
+        self._known = {each: names for each, names in self._known.items() if each in self._patterns}
+        if self._known != before:
+            await self._found(self._known)
+
+    async def _ask(self, endpoint: Endpoint) -> frozenset[TableName] | None:
+        try:
+            served = await served_tables(endpoint)
+        except StreamError as error:
+            why = str(error)
+            if isinstance(error, InvalidRequest):
+                why = f"{endpoint.server} is too old for patterns: update it, or list the tables"
+            if self._problems.get(endpoint) != why:
+                log.warning("server's tables not read; retry scheduled", error=why)
+            self._problems[endpoint] = why
+            return None
+        self._problems.pop(endpoint, None)
+        return served
+
+    def _judge(self, each: ServedPattern, served: frozenset[TableName]) -> None:
+        now = frozenset(each.pattern.of(served))
+        missing = self._known.get(each, now) - now
+        gone = missing & self._missing.get(each, frozenset())
+        self._missing[each] = missing
+        self._known[each] = now | (missing - gone)
+
+
+# The running writers: one a table, begun and ended while the others go on, and their cuts.
+
+HANG_S = 7.0
+"""Time for the end of a table's writer after its last diffs: with 20 s for those everything has
+ended before the 30 s that Kubernetes waits."""
+
+Supervised: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+"""Runs a part of the program, by its name, in a task whose crash is noticed."""
+
+
+class TableWriters:
+    """Begins and ends tables' writers; belongs to one event loop."""
+
+    def __init__(
+        self, metrics: Metrics, stores: Stores, flush_timeout: float, supervised: Supervised
+    ) -> None:
+        """``flush_timeout``: seconds that a writer's last diff may take."""
+        self._supervised = supervised
+        self._metrics = metrics
+        self._stores = stores
+        self._flush_timeout = flush_timeout
+        self._writers: dict[str, TableWriter] = {}
+        self._running: dict[TableWriter, asyncio.Task[None]] = {}
+        self.catalogs = CatalogKeeper(stores, lambda: self.all)
+        self._cuts = CutSchedule(time.monotonic, self.catalogs.all_cut)
+        self._keeping: asyncio.Task[None] | None = None
+        self._cutting: asyncio.Task[None] | None = None
+
+    @property
+    def all(self) -> Sequence[TableWriter]:
+        """Every table's."""
+        return list(self._writers.values())
+
+    def __getitem__(self, table: str) -> TableWriter:
+        return self._writers[table]
+
+    def make(self, table: TableConfig) -> TableWriter:
+        """A writer that isn't begun yet.
+
+        :raises AwsError: if a sink can't be asked as it is configured.
+        """
+        counters = TableCounters(self._metrics, table.name)
+        return TableWriter(table, counters, self._stores, self._flush_timeout)
+
+    def begin(self, writer: TableWriter) -> None:
+        """Have it write."""
+        self._writers[writer.config.name] = writer
+        self._running[writer] = self._supervised(writer.run(), f"writer of {writer.config.name}")
+        self._cuts.add(writer, writer.config.diff.interval)
+        if self._cutting is None:
+            self._cutting = self._supervised(self._cuts.run(), "cuts of the tables")
+            self._keeping = self._supervised(self.catalogs.run(), "catalogs")
+
+    async def end(self, names: Iterable[str]) -> list[TableWriter]:
+        """Have these tables' writers write what they have taken, and end; those that are over.
+
+        One that hangs in a destination isn't waited for.
+        """
+        ending = [self._writers[name] for name in names]
+        for writer in ending:
+            self._cuts.remove(writer)
+            writer.stop()
+        tasks = [self._running[writer] for writer in ending]
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._flush_timeout + HANG_S)
+        for writer in ending:
+            del self._running[writer]
+            del self._writers[writer.config.name]
+            if writer.left is not None:
+                writer.left.log(writer.config.name)
+        return ending
+
+    async def stop(self) -> None:
+        """Stop all writers; /status shows them until the end."""
+        for task in (self._cutting, self._keeping):
+            if task is not None:
+                task.cancel()
+        for writer in self._writers.values():
+            writer.stop()
+        # A destination that hangs hangs its threads too: they aren't waited for.
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=self._flush_timeout + HANG_S)
 
 
 class RunningWriter(NamedTuple):
@@ -62,7 +245,7 @@ class WriterReload:
                 raise ReloadImpossible("the writer is stopping")
             try:
                 block = await asyncio.to_thread(self._load)
-                patterns = table_patterns.patterns(block)
+                patterns = config.patterns(block)
                 done = await self._take_up(block, self._of(block))
                 self._running.change_patterns(patterns)
                 return _logged(done)
@@ -90,8 +273,8 @@ class WriterReload:
 
     def _of(self, block: SnapshotterBlock) -> dict[str, TableConfig]:
         """:raises ConfigRefused: the tables don't go together."""
-        written = {table_patterns.name_of(table) for table in self._tables.values()}
-        tables = table_patterns.tables(block, self._found, written)
+        written = {config.name_of(table) for table in self._tables.values()}
+        tables = config.matching_tables(block, self._found, written)
         return {table.name: table for table in tables}
 
     async def _take_up(

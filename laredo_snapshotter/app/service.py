@@ -1,6 +1,7 @@
-"""The laredo-snapshotter process: one writer a table, the cuts, HTTP, and what signals mean."""
+"""The laredo-snapshotter process: one writer for each table, the cuts, HTTP, and signals."""
 
 import asyncio
+import ctypes
 import os
 import signal
 import socket
@@ -20,19 +21,16 @@ from laredo_service.http.connections import HttpCounts
 from laredo_service.http.server import HttpServer
 from laredo_service.http.settings import HttpSettings
 from laredo_service.systemd import ServiceNotifier, supervised
-from laredo_snapshotter import table_patterns
+from laredo_snapshotter import config
 from laredo_snapshotter.app import http
-from laredo_snapshotter.app.reload import RunningWriter, WriterReload
-from laredo_snapshotter.app.served_patterns import ServedPatterns
-from laredo_snapshotter.app.table_writers import TableWriters
+from laredo_snapshotter.app.reload import RunningWriter, ServedPatterns, TableWriters, WriterReload
 from laredo_snapshotter.commit.destinations import Stores
-from laredo_snapshotter.config import SnapshotterBlock, TableConfig
+from laredo_snapshotter.config import Found, SnapshotterBlock, TableConfig
 from laredo_snapshotter.errors import PortTaken, ReloadImpossible
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus
-from laredo_snapshotter.table import certificates
+from laredo_snapshotter.table import status
 from laredo_snapshotter.table import status as table_status
-from laredo_snapshotter.table_patterns import Found
 
 log = structlog.get_logger(__name__)
 
@@ -57,11 +55,11 @@ class Service:
 
         :raises ConfigRefused: if a table lacks something.
         """
-        settings, patterns = block.http, table_patterns.patterns(block)
-        tables = table_patterns.tables(block, {})
+        settings, patterns = block.http, config.patterns(block)
+        tables = config.matching_tables(block, {})
         self._settings = settings
         self._http_counts = HttpCounts()
-        self._certificates = CertificateWatch(certificates.configured(tables))
+        self._certificates = CertificateWatch(status.configured(tables))
         self._metrics = Metrics(self.statuses, self._http_counts, self._certificates)
         self._writers = TableWriters(
             self._metrics, Stores(self._metrics.called), flush_timeout, self._supervised
@@ -192,7 +190,7 @@ class Service:
             self._metrics.forget(table)
 
     def _changed(self, tables: list[TableConfig]) -> None:
-        self._certificates.change(certificates.configured(tables))
+        self._certificates.change(status.configured(tables))
 
     def _stop(self, number: int) -> None:
         if self._stopping.is_set():
@@ -212,3 +210,23 @@ class Service:
         if unwritten:
             return NOT_WRITTEN
         return CRASHED if self._crashed else 0
+
+
+# The C library's allocator, configured to return memory to the system.
+#
+# Without this glibc keeps an arena for every gRPC thread, and raises the size up to which freed
+# memory stays with the process once messages of a megabyte have come by: 120 MB of anonymous memory
+# instead of 80 in a catch-up [measured]. https://man7.org/linux/man-pages/man3/mallopt.3.html
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_SETTINGS = {_ARENA_MAX: 2, _MMAP_THRESHOLD: 128 * 1024, _TRIM_THRESHOLD: 128 * 1024}
+
+
+def give_back() -> bool:
+    """Set it up for this process, before its threads begin; whether the C library knows how."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False  # not glibc
+    done = [mallopt(option, value) for option, value in _SETTINGS.items()]
+    return all(done)

@@ -1,4 +1,5 @@
-"""A base on its way to become a new epoch: its rows are encoded in threads, one batch ahead of the
+"""Re-base: a new base from a second stream, while diffs go on. docs/commit-protocol.md, Re-base.
+
 stream that brings them; whole, it waits in the committer's queue.
 
 The live stream brings one when it can't resume (table/session.py), a second stream brings one for
@@ -6,20 +7,29 @@ a re-base (rebase.py).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import structlog
+
+from laredo_archive.manifest.rules import Head
 from laredo_archive.write.base_upload import BaseUpload
 from laredo_archive.write.table_archive import TableArchive
-from laredo_fanout.client.events import SnapshotEnd
+from laredo_fanout.client.events import Event, Handshake, SnapshotBegin, SnapshotEnd, SnapshotRows
+from laredo_fanout.client.stream.stream import SyncOptions, open_stream
+from laredo_model import position as position_
 from laredo_model.checksum import StateChecksum
 from laredo_model.column import Column, key_columns
 from laredo_model.position import History, Position
+from laredo_service.retry import Backoff
 from laredo_snapshotter.commit.committer import Committer
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.errors import SnapshotDamaged
+from laredo_snapshotter.diff.buffer import Sealed
+from laredo_snapshotter.diff.feed import Feed
+from laredo_snapshotter.errors import RebaseAbandoned, SnapshotDamaged
 
 Result = TypeVar("Result")
 
@@ -163,3 +173,174 @@ class BaseJob:
 
     def _in_thread(self, work: Callable[[], Result]) -> "asyncio.Future[Result]":
         return asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+# Decision if a stream's changes continue the archive's epoch, or why they begin another one.
+
+
+def why_new_epoch(
+    head: Head | None, columns: tuple[Column, ...], history: History, sent_reason: str
+) -> str | None:
+    """Reason why a base begins a new epoch after ``head``; None if there is nothing before it.
+
+    ``sent_reason`` is the server's.
+    """
+    if head is None:
+        return None
+    if head.history != history:
+        return f"the history was {head.history} and is {history} now" + (
+            f": {sent_reason}" if sent_reason else ""
+        )
+    if not same_shape(columns, head.columns):
+        return "the table's columns changed"
+    return sent_reason or "the server gave no reason"
+
+
+def same_shape(one: Sequence[Column] | None, other: Sequence[Column] | None) -> bool:
+    """Names, types, their order and the key; whether a column may be NULL doesn't matter."""
+    return one is not None and other is not None and _shape(one) == _shape(other)
+
+
+def _shape(columns: Sequence[Column]) -> list[tuple[str, str, int, int | None]]:
+    return [
+        (column.name, column.type, column.type_modifier, column.key_ordinal)
+        for column in sorted(columns, key=lambda column: column.ordinal)
+    ]
+
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 10
+"""Second streams to open until one's snapshot isn't older than the live stream."""
+
+OPENING_S = 60.0
+"""Time for which the live stream is held for the second one to begin."""
+
+_AGAIN = Backoff(initial=0.05, maximum=2.0)
+
+
+class _Begun(NamedTuple):
+    """A second stream whose snapshot has begun."""
+
+    position: Position
+    handshake: Handshake
+    events: AsyncIterator[Event]
+
+
+class Rebase:
+    """One re-base of one table; :meth:`run` it once."""
+
+    def __init__(
+        self,
+        config: TableConfig,
+        feed: Feed,
+        committer: Committer,
+        archive: TableArchive,
+        executor: Executor,
+    ) -> None:
+        self._config = config
+        self._feed = feed
+        self._committer = committer
+        self._archive = archive
+        self._executor = executor
+        self._job: BaseJob | None = None
+        self._log = log.bind(table=config.name)
+
+    @property
+    def rows_written(self) -> int | None:
+        """Rows of the base so far; None before its first."""
+        return None if self._job is None else self._job.rows
+
+    async def run(self) -> int:
+        """Write the base and commit it; the new epoch.
+
+        :raises RebaseAbandoned: if the live stream or the table changed on the way.
+        :raises StreamError: if there is no second stream, or it broke.
+        :raises SnapshotDamaged: if it wasn't whole.
+        :raises NeverVerified: if the table was changed before the base was known to be right.
+        :raises ArchiveError: if the base can't be committed; ChecksumDiffers if it isn't
+            the state that the diffs lead to.
+        """
+        async with AsyncExitStack() as streams:
+            begun, cut = await self._begin(streams)
+            self._log.info("re-base started", position=position_.text(begun.position))
+            history = begun.handshake.history
+            assert history is not None, "it is the archive's head's"
+            self._job = job = await begin(
+                self._archive,
+                self._config,
+                self._executor,
+                self._committer,
+                position=begun.position,
+                history=history,
+                columns=begun.handshake.columns,
+                continues=True,
+            )
+            try:
+                end = await self._copy(begun.events, job)
+                # The live stream may still have to pass the position: its next heartbeat does.
+                sealed = await cut
+                if sealed is None:
+                    raise RebaseAbandoned(self._config.name, "the live stream began again")
+                await job.finish(end)
+            except BaseException:
+                await job.abort()
+                raise
+        return await job.epoch()
+
+    async def _begin(
+        self, streams: AsyncExitStack
+    ) -> tuple[_Begun, "asyncio.Future[Sealed | None]"]:
+        """A second stream whose snapshot isn't older than the live one, and the cut at it."""
+        feed = self._feed
+        feed.hold()
+        try:
+            async with asyncio.timeout(OPENING_S):
+                for attempt in range(1, ATTEMPTS + 1):
+                    begun = await self._open(streams)
+                    self._check(begun.handshake)
+                    if feed.cuts.position is not None and begun.position >= feed.cuts.position:
+                        return begun, feed.cuts.cut_exactly(begun.position)
+                    self._log.info(
+                        "snapshot discarded: too old", position=position_.text(begun.position)
+                    )
+                    await streams.aclose()
+                    await asyncio.sleep(_AGAIN.delay(attempt))
+        except TimeoutError:
+            raise RebaseAbandoned(
+                self._config.name, f"no snapshot began within {OPENING_S:g} s"
+            ) from None
+        finally:
+            feed.release()
+        raise RebaseAbandoned(
+            self._config.name, f"{ATTEMPTS} snapshots were older than the live stream"
+        )
+
+    async def _open(self, streams: AsyncExitStack) -> _Begun:
+        config = self._config
+        # The live stream brings its verified position; asking has the catalog checked at once.
+        options = SyncOptions(config.name, f"{config.client_id}:rebase", boundaries=True)
+        events = await streams.enter_async_context(open_stream(config.endpoint, options))
+        handshake: Handshake | None = None
+        async for event in events:
+            if isinstance(event, Handshake):
+                handshake = event
+            elif isinstance(event, SnapshotBegin) and handshake is not None:
+                assert event.position is not None, "the live stream's server sends positions"
+                return _Begun(event.position, handshake, events)
+        raise RebaseAbandoned(config.name, "the server ended the second stream")
+
+    def _check(self, handshake: Handshake) -> None:
+        head = self._archive.head
+        if not self._feed.cuts.live or head is None:
+            raise RebaseAbandoned(self._config.name, "the live stream is closed")
+        if handshake.history != head.history or not same_shape(handshake.columns, head.columns):
+            raise RebaseAbandoned(self._config.name, "the table isn't the one of this epoch")
+
+    async def _copy(self, events: AsyncIterator[Event], job: BaseJob) -> SnapshotEnd:
+        async for event in events:
+            if isinstance(event, SnapshotRows):
+                await job.write(event.keys, event.lines)
+            elif isinstance(event, SnapshotEnd):
+                return event
+        raise RebaseAbandoned(self._config.name, "the server ended the snapshot half-way")

@@ -1,24 +1,212 @@
-"""The check at a writer's start: what one destination lost or damaged comes from another."""
+"""The upkeep of an archive: garbage collected, diffs merged, lost objects restored."""
 
 import asyncio
-from collections.abc import Sequence
+import random
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, Protocol
 
 import structlog
 
-from laredo_archive.errors import ArchiveError, ArchiveMissing
-from laredo_archive.maintain import repair
+from laredo_archive.errors import ArchiveError, ArchiveMissing, Fenced
+from laredo_archive.maintain import collect, compact, repair
 from laredo_archive.manifest import object_keys
 from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.storage.destination import Destination
+from laredo_archive.write.table_archive import TableArchive
 from laredo_service.retry import Backoff
 from laredo_snapshotter.config import TableConfig
 
+# The collector's schedule: garbage is deleted now and then, while the table is written.
+
 log = structlog.get_logger(__name__)
 
-AGAIN = Backoff(initial=10.0, maximum=600.0, attempts=6)
+FIRST_S = 300.0
+"""The first collection comes after so long, so that no restart loop lists buckets all day."""
+
+
+class CollectionCounters(Protocol):
+    """The counters of a collector; called from any thread."""
+
+    def collected(self, location: str, outcome: str) -> None:
+        """A run over the destination at ``location`` ended: "done" or "failed"."""
+
+    def object_deleted(self, location: str) -> None:
+        """An object was deleted there."""
+
+
+class Collection(NamedTuple):
+    """The outcome of the last run over a destination."""
+
+    at: datetime
+    problem: str | None
+    waiting: int | None
+    """Objects that are retired, and are deleted when their grace period is over."""
+
+    def to_json(self) -> dict[str, object]:
+        """As /status shows it."""
+        return {"at": self.at.isoformat(), "problem": self.problem, "waiting": self.waiting}
+
+
+class Collector:
+    """Collects one table's garbage on all its destinations. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        config: TableConfig,
+        destinations: Sequence[Destination],
+        counters: CollectionCounters,
+        has_base: Callable[[], bool],
+    ) -> None:
+        """``has_base``: whether there is an archive to collect from."""
+        self._config = config
+        self._destinations = destinations
+        self._counters = counters
+        self._has_base = has_base
+        self.latest: dict[str, Collection] = {}
+        """By the destination's location."""
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{config.name} garbage")
+        self._log = log.bind(table=config.name)
+
+    async def run(self) -> None:
+        """Collect now and then, until cancelled; a run that has begun isn't waited for."""
+        interval = self._config.retention.collect_interval
+        if not interval:
+            return
+        pause = min(FIRST_S, interval) * random.uniform(0.5, 1.0)
+        try:
+            while True:
+                await asyncio.sleep(pause)
+                for destination in self._destinations:
+                    await self._collect(destination)
+                # Writers that were started together don't stay together.
+                pause = interval * random.uniform(0.9, 1.1)
+        finally:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _collect(self, destination: Destination) -> None:
+        if not self._has_base():
+            return
+        location = destination.location
+        loop = asyncio.get_running_loop()
+        try:
+            done = await loop.run_in_executor(self._executor, self._run, destination)
+        except Exception as failure:  # noqa: BLE001  # the writing goes on
+            self._counters.collected(location, "failed")
+            self.latest[location] = Collection(datetime.now(UTC), str(failure), None)
+            self._log.warning(
+                "collection failed",
+                destination=location,
+                error=str(failure),
+                kind=type(failure).__name__,
+                exc_info=None if isinstance(failure, ArchiveError) else failure,
+            )
+        else:
+            self._counters.collected(location, "done")
+            self.latest[location] = Collection(datetime.now(UTC), None, done.waiting)
+
+    def _run(self, destination: Destination) -> collect.Collected:
+        retention = self._config.retention
+        return collect.collect(
+            destination,
+            self._config.name,
+            key_prefix=self._config.key_prefix,
+            policy=collect.Policy(
+                timedelta(seconds=retention.cut_off), timedelta(seconds=retention.grace)
+            ),
+            on_deleted=lambda _: self._counters.object_deleted(destination.location),
+        )
+
+
+# Compaction while the table is written: diffs are merged as their periods end.
+
+AGAIN = Backoff(initial=5.0, maximum=3600.0)
+LONGEST_PAUSE_S = 60.0
+"""Between two checks for what is due; without anything, a check reads nothing."""
+
+_one_at_a_time = threading.Lock()
+"""Of all tables of a process one merges at a time: the writing comes first."""
+
+
+class CompactionCounters(Protocol):
+    """The counters of a compactor; called from any thread."""
+
+    def diffs_merged(self, outcome: str) -> None:
+        """A merge ended: "done" or "failed"."""
+
+
+class Compactor:
+    """Merges one table's diffs. Belongs to one event loop."""
+
+    def __init__(
+        self, config: TableConfig, archive: TableArchive, counters: CompactionCounters
+    ) -> None:
+        self._config = config
+        self._archive = archive
+        self._counters = counters
+        self._levels = [timedelta(seconds=level) for level in config.compaction.levels]
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{config.name} merges")
+        self._over = False
+        self._log = log.bind(table=config.name)
+
+    async def run(self) -> None:
+        """Merge what is due, and drop what was kept long enough, until cancelled or fenced.
+
+        A merge under way isn't waited for.
+        """
+        asked = self._config.compaction
+        if not asked.levels and asked.keep_parts is None:
+            return
+        pause = min([LONGEST_PAUSE_S, *(level / 2 for level in asked.levels[:1])])
+        loop = asyncio.get_running_loop()
+        failures, delay = 0, pause
+        try:
+            while True:
+                await asyncio.sleep(delay)
+                delay = pause
+                try:
+                    await loop.run_in_executor(self._executor, self._compact)
+                except Fenced:
+                    return
+                except Exception as failure:  # noqa: BLE001  # the writing goes on
+                    failures += 1
+                    delay = AGAIN.delay(failures)
+                    self._failed(failure, failures, delay)
+                else:
+                    failures = 0
+        finally:
+            self._over = True
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _compact(self) -> None:
+        while not self._over and self._merge_next():
+            self._counters.diffs_merged("done")
+        keep = self._config.compaction.keep_parts
+        if keep is not None:
+            self._archive.merging.drop_parts(timedelta(seconds=keep))
+
+    def _merge_next(self) -> bool:
+        with _one_at_a_time:
+            formats = self._config.formats.of_diffs
+            merged = compact.merge_next(self._archive.merging, self._levels, formats=formats)
+        return merged is not None
+
+    def _failed(self, failure: Exception, failures: int, delay: float) -> None:
+        self._counters.diffs_merged("failed")
+        self._log.warning(
+            "diffs not merged",
+            error=str(failure),
+            kind=type(failure).__name__,
+            attempt=failures,
+            retry_in_s=round(delay, 2),
+            exc_info=None if isinstance(failure, ArchiveError) else failure,
+        )
+
+
+RESTORE_AGAIN = Backoff(initial=10.0, maximum=600.0, attempts=6)
 """A destination that can't be asked is asked again; after the last attempt, at the next start."""
 
 READ_BYTES = 32 * 2**20
@@ -57,13 +245,13 @@ class Restorer:
     async def run(self) -> None:
         """Check every destination once, until cancelled; an object under way isn't waited for."""
         loop = asyncio.get_running_loop()
-        attempts = AGAIN.attempts or 1
+        attempts = RESTORE_AGAIN.attempts or 1
         try:
             for attempt in range(1, attempts + 1):
                 try:
                     await loop.run_in_executor(self._executor, self.restore, READ_BYTES)
                 except Exception as failure:  # noqa: BLE001  # the writing goes on
-                    delay = AGAIN.delay(attempt)
+                    delay = RESTORE_AGAIN.delay(attempt)
                     self._log.warning(
                         "destinations not checked for lost objects",
                         error=str(failure),

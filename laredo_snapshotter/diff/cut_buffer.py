@@ -1,23 +1,252 @@
-"""One table's changes, sealed into a diff at each cut that the table owes.
+"""Cuts: tables end their diffs at the same position, and each seals its buffer there.
 
 A cut is owed until every transaction up to it was taken. One whose state can't be known, because a
 batch has only the states before it and after it, is postponed.
 """
 
 import asyncio
+import math
 import time
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from laredo_fanout.client.events import Changes
 from laredo_model.position import History, Position
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
-from laredo_snapshotter.diff.cuts import MOST_PENDING, PendingCuts
-from laredo_snapshotter.diff.feed_ports import Outlet
-from laredo_snapshotter.diff.first_change import FirstChange
-from laredo_snapshotter.diff.verified import VerifiedPosition
+from laredo_snapshotter.diff.feed_ports import Outlet, VerifiedPosition
 from laredo_snapshotter.errors import ServerUnfit
+
+# Cuts: tables end their diffs at the same position.
+#
+# docs/commit-protocol.md: "Tables of one process are cut together." The position is the highest
+# that any of the streams has reached; every table seals there when its own stream has passed it. No
+# table waits for another: one that is stuck keeps the cuts it owes, and forgets those that are too
+# old or too many.
+
+MOST_PENDING = 256
+"""Cuts that a table may owe; each becomes a diff."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A position at which a table's buffer is sealed."""
+
+    position: int
+    asked_at: float
+    """Monotonic."""
+    forced: bool = False
+    """Committed even when nothing changed."""
+    common: bool = False
+    """Of all the tables: what cancelled out is committed too."""
+
+
+class PendingCuts:
+    """The cuts that a table owes, in order of position."""
+
+    def __init__(self, time_limit: float) -> None:
+        """``time_limit``: seconds after which a cut that isn't forced may be forgotten."""
+        self._time_limit = time_limit
+        self._cuts: deque[Cut] = deque()
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+    def add(self, position: int, now: float, *, forced: bool = False, common: bool = False) -> None:
+        """Owe a cut; one at the same position is the same cut."""
+        kept = [c for c in self._cuts if c.position != position]
+        same = [c for c in self._cuts if c.position == position]
+        forced = forced or any(c.forced for c in same)
+        common = common or any(c.common for c in same)
+        kept.append(Cut(position, now, forced, common))
+        kept.sort(key=lambda cut: cut.position)
+        self._cuts = deque(self._within_limits(kept, now))
+
+    def take(self, reached: int) -> list[Cut]:
+        """The cuts at or before ``reached``; they are owed no longer."""
+        taken = []
+        while self._cuts and self._cuts[0].position <= reached:
+            taken.append(self._cuts.popleft())
+        return taken
+
+    def postpone(self, until: int, now: float) -> list[Cut]:
+        """Owe the cuts before ``until`` there: their states can't be known. Returns the forced
+        ones, which are for their own position or not at all, and owed no longer."""
+        before = self.take(until - 1)
+        if any(not cut.forced for cut in before):
+            self.add(until, now)
+        return [cut for cut in before if cut.forced]
+
+    def next_position(self) -> int | None:
+        """The first owed cut's position."""
+        return self._cuts[0].position if self._cuts else None
+
+    def owes(self, position: int) -> bool:
+        """True if a cut at ``position`` is pending."""
+        return any(cut.position == position for cut in self._cuts)
+
+    def clear(self) -> None:
+        """Owe nothing, because what was to be cut is gone."""
+        self._cuts.clear()
+
+    def _within_limits(self, cuts: list[Cut], now: float) -> Iterable[Cut]:
+        newest = cuts[-1]
+        young = [
+            cut
+            for cut in cuts
+            if cut.forced or cut is newest or now - cut.asked_at < self._time_limit
+        ]
+        over = len(young) - MOST_PENDING
+        for cut in young:
+            if over > 0 and not cut.forced and cut is not newest:
+                over -= 1
+                continue
+            yield cut
+        self.forgotten += len(cuts) - min(len(young), MOST_PENDING)
+
+
+class CutTable(Protocol):
+    """A table as the coordinator sees it."""
+
+    @property
+    def stream(self) -> tuple[str, int] | None:
+        """The history and the position that its stream has reached; None while it isn't live."""
+
+    def cut(self, position: int, *, common: bool) -> None:
+        """Seal at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
+
+    def tick(self) -> None:
+        """An interval has passed; called after :meth:`cut`."""
+
+
+def cut_together(tables: Sequence[CutTable], *, common: bool = False) -> dict[str, int]:
+    """Ask every table for a cut at the highest position reached in its history; say which.
+
+    ``common``: these are all tables of the process.
+    """
+    highest: dict[str, int] = {}
+    for table in tables:
+        if (stream := table.stream) is not None:
+            history, position = stream
+            highest[history] = max(position, highest.get(history, position))
+    for table in tables:
+        if (stream := table.stream) is not None:
+            table.cut(highest[stream[0]], common=common)
+        table.tick()
+    return highest
+
+
+# Schedule of cuts: each table at every multiple of its interval, all at the longest one's.
+#
+# The multiples are of one origin, so that tables whose intervals meet are cut together there. At
+# the longest interval's all of them are, also those whose own interval doesn't divide it: so the
+# tables of one process have positions in common as often as the slowest of them is cut.
+
+EARLY_S = 0.001
+"""Multiples of two intervals that are so near are one: 3 x 0.1 s isn't 0.3 s in floats."""
+
+
+class CutSchedule:
+    """Cuts tables by their intervals; tables come and go. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        all_cut: Callable[[Mapping[str, int]], None] = lambda _: None,
+    ) -> None:
+        """``clock``: monotonic, in seconds. ``all_cut`` is called after a cut of all tables with
+        its positions, by history."""
+        self._clock = clock
+        self._all_cut = all_cut
+        self._origin = clock()
+        self._intervals: dict[CutTable, float] = {}
+        self._due: dict[float, float] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, table: CutTable, interval: float) -> None:
+        """Cut it every ``interval`` seconds from now on."""
+        self._intervals[table] = interval
+        if interval not in self._due:
+            self._due[interval] = self._after(interval, self._clock())
+        self._changed.set()
+
+    def remove(self, table: CutTable) -> None:
+        """Cut it no more."""
+        interval = self._intervals.pop(table)
+        if interval not in self._intervals.values():
+            del self._due[interval]
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Cut what is due, without drift, until cancelled."""
+        while True:
+            self._changed.clear()
+            delay = self.cut_due()
+            try:
+                await asyncio.wait_for(self._changed.wait(), delay)
+            except TimeoutError:
+                continue
+
+    def cut_due(self) -> float | None:
+        """Cut what is due now; the seconds until more is, None while there are no tables."""
+        now = self._clock()
+        due = {interval for interval, at in self._due.items() if at <= now + EARLY_S}
+        for interval in due:
+            self._due[interval] = self._after(interval, now)
+        if due:
+            self._cut(due)
+        return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
+
+    def _cut(self, due: Collection[float]) -> None:
+        if max(self._due) in due:
+            tables = list(self._intervals)
+            self._all_cut(cut_together(tables, common=len(tables) > 1))
+        else:
+            cut_together([table for table, each in self._intervals.items() if each in due])
+
+    def _after(self, interval: float, now: float) -> float:
+        """The first multiple after ``now``. Those that a stall has missed are left out."""
+        passed = math.floor((now + EARLY_S - self._origin) / interval)
+        return self._origin + (passed + 1) * interval
+
+
+# Position of a table's first change since its last diff: until then the table was unchanged.
+#
+# Changes that cancel each other count too: the table was another one in between.
+
+
+class FirstChange:
+    """Follows one table's changes, and what of them is sealed."""
+
+    def __init__(self) -> None:
+        self.unchanged_until: int | None = None
+        """The last position before the first change; None while there is none."""
+        self._open_after: int | None = None
+
+    def take(self, after: int, *, some: bool, ends: bool) -> None:
+        """Transactions after a position, of which the last ends or goes on in the next call.
+
+        ``some``: they bring changes, perhaps none but the end of those before.
+        """
+        if self._open_after is not None:
+            after, some = min(after, self._open_after), True
+        if not ends:
+            self._open_after = after
+            return
+        self._open_after = None
+        if some and self.unchanged_until is None:
+            self.unchanged_until = after
+
+    def sealed(self, *, put: bool) -> int | None:
+        """First change for a sealed buffer; a buffer that isn't put leaves it to the next."""
+        until = self.unchanged_until
+        if put:
+            self.unchanged_until = None
+        return until
 
 
 class CutBuffer:

@@ -31,8 +31,7 @@ from laredo_model.position import History, Position
 from laredo_service.retry import Backoff
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.cut_buffer import CutBuffer
-from laredo_snapshotter.diff.feed_ports import FeedTable, Outlet, StreamedBase
-from laredo_snapshotter.diff.verified import VerifiedPosition
+from laredo_snapshotter.diff.feed_ports import FeedTable, Outlet, StreamedBase, VerifiedPosition
 from laredo_snapshotter.errors import KeyFieldsDiffer, ServerUnfit
 
 log = structlog.get_logger(__name__)

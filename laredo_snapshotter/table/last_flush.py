@@ -1,4 +1,4 @@
-"""The last flush of a table's writer: what it took before the stop is written, or logged as left.
+"""The last flush of a table's writer, and the journal's reach after it.
 
 What is taken waits until the server's verified position has passed it, so the stream stays open
 meanwhile. What comes after the stop is written if it happens to be verified in time too, and isn't
@@ -6,6 +6,7 @@ owed: on a busy table there is always more.
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from laredo_archive.write.table_archive import TableArchive
+from laredo_fanout.client.table_client import TableStatus
 from laredo_model import position
 from laredo_snapshotter.commit.committer import Committer
 from laredo_snapshotter.diff.feed import Feed
@@ -184,3 +186,46 @@ class LastFlush:
                 f"passed {position.text(unverified.position)}"
             )
         return "the time was over, or the writer was asked to end at once"
+
+
+# The journal's reach: how long it still goes back to where a closed stream stopped.
+
+
+class Reach(NamedTuple):
+    """Extent of the server's journal, compared with the end of a closed stream."""
+
+    sequence: int | None
+    """Of the last journal entry that was taken."""
+    oldest_sequence: int
+    """Of the oldest entry that the journal still has."""
+    current_sequence: int
+    """Of its newest entry."""
+    reaches: bool | None
+    """True if the stream can still be resumed there; None: not known."""
+    seconds_left: float | None
+    """At the pace at which the journal was pruned between the last two checks; None: it isn't."""
+
+
+class JournalReach:
+    """Check if the server's journal still reaches back to the end of a closed stream."""
+
+    def __init__(self, sequence: int | None) -> None:
+        """``sequence``: of the last entry that was taken."""
+        self.latest: Reach | None = None
+        self._sequence = sequence
+        self._before: tuple[float, int] | None = None
+
+    def check(self, status: TableStatus, now: float | None = None) -> Reach:
+        """Note the server's figures; ``now`` is monotonic."""
+        now = time.monotonic() if now is None else now
+        oldest = status.oldest_sequence
+        seconds_left: float | None = None
+        reaches = None if self._sequence is None else oldest <= self._sequence + 1
+        if self._before is not None and self._sequence is not None:
+            then, before = self._before
+            rate = (oldest - before) / max(now - then, 1e-3)
+            if rate > 0:
+                seconds_left = round(max(0.0, (self._sequence + 1 - oldest) / rate), 1)
+        self._before = (now, oldest)
+        self.latest = Reach(self._sequence, oldest, status.current_sequence, reaches, seconds_left)
+        return self.latest

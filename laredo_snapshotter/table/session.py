@@ -19,19 +19,15 @@ from laredo_model.column import Column
 from laredo_model.position import History, Position
 from laredo_service.retry import Backoff
 from laredo_snapshotter.base import base_job
-from laredo_snapshotter.base.base_job import BaseJob
-from laredo_snapshotter.base.continuing import same_shape, why_new_epoch
-from laredo_snapshotter.base.rebase import Rebase
+from laredo_snapshotter.base.base_job import BaseJob, Rebase, same_shape, why_new_epoch
 from laredo_snapshotter.commit.committer import Committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.feed import Feed
-from laredo_snapshotter.diff.feed_ports import StreamedBase
-from laredo_snapshotter.diff.verified import VerifiedPosition
+from laredo_snapshotter.diff.feed_ports import StreamedBase, VerifiedPosition
 from laredo_snapshotter.errors import NeverVerified, StreamBehind
 from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.metrics import TableCounters
-from laredo_snapshotter.table.journal_reach import JournalReach
-from laredo_snapshotter.table.last_flush import LastFlush, Left
+from laredo_snapshotter.table.last_flush import JournalReach, LastFlush, Left
 from laredo_snapshotter.triggers import SinceSnapshot
 
 log = structlog.get_logger(__name__)

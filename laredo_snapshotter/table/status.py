@@ -1,12 +1,15 @@
-"""A table's status, read off its writer."""
+"""A table's status, read off its writer, and the certificates in its configuration."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 from laredo_archive.manifest.rules import Head
 from laredo_model import position
+from laredo_service.certificates import Certificate
+from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.status import DestinationStatus, SinkStatus, TableWriterStatus, WriterState
 from laredo_snapshotter.table.session import WriterSession
 from laredo_snapshotter.table.writer import TableWriter
@@ -183,3 +186,20 @@ def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, A
         },
         "journal": reach._asdict() if reach is not None else None,
     }
+
+
+# The certificates that a writer's configuration names.
+
+
+def configured(tables: Sequence[TableConfig]) -> list[Certificate]:
+    """Each file once, by the first table that names it."""
+    found: dict[Path, Certificate] = {}
+    for table in tables:
+        tls = table.endpoint.tls
+        if tls is None:
+            continue
+        for key, path in (("cert", tls.cert), ("ca", tls.ca)):
+            if path is not None:
+                name = f"{table.path}.source.tls.{key}"
+                found.setdefault(path, Certificate(name, path, any_will_do=key == "ca"))
+    return list(found.values())

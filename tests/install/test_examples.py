@@ -14,7 +14,7 @@ import yaml
 
 from laredo_fanout import config as fanout
 from laredo_snapshotter import config as snapshotter
-from laredo_snapshotter.app.table_writers import HANG_S
+from laredo_snapshotter.app.reload import HANG_S
 from tests.install.bare import ROOT
 from tests.support.processes import BIN
 

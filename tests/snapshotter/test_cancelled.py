@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 from laredo_model.checksum import StateChecksum
 from laredo_model.line import Action
-from laredo_snapshotter.diff import cancelled as cancelled_
-from laredo_snapshotter.diff.buffer import ChangeBuffer, DiffSummary, Sealed
-from laredo_snapshotter.diff.cancelled import Cancelled
+from laredo_snapshotter.diff import buffer as buffer_
+from laredo_snapshotter.diff.buffer import Cancelled, ChangeBuffer, DiffSummary, Sealed
 from tests.snapshotter.change_stream import Row, State, Stream, checksum_of, take
 from tests.support.drawn import examples
 
@@ -161,8 +160,8 @@ def test_a_truncate_counts_what_was_spilled() -> None:
 
 def test_many_keys_are_counted_without_being_held() -> None:
     found = Cancelled()
-    for number in range(cancelled_.KEPT * 3):
+    for number in range(buffer_.KEPT * 3):
         found.add(b"%d" % number)
     found.add(b"x" * 10_000)
-    assert found.count == cancelled_.KEPT * 3 + 1
-    assert len(found._keys) <= cancelled_.KEPT
+    assert found.count == buffer_.KEPT * 3 + 1
+    assert len(found._keys) <= buffer_.KEPT

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from laredo_service.settings import SettingsError
-from laredo_snapshotter import config, config_outputs, config_source
+from laredo_snapshotter import config, config_outputs
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.config_outputs import LocalDestinationBlock, S3DestinationBlock
 from laredo_snapshotter.errors import ConfigRefused
@@ -111,8 +111,8 @@ def test_the_full_example_has_every_key() -> None:
         field.alias or name
         for section in (
             config.TableBlock,
-            config_source.SourceBlock,
-            config_source.TlsBlock,
+            config_outputs.SourceBlock,
+            config_outputs.TlsBlock,
             config.DiffBlock,
             config.SnapshotBlock,
             config.FormatsBlock,

@@ -1,7 +1,7 @@
 """Time for which a closed stream can still be resumed."""
 
 from laredo_fanout.client.table_client import TableStatus
-from laredo_snapshotter.table.journal_reach import JournalReach
+from laredo_snapshotter.table.last_flush import JournalReach
 
 
 def told(oldest: int) -> TableStatus:

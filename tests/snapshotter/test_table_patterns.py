@@ -11,10 +11,10 @@ import pytest
 
 from laredo_fanout.client import Endpoint
 from laredo_service.table_pattern import TableName, TablePattern
-from laredo_snapshotter import config, table_patterns
-from laredo_snapshotter.app.served_patterns import ServedPatterns
+from laredo_snapshotter import config
+from laredo_snapshotter.app.reload import ServedPatterns
+from laredo_snapshotter.config import ServedPattern
 from laredo_snapshotter.errors import ConfigRefused
-from laredo_snapshotter.table_patterns import ServedPattern
 from tests.support import processes
 from tests.support.postgres import Database
 from tests.support.processes import Program, free_port, until, wait_until
@@ -119,9 +119,9 @@ def test_nothing_goes_while_the_server_is_unavailable(programs: Programs, server
 
 
 async def test_a_server_that_does_not_answer_keeps_its_tables(tmp_path: Path) -> None:
-    found: list[table_patterns.Found] = []
+    found: list[config.Found] = []
 
-    async def follow(now: table_patterns.Found) -> None:
+    async def follow(now: config.Found) -> None:
         found.append(dict(now))
 
     async with running(tmp_path / "store", names=["public.orders_a", "public.other"]) as world:
@@ -155,9 +155,9 @@ def test_each_table_has_a_location_of_its_own(tmp_path: Path) -> None:
         "{ source.table = a, diff.interval = 9s },"
         ' { source { schema = "t*", table = "*", max_tables = 3 } }',
     )
-    (pattern,) = table_patterns.patterns(everything)
+    (pattern,) = config.patterns(everything)
     names = [TableName(schema, table) for schema in ("t1", "t2") for table in "ab"]
-    found = table_patterns.tables(everything, {pattern: [*names, TableName("u", "a")]}, names[3:])
+    found = config.matching_tables(everything, {pattern: [*names, TableName("u", "a")]}, names[3:])
     assert [(table.name, table.key_prefix) for table in found] == [
         ("public.a", "a/"),
         ("t1.a", "t1.a/"),
@@ -166,7 +166,7 @@ def test_each_table_has_a_location_of_its_own(tmp_path: Path) -> None:
     ]
     assert [table.diff.interval for table in found] == [9, 60, 60, 60]
     # Its server hasn't answered: what is written stays.
-    kept = table_patterns.tables(everything, {}, names[:1])
+    kept = config.matching_tables(everything, {}, names[:1])
     assert [table.name for table in kept] == ["public.a", "t1.a"]
 
 
@@ -184,4 +184,4 @@ def test_each_table_has_a_location_of_its_own(tmp_path: Path) -> None:
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, tables: str, said: str) -> None:
     with pytest.raises(ConfigRefused, match=said.replace("[", "\\[")):
-        table_patterns.patterns(block(tmp_path, tables))
+        config.patterns(block(tmp_path, tables))
