@@ -15,9 +15,8 @@ from laredo_service.build import version_option
 from laredo_service.printable import printable, printable_lines
 from laredo_service.settings import SettingsError
 from laredo_snapshotter import config as config_
-from laredo_snapshotter.app import ask_reload as ask_reload_
-from laredo_snapshotter.app import service
-from laredo_snapshotter.app.ask_reload import NoReload, ask_reload
+from laredo_snapshotter.app import logs, service
+from laredo_snapshotter.app.logs import NoReload, ask_reload
 from laredo_snapshotter.app.service import Service
 from laredo_snapshotter.errors import ConfigRefused, PortTaken
 
@@ -86,7 +85,7 @@ def cli(
 ) -> None:
     """Writes tables that laredo-fanout streams into archives of snapshots and diffs."""
     usual = "info" if context.invoked_subcommand is None else "error"
-    ask_reload_.configure(
+    logs.configure(
         log_level or usual, as_json=None if log_format == "auto" else log_format == "json"
     )
     context.obj = (path, sets)
@@ -111,7 +110,7 @@ def check(
     In a bucket small objects are written and removed again; nothing else is changed or sent.
     """
     # Nothing but this command imports what checks.
-    from laredo_snapshotter.check.aws import check_block
+    from laredo_snapshotter.check import check_block
 
     block = _loaded(path or around[0], (*around[1], *sets))
     _finish(asyncio.run(check_block(block)))

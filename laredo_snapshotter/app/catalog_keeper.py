@@ -22,7 +22,7 @@ from laredo_archive.write.manifest_store import CatalogStore
 from laredo_model import position as histories
 from laredo_model.position import Position
 from laredo_service.retry import Backoff
-from laredo_snapshotter.commit.destinations import Stores
+from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.table.writer import TableWriter
 
 log = structlog.get_logger(__name__)

@@ -18,9 +18,9 @@ from laredo_service.settings.tree import Path
 from laredo_service.table_pattern import TableName
 from laredo_snapshotter import config
 from laredo_snapshotter.app.catalog_keeper import CatalogKeeper
-from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import Found, ServedPattern, SnapshotterBlock, TableConfig
-from laredo_snapshotter.diff.cut_buffer import CutSchedule
+from laredo_snapshotter.destinations import Stores
+from laredo_snapshotter.diff.cuts import CutSchedule
 from laredo_snapshotter.errors import ConfigRefused, ReloadImpossible
 from laredo_snapshotter.metrics import Metrics, TableCounters
 from laredo_snapshotter.table.writer import TableWriter

@@ -24,8 +24,8 @@ from laredo_service.systemd import ServiceNotifier, supervised
 from laredo_snapshotter import config
 from laredo_snapshotter.app import http
 from laredo_snapshotter.app.reload import RunningWriter, ServedPatterns, TableWriters, WriterReload
-from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import Found, SnapshotterBlock, TableConfig
+from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.errors import PortTaken, ReloadImpossible
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus

@@ -21,8 +21,8 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position
 from laredo_service.retry import Backoff
 from laredo_snapshotter.errors import SinkError
-from laredo_snapshotter.events.notice import Notice
-from laredo_snapshotter.events.sink import Sink
+from laredo_snapshotter.events.notices import Notice
+from laredo_snapshotter.events.sinks import Sink
 
 log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ import structlog
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.table_client import TableStatus
 from laredo_model import position
-from laredo_snapshotter.commit.committer import Committer
+from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.diff.feed import Feed
 from laredo_snapshotter.events.notifier import Notifier
 

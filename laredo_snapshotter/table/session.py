@@ -18,15 +18,15 @@ from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.position import History, Position
 from laredo_service.retry import Backoff
-from laredo_snapshotter.base import base_job
-from laredo_snapshotter.base.base_job import BaseJob, Rebase, same_shape, why_new_epoch
-from laredo_snapshotter.commit.committer import Committer
+from laredo_snapshotter import rebase
+from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.feed import Feed
 from laredo_snapshotter.diff.feed_ports import StreamedBase, VerifiedPosition
 from laredo_snapshotter.errors import NeverVerified, StreamBehind
 from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.metrics import TableCounters
+from laredo_snapshotter.rebase import BaseJob, Rebase, same_shape, why_new_epoch
 from laredo_snapshotter.table.last_flush import JournalReach, LastFlush, Left
 from laredo_snapshotter.triggers import SinceSnapshot
 
@@ -240,7 +240,7 @@ class WriterSession:
             raise StreamBehind(self._config.name, position, head.position)
 
         reason = why_new_epoch(head, columns, history, begin.reason)
-        base = await base_job.begin(
+        base = await rebase.begin(
             self._archive,
             self._config,
             self._executor,

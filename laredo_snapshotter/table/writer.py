@@ -34,16 +34,16 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
 from laredo_service import private_directory
 from laredo_service.retry import Backoff
-from laredo_snapshotter.commit.destinations import Stores
-from laredo_snapshotter.commit.restorer import Collector, Compactor, Restorer
 from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
 from laredo_snapshotter.events.notifier import Notifier
-from laredo_snapshotter.events.sink import build_all
+from laredo_snapshotter.events.sinks import build_all
 from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.status import WriterState
 from laredo_snapshotter.table.last_flush import Left
 from laredo_snapshotter.table.session import WriterSession
+from laredo_snapshotter.upkeep import Collector, Compactor, Restorer
 
 log = structlog.get_logger(__name__)
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from laredo_snapshotter.diff.cut_buffer import CutSchedule
+from laredo_snapshotter.diff.cuts import CutSchedule
 from tests.support.processes import PATIENCE_S
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_snapshotter.diff.cut_buffer import MOST_PENDING, PendingCuts, cut_together
+from laredo_snapshotter.diff.cuts import MOST_PENDING, PendingCuts, cut_together
 
 
 class Table:

@@ -16,7 +16,7 @@ from laredo_model.checksum import StateChecksum
 from laredo_service.certificates import CertificateWatch
 from laredo_service.http.connections import HttpCounts
 from laredo_snapshotter import config
-from laredo_snapshotter.commit.destinations import Stores
+from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.metrics import Metrics, TableCounters
 from laredo_snapshotter.status import WriterState
 from laredo_snapshotter.table import status

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from examples.spark.on_notice import main
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.updates import NoticeSource
-from laredo_snapshotter.events.notice import Notice
+from laredo_snapshotter.events.notices import Notice
 from tests.support.aws import AwsServer
 from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth
 

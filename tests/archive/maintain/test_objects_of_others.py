@@ -18,8 +18,8 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local import LocalDestination
 from laredo_snapshotter import config
-from laredo_snapshotter.check.aws import _archive
-from laredo_snapshotter.commit.destinations import Stores
+from laredo_snapshotter.check import _archive
+from laredo_snapshotter.destinations import Stores
 from tests.support.archive.archiving import (
     MORNING,
     ONE,

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from laredo_archive.aws.clients import AwsClients
-from laredo_snapshotter.check.aws import check_bucket, check_profile
+from laredo_snapshotter.check import check_bucket, check_profile
 from tests.end_to_end.aws_rights.example import Example, example_on
 from tests.end_to_end.aws_rights.policy import EXAMPLES, Policy
 from tests.support.archive.archiving import ONE, TWO, diffed, opened, rebased

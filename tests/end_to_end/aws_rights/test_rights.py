@@ -17,8 +17,8 @@ from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.local import LocalDestination
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.write.table_archive import TableArchive
-from laredo_snapshotter.check.aws import check_bucket, check_profile, check_sink
-from laredo_snapshotter.events.sink import build
+from laredo_snapshotter.check import check_bucket, check_profile, check_sink
+from laredo_snapshotter.events.sinks import build
 from tests.end_to_end.aws_rights.asked import NotingClients, rights
 from tests.end_to_end.aws_rights.example import Example, example_on
 from tests.end_to_end.aws_rights.policy import EXAMPLES, Policy, Right

@@ -7,7 +7,7 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_service.retry import Backoff
 from laredo_snapshotter.config_outputs import SqsSink
 from laredo_snapshotter.events.notifier import Notifier
-from laredo_snapshotter.events.sink import Sink, build
+from laredo_snapshotter.events.sinks import Sink, build
 
 QUICK = Backoff(initial=0.001, maximum=0.01)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from laredo_archive.manifest.updates import NoticeSource
 from laredo_model.position import Position
-from laredo_snapshotter.events.notice import Notice
+from laredo_snapshotter.events.notices import Notice
 from tests.support.archive.archiving import ONE, TWO, diffed, memory, opened, rebased
 from tests.support.writer.noticing import notice
 

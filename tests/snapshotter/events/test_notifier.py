@@ -18,8 +18,8 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from laredo_service.retry import Backoff
 from laredo_snapshotter.events import notifier as notifier_
-from laredo_snapshotter.events.notice import Notice
-from laredo_snapshotter.events.sink import Sink
+from laredo_snapshotter.events.notices import Notice
+from laredo_snapshotter.events.sinks import Sink
 from tests.snapshotter.events.recording import Recorder
 from tests.snapshotter.events.telling import Telling, marks, queue
 from tests.support.archive.archiving import (

@@ -14,7 +14,7 @@ from laredo_snapshotter.errors import (
     SinkError,
     SinkRefused,
 )
-from laredo_snapshotter.events.sink import build
+from laredo_snapshotter.events.sinks import build
 from tests.snapshotter.events.recording import ACCOUNT, REGION, Recorder
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import (

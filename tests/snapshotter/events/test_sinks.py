@@ -8,7 +8,7 @@ import pytest
 from laredo_archive.aws.clients import AwsClients
 from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink, SqsSink
 from laredo_snapshotter.errors import SinkError
-from laredo_snapshotter.events.sink import build, build_all
+from laredo_snapshotter.events.sinks import build, build_all
 from tests.support import drawn
 from tests.support.aws import REGION, AwsServer
 from tests.support.writer.listening import EARS, Ear, QueueEar, StreamEar, TopicEar

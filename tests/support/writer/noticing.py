@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from laredo_model.position import Position
-from laredo_snapshotter.events.notice import Notice
+from laredo_snapshotter.events.notices import Notice
 
 CREATED = datetime(2026, 6, 3, 21, 40, 11, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ from laredo_archive.aws.explain import Cause, explain, failures, iam_action
 from laredo_archive.aws.profile import AMBIENT, AwsError
 from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink, SqsSink
 from laredo_snapshotter.errors import SinkError, SinkRefused
-from laredo_snapshotter.events.notice import Notice
+from laredo_snapshotter.events.notices import Notice
 
 Answer = TypeVar("Answer", bound=Mapping[str, Any])
 

@@ -25,7 +25,7 @@ from laredo_model.checksum import StateChecksum
 from laredo_model.column import Column, key_columns
 from laredo_model.position import History, Position
 from laredo_service.retry import Backoff
-from laredo_snapshotter.commit.committer import Committer
+from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.buffer import Sealed
 from laredo_snapshotter.diff.feed import Feed

@@ -42,7 +42,6 @@ from laredo_model.column import key_columns
 from laredo_service.certificates import CertificateUnreadable, remaining
 from laredo_service.printable import printable
 from laredo_snapshotter import config, config_outputs
-from laredo_snapshotter.commit.destinations import Stores
 from laredo_snapshotter.config import HttpBlock, SnapshotterBlock, TableConfig
 from laredo_snapshotter.config_outputs import (
     DestinationConfig,
@@ -51,10 +50,11 @@ from laredo_snapshotter.config_outputs import (
     SinkConfig,
     SqsSink,
 )
+from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.diff.trigger_history import summary
 from laredo_snapshotter.errors import ConfigRefused, SinkError
-from laredo_snapshotter.events import sink as sink_
-from laredo_snapshotter.events.sink import build
+from laredo_snapshotter.events import sinks as sinks_
+from laredo_snapshotter.events.sinks import build
 from laredo_snapshotter.table.status import configured
 
 # Findings of ``laredo-snapshotter check``, and their display.
@@ -179,7 +179,7 @@ class SharedAwsChecks:
 
 def _is_at_aws(destination: S3DestinationBlock | SinkConfig) -> bool:
     return (
-        sink_.is_at_aws(destination)
+        sinks_.is_at_aws(destination)
         if isinstance(destination, SqsSink)
         else destination.endpoint is None
     )

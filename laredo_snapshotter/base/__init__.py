@@ -1,1 +1,0 @@
-"""New bases: from the live stream, or from a second one."""

@@ -1,1 +1,0 @@
-"""``laredo-snapshotter check``: can this configuration work?"""

@@ -1,1 +1,0 @@
-"""Commits to an archive, in order, and the collection of its garbage."""
