@@ -11,8 +11,7 @@ from benchmarks.spark_archive import BASE_FORMATS
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_spark.options import parse
-from laredo_spark.read.table_read import TableRead
-from laredo_spark.read.table_reader import TableReader
+from laredo_spark.read.table_read import TableRead, TableReader
 
 _ROUNDS = 3
 

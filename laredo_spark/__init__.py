@@ -4,15 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from laredo_spark.frames.catalog import read_catalog
-    from laredo_spark.frames.changes import read_changes
-    from laredo_spark.frames.registration import register
-    from laredo_spark.frames.row_count import count_rows
-    from laredo_spark.frames.table import read_table
-    from laredo_spark.frames.tables import TablesAtOnce, read_tables
+    from laredo_spark.frames.table import count_rows, read_changes, read_table, register
+    from laredo_spark.frames.tables import TablesAtOnce, read_catalog, read_tables
     from laredo_spark.source import LaredoDataSource
-    from laredo_spark.sync.catalog import sync_catalog
-    from laredo_spark.sync.sync import sync_table, sync_tables
+    from laredo_spark.sync.sync import sync_catalog, sync_table, sync_tables
 
 __all__ = [
     "LaredoDataSource",

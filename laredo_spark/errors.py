@@ -1,4 +1,4 @@
-"""Errors of reading an archive with Spark.
+"""Errors of reading an archive with Spark, and their messages on the way through Spark.
 
 SparkReadError
 ├── OptionRefused     an option that can't be used
@@ -21,8 +21,13 @@ Errors of the archive itself are ArchiveErrors. An error in a task reaches the d
 exception of Spark's; :func:`own_message` takes its message out.
 """
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import ParamSpec, TypeVar
+
+from laredo_archive.errors import ArchiveError
+from laredo_model.errors import ModelError
 
 _RAISED = re.compile(r"^(?:\w+: )?laredo_\w+(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
 
@@ -203,3 +208,35 @@ def own_message(failure: BaseException) -> str | None:
 
 said = own_message
 """The former name."""
+
+# Errors on their way through Spark: one message each, without causes and stacks.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_OURS = (ArchiveError, SparkReadError, ModelError)
+
+
+def in_one_message(planning: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a planning step: Spark shows its errors without their causes and our stack."""
+
+    @functools.wraps(planning)
+    def made(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return planning(*args, **kwargs)
+        except _OURS as failure:
+            raise failure.with_traceback(None) from None
+
+    return made
+
+
+def each_in_one_message(reading: Callable[P, Iterator[R]]) -> Callable[P, Iterator[R]]:
+    """Decorates a task's generator of rows in the same way."""
+
+    @functools.wraps(reading)
+    def made(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        try:
+            yield from reading(*args, **kwargs)
+        except _OURS as failure:
+            raise failure.with_traceback(None) from None
+
+    return made

@@ -1,14 +1,20 @@
-"""A Spark session for command lines and notebooks, made after a check of the installed Java."""
+"""A Spark session: made after a check of the installed Java; its cores and schemas."""
 
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
-from pyspark.errors import PySparkImportError
+import pyarrow as pa
+from pyspark.errors import PySparkAttributeError, PySparkImportError
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from laredo_spark.errors import ConnectMissing, JavaMissing
 
@@ -73,3 +79,39 @@ def check_java() -> None:
         raise JavaMissing(f"{command} -version names no version, {where}")
     if int(found[1]) < OLDEST_JAVA:
         raise JavaMissing(f"found {found[1]}, {where}")
+
+
+# Number of tasks that a Spark session runs at the same time.
+
+_MANY = 1 << 20
+_known: "WeakKeyDictionary[SparkSession, int]" = WeakKeyDictionary()
+
+
+def cores(spark: SparkSession) -> int:
+    """Spark's ``defaultParallelism``; over Spark Connect, found by one small job a session.
+
+    A client of Spark Connect has no SparkContext
+    (https://spark.apache.org/docs/latest/spark-connect-overview.html), but a range is cut into as
+    many partitions as that says.
+    """
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except PySparkAttributeError:
+        pass
+    if spark not in _known:
+        partition = F.spark_partition_id()
+        _known[spark] = spark.range(_MANY).select(partition).distinct().count()
+    return _known[spark]
+
+
+# The Arrow schema of a DataFrame, in whichever PySpark is installed.
+
+_NAMES_ZONE = "timezone" in signature(to_arrow_schema).parameters
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The types of the batches that Spark takes; timestamps are in UTC."""
+    if _NAMES_ZONE:
+        return to_arrow_schema(schema, timezone="UTC")
+    # PySpark 4.1 knows no other zone.
+    return to_arrow_schema(schema)

@@ -9,11 +9,9 @@ from pyspark.sql.types import StructType
 from laredo_spark import options
 from laredo_spark.changes.changes_read import Pinned, opened, pinned_now
 from laredo_spark.changes.changes_reader import ChangesReader, FilteredChangesReader
-from laredo_spark.errors import OptionRefused
-from laredo_spark.messages import in_one_message
+from laredo_spark.errors import OptionRefused, in_one_message
 from laredo_spark.options import ReadMode
-from laredo_spark.read.table_read import TableRead
-from laredo_spark.read.table_reader import FilteredTableReader, TableReader
+from laredo_spark.read.table_read import FilteredTableReader, TableRead, TableReader
 from laredo_spark.read.unfolded_reader import UnfoldedReader, unfolded
 
 

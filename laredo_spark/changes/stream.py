@@ -21,9 +21,13 @@ from pyspark.sql.types import StructType
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.errors import BadPosition
-from laredo_spark.changes.chain import NextArtifact, ReaderPosition, following, is_behind, mark_now
 from laredo_spark.changes.changes_read import (
+    NextArtifact,
     Pinned,
+    ReaderPosition,
+    following,
+    is_behind,
+    mark_now,
     opened,
     pinned_now,
     start_of,
@@ -38,8 +42,9 @@ from laredo_spark.errors import (
     ColumnsChanged,
     OffsetUnreadable,
     OptionRefused,
+    each_in_one_message,
+    in_one_message,
 )
-from laredo_spark.messages import each_in_one_message, in_one_message
 from laredo_spark.options import OnGap, ReadOptions
 
 Offset = dict[str, str | int]

@@ -1,4 +1,4 @@
-"""``read_tables``: several tables as DataFrames, all at one position."""
+"""``read_tables`` and ``read_catalog``: several tables as DataFrames, all at one position."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -246,3 +246,48 @@ def _text(moment: Position | datetime | None) -> str:
     if isinstance(moment, datetime):
         return text_of_time(moment)
     return "the head" if moment is None else positions.text(moment)
+
+
+# ``read_catalog``: every table of a catalog as DataFrames, all at one position.
+
+
+def read_catalog(
+    spark: SparkSession,
+    path: str,
+    as_of: str | datetime | None = None,
+    *,
+    tables: Sequence[str] | None = None,
+    exact: bool = False,
+    verify: bool = False,
+    **given: object,
+) -> TablesAtOnce:
+    """The tables of the catalog in a destination, as :func:`read_tables` gives them.
+
+    Names are ``schema.table``; where two archives are of tables of one name, the archives'
+    directories. ``tables``: these names only.
+
+    :raises CatalogMissing: if there is none.
+    :raises CatalogUnusable: if it is damaged, or of a later version.
+    :raises NoCommonBoundary, ArchiveError, OptionRefused: as :func:`read_tables`.
+    """
+    uris, known = archives_of(path, tables, given)
+    return at_one_position(spark, uris, as_of, known, exact=exact, verify=verify, given=given)
+
+
+def archives_of(
+    path: str, tables: Sequence[str] | None, given: Mapping[str, object]
+) -> tuple[dict[str, str], Known]:
+    """The archives' URIs by their names, and their boundaries in the catalog.
+
+    :raises CatalogMissing, CatalogUnusable, ArchiveError, OptionRefused: as :func:`read_catalog`.
+    """
+    access = options.parse(options.as_options({"path": path, **given})).access()
+    found = location.find_catalog(path, access)
+    prefixes = found.catalog.names()
+    for name in tables or ():
+        if name not in prefixes:
+            raise OptionRefused("tables", name, f"the catalog has {', '.join(prefixes)}")
+    chosen = {name: prefixes[name] for name in tables or prefixes}
+    uris = {name: found.uri_of(prefix) for name, prefix in chosen.items()}
+    known = {name: found.catalog.boundaries(prefix) for name, prefix in chosen.items()}
+    return uris, known

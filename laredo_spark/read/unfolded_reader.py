@@ -17,12 +17,12 @@ from laredo_archive.read import original
 from laredo_model import key
 from laredo_model import line as lines_
 from laredo_model.line import Action, Change
-from laredo_spark.arrow_schema import arrow_schema
-from laredo_spark.messages import each_in_one_message, in_one_message
+from laredo_spark.errors import each_in_one_message, in_one_message
 from laredo_spark.objects import Objects, gathered
 from laredo_spark.options import ReadMode, ReadOptions
 from laredo_spark.read.row_shape import RowShape
 from laredo_spark.read.table_read import TableRead
+from laredo_spark.session import arrow_schema
 
 KEY, ORDER, ACTION = "__laredo_key", "__laredo_order", "__laredo_action"
 PUT, DELETE, TRUNCATE = 1, 2, 3

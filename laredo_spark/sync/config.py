@@ -23,8 +23,7 @@ from pydantic import AfterValidator, Field, model_validator
 from laredo_service import settings
 from laredo_service.settings import Section, WrongAt
 from laredo_spark.errors import OptionRefused
-from laredo_spark.sync.catalog import catalog_jobs
-from laredo_spark.sync.sync import Job, given_options, refuse_unknown
+from laredo_spark.sync.sync import Job, catalog_jobs, given_options, refuse_unknown
 
 ENV_PREFIX = "LAREDO_SYNC_"
 _SET_ELSEWHERE = ("path", "as_of", "exact", "epoch", "history", "key")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from laredo_spark.cli import package
+from laredo_spark import cli
 from tests.spark.simple_archive import simple
 from tests.support.archive.building import Builder
 from tests.support.processes import PATIENCE_S
@@ -122,7 +122,7 @@ def test_a_tasks_failure_is_one_message_over_spark_connect(
 @pytest.mark.thorough
 def test_a_submitted_program_runs_on_workers_that_have_nothing_of_ours(tmp_path: Path) -> None:
     archive = Builder(tmp_path / "archive").base(0x10, names(ROWS)).write()
-    files = package.write(tmp_path / "package")
+    files = cli.write(tmp_path / "package")
     light = made(tmp_path / "light", "-r", str(files.requirements))
 
     def submitted(master: str, *arguments: str) -> subprocess.CompletedProcess[str]:

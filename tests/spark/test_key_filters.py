@@ -31,7 +31,7 @@ from laredo_archive.codec import jsonl
 from laredo_model import key as keys_
 from laredo_model.column import Column
 from laredo_spark.options import ReadOptions, parse
-from laredo_spark.read import table_reader
+from laredo_spark.read import table_read
 from laredo_spark.read.key_filters import ranges_of
 from laredo_spark.read.row_shape import RowShape
 from tests.support.archive.building import Builder
@@ -282,7 +282,7 @@ def test_from_and_to_narrow_what_is_read(
 
 
 def test_a_long_range_is_several_tasks(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_reader, "TASK_BYTES", 5000)
+    monkeypatch.setattr(table_read, "TASK_BYTES", 5000)
     made = Reading(archive, push_filters="true", partitions=8)
     some = [GreaterThanOrEqual(ID, 20_000), LessThan(ID, 80_000)]
     assert len(made.partitions(some)[1]) > 3

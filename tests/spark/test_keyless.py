@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from laredo_spark import read_table
 from laredo_spark.errors import KeyMissing
 from laredo_spark.options import parse
-from laredo_spark.read import keyless
+from laredo_spark.read import unsorted
 from laredo_spark.read.table_read import TableRead
 from tests.support import drawn
 from tests.support.archive.building import COLUMNS, Builder, State, row
@@ -80,6 +80,6 @@ def test_the_manifest_shows_that_there_are_only_inserts(tmp_path: Path) -> None:
 
     def inserts(as_of: str) -> bool:
         given = {"path": str(archive), "as_of": as_of}
-        return keyless.only_inserts(TableRead.of(parse(given)).boundary)
+        return unsorted.only_inserts(TableRead.of(parse(given)).boundary)
 
     assert [inserts(f"0/{end}") for end in (10, 20, 30, 40, 50)] == [True, True, False, True, True]

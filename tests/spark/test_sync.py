@@ -13,9 +13,8 @@ from laredo_spark import options
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.sync.errors import OlderThanTarget, SyncFailed, TargetRefused
 from laredo_spark.sync.lakehouse import merging
-from laredo_spark.sync.plan import Merge, Rebuild, SyncAction, UpToDate
+from laredo_spark.sync.lakehouse.merging import Merge, Rebuild, SyncAction, SyncState, UpToDate
 from laredo_spark.sync.spark import failing_as
-from laredo_spark.sync.state import SyncState
 from tests.spark.merged_copy import MergedCopy
 from tests.support.archive.building import HISTORY, Builder, State
 from tests.support.spark_reading import names

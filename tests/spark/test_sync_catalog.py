@@ -13,8 +13,8 @@ from laredo_spark import sync_catalog, sync_table
 from laredo_spark.cli import main
 from laredo_spark.errors import OptionRefused
 from laredo_spark.sync import config
-from laredo_spark.sync.catalog import catalog_jobs
 from laredo_spark.sync.errors import TargetRefused
+from laredo_spark.sync.sync import catalog_jobs
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names
 

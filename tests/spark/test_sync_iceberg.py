@@ -10,9 +10,12 @@ from pyspark.sql.types import LongType, StructField, StructType
 from laredo_spark import options, sync_table
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.sync.errors import IcebergMissing, IcebergUnfit, TargetRefused
-from laredo_spark.sync.lakehouse.iceberg import IcebergSync
-from laredo_spark.sync.lakehouse.iceberg_fit import parts_of, refuse_other_spark
-from laredo_spark.sync.lakehouse.iceberg_table import IcebergTable
+from laredo_spark.sync.lakehouse.iceberg_table import (
+    IcebergSync,
+    IcebergTable,
+    parts_of,
+    refuse_other_spark,
+)
 from laredo_spark.sync.lakehouse.merging import quoted, refuse_substituted
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from laredo_model.checksum import StateChecksum
 from laredo_spark import read_table
 from laredo_spark.errors import NotEqual, NotProvable
-from laredo_spark.read import proof
+from laredo_spark.read import unsorted
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import manifest_of, names
 
@@ -31,8 +31,8 @@ def test_the_sum_of_md5s(spark: SparkSession) -> None:
     total = sum(int(hashlib.md5(line.encode()).hexdigest(), 16) for line in lines)
     assert total > 1 << 130
     frame = spark.createDataFrame([(line,) for line in lines], "line string").repartition(3)
-    assert proof.state_of(frame) == expected
-    assert proof.state_of(frame.where("false")) == StateChecksum()
+    assert unsorted.state_of(frame) == expected
+    assert unsorted.state_of(frame.where("false")) == StateChecksum()
 
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["sorted", "unsorted"])

@@ -1,4 +1,4 @@
-"""A Delta table's log: the boundary of the last sync, and writes of other programs since.
+"""``sync_table(to="delta")``: changes merged into a Delta table, one commit with their position.
 
 Each commit of a sync names its boundary in the commit's userMetadata. Its transaction's version
 (txnAppId, txnVersion) is greater than all before, and Delta skips a write whose version is
@@ -10,18 +10,106 @@ ones; a sync of an unchanged target therefore commits its boundary again once a 
 """
 
 import json
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from threading import Lock
 
-from pyspark.sql import Row, SparkSession
+import pyspark
+from packaging.requirements import Requirement
+from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
-from laredo_spark.sync.errors import TargetBusy, TargetRefused
-from laredo_spark.sync.state import StateUnreadable, SyncState
+from laredo_archive.failpoint import reach
+from laredo_spark import options
+from laredo_spark.read.table_read import TableRead
+from laredo_spark.sync.errors import (
+    DeltaMissing,
+    DeltaUnfit,
+    TargetBusy,
+    TargetDiffers,
+    TargetRefused,
+)
+from laredo_spark.sync.lakehouse import merging
+from laredo_spark.sync.lakehouse.merging import (
+    Merge,
+    Rebuild,
+    StateUnreadable,
+    SyncResult,
+    SyncState,
+    UpToDate,
+)
+from laredo_spark.sync.spark import failing_as, frame_of
+
+# Checks that a Spark session has Delta Lake, and one made for its Spark.
+#
+# Delta's classes are compiled for one release of Spark. With another one some calls work and others
+# end in a NoSuchMethodError, also after a write: so the versions are compared first.
+
+EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+EXTENSIONS_SETTING = "spark.sql.extensions"
+_PACKAGE = "delta-spark"
+_SCALA = "2.13"
+_RELEASE = re.compile(r"\d+(\.\d+)*")
+
+
+def refuse_unfit(spark: SparkSession) -> None:
+    """Refuse a session that can't write Delta tables.
+
+    :raises DeltaMissing: if Delta Lake isn't in the session.
+    :raises DeltaUnfit: if it is for another Spark.
+    """
+    try:
+        import delta.tables  # noqa: F401
+
+        installed = metadata.version(_PACKAGE)
+    except (ImportError, metadata.PackageNotFoundError):
+        raise DeltaMissing("the Python package delta-spark isn't installed") from None
+    required = [
+        line for line in metadata.requires(_PACKAGE) or () if Requirement(line).name == "pyspark"
+    ]
+    if not all(fits(spark.version, line) for line in required):
+        raise DeltaUnfit(installed, ", ".join(required), spark.version)
+    if EXTENSION not in (spark.conf.get(EXTENSIONS_SETTING, "") or ""):
+        raise DeltaMissing(
+            f"{EXTENSIONS_SETTING} lacks {EXTENSION}, and spark.sql.catalog.spark_catalog is to be"
+            f" {CATALOG}"
+        )
+
+
+def settings() -> dict[str, str]:
+    """Spark's settings that load the installed Delta Lake.
+
+    :raises DeltaMissing: if the Python package isn't installed.
+    """
+    try:
+        installed = metadata.version(_PACKAGE)
+    except metadata.PackageNotFoundError:
+        raise DeltaMissing("the Python package delta-spark isn't installed") from None
+    spark = ".".join(pyspark.__version__.split(".")[:2])
+    return {
+        "spark.jars.packages": f"io.delta:{_PACKAGE}_{spark}_{_SCALA}:{installed}",
+        EXTENSIONS_SETTING: EXTENSION,
+        "spark.sql.catalog.spark_catalog": CATALOG,
+    }
+
+
+def fits(version: str, requirement: str) -> bool:
+    """True if a release meets a requirement (``pyspark<=4.2.0,>=4.0.1``).
+
+    A vendor's build counts as its release: ``4.2.0-amzn-1`` is 4.2.0.
+    """
+    wanted = Requirement(requirement)
+    if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        return True
+    release = _RELEASE.match(version)
+    return release is not None and wanted.specifier.contains(release[0])
+
 
 AGED_S = 7 * 86400.0
 """Seconds after which a sync's newest commit is repeated."""
@@ -193,3 +281,115 @@ def _conflicts_as_busy(target: str) -> Iterator[None]:
         yield
     except conflicts as conflict:
         raise TargetBusy(target) from conflict
+
+
+# ``sync_table(to="delta")``: changes merged into a Delta table, the position in the same commit.
+#
+# Of two jobs at once one commits, and the other fails with TargetBusy and does the rest when it is
+# run again. The table is rewritten after a truncation, after another program changed its rows, and
+# where its row count differs from the manifest's.
+
+
+def sync_delta(
+    spark: SparkSession, given: Mapping[str, str], target: str, *, rebuild: bool
+) -> SyncResult:
+    """Bring the Delta table at ``target`` up to the archive's head.
+
+    :raises DeltaMissing: if the session can't write Delta tables.
+    :raises DeltaUnfit: if its Delta Lake is for another Spark.
+    :raises ArchiveError, SyncError: as sync_table().
+    """
+    refuse_unfit(spark)
+    with failing_as(target):
+        table = TableRead.of(options.parse(given))
+        return DeltaSync(spark, given, target, table, DeltaLog(spark, target)).run(rebuild=rebuild)
+
+
+@dataclass(frozen=True)
+class DeltaSync:
+    """One table's sync into one Delta table."""
+
+    spark: SparkSession
+    given: Mapping[str, str]
+    target: str
+    table: TableRead
+    log: DeltaLog
+
+    def run(self, *, rebuild: bool) -> SyncResult:
+        """Plan the sync and do it."""
+        merging.refuse_substituted(self.spark, self.target, self.table.spark_schema().names)
+        held = self.log.held()
+        step = merging.step(
+            self.target, held.state, held.by_others, self.table, self._is_counted, rebuild=rebuild
+        )
+        reach("sync.planned")
+        if isinstance(step, UpToDate) and held.state is not None:
+            return self._up_to_date(held, held.state)
+        state = merging.next_state(held.state, self.table)
+        after = held
+        if isinstance(step, Merge) and held.state is not None:
+            after = self._merged(held, held.state, state)
+            if not self._is_counted():
+                step, state = Rebuild(merging.MISCOUNTED), replace(state, version=state.version + 1)
+        if isinstance(step, Rebuild):
+            after = self._rebuilt(held, after, state)
+        reach("sync.committed")
+        return SyncResult(step, replace(state, rows=self._rows()), after.files_written)
+
+    def _up_to_date(self, held: Held, state: SyncState) -> SyncResult:
+        """Keep the rows; commit their epoch before retention removes it from the archive."""
+        epoch = self.table.boundary.epoch
+        if state.epoch != epoch or held.is_aged:
+            state = replace(state, version=state.version + 1, epoch=epoch)
+            nothing = self.spark.read.format("delta").load(self.target).limit(0)
+            with self.log.committing(state, state.table, held):
+                nothing.write.format("delta").mode("append").save(self.target)
+            self.log.committed(state)
+        return SyncResult(UpToDate(), replace(state, rows=self._rows()), 0)
+
+    def _rebuilt(self, held: Held, after: Held, state: SyncState) -> Held:
+        """Rewrite all rows; restore the version before if the row count isn't the manifest's."""
+        frame = frame_of(self.spark, {**self.given, **self.table.pinned()})
+        with self.log.committing(state, state.table, after):
+            reach("sync.committing")
+            frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
+                self.target
+            )
+        done = self.log.committed(state)
+        if not self._is_counted():
+            expected, found = merging.expected_rows(self.table) or 0, self._rows()
+            self._take_back(held, done, state)
+            raise TargetDiffers(self.target, self.table.boundary, expected, found)
+        return done
+
+    def _take_back(self, held: Held, done: Held, state: SyncState) -> None:
+        from delta.tables import DeltaTable
+
+        target = DeltaTable.forPath(self.spark, self.target)
+        before = held.state if held.by_others is None else None
+        with self.log.committing(before, state.table, done):
+            if held.version == NO_TABLE:
+                target.delete()
+            else:
+                target.restoreToVersion(held.version)
+
+    def _merged(self, held: Held, before: SyncState, state: SyncState) -> Held:
+        from delta.tables import DeltaTable
+
+        changes = merging.net_changes(self.spark, self.given, self.table, before)
+        quoted = map(merging.quoted, self.table.spark_schema().names)
+        all_columns: dict[str, str | Column] = {name: f"new.{name}" for name in quoted}
+        with self.log.committing(state, state.table, held):
+            reach("sync.committing")
+            DeltaTable.forPath(self.spark, self.target).alias("held").merge(
+                changes.alias("new"), merging.same_key(self.table)
+            ).whenMatchedDelete("new.__laredo_action = 'DELETE'").whenMatchedUpdate(
+                set=all_columns
+            ).whenNotMatchedInsert("new.__laredo_action != 'DELETE'", values=all_columns).execute()
+        return self.log.committed(state)
+
+    def _is_counted(self) -> bool:
+        return merging.expected_rows(self.table) in (None, self._rows())
+
+    def _rows(self) -> int:
+        return self.spark.read.format("delta").load(self.target).count()

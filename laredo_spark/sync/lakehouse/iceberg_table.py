@@ -1,4 +1,4 @@
-"""An Iceberg table: the boundary that its main branch is at, and commits of syncs to it.
+"""``sync_table(to="iceberg")``: changes merged into an Iceberg table, position in its snapshot.
 
 The snapshot of each sync names its boundary in its summary. It is made on a branch of the sync's
 own; main is then moved to it, which Iceberg refuses if main isn't where the sync began: so of two
@@ -12,19 +12,132 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from threading import Lock
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
+from laredo_archive.failpoint import reach
 from laredo_model import position as positions
-from laredo_spark.sync.errors import TargetBusy, TargetRefused
-from laredo_spark.sync.lakehouse.iceberg_fit import parts_of
-from laredo_spark.sync.lakehouse.merging import quoted
-from laredo_spark.sync.spark import FAILURES
-from laredo_spark.sync.state import StateUnreadable, SyncState
+from laredo_spark import options
+from laredo_spark.read.table_read import TableRead
+from laredo_spark.sync.errors import (
+    IcebergMissing,
+    IcebergUnfit,
+    TargetBusy,
+    TargetDiffers,
+    TargetRefused,
+)
+from laredo_spark.sync.lakehouse import merging
+from laredo_spark.sync.lakehouse.merging import (
+    Merge,
+    Rebuild,
+    StateUnreadable,
+    SyncResult,
+    SyncState,
+    UpToDate,
+    quoted,
+)
+from laredo_spark.sync.spark import FAILURES, failing_as, frame_of
+
+# Checks that a Spark session has Iceberg, one made for its Spark, and the target's catalog.
+#
+# Iceberg's runtime is compiled for one minor release of Spark, which its JAR is named after.
+
+EXTENSION = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+EXTENSIONS_SETTING = "spark.sql.extensions"
+RUNTIMES = {"4.0": "1.12.0", "4.1": "1.12.0"}
+"""Spark's minor releases for which there is a runtime, and its version."""
+_SCALA = "2.13"
+_CATALOGS = "org.apache.iceberg.spark.Spark"
+_RUNTIME = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_[\d.]+-(\d[\w.]*?)\.jar")
+_PART = re.compile(r"`((?:[^`]|``)+)`|([^`.\s/]+)")
+_LEAST_PARTS = 3
+
+
+def refuse_unfit(spark: SparkSession, target: str) -> None:
+    """Refuse a session that can't write the Iceberg table ``target``.
+
+    :raises TargetRefused: if that isn't the name of a table in a catalog.
+    :raises IcebergMissing: if Iceberg, its extension or the catalog isn't in the session.
+    :raises IcebergUnfit: if its runtime is for another Spark.
+    """
+    catalog = parts_of(target)[0]
+    refuse_other_spark(spark.version, _jars(spark))
+    if not _is_loaded(spark):
+        raise IcebergMissing("there is no iceberg-spark-runtime in it")
+    if EXTENSION not in (spark.conf.get(EXTENSIONS_SETTING, "") or ""):
+        raise IcebergMissing(f"{EXTENSIONS_SETTING} lacks {EXTENSION}")
+    setting = f"spark.sql.catalog.{catalog}"
+    if not (spark.conf.get(setting, "") or "").startswith(_CATALOGS):
+        raise IcebergMissing(f"{setting} isn't org.apache.iceberg.spark.SparkCatalog")
+
+
+def refuse_other_spark(version: str, jars: str) -> None:
+    """Refuse a runtime of Iceberg among ``jars`` (names or paths) that is for another Spark.
+
+    :raises IcebergUnfit: if there is one.
+    """
+    for spark, iceberg in _RUNTIME.findall(jars):
+        if spark != _minor(version):
+            raise IcebergUnfit(iceberg, spark, version)
+
+
+def settings() -> dict[str, str]:
+    """Spark's settings that load Iceberg's runtime for the installed PySpark; no catalog.
+
+    :raises IcebergMissing: if there is none for it.
+    """
+    spark = _minor(pyspark.__version__)
+    if spark not in RUNTIMES:
+        raise IcebergMissing(f"there is none for Spark {spark}")
+    package = f"org.apache.iceberg:iceberg-spark-runtime-{spark}_{_SCALA}:{RUNTIMES[spark]}"
+    return {"spark.jars.packages": package, EXTENSIONS_SETTING: EXTENSION}
+
+
+def parts_of(target: str) -> tuple[str, ...]:
+    """The parts of CATALOG.NAMESPACE.TABLE; those with other characters are in backticks.
+
+    :raises TargetRefused: if it isn't such a name.
+    """
+    parts, at = [], 0
+    while found := _PART.match(target, at):
+        parts.append(found[1].replace("``", "`") if found[1] else found[2])
+        at = found.end() + 1
+        if at > len(target) or target[at - 1] != ".":
+            break
+    if at != len(target) + 1 or len(parts) < _LEAST_PARTS:
+        raise TargetRefused(target, "an Iceberg target is a table's name: CATALOG.NAMESPACE.TABLE")
+    return tuple(parts)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _jars(spark: SparkSession) -> str:
+    """The session's JARs and the JVM's class path; by SQL, as there may be no JVM at our side."""
+    added = [row[0] for row in spark.sql("LIST JARS").collect()]
+    path = _java(spark, "'java.lang.System', 'getProperty', 'java.class.path'")
+    return "\n".join([*added, path])
+
+
+def _is_loaded(spark: SparkSession) -> bool:
+    try:
+        _java(spark, "'org.apache.iceberg.IcebergBuild', 'version'")
+    except FAILURES:
+        return False
+    return True
+
+
+def _java(spark: SparkSession, call: str) -> str:
+    found: str = spark.sql(f"SELECT java_method({call})").collect()[0][0]
+    return found
+
 
 MAIN = "main"
 _MARK = "laredo"
@@ -232,3 +345,149 @@ def tag_of(state: SyncState) -> str:
 
 def _text(value: str) -> str:
     return value.replace("\\", "\\\\").replace("'", "\\'")
+
+
+# ``sync_table(to="iceberg")``: changes merged into an Iceberg table, the position in its snapshot.
+#
+# Of two jobs at once one commits, and the other fails with TargetBusy and does the rest when it is
+# run again. The table is rewritten for the reasons for which a Delta table is.
+
+
+def sync_iceberg(
+    spark: SparkSession, given: Mapping[str, str], target: str, *, rebuild: bool
+) -> SyncResult:
+    """Bring the Iceberg table ``target``, CATALOG.NAMESPACE.TABLE, up to the archive's head.
+
+    :raises IcebergMissing: if the session can't write Iceberg tables.
+    :raises IcebergUnfit: if its Iceberg is for another Spark.
+    :raises ArchiveError, SyncError: as sync_table().
+    """
+    refuse_unfit(spark, target)
+    with failing_as(target):
+        table = TableRead.of(options.parse(given))
+        found = IcebergTable(spark, target)
+        return IcebergSync(spark, given, table, found).run(rebuild=rebuild)
+
+
+@dataclass(frozen=True)
+class IcebergSync:
+    """One table's sync into one Iceberg table."""
+
+    spark: SparkSession
+    given: Mapping[str, str]
+    table: TableRead
+    found: IcebergTable
+
+    def run(self, *, rebuild: bool) -> SyncResult:
+        """Plan the sync and do it."""
+        target = self.found.target
+        merging.refuse_substituted(self.spark, target, (target, *self._names()))
+        held = self.found.held()
+        step = merging.step(
+            target,
+            held.state,
+            self._by_others(held),
+            self.table,
+            self._is_counted,
+            rebuild=rebuild,
+        )
+        reach("sync.planned")
+        self.found.tag(held)
+        if isinstance(step, UpToDate) and held.state is not None:
+            return self._up_to_date(held, held.state)
+        state = merging.next_state(held.state, self.table)
+        is_merged = isinstance(step, Merge) and self._merged(held, state)
+        if isinstance(step, Merge) and not is_merged:
+            step = Rebuild(merging.MISCOUNTED)
+        if isinstance(step, Rebuild):
+            self._rebuilt(held, state)
+        return self._committed(step, state)
+
+    def _by_others(self, held: HeldSnapshot) -> str | None:
+        is_ours = held.state is not None and held.state.shape == merging.shape_of(self.table)
+        if is_ours and held.columns != self._names():
+            return "its columns were altered"
+        return held.by_others
+
+    def _committed(self, step: Merge | Rebuild | UpToDate, state: SyncState) -> SyncResult:
+        reach("sync.committed")
+        done = self.found.held()
+        self.found.tag(done)
+        self.found.drop_abandoned(done)
+        files = 0 if isinstance(step, UpToDate) else done.files_written
+        return SyncResult(step, replace(state, rows=self._rows(self.found.name)), files)
+
+    def _up_to_date(self, held: HeldSnapshot, state: SyncState) -> SyncResult:
+        """Keep the rows; commit their epoch before retention removes it from the archive."""
+        epoch = self.table.boundary.epoch
+        if state.epoch == epoch:
+            return SyncResult(UpToDate(), replace(state, rows=self._rows(self.found.name)), 0)
+        state = replace(state, version=state.version + 1, epoch=epoch)
+        with self.found.branch(state, held) as branch:
+            name = self.found.name_of(branch)
+            self.spark.table(name).limit(0).writeTo(name).append()
+            self.found.publish(branch, held)
+        return self._committed(UpToDate(), state)
+
+    def _rebuilt(self, held: HeldSnapshot, state: SyncState) -> None:
+        """Rewrite all rows in one commit, unless the row count isn't the manifest's."""
+        frame = frame_of(self.spark, {**self.given, **self.table.pinned()})
+        if held.head is None:
+            self.found.create(self.spark.createDataFrame([], frame.schema), state.shape)
+            held = self.found.held()
+        if (held.shape, held.columns) != (state.shape, self._names()):
+            # New columns are seen at once on all branches: the rows are counted before.
+            [counted] = frame.agg(F.count(frame[self.table.key_names[0]])).collect()
+            self._refuse_other_count(counted[0])
+            reach("sync.committing")
+            self.found.replace(frame, state, held)
+            return
+        with self.found.branch(state, held) as branch:
+            reach("sync.committing")
+            frame.writeTo(self.found.name_of(branch)).overwrite(F.lit(True))
+            self._refuse_other_count(self._rows(self.found.name_of(branch)))
+            reach("sync.staged")
+            self.found.publish(branch, held)
+
+    def _merged(self, held: HeldSnapshot, state: SyncState) -> bool:
+        """Merge what changed since ``held``; False, and nothing, if the row count isn't right."""
+        assert held.state is not None
+        changes = merging.net_changes(self.spark, self.given, self.table, held.state)
+        view = f"laredo_changes_{token_hex(4)}"
+        changes.createOrReplaceTempView(view)
+        names = [merging.quoted(name) for name in self._names()]
+        try:
+            with self.found.branch(state, held) as branch:
+                reach("sync.committing")
+                self.spark.sql(
+                    f"MERGE INTO {self.found.name_of(branch)} AS held USING {view} AS new"
+                    f" ON {merging.same_key(self.table)}"
+                    " WHEN MATCHED AND new.__laredo_action = 'DELETE' THEN DELETE"
+                    f" WHEN MATCHED THEN UPDATE SET {', '.join(f'{n} = new.{n}' for n in names)}"
+                    " WHEN NOT MATCHED AND new.__laredo_action != 'DELETE' THEN INSERT"
+                    f" ({', '.join(names)}) VALUES ({', '.join(f'new.{n}' for n in names)})"
+                )
+                is_right = self._is_right(self._rows(self.found.name_of(branch)))
+                reach("sync.staged")
+                if is_right:
+                    self.found.publish(branch, held)
+        finally:
+            self.spark.catalog.dropTempView(view)
+        return is_right
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.table.spark_schema().names)
+
+    def _refuse_other_count(self, found: int) -> None:
+        if not self._is_right(found):
+            expected = merging.expected_rows(self.table) or 0
+            raise TargetDiffers(self.found.target, self.table.boundary, expected, found)
+
+    def _is_counted(self) -> bool:
+        return self._is_right(self._rows(self.found.name))
+
+    def _is_right(self, rows: int) -> bool:
+        return merging.expected_rows(self.table) in (None, rows)
+
+    def _rows(self, name: str) -> int:
+        return self.spark.table(name).count()
