@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from laredo_spark.frames.table import count_rows, read_changes, read_table, register
-    from laredo_spark.frames.tables import TablesAtOnce, read_catalog, read_tables
+    from laredo_spark.frames import count_rows, read_changes, read_table, register
     from laredo_spark.source import LaredoDataSource
     from laredo_spark.sync.sync import sync_catalog, sync_table, sync_tables
+    from laredo_spark.tables import TablesAtOnce, read_catalog, read_tables
 
 __all__ = [
     "LaredoDataSource",
@@ -25,14 +25,14 @@ __all__ = [
 
 _HOMES = {
     "LaredoDataSource": "source",
-    "TablesAtOnce": "frames.tables",
-    "count_rows": "frames.row_count",
-    "read_catalog": "frames.catalog",
-    "read_changes": "frames.changes",
-    "read_table": "frames.table",
-    "read_tables": "frames.tables",
-    "register": "frames.registration",
-    "sync_catalog": "sync.catalog",
+    "TablesAtOnce": "tables",
+    "count_rows": "frames",
+    "read_catalog": "tables",
+    "read_changes": "frames",
+    "read_table": "frames",
+    "read_tables": "tables",
+    "register": "frames",
+    "sync_catalog": "sync.sync",
     "sync_table": "sync.sync",
     "sync_tables": "sync.sync",
 }

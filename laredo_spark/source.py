@@ -7,8 +7,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from laredo_spark import options
-from laredo_spark.changes.changes_read import Pinned, opened, pinned_now
-from laredo_spark.changes.changes_reader import ChangesReader, FilteredChangesReader
+from laredo_spark.changes.plan import Pinned, opened, pinned_now
+from laredo_spark.changes.reader import ChangesReader, FilteredChangesReader
 from laredo_spark.errors import OptionRefused, in_one_message
 from laredo_spark.options import ReadMode
 from laredo_spark.read.table_read import FilteredTableReader, TableRead, TableReader

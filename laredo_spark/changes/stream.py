@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.errors import BadPosition
-from laredo_spark.changes.changes_read import (
+from laredo_spark.changes.plan import (
     NextArtifact,
     Pinned,
     ReaderPosition,
@@ -34,7 +34,7 @@ from laredo_spark.changes.changes_read import (
     steps_between,
     unfold_between,
 )
-from laredo_spark.changes.changes_reader import ChangesPartition, keys_of, partitions
+from laredo_spark.changes.reader import ChangesPartition, keys_of, partitions
 from laredo_spark.errors import (
     ArchiveBehind,
     BoundaryGone,

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from laredo_spark.errors import own_message
-from laredo_spark.frames.table import read_table
+from laredo_spark.frames import read_table
 from laredo_spark.sync.errors import SyncFailed
 
 FAILURES: tuple[type[Exception], ...] = (PySparkException,)

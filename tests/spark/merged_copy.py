@@ -9,8 +9,8 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
 from laredo_spark import options
 from laredo_spark.read.table_read import TableRead
-from laredo_spark.sync.lakehouse import merging
-from laredo_spark.sync.lakehouse.merging import Rebuild, SyncAction, SyncState, UpToDate
+from laredo_spark.sync import merging
+from laredo_spark.sync.merging import Rebuild, SyncAction, SyncState, UpToDate
 from laredo_spark.sync.spark import frame_of
 from laredo_spark.sync.sync import given_options
 

@@ -15,8 +15,8 @@ from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactDamaged, NoSuchBoundary
 from laredo_model.column import Column
 from laredo_spark import read_changes, read_table, register
-from laredo_spark.changes import changes_reader
-from laredo_spark.changes.changes_read import ChangesRead
+from laredo_spark.changes import reader
+from laredo_spark.changes.plan import ChangesRead
 from laredo_spark.errors import (
     ArchiveBehind,
     BoundaryGone,
@@ -25,7 +25,7 @@ from laredo_spark.errors import (
     OptionRefused,
     own_message,
 )
-from laredo_spark.frames.table import PUSH_FILTERS
+from laredo_spark.frames import PUSH_FILTERS
 from laredo_spark.options import parse
 from tests.spark.simple_archive import (
     AT_20,
@@ -289,15 +289,15 @@ def test_a_large_diff_is_cut_into_pieces(
     (diff,) = archive.rglob("diff-*")
     # A line begins just where the second piece does.
     task_bytes = diff.read_bytes().index(b"\n", 300_000) + 1
-    monkeypatch.setattr(changes_reader, "TASK_BYTES", task_bytes)
-    monkeypatch.setattr(changes_reader, "LEAST_BYTES", task_bytes)
+    monkeypatch.setattr(reader, "TASK_BYTES", task_bytes)
+    monkeypatch.setattr(reader, "LEAST_BYTES", task_bytes)
     asked = parse({"path": str(archive), "mode": "changes"})
     read = ChangesRead.of(asked)
-    tasks = changes_reader.partitions(asked, read.archive, read.steps, read.shape, None)
+    tasks = reader.partitions(asked, read.archive, read.steps, read.shape, None)
     assert len(tasks) > 5
     seen: list[tuple[str, str | None]] = []
     for task in tasks:
-        assert isinstance(task, changes_reader.ChangesPartition)
+        assert isinstance(task, reader.ChangesPartition)
         for batch in task.batches(read.shape.spark_schema()):
             seen += zip(batch["action"].to_pylist(), batch["key"].to_pylist(), strict=True)
     assert seen == [("TRUNCATE", None), *(("INSERT", key.decode()) for key in LARGE)]
@@ -315,7 +315,7 @@ def in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return builder.base(0x60, some, continues=False).diff(0x70, others).write()
 
 
-def read_bytes(tasks: list[changes_reader.ChangesPartition]) -> int:
+def read_bytes(tasks: list[reader.ChangesPartition]) -> int:
     return sum(piece.part.size_bytes for task in tasks for piece in task.pieces)
 
 

@@ -12,7 +12,7 @@ from laredo_archive.storage.local import LocalDestination
 from laredo_model import position as positions
 from laredo_model.position import Position
 from laredo_spark import read_changes, read_table, read_tables
-from laredo_spark.sync.lakehouse.merging import Merge
+from laredo_spark.sync.merging import Merge
 from tests.spark.merged_copy import MergedCopy
 from tests.support.archive.archiving import PREFIX, opened
 from tests.support.archive.long_archive import LongArchive

@@ -10,7 +10,7 @@ from laredo_archive.aws.profile import ProfileError
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactMissing, DestinationError
 from laredo_spark import read_changes, read_table
-from laredo_spark.changes import changes_reader
+from laredo_spark.changes import reader as reader_
 from laredo_spark.errors import own_message
 from laredo_spark.objects import UpTo
 from tests.spark.change_stream import Stream
@@ -108,7 +108,7 @@ def test_changes_of_many_diffs_in_slices(
 ) -> None:
     """The diffs of a task are fetched ahead; of a large one only the pieces that are asked for."""
     monkeypatch.setattr(jsonl, "DIFF_BLOCK", 500)
-    monkeypatch.setattr(changes_reader, "TASK_BYTES", 5000)
+    monkeypatch.setattr(reader_, "TASK_BYTES", 5000)
     builder = Builder(tmp_path).base(0x10, names({}))
     state: dict[int, str] = {}
     for number in range(40):

@@ -11,9 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 from laredo_model.column import Column
 from laredo_spark import options
 from laredo_spark.read.table_read import TableRead
+from laredo_spark.sync import merging
 from laredo_spark.sync.errors import OlderThanTarget, SyncFailed, TargetRefused
-from laredo_spark.sync.lakehouse import merging
-from laredo_spark.sync.lakehouse.merging import Merge, Rebuild, SyncAction, SyncState, UpToDate
+from laredo_spark.sync.merging import Merge, Rebuild, SyncAction, SyncState, UpToDate
 from laredo_spark.sync.spark import failing_as
 from tests.spark.merged_copy import MergedCopy
 from tests.support.archive.building import HISTORY, Builder, State

@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from laredo_spark import sync_table
+from laredo_spark.sync.delta import fits
 from laredo_spark.sync.errors import DeltaMissing
-from laredo_spark.sync.lakehouse.delta_log import fits
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names
 

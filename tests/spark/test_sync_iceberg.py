@@ -10,13 +10,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 from laredo_spark import options, sync_table
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.sync.errors import IcebergMissing, IcebergUnfit, TargetRefused
-from laredo_spark.sync.lakehouse.iceberg_table import (
-    IcebergSync,
-    IcebergTable,
-    parts_of,
-    refuse_other_spark,
-)
-from laredo_spark.sync.lakehouse.merging import quoted, refuse_substituted
+from laredo_spark.sync.iceberg import IcebergSync, IcebergTable, parts_of, refuse_other_spark
+from laredo_spark.sync.merging import quoted, refuse_substituted
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from laredo_spark.sync.lakehouse.merging import Merge, Rebuild, SyncAction, UpToDate
+from laredo_spark.sync.merging import Merge, Rebuild, SyncAction, UpToDate
 from tests.spark.merged_copy import MergedCopy
 from tests.spark.postgres_road import (
     DEEP,

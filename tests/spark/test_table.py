@@ -10,12 +10,11 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from laredo_archive.errors import ArchiveMissing, NoSuchBoundary
-from laredo_spark import options, read_changes, read_table, register
+from laredo_spark import frames, options, read_changes, read_table, register
 from laredo_spark.errors import KeyMissing, OptionRefused, own_message
-from laredo_spark.frames import table as table_
-from laredo_spark.frames.table import PUSH_FILTERS
+from laredo_spark.frames import PUSH_FILTERS
 from laredo_spark.read.table_read import TableRead
-from laredo_spark.sync.lakehouse import merging
+from laredo_spark.sync import merging
 from tests.support import drawn
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names as _state
@@ -227,7 +226,7 @@ def test_explain_names_the_archive_the_position_and_the_filters(
 
 def test_spark_is_given_no_more_names_than_it_can_keep(spark: SparkSession, archive: Path) -> None:
     session = spark.newSession()
-    assert table_.named(session, "laredo first", most=1) == "laredo first"
-    assert table_.named(session, "laredo second", most=1) == "laredo"
-    assert table_.named(session, "laredo first", most=1) == "laredo first"
-    assert table_.named(spark.newSession(), "laredo second", most=1) == "laredo second"
+    assert frames.named(session, "laredo first", most=1) == "laredo first"
+    assert frames.named(session, "laredo second", most=1) == "laredo"
+    assert frames.named(session, "laredo first", most=1) == "laredo first"
+    assert frames.named(spark.newSession(), "laredo second", most=1) == "laredo second"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laredo_spark.sync.lakehouse import delta_log
+from laredo_spark.sync import delta
 from tests.support.spark import kept_jars, session_of
 
 if TYPE_CHECKING:
@@ -19,6 +19,6 @@ S3A = (
 
 def delta_session(directory: Path) -> "SparkSession":
     """As the other tests' sessions; without what Delta and S3A ask for and Spark has."""
-    settings = {**delta_log.settings(), "spark.databricks.delta.snapshotPartitions": "1"}
+    settings = {**delta.settings(), "spark.databricks.delta.snapshotPartitions": "1"}
     settings["spark.jars.packages"] = ",".join((settings["spark.jars.packages"], *S3A))
     return session_of(directory, kept_jars(settings))

@@ -17,8 +17,8 @@ from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_spark import sync_table
 from laredo_spark.cli import main
+from laredo_spark.sync.delta import AGED_S, DeltaLog
 from laredo_spark.sync.errors import OlderThanTarget, TargetBusy, TargetDiffers, TargetRefused
-from laredo_spark.sync.lakehouse.delta_log import AGED_S, DeltaLog
 from laredo_spark.sync.sync import Synced, SyncOutcome
 from tests.support.archive.building import HISTORY, Builder
 from tests.support.spark_reading import Reading, manifest_of, names

@@ -7,7 +7,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from laredo_spark.sync.lakehouse.iceberg_table import RUNTIMES
+from laredo_spark.sync.iceberg import RUNTIMES
 
 collect_ignore_glob = [] if pyspark.__version__.rsplit(".", 1)[0] in RUNTIMES else ["test_*.py"]
 

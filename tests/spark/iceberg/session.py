@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laredo_spark.sync.lakehouse import iceberg_table
+from laredo_spark.sync import iceberg
 from tests.support.spark import kept_jars, session_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def iceberg_session(directory: Path, warehouse: Path) -> "SparkSession":
     """As the other tests' sessions, with the catalog ``lake`` below ``warehouse``."""
     catalog = f"spark.sql.catalog.{CATALOG}"
     settings = {
-        **iceberg_table.settings(),
+        **iceberg.settings(),
         catalog: "org.apache.iceberg.spark.SparkCatalog",
         f"{catalog}.type": "hadoop",
         f"{catalog}.warehouse": str(warehouse),

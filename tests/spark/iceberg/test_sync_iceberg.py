@@ -19,7 +19,7 @@ from laredo_spark.sync.errors import (
     TargetDiffers,
     TargetRefused,
 )
-from laredo_spark.sync.lakehouse.iceberg_table import IcebergTable
+from laredo_spark.sync.iceberg import IcebergTable
 from laredo_spark.sync.sync import Synced, SyncOutcome
 from tests.support.archive.archiving import PREFIX, opened
 from tests.support.archive.building import HISTORY, Builder

@@ -17,12 +17,12 @@ from pyspark.sql.types import ArrayType, BinaryType, StructField
 
 from laredo_service.printable import printable, printable_lines
 from laredo_spark.errors import SparkReadError
-from laredo_spark.frames.table import read_table
+from laredo_spark.frames import read_table
 from laredo_spark.session import remote, session
 from laredo_spark.sync import config as sync_config
+from laredo_spark.sync import delta, iceberg
 from laredo_spark.sync.config import SparkBlock
 from laredo_spark.sync.errors import DeltaMissing, IcebergMissing
-from laredo_spark.sync.lakehouse import delta_log, iceberg_table
 from laredo_spark.sync.spark import FAILURES, file_uri
 from laredo_spark.sync.sync import Done, sync_tables
 
@@ -253,7 +253,7 @@ def _report_done(done: Done) -> None:
 def _settings_for(formats: Collection[str]) -> Mapping[str, str]:
     """Without what a format needs, the tables of that format fail, each with a message."""
     together: dict[str, str] = {}
-    for name, settings in (("delta", delta_log.settings), ("iceberg", iceberg_table.settings)):
+    for name, settings in (("delta", delta.settings), ("iceberg", iceberg.settings)):
         with suppress(DeltaMissing, IcebergMissing):
             for setting, value in settings().items() if name in formats else ():
                 # Packages and extensions of both are lists with commas.

@@ -17,7 +17,7 @@ from laredo_model import position as positions
 from laredo_model.position import History, Position
 from laredo_spark import options
 from laredo_spark.errors import NoCommonBoundary, OptionRefused
-from laredo_spark.frames.table import read_table
+from laredo_spark.frames import read_table
 from laredo_spark.options import ReadOptions
 
 Found = Mapping[str, tuple[str, Manifest]]

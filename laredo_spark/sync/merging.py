@@ -16,7 +16,7 @@ from laredo_archive.manifest.timeline import Boundary
 from laredo_model import column as columns_
 from laredo_model import position as positions
 from laredo_model.position import Position
-from laredo_spark.frames.table import read_changes
+from laredo_spark.frames import read_changes
 from laredo_spark.read.table_read import UNKNOWN_HISTORY, TableRead
 from laredo_spark.sync.errors import OlderThanTarget, TargetRefused
 

@@ -27,6 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 from laredo_archive.failpoint import reach
 from laredo_spark import options
 from laredo_spark.read.table_read import TableRead
+from laredo_spark.sync import merging
 from laredo_spark.sync.errors import (
     DeltaMissing,
     DeltaUnfit,
@@ -34,8 +35,7 @@ from laredo_spark.sync.errors import (
     TargetDiffers,
     TargetRefused,
 )
-from laredo_spark.sync.lakehouse import merging
-from laredo_spark.sync.lakehouse.merging import (
+from laredo_spark.sync.merging import (
     Merge,
     Rebuild,
     StateUnreadable,

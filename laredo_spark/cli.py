@@ -1,6 +1,6 @@
 """``laredo-spark``: archives and Spark from the command line.
 
-What needs PySpark is in :mod:`laredo_spark.cli.output`, imported when a command runs.
+What needs PySpark is in :mod:`laredo_spark.jobs`, imported when a command runs.
 """
 
 import re
@@ -22,7 +22,7 @@ from laredo_service.printable import printable, printable_lines
 from laredo_spark.errors import SparkReadError, own_message
 
 if TYPE_CHECKING:
-    from laredo_spark.cli import output
+    from laredo_spark import jobs
 
 # ``laredo-spark package``: the files that ``spark-submit`` takes to a cluster.
 
@@ -134,10 +134,10 @@ def main(*, verbose: bool) -> None:
     options.set_up(verbose=verbose)
 
 
-def _job() -> "output.SparkJob":
+def _job() -> "jobs.SparkJob":
     """A command's work with Spark; the program ends here if PySpark isn't installed."""
     try:
-        from laredo_spark.cli.output import SparkJob
+        from laredo_spark.jobs import SparkJob
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
         if package not in _EXTRA:

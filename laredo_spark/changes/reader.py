@@ -20,7 +20,7 @@ from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.line import TRUNCATION, Action, Change
 from laredo_model.position import Position
-from laredo_spark.changes.changes_read import ChangesRead, NextArtifact, Pinned
+from laredo_spark.changes.plan import ChangesRead, NextArtifact, Pinned
 from laredo_spark.changes.shape import ChangesShape, Columns, LineValues, action_name, also_columns
 from laredo_spark.errors import ColumnsChanged, KeyMissing, each_in_one_message, in_one_message
 from laredo_spark.objects import Objects, gathered

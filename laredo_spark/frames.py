@@ -11,7 +11,7 @@ from laredo_archive.manifest import object_keys
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_spark import options
-from laredo_spark.changes.changes_read import ChangesRead
+from laredo_spark.changes.plan import ChangesRead
 from laredo_spark.options import ReadMode
 from laredo_spark.read import unsorted
 from laredo_spark.read.table_read import TableRead

@@ -25,6 +25,7 @@ from laredo_archive.failpoint import reach
 from laredo_model import position as positions
 from laredo_spark import options
 from laredo_spark.read.table_read import TableRead
+from laredo_spark.sync import merging
 from laredo_spark.sync.errors import (
     IcebergMissing,
     IcebergUnfit,
@@ -32,8 +33,7 @@ from laredo_spark.sync.errors import (
     TargetDiffers,
     TargetRefused,
 )
-from laredo_spark.sync.lakehouse import merging
-from laredo_spark.sync.lakehouse.merging import (
+from laredo_spark.sync.merging import (
     Merge,
     Rebuild,
     StateUnreadable,

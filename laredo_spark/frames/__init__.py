@@ -1,1 +1,0 @@
-"""Tables and changes as DataFrames."""
