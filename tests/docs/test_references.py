@@ -15,7 +15,7 @@ DOCUMENT = re.compile(r"(?<![\w:/.*-])(?:\.\.?/)*([A-Za-z][\w-]*(?:/[\w-]+)*\.md
 FOLDERS = "laredo_[a-z]+|tests|examples|proto|benchmarks|docs"
 FILE = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]*\w)")
 METRIC = re.compile(r"(?<![\w.])((?:laredo|snapshotter)_\w*[a-z])\b(?!/)")
-NO_METRICS = re.compile(r"laredo_(?:fanout|snapshotter|archive|model|spark|segment)")
+NO_METRICS = re.compile(r"laredo_(?:fanout|snapshotter|archive|service|model|spark|segment)")
 
 
 def test_every_document_that_a_file_cites_is_there() -> None:
