@@ -58,6 +58,7 @@ def test_a_wheel_names_the_repository_s_commit(tree: Path, tmp_path: Path) -> No
     assert named(made) == f"{commit}-dirty"
 
 
+@pytest.mark.thorough
 def test_a_build_without_a_repository_is_given_it_or_says_unknown(
     tree: Path, tmp_path: Path
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_build_without_a_repository_is_given_it_or_says_unknown(
     assert named(made) == "unknown"
 
 
+@pytest.mark.thorough
 def test_a_source_distribution_carries_it_to_the_wheel(tree: Path, tmp_path: Path) -> None:
     commit = committed(tree)
     subprocess.run(

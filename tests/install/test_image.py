@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from laredo_service.http.probe import main as probe
 from tests.install.bare import ROOT, Bare, source
 from tests.support.processes import BIN, free_port, wait_until
@@ -54,6 +56,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
     assert all((ROOT / path).exists() for path in copied)
 
 
+@pytest.mark.thorough
 def test_the_lock_has_all_that_the_image_needs(tmp_path: Path) -> None:
     """Installed as the image does it: by hash, then the programs, verified."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

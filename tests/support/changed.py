@@ -16,6 +16,7 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = (
     "laredo_model",
+    "laredo_service",
     "laredo_archive",
     "laredo_fanout",
     "laredo_snapshotter",
@@ -24,7 +25,7 @@ _PACKAGES = (
     "tests",
 )
 _PROGRAM = re.compile(r'"laredo[-_](archive|fanout|snapshotter|spark)\b')
-_HARMLESS = ("docs/", "benchmarks/", "README.md", "CHANGELOG.md", "mkdocs.yml")
+_HARMLESS = ("docs/", "runbooks/", "benchmarks/", "README.md", "CHANGELOG.md", "mkdocs.yml")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

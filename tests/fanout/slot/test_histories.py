@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -421,24 +420,3 @@ def test_a_slot_that_is_dropped_while_it_is_streamed_from(
     run(server, "UPDATE t SET a = 'b' WHERE id <= 50")
     copied_again(ingest, record)
     assert "doesn't exist any more" in source_of(ingest).because
-
-
-def test_a_store_of_an_older_version_goes_on(clusters: Clusters, follow: Follow) -> None:
-    """It has neither a marker nor ancestors."""
-    server = clusters.new()
-    ingest = follow(clusters.lead_to(server))
-    record = table_id(ingest)
-    ingest.ingest.stop()
-    ingest._thread.join()  # type: ignore[union-attr]
-    with ingest.store.transaction() as transaction:
-        position, source = transaction.position, source_of(ingest)
-        transaction.set_marker(None)
-        transaction.set_streams(())
-        transaction.set_source(replace(source, ancestors=(), since=0))
-        transaction.set_position(position, 0)
-    ingest.store.close()
-    ingest._thread = None
-    run(server, "DELETE FROM t WHERE id = 1")
-    ingest.start()
-    ingest.assert_equal()
-    assert table_id(ingest) == record
