@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from laredo_archive.errors import TemporaryFileUnreadable, TemporarySpaceLacking
-from laredo_model.files.record_file import Record, RecordFile
+from laredo_service.record_file import Record, RecordFile
 
 MEMORY_BYTES = 24 * 1024 * 1024
 """Bytes of records that are held before they go to a file."""

@@ -21,8 +21,8 @@ from laredo_fanout.batch.status import IngestStatus
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.connections import SourceUnavailable
 from laredo_model import position
-from laredo_model.http.endpoints import Endpoints
 from laredo_service.http import page
+from laredo_service.http.endpoints import Endpoints
 from laredo_service.http.page import LastHour, LineChart, chart_of, duration, size
 from laredo_service.metrics import Exposition
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from laredo_fanout.store.errors import SpoolFailed
-from laredo_model.files import record_file
-from laredo_model.files.record_file import RecordFile
+from laredo_service import record_file
+from laredo_service.record_file import RecordFile
 
 Pair = tuple[bytes, bytes]
 SnapshotId: TypeAlias = tuple[int, int, int]

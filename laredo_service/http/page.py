@@ -16,7 +16,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
-from laredo_model.http.endpoints import Endpoints
+from laredo_service.http.endpoints import Endpoints
 
 # Figures as the status pages show them: sizes, durations, counts and times.
 

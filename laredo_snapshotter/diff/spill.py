@@ -10,7 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import cast
 
-from laredo_model.files.record_file import RecordFile
+from laredo_service.record_file import RecordFile
 
 Net = tuple[bytes, bytes | None, bytes | None]
 """One key's net change: key, old line, new line."""

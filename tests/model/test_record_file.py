@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_model.files.record_file import BLOCK_BYTES, Record, RecordFile, RecordFileDamaged
+from laredo_service.record_file import BLOCK_BYTES, Record, RecordFile, RecordFileDamaged
 
 PART = st.none() | st.integers(0, 2**64) | st.binary(max_size=40)
 RECORDS = st.lists(st.tuples(PART, PART, PART), max_size=30)

@@ -1,1 +1,0 @@
-"""Files on local disks: durable replacement, private directories, sha256."""
