@@ -21,7 +21,7 @@ OWN = ("laredo_", "snapshotter_")
 def of_server() -> str:
     """laredo-fanout's."""
     registry = CollectorRegistry()
-    registry.register(of_fanout._Once(specimen(of_fanout.Figures)))
+    registry.register(of_fanout._FigureCollector(specimen(of_fanout.Figures)))
     return _table(registry.collect(), {})
 
 

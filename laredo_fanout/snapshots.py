@@ -313,7 +313,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenSnapshot:
     """The outcome of :func:`take`."""
 
     #: The newest snapshot.
@@ -331,7 +331,7 @@ def take(
     retention: Retention,
     *,
     verified_within_s: float | None = None,
-) -> Taken:
+) -> TakenSnapshot:
     """Write a snapshot of ``table`` ("schema.name") and remove those that are too old.
 
     Nothing is written if the newest one has the same rows already. A snapshot
@@ -358,7 +358,7 @@ def take(
             removed = _remove_expired(files, retention)
     except OSError as failed:
         raise SnapshotUnwritable(str(directory), failed.strerror or str(failed)) from failed
-    return Taken(made, new, removed)
+    return TakenSnapshot(made, new, removed)
 
 
 def _await_verified(reader: StoreReader, made: SnapshotInfo, within_s: float) -> None:

@@ -111,7 +111,7 @@ class SliceOpener:
 
     def _fetch(self, name: str) -> BinaryIO:
         part = self._expected[name]
-        return self._open(part) if part.whole else UpTo(self._open(part), part.size_bytes)
+        return self._open(part) if part.whole else PrefixReader(self._open(part), part.size_bytes)
 
     def _open(self, part: ObjectSlice) -> BinaryIO:
         try:
@@ -132,7 +132,7 @@ class SliceOpener:
         raise BoundaryGone(where, f"{missing.uri}, which {self._objects.boundary} needs,") from None
 
 
-class UpTo(io.RawIOBase, BinaryIO):
+class PrefixReader(io.RawIOBase, BinaryIO):
     """A source cut off after its first bytes, so that nothing else is fetched."""
 
     def __init__(self, source: BinaryIO, size_bytes: int) -> None:

@@ -285,11 +285,11 @@ def without_parts(manifest: Manifest, merged_before: datetime) -> Manifest | Non
 Load = Callable[[Artifact], Sequence[Artifact]]
 """The diffs that a merged diff takes the place of."""
 
-Wanted = Callable[[Artifact, Artifact], bool]
+AllowedValues = Callable[[Artifact, Artifact], bool]
 """Predicate: True if the boundary between an artifact and the diff after it is wanted."""
 
 
-def at(point: Position | datetime) -> Wanted:
+def at(point: Position | datetime) -> AllowedValues:
     """The boundaries next to a position or a time."""
 
     def wanted(before: Artifact, diff: Artifact) -> bool:
@@ -301,7 +301,7 @@ def at(point: Position | datetime) -> Wanted:
     return wanted
 
 
-def between(start: Position, end: Position | datetime | None) -> Wanted:
+def between(start: Position, end: Position | datetime | None) -> AllowedValues:
     """Every boundary after ``start``, up to a position or a time; None: to the head."""
 
     def wanted(before: Artifact, diff: Artifact) -> bool:
@@ -314,7 +314,7 @@ def between(start: Position, end: Position | datetime | None) -> Wanted:
     return wanted
 
 
-def around(part: Artifact) -> Wanted:
+def around(part: Artifact) -> AllowedValues:
     """The boundaries at both ends of ``part``, where a merged diff leads past them."""
 
     def wanted(before: Artifact, diff: Artifact) -> bool:
@@ -331,7 +331,7 @@ def everywhere(_before: Artifact, _diff: Artifact) -> bool:
     return True
 
 
-def unfolded(manifest: Manifest, wanted: Wanted, load: Load) -> Manifest:
+def unfolded(manifest: Manifest, wanted: AllowedValues, load: Load) -> Manifest:
     """``manifest`` with the parts of merged diffs in their places, wherever ``wanted`` says.
 
     :raises ArtifactMissing, ArtifactDamaged: as ``load``.

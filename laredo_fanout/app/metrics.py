@@ -193,12 +193,12 @@ def exposition(figures: Figures, accept: str) -> Exposition:
     ``accept`` is the request's Accept header.
     """
     registry = CollectorRegistry()
-    registry.register(_Once(figures))
+    registry.register(_FigureCollector(figures))
     ProcessCollector(registry=registry)
     return exposed(registry, accept)
 
 
-class _Once(Collector):
+class _FigureCollector(Collector):
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
 

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from laredo_fanout.app import logs
-from laredo_fanout.snapshots import Retention, SnapshotError, Taken, take
+from laredo_fanout.snapshots import Retention, SnapshotError, TakenSnapshot, take
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_model import position
@@ -45,7 +45,7 @@ def main() -> int:
     return code
 
 
-def _taken(order: dict[str, Any]) -> Taken:
+def _taken(order: dict[str, Any]) -> TakenSnapshot:
     reader = StoreReader.open(Path(order["state"]))
     try:
         retention = Retention(order["keep_count"], order["max_age"])
@@ -60,7 +60,7 @@ def _taken(order: dict[str, Any]) -> Taken:
         reader.close()
 
 
-def _answer(taken: Taken) -> dict[str, Any]:
+def _answer(taken: TakenSnapshot) -> dict[str, Any]:
     snapshot = taken.snapshot
     return {
         "snapshot_id": snapshot.snapshot_id,

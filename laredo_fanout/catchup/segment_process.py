@@ -17,7 +17,7 @@ from collections.abc import Callable
 from laredo_fanout.catchup import plan, spool
 from laredo_fanout.catchup.plan import Failure, Order, Report
 from laredo_fanout.catchup.segment_stream import SegmentStream
-from laredo_fanout.catchup.spool import Announced, PieceWriter
+from laredo_fanout.catchup.spool import Announcements, PieceWriter
 from laredo_fanout.decode.frames import gather
 from laredo_fanout.errors import SourceUnfit
 from laredo_fanout.postgres import pgoutput as message_
@@ -56,7 +56,7 @@ class SegmentDecoder:
         self._send = send
         self._stop = _NEVER if order.stop is None else order.stop
         self._piece = PieceWriter(order.path, order.segment, order.piece)
-        self._announced = Announced()
+        self._announced = Announcements()
         self._whole = 0
         self._position = self._reached = order.start
         self._begun = 0

@@ -82,7 +82,7 @@ def final_position(message: bytes | memoryview) -> int:
     return found
 
 
-class Announced:
+class Announcements:
     """The relations and types that were announced, and which of them must be repeated."""
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class SegmentReader:
         self._descriptor: int | None = None
         self._offset = 0
         self._frames = new_frames()
-        self._announced = Announced()
+        self._announced = Announcements()
         self._repeated: deque[bytes] = deque()
         self._passing, self._passing_by, self._passed = True, False, False
         self.piece = -1
@@ -265,7 +265,7 @@ class SegmentReader:
         self.piece = following[0]
         self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._offset = 0
-        self._announced = Announced()
+        self._announced = Announcements()
         self._passing = not self._passed
         return True
 

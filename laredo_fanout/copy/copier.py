@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from laredo_fanout.batch.status import Counters
     from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.copy.table_copy import CopyChunk, TableCopy
-    from laredo_fanout.pg_catalog.side_connection import Prepared, PrepareFailed, WaitingForWriters
+    from laredo_fanout.pg_catalog.side_connection import CopyPlan, PrepareFailed, WriterWait
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions
 
@@ -306,7 +306,7 @@ class TableCopies:
                 del self._copies[copy.table_id]
                 copy.machine.discard()
 
-    def prepared(self, prepared: Prepared) -> None:
+    def prepared(self, prepared: CopyPlan) -> None:
         """The side connection found that the copy may begin."""
         copy = self._copies.get(prepared.table_id)
         if copy is None:
@@ -321,7 +321,7 @@ class TableCopies:
         )
         self._progressed(copy)
 
-    def waiting(self, waiting: WaitingForWriters) -> None:
+    def waiting(self, waiting: WriterWait) -> None:
         """The side connection waits for these processes."""
         copy = self._copies.get(waiting.table_id)
         if copy is None or copy.waiting_for == waiting.pids:

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from laredo_fanout.decode.change_buffer import Route, Scanned
+from laredo_fanout.decode.change_buffer import Route, ScanEnd
 from laredo_fanout.decode.frames import Get
 
 class PlainRows:
@@ -18,4 +18,4 @@ class PlainRows:
 
 def scan(
     get: Get, limit: int, routes: dict[bytes, Route], touched: dict[Route, None], /
-) -> Scanned: ...
+) -> ScanEnd: ...

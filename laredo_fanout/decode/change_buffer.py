@@ -188,7 +188,7 @@ _COLUMNS = 33
 _NEW = ord("N")
 
 
-class Scanned(NamedTuple):
+class ScanEnd(NamedTuple):
     """Reason why a scan stopped, and its extent."""
 
     size: int
@@ -209,12 +209,12 @@ class Scan(Protocol):
 
     def __call__(
         self, get: Get, limit: int, routes: dict[bytes, Route], touched: dict[Route, None], /
-    ) -> Scanned: ...
+    ) -> ScanEnd: ...
 
 
 def scan_plainly(
     get: Get, limit: int, routes: dict[bytes, Route], touched: dict[Route, None]
-) -> Scanned:
+) -> ScanEnd:
     """Put rows into their relation's route, until a message that isn't a plain row.
 
     A plain row is that of an INSERT, or of an UPDATE that comes without its old row, of a
@@ -227,13 +227,13 @@ def scan_plainly(
     for taken in range(limit):
         size, data = get(1)
         if size <= 0:
-            return Scanned(size, None, taken, received, _wal_end(last))
+            return ScanEnd(size, None, taken, received, _wal_end(last))
         received += size
         message = bytes(message_.kept(data))
         is_long = len(data) >= _COLUMNS and message[0] == message_.XLOG_DATA
         kind = message[_KIND] if is_long else 0
         if kind not in (_UPDATE, _INSERT) or message[_TUPLE] != _NEW:
-            return Scanned(size, message, taken + 1, received, _wal_end(last))
+            return ScanEnd(size, message, taken + 1, received, _wal_end(last))
         if message[_RELATION] != current:
             current = message[_RELATION]
             route = routes.get(current, IGNORED)
@@ -243,9 +243,9 @@ def scan_plainly(
         try:
             put(message, 2 if kind == _UPDATE else 1)
         except (ReplicationStreamBroken, ModelError, UnicodeDecodeError):
-            return Scanned(size, message, taken + 1, received, _wal_end(last))
+            return ScanEnd(size, message, taken + 1, received, _wal_end(last))
         last = message
-    return Scanned(size, None, limit, received, _wal_end(last))
+    return ScanEnd(size, None, limit, received, _wal_end(last))
 
 
 try:

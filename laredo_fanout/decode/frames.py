@@ -22,7 +22,7 @@ _OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
 _ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
 
 
-class Gathered(NamedTuple):
+class GatherEnd(NamedTuple):
     """Reason why gathering stopped, and its extent."""
 
     size: int
@@ -50,17 +50,17 @@ class Gather(Protocol):
     ) -> tuple[int, bytes | None, int]: ...
 
 
-def gather_plainly(get: Get, limit: int, relation: bytes, into: bytearray) -> Gathered:
+def gather_plainly(get: Get, limit: int, relation: bytes, into: bytearray) -> GatherEnd:
     """Frame rows of ``relation``, an oid's four bytes, until there comes something else."""
     for taken in range(limit):
         size, data = get(1)
         if size <= 0:
-            return Gathered(size, None, taken)
+            return GatherEnd(size, None, taken)
         if not _is_row(data) or data[_OID] != relation:
-            return Gathered(size, bytes(data), taken + 1)
+            return GatherEnd(size, bytes(data), taken + 1)
         into += SIZE.pack(size)
         into += data
-    return Gathered(1, None, limit)
+    return GatherEnd(1, None, limit)
 
 
 def _is_row(message: bytes | memoryview) -> bool:

@@ -24,7 +24,7 @@ from laredo_fanout.decode.transaction_spool import (
 )
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
-from laredo_fanout.postgres.pgoutput import Commit, Emitted
+from laredo_fanout.postgres.pgoutput import Commit, LogicalMessage
 from laredo_model import position as position_
 from laredo_model.errors import ModelError
 from laredo_model.line import Action
@@ -98,7 +98,7 @@ _WHOLE = 0
 """The xid of a transaction that comes at its commit; no real one has it."""
 
 
-class Drained(Enum):
+class DrainEnd(Enum):
     """Reason why :meth:`StreamDecoder.drain` returned."""
 
     EMPTY = auto()
@@ -132,7 +132,7 @@ class StreamDecoder:
         self,
         tables: Tables,
         relations: StreamRelations,
-        is_awaited: Callable[[Emitted], bool],
+        is_awaited: Callable[[LogicalMessage], bool],
         spool_directory: Path,
         position: int,
     ) -> None:
@@ -174,16 +174,16 @@ class StreamDecoder:
         return self._pending.count
 
     @property
-    def swollen_at(self) -> int:
+    def oversized_at(self) -> int:
         """Position of another program's large message, for which libpq's buffer grew for good."""
-        return self._emitted_messages.swollen_at
+        return self._emitted_messages.oversized_at
 
     def applied(self) -> None:
         """The pending changes are in the store's transaction."""
         self._pending.applied()
         self.pending_bytes = 0
 
-    def drain(self, get: Get, limit: int) -> Drained:
+    def drain(self, get: Get, limit: int) -> DrainEnd:
         """Decode what libpq's buffer holds, at most about ``limit`` messages.
 
         :raises ReplicationStreamBroken: if the stream isn't the protocol's.
@@ -193,9 +193,9 @@ class StreamDecoder:
         except message_.CUT_SHORT as error:
             raise message_.cut_short(error) from error
 
-    def _decode(self, get: Get, limit: int) -> Drained:
+    def _decode(self, get: Get, limit: int) -> DrainEnd:
         while True:
-            result: Drained | None
+            result: DrainEnd | None
             if self._streamed is not None:
                 self._pieces, self._streamed = self._decode_spooled(*self._streamed), None
             if self._pieces is not None:
@@ -210,11 +210,11 @@ class StreamDecoder:
             if result is not None:
                 return result
 
-    def _drain(self, get: Get, limit: int) -> Drained | None:
+    def _drain(self, get: Get, limit: int) -> DrainEnd | None:
         """Take messages; None: what follows goes elsewhere."""
         received = begun = 0
         left = limit
-        result: Drained | None = Drained.MORE
+        result: DrainEnd | None = DrainEnd.MORE
         while left > 0:
             size, message, taken, size_in_all, wal_end = scan(
                 get, left, self._routes, self._touched
@@ -226,7 +226,7 @@ class StreamDecoder:
                 self._rows_follow()
             if message is None:
                 if size <= 0:
-                    result = Drained.EMPTY if size == 0 else Drained.ENDED
+                    result = DrainEnd.EMPTY if size == 0 else DrainEnd.ENDED
                 break
             if message[0] != message_.XLOG_DATA:
                 self._other(message)
@@ -242,7 +242,7 @@ class StreamDecoder:
                 self._commit(message_.commit(message))
                 self.wal_end = max(self.wal_end, self.position)
                 if self._relations.must_stop:
-                    result = Drained.EVENT
+                    result = DrainEnd.EVENT
                     break
             elif kind == message_.MESSAGE:
                 self._emitted(message, size)
@@ -347,14 +347,14 @@ class StreamDecoder:
 
     def _spool(
         self, spooling: Spooling, spool: TransactionSpool, get: Get, limit: int
-    ) -> Drained | None:
+    ) -> DrainEnd | None:
         """Spool messages; None: the part, or the giant transaction, has ended."""
         left = limit
         while left > 0:
             size, message, taken = spooling(get, left, spool, self._emitted_messages)
             left -= taken
             if size <= 0:
-                return Drained.EMPTY if size == 0 else Drained.ENDED
+                return DrainEnd.EMPTY if size == 0 else DrainEnd.ENDED
             if message is None:
                 break
             if message[0] != message_.XLOG_DATA:
@@ -366,13 +366,13 @@ class StreamDecoder:
                 self.wal_end = max(self.wal_end, message_.wal_end(message))
                 self._part = None
             return None
-        return Drained.MORE
+        return DrainEnd.MORE
 
-    def _next_piece(self, pieces: Iterator[None]) -> Drained:
+    def _next_piece(self, pieces: Iterator[None]) -> DrainEnd:
         for _ in pieces:
-            return Drained.PIECE
+            return DrainEnd.PIECE
         self._pieces = None
-        return Drained.EVENT if self._relations.must_stop else Drained.MORE
+        return DrainEnd.EVENT if self._relations.must_stop else DrainEnd.MORE
 
     def _decode_spooled(self, xid: int, commit: Commit) -> Iterator[None]:
         """Decode the messages of a transaction that was spooled; stops where a piece of it is
@@ -387,7 +387,7 @@ class StreamDecoder:
                 self._pending.add_piece(commit.position, commit.time_us)
                 yield
             first = False
-            while self._drain(get, _PIECE_CHANGES) is Drained.MORE:
+            while self._drain(get, _PIECE_CHANGES) is DrainEnd.MORE:
                 self._pending.add_piece(commit.position, commit.time_us)
                 yield
         self._read_from = None

@@ -237,7 +237,7 @@ _KIND_END = message_.ENVELOPE + 1
 _XID_END = _KIND_END + message_.XID_BYTES
 
 
-class Spooled(NamedTuple):
+class SpoolEnd(NamedTuple):
     """Reason why spooling stopped, and its extent."""
 
     size: int
@@ -253,12 +253,12 @@ class EmittedMessages:
     """Which of the messages that pg_logical_emit_message wrote may be ours; no other is spooled."""
 
     def __init__(self) -> None:
-        self.swollen_at = 0
+        self.oversized_at = 0
         """Position of another program's large message, for which libpq's buffer grew for good."""
 
     def large_at(self, position: int) -> None:
         """A large one that isn't ours was at ``position``."""
-        self.swollen_at = max(self.swollen_at, position)
+        self.oversized_at = max(self.oversized_at, position)
 
     def may_be_ours(self, data: bytes | memoryview, fields: int) -> bool:
         """True if the message in ``data``, whose fields begin at ``fields``, has our prefix."""
@@ -269,11 +269,11 @@ class EmittedMessages:
         return False
 
 
-Spooling = Callable[[Get, int, TransactionSpool, EmittedMessages], Spooled]
+Spooling = Callable[[Get, int, TransactionSpool, EmittedMessages], SpoolEnd]
 """Signature of :func:`spool_part` and :func:`spool_transaction`."""
 
 
-def spool_part(get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMessages) -> Spooled:
+def spool_part(get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMessages) -> SpoolEnd:
     """Spool a part of a transaction that is streamed before its commit, until STREAM_STOP.
 
     Messages are kept as they would come at the commit, without the xid.
@@ -284,12 +284,12 @@ def spool_part(get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMe
     for taken in range(limit):
         size, data = get(1)
         if size <= 0:
-            return Spooled(size, None, taken)
+            return SpoolEnd(size, None, taken)
         if data[0] != message_.XLOG_DATA:
-            return Spooled(size, bytes(data), taken + 1)
+            return SpoolEnd(size, bytes(data), taken + 1)
         kind = data[message_.ENVELOPE]
         if kind == message_.STREAM_STOP:
-            return Spooled(size, bytes(data), taken + 1)
+            return SpoolEnd(size, bytes(data), taken + 1)
         if kind in (message_.ORIGIN, message_.TYPE):
             continue
         if kind == message_.MESSAGE and not emitted.may_be_ours(data, _XID_END):
@@ -298,21 +298,21 @@ def spool_part(get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMe
             of = bytes(data[_KIND_END:_XID_END])
             spool.begin(int.from_bytes(of, "big"))
         add(data[:_KIND_END], data[_XID_END:])
-    return Spooled(size, None, limit)
+    return SpoolEnd(size, None, limit)
 
 
 def spool_transaction(
     get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMessages
-) -> Spooled:
+) -> SpoolEnd:
     """Spool a transaction that comes at its commit and turned out giant, until COMMIT."""
     size = 1
     for taken in range(limit):
         size, data = get(1)
         if size <= 0:
-            return Spooled(size, None, taken)
+            return SpoolEnd(size, None, taken)
         kind = data[message_.ENVELOPE] if data[0] == message_.XLOG_DATA else None
         if kind is None or kind == message_.COMMIT:
-            return Spooled(size, bytes(data), taken + 1)
+            return SpoolEnd(size, bytes(data), taken + 1)
         if kind != message_.MESSAGE or emitted.may_be_ours(data, _KIND_END):
             spool.add(data)
-    return Spooled(size, None, limit)
+    return SpoolEnd(size, None, limit)

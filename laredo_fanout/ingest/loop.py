@@ -12,7 +12,7 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from laredo_fanout.decode.stream_decoder import Drained
+from laredo_fanout.decode.stream_decoder import DrainEnd
 from laredo_fanout.errors import SpoolFull
 from laredo_fanout.postgres.replication_stream import BackgroundReading
 
@@ -82,7 +82,7 @@ class IngestLoop:
         taken = self._read()
         drained = self._decode(taken)
         self._apply_if_due(drained)
-        if drained is Drained.EVENT:
+        if drained is DrainEnd.EVENT:
             self._tables.transaction_ended(self._decoder)
         self._pace(taken, drained, reached)
         self._copy(ready)
@@ -107,9 +107,9 @@ class IngestLoop:
         return self._decoder.wal_end
 
     @property
-    def swollen_at(self) -> int:
+    def oversized_at(self) -> int:
         """Position of another program's large message, for which libpq's buffer grew for good."""
-        return self._decoder.swollen_at
+        return self._decoder.oversized_at
 
     @property
     def caught_up_to(self) -> int:
@@ -147,20 +147,20 @@ class IngestLoop:
         many bytes."""
         return 0 if self._more else self._heard(self._feed.read_available())
 
-    def _decode(self, taken: int) -> Drained:
+    def _decode(self, taken: int) -> DrainEnd:
         """Decode a bounded part of what was read. A giant transaction's pieces are applied."""
         pending = self._decoder.pending_bytes
-        while (drained := self._drain()) is Drained.PIECE:
+        while (drained := self._drain()) is DrainEnd.PIECE:
             self._apply()
             self._keepalive.keep_alive()
-        if drained is Drained.ENDED:
+        if drained is DrainEnd.ENDED:
             raise self._feed.end()
-        self._more = drained is Drained.MORE
+        self._more = drained is DrainEnd.MORE
         # What came before the last commit, and is used only now, counts too.
         self._gathered += max(0, self._decoder.pending_bytes - pending - taken)
         return drained
 
-    def _drain(self) -> Drained:
+    def _drain(self) -> DrainEnd:
         try:
             return self._decoder.drain(self._feed.get, _MESSAGES_A_TURN)
         except OSError as failed:
@@ -169,7 +169,7 @@ class IngestLoop:
                 " free some space there, the server then goes on where it stopped"
             ) from failed
 
-    def _pace(self, taken: int, drained: Drained, reached: int) -> None:
+    def _pace(self, taken: int, drained: DrainEnd, reached: int) -> None:
         """Judge how busy the stream is. In a backlog: do something else for a moment, so that the
         buffer fills.
 
@@ -180,8 +180,8 @@ class IngestLoop:
         if decoder.wal_end > reached:
             # Until here the stream wasn't silent: nobody listened.
             self._keepalive.heard()
-        self.busy = drained in (Drained.MORE, Drained.EVENT) or taken > _BUSY_BYTES
-        if drained is not Drained.EMPTY:
+        self.busy = drained in (DrainEnd.MORE, DrainEnd.EVENT) or taken > _BUSY_BYTES
+        if drained is not DrainEnd.EMPTY:
             return
         if not taken and not decoder.pending and not self._batch.is_open:
             # What was spooled, or isn't ours, is over: the next commit needn't wait.
@@ -208,13 +208,13 @@ class IngestLoop:
 
     # ------------------------------------------------------------ apply and copy
 
-    def _apply_if_due(self, drained: Drained) -> None:
+    def _apply_if_due(self, drained: DrainEnd) -> None:
         decoder = self._decoder
         is_much = (
             decoder.pending_changes >= _APPLY_FROM_CHANGES
             or decoder.pending_bytes >= _APPLY_FROM_BYTES
         )
-        if is_much or drained is Drained.EVENT:
+        if is_much or drained is DrainEnd.EVENT:
             self._apply()
 
     def _apply(self) -> None:
@@ -289,6 +289,6 @@ class IngestLoop:
             self._batch.commit(self._decoder.position, self._decoder.time_us)
         self._keepalive.confirm()
 
-    def _reclaim_if_idle(self, drained: Drained) -> None:
-        if drained is not Drained.MORE and not self._batch.is_open and not self._copier.active:
+    def _reclaim_if_idle(self, drained: DrainEnd) -> None:
+        if drained is not DrainEnd.MORE and not self._batch.is_open and not self._copier.active:
             self._store.reclaim(_RECLAIM)

@@ -48,7 +48,7 @@ _CHECK_AGAIN_S = 0.1
 _NEW_FILE = "it was truncated, or rewritten, as a partition"
 
 
-class Judged(NamedTuple):
+class PartitionVerdict(NamedTuple):
     """Verdict of a catalog snapshot on a table's partitions."""
 
     closing: str | None = None
@@ -59,8 +59,8 @@ class Judged(NamedTuple):
     """All partitions are accounted for that brought rows up to the snapshot."""
 
 
-_SETTLED = Judged()
-_UNSETTLED = Judged(keeps=True, settled=False)
+_SETTLED = PartitionVerdict()
+_UNSETTLED = PartitionVerdict(keeps=True, settled=False)
 
 
 class PartitionRepair:
@@ -134,7 +134,7 @@ class PartitionRepair:
         snapshot: CatalogSnapshot,
         transaction: Transaction,
         copies: TableCopies,
-    ) -> Judged:
+    ) -> PartitionVerdict:
         """Judge the table's partitions by this snapshot; begin a repair if one is needed."""
         assert tracked.table_id is not None and tracked.version is not None
         known = {each.oid for each in tracked.version.partitions}
@@ -150,15 +150,15 @@ class PartitionRepair:
         live = record.status is Status.LIVE
         if tracked.transaction_filter is not None or not live:
             if because is not None and (moved or live):
-                return Judged(because)
+                return PartitionVerdict(because)
             if not live:
                 # Until it is live its record keeps what it began with; then it is repaired.
-                return Judged(keeps=True, settled=because is None)
+                return PartitionVerdict(keeps=True, settled=because is None)
         elif because is not None or record.suspect_range is not None:
             return self._repair(tracked, source, snapshot, transaction, copies, because=because)
         left = self._settle(tracked, source, snapshot, transaction)
         # One that is gone, and brought rows since, may have been there, with others, before.
-        return Judged(settled=not left)
+        return PartitionVerdict(settled=not left)
 
     def _settle(
         self,
@@ -188,7 +188,7 @@ class PartitionRepair:
         copies: TableCopies,
         *,
         because: str | None,
-    ) -> Judged:
+    ) -> PartitionVerdict:
         """Rows moved, or aren't repaired yet: have re-copies made, one at a time."""
         assert tracked.table_id is not None and tracked.shape is not None
         record = transaction.tables[tracked.table_id]

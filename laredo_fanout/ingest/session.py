@@ -21,7 +21,7 @@ from laredo_fanout.batch.write_batch import OnCommit, WriteBatch
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamDecoder, StreamRelations
 from laredo_fanout.ingest.loop import IngestLoop
-from laredo_fanout.ingest.session_tables import Keepalive, Mailbox, SessionTables, StoppedWithin
+from laredo_fanout.ingest.session_tables import Keepalive, Mailbox, SessionTables, StopRequested
 from laredo_fanout.ingest.startup import Preparation
 from laredo_fanout.pg_catalog import requirements
 from laredo_fanout.pg_catalog.side_connection import (
@@ -80,7 +80,7 @@ class IngestSession:
         self._change_source = change_source
         self._faults = faults
         self._counters = counters
-        self._awaited = pgoutput.Awaited(options.slot_name, counters.count_strange_message)
+        self._awaited = pgoutput.ExpectedMessages(options.slot_name, counters.count_strange_message)
         self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
         self._side_connection = SideConnection(options, tables, self._awaited, self._mail.put)
         self._keepalive = Keepalive(store, options, self._side_connection, stopping)
@@ -173,7 +173,7 @@ class IngestSession:
             while not self._stopping.is_set() and not self._is_over(loop):
                 loop.turn()
             loop.commit_rest()
-        except StoppedWithin:
+        except StopRequested:
             # What is applied of it is forgotten; it comes again.
             self._batch.abandon()
         except ResyncRequired as found:
@@ -307,7 +307,7 @@ class IngestSession:
         for it.
         """
         return (
-            0 < loop.swollen_at <= self._store.position
+            0 < loop.oversized_at <= self._store.position
             and not self.tables.copies.under_way
             and time.monotonic() - self._began_at > _SESSION_AT_LEAST_S
         )

@@ -22,13 +22,13 @@ from laredo_fanout.ingest.tracked_tables import TrackedTables
 from laredo_fanout.pg_catalog.side_connection import (
     CheckRequest,
     ConnectionReady,
-    Prepared,
+    CopyPlan,
     PrepareFailed,
     Report,
     SideConnection,
     SideConnectionCrashed,
     SideConnectionDown,
-    WaitingForWriters,
+    WriterWait,
 )
 from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
 from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
@@ -152,11 +152,11 @@ class SessionTables:
                     self.tracked.verify(report, passed=False)
                     self.trouble = None
                     self._keepalive.catalog_checked()
-                case Prepared():
+                case CopyPlan():
                     self.copies.prepared(report)
                 case PrepareFailed():
                     self.copies.prepare_failed(report)
-                case WaitingForWriters():
+                case WriterWait():
                     self.copies.waiting(report)
                 case RecopyAsked():
                     self.tracked.recopy(report, self._batch.transaction, self.copies)
@@ -251,7 +251,7 @@ _STATUS_INTERVAL_S = 10.0
 _STATUS_WITHIN_S = 1.0
 
 
-class StoppedWithin(Exception):
+class StopRequested(Exception):
     """We are to stop, and a giant transaction is applied, or a re-copy compared, in part."""
 
 
@@ -328,7 +328,7 @@ class Keepalive:
         :raises StoppedWithin: if we are to stop.
         """
         if self._stopping.is_set():
-            raise StoppedWithin
+            raise StopRequested
         if time.monotonic() - self._confirmed_at >= _STATUS_WITHIN_S:
             self.confirm()
         self._heard_at = self._checked_at = time.monotonic()

@@ -101,7 +101,7 @@ class Preparation:
         self._counters.slot.update(found)
         verdict = self._judge(connection, server, known, found)
         lost = verdict.broken or slot.gap(
-            slot.Stored(known.slot, known.publication, store.position),
+            slot.StoredSlot(known.slot, known.publication, store.position),
             found,
             slot_name=options.slot_name,
             publication=published,

@@ -22,7 +22,7 @@ from laredo_fanout.copy.recopy import BESIDE, Recopies
 from laredo_fanout.copy.table_copy import TableCopy
 from laredo_fanout.decode.change_buffer import IGNORED, Route
 from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused
-from laredo_fanout.ingest.partition_repair import Judged, PartitionRepair
+from laredo_fanout.ingest.partition_repair import PartitionRepair, PartitionVerdict
 from laredo_fanout.pg_catalog import shape
 from laredo_fanout.pg_catalog.requirements import TransactionFilter
 from laredo_fanout.store.table import Status
@@ -105,7 +105,7 @@ class Incarnations:
         self,
         tracked: TrackedTable,
         source: SourceTable,
-        judged: Judged,
+        judged: PartitionVerdict,
         transaction: Transaction,
         copies: TableCopies,
     ) -> None:
@@ -389,7 +389,7 @@ class TrackedTables:
             now = shape.of_table(source)
             if tracked.table_id is not None and tracked.shape is not None:
                 assert tracked.version is not None
-                judged = Judged()
+                judged = PartitionVerdict()
                 if now != tracked.shape:
                     tracked.closing = tracked.shape.difference(now)
                 elif (rewritten := source.rewritten_since(tracked.version)) is not None:

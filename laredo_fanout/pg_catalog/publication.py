@@ -394,7 +394,7 @@ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartitio
 """
 
 
-class Discovered(NamedTuple):
+class MatchedTables(NamedTuple):
     """The tables that some patterns match."""
 
     tables: frozenset[TableName]
@@ -403,7 +403,7 @@ class Discovered(NamedTuple):
     so a schema has none."""
 
 
-def read_matching(connection: Connection, patterns: Sequence[TablePattern]) -> Discovered:
+def read_matching(connection: Connection, patterns: Sequence[TablePattern]) -> MatchedTables:
     """The tables that any of the patterns matches.
 
     :raises psycopg.Error: if the catalog can't be read.
@@ -415,10 +415,10 @@ def read_matching(connection: Connection, patterns: Sequence[TablePattern]) -> D
     found = {TableName(*row) for row in connection.execute(_TABLES, chosen).fetchall()}
     fitting = frozenset(name for pattern in patterns for name in pattern.of(found))
     unnameable = frozenset(name for name in fitting if "." in name.schema)
-    return Discovered(fitting - unnameable, unnameable)
+    return MatchedTables(fitting - unnameable, unnameable)
 
 
-_NOTHING = Discovered(frozenset(), frozenset())
+_NOTHING = MatchedTables(frozenset(), frozenset())
 
 
 def unnameable_cure(names: Iterable[TableName]) -> str:

@@ -43,14 +43,14 @@ _PAUSE_SHARE = 20
 """Divisor of the time for catalog checks on demand; none waits for long."""
 
 
-class Prepared(NamedTuple):
+class CopyPlan(NamedTuple):
     """Report: the table's copy may begin, in ranges cut at ``splits``."""
 
     table_id: int
     splits: Sequence[Split]
 
 
-class WaitingForWriters(NamedTuple):
+class WriterWait(NamedTuple):
     """Report: the copy can't begin yet, because transactions of these processes wrote to the table
     and haven't ended."""
 
@@ -85,8 +85,8 @@ class SideConnectionCrashed(NamedTuple):
 
 Report = (
     CatalogSnapshot
-    | Prepared
-    | WaitingForWriters
+    | CopyPlan
+    | WriterWait
     | PrepareFailed
     | ConnectionReady
     | SideConnectionDown
@@ -146,7 +146,7 @@ class SideConnection:
         self,
         options: SourceOptions,
         tables: Sequence[SourceTableOptions],
-        awaited: pgoutput.Awaited,
+        awaited: pgoutput.ExpectedMessages,
         report: Callable[[Report], object],
     ) -> None:
         self._options = options
@@ -334,9 +334,7 @@ class SideConnection:
         else:
             left = still_holding(connection, request.table.oids, waited_for)
         if left:
-            self._report(
-                WaitingForWriters(request.table_id, tuple(sorted(holder.pid for holder in left)))
-            )
+            self._report(WriterWait(request.table_id, tuple(sorted(holder.pid for holder in left))))
             longer = min(_HOLDERS_AT_MOST, pause * 1.5)
             self._schedule(pause, partial(self._prepare, request, left, longer))
             return
@@ -355,7 +353,7 @@ class SideConnection:
                 raise
             self._report(PrepareFailed(request.table_id, " ".join(str(error).split())))
             return
-        self._report(Prepared(request.table_id, splits))
+        self._report(CopyPlan(request.table_id, splits))
 
     def _barrier(self, request: BarrierRequest, connection: Connection) -> None:
         """Check the table, after its last chunk was read: so all chunks had the same shape.

@@ -114,7 +114,7 @@ class Relation(NamedTuple):
     columns: tuple[RelationColumn, ...]
 
 
-class Emitted(NamedTuple):
+class LogicalMessage(NamedTuple):
     """A message of pg_logical_emit_message; any role may write one, of any size."""
 
     transactional: bool
@@ -187,13 +187,13 @@ def wal_end(message: bytes) -> int:
     return end
 
 
-def emitted(message: bytes) -> Emitted:
+def emitted(message: bytes) -> LogicalMessage:
     """The MESSAGE in ``message``, of which KEPT_BYTES suffice."""
     flags, position = _message(message, ENVELOPE + 1)
     prefix, _, behind = message[ENVELOPE + 10 :].partition(b"\0")
     size = int.from_bytes(behind[:4], "big")
     content = behind[4 : 4 + size] if len(behind) >= 4 + size else b""
-    return Emitted(bool(flags & 1), prefix, content, position)
+    return LogicalMessage(bool(flags & 1), prefix, content, position)
 
 
 def kept(data: bytes | memoryview) -> bytes | memoryview:
@@ -298,7 +298,7 @@ def made_payload(slot: str, token: str, position: object) -> str:
     return f"{slot}:{token}:made:{position}"
 
 
-class Awaited:
+class ExpectedMessages:
     """The messages that were sent and that the stream hasn't brought yet.
 
     One thread adds what it is about to send, another one compares what has come.
@@ -316,7 +316,7 @@ class Awaited:
         """Await this message: it is about to be sent."""
         self._contents.add(payload.encode())
 
-    def meet(self, emitted: Emitted) -> bool:
+    def meet(self, emitted: LogicalMessage) -> bool:
         """Return True if the message is expected, and take it off the list."""
         if emitted.prefix != PREFIX.encode():
             return False

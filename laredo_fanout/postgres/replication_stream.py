@@ -104,7 +104,7 @@ _NOT_OF_THE_WAL = ("08", "57")
 _SWITCH = re.compile(rb"^(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
 
 
-class Identified(NamedTuple):
+class SystemIdentity(NamedTuple):
     """The answer to IDENTIFY_SYSTEM."""
 
     system_identifier: int
@@ -150,10 +150,10 @@ class ReplicationStream:
         """The socket, to wait for."""
         return self._socket
 
-    def identify(self) -> Identified:
+    def identify(self) -> SystemIdentity:
         """IDENTIFY_SYSTEM."""
         row = self._row(b"IDENTIFY_SYSTEM")
-        return Identified(int(row[0]), int(row[1]), position_.parse(row[2].decode()))
+        return SystemIdentity(int(row[0]), int(row[1]), position_.parse(row[2].decode()))
 
     def switches(self, timeline: int) -> tuple[Switch, ...]:
         """TIMELINE_HISTORY: those that ``timeline`` comes from, oldest first, with their ends."""

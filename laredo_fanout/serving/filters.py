@@ -65,7 +65,7 @@ def _float_key(number: float) -> str:
     return repr(number or 0.0)
 
 
-class Wanted:
+class AllowedValues:
     """The values that a column may have: a few look-ups per row, however many there are."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Condition:
     #: Its index in ``filters``, for messages.
     index: int
     field: str
-    wanted: Wanted | None
+    wanted: AllowedValues | None
     prefix: str
     #: What ``equals`` compares with, as JSON writes it, if only a string's own bytes can equal it.
     literal: bytes | None
@@ -192,13 +192,13 @@ def _condition(index: int, predicate: wire.FieldPredicate, slice_: Slice) -> Sli
     field = predicate.field
     match predicate.WhichOneof("match"):
         case "equals":
-            wanted = Wanted()
+            wanted = AllowedValues()
             wanted.add(predicate.equals, f"filters[{index}].equals")
             return Condition(index, field, wanted, "", _literal(predicate.equals))
         case "prefix":
             return Condition(index, field, None, predicate.prefix, None)
         case "in":
-            wanted = Wanted()
+            wanted = AllowedValues()
             listed: struct_pb2.ListValue = getattr(predicate, "in")
             for number, value in enumerate(listed.values):
                 if slice_.done_with(wanted.add(value, f"filters[{index}].in[{number}]")):

@@ -25,7 +25,7 @@ from laredo_model.position import History
 READ_BYTES = 256 << 10
 
 
-class Encoded(NamedTuple):
+class EncodedRecord(NamedTuple):
     """A journal record, encoded in one wire form."""
 
     messages: list[bytes]
@@ -44,11 +44,11 @@ class RecentRecords:
         self._reader = reader
         self._capacity = capacity
         self.size = 0
-        self._records: OrderedDict[tuple[int, int, bytes], Encoded] = OrderedDict()
-        self._under_way: dict[tuple[int, int, bytes], asyncio.Task[Encoded]] = {}
+        self._records: OrderedDict[tuple[int, int, bytes], EncodedRecord] = OrderedDict()
+        self._under_way: dict[tuple[int, int, bytes], asyncio.Task[EncodedRecord]] = {}
         self.encoded_total = 0
 
-    async def after(self, table_id: int, sequence: int, form: Form) -> list[Encoded]:
+    async def after(self, table_id: int, sequence: int, form: Form) -> list[EncodedRecord]:
         """The next records after this sequence, a piece at a time; [] at the journal's end.
 
         :raises JournalPruned: the journal no longer reaches back to there.
@@ -64,7 +64,7 @@ class RecentRecords:
                 await asyncio.sleep(0)
         return encoded
 
-    async def _encode(self, table_id: int, record: Record, form: Form) -> Encoded:
+    async def _encode(self, table_id: int, record: Record, form: Form) -> EncodedRecord:
         key = (table_id, record.first_sequence - 1, form.signature)
         known = self._records.get(key)
         if known is not None and known.last_sequence == record.last_sequence:
@@ -88,11 +88,13 @@ class RecentRecords:
 
     async def _make(
         self, key: tuple[int, int, bytes], record: Record, work: Sliced[list[bytes]]
-    ) -> Encoded:
+    ) -> EncodedRecord:
         return self._made(key, record, await slices.run(work))
 
-    def _made(self, key: tuple[int, int, bytes], record: Record, messages: list[bytes]) -> Encoded:
-        encoded = Encoded(
+    def _made(
+        self, key: tuple[int, int, bytes], record: Record, messages: list[bytes]
+    ) -> EncodedRecord:
+        encoded = EncodedRecord(
             messages,
             record.first_sequence,
             record.last_sequence,
@@ -103,7 +105,7 @@ class RecentRecords:
         self._keep(key, encoded)
         return encoded
 
-    def _keep(self, key: tuple[int, int, bytes], encoded: Encoded) -> None:
+    def _keep(self, key: tuple[int, int, bytes], encoded: EncodedRecord) -> None:
         before = self._records.pop(key, None)
         if before is not None:
             self.size -= before.size

@@ -139,7 +139,7 @@ class Slot(NamedTuple):
         return f"slot {self.name} ({kind}, {used}{at})"
 
 
-class Stored(NamedTuple):
+class StoredSlot(NamedTuple):
     """The store's side of a slot: what it followed, and up to where."""
 
     slot: str
@@ -250,7 +250,7 @@ def drop(connection: Connection, found: Slot) -> None:
         _log.warning("slot dropped", slot=found.name)
 
 
-def gap(stored: Stored, slot: Slot | None, *, slot_name: str, publication: str) -> str | None:
+def gap(stored: StoredSlot, slot: Slot | None, *, slot_name: str, publication: str) -> str | None:
     """Reason why this slot can't give the changes after the stored position, or None.
 
     START_REPLICATION at an earlier position would begin at confirmed_flush_lsn without an error.
@@ -258,7 +258,7 @@ def gap(stored: Stored, slot: Slot | None, *, slot_name: str, publication: str) 
     return _other_names(stored, slot_name, publication) or _slot_gone(stored, slot, slot_name)
 
 
-def _other_names(stored: Stored, slot_name: str, publication: str) -> str | None:
+def _other_names(stored: StoredSlot, slot_name: str, publication: str) -> str | None:
     if stored.slot != slot_name:
         return f"slot_name is {slot_name}, the store's position is of slot {stored.slot}"
     if stored.publication != publication:
@@ -269,7 +269,7 @@ def _other_names(stored: Stored, slot_name: str, publication: str) -> str | None
     return None
 
 
-def _slot_gone(stored: Stored, slot: Slot | None, slot_name: str) -> str | None:
+def _slot_gone(stored: StoredSlot, slot: Slot | None, slot_name: str) -> str | None:
     if slot is None:
         return f"slot {slot_name} doesn't exist any more"
     if not slot.is_of_this_database:

@@ -353,7 +353,7 @@ _STEPS_GROWTH, _MOST_CHANGES = 8, 20_000
 _SAMPLED = 8
 
 
-class Applying:
+class Applier:
     """Within one write transaction, whose ``tables`` it keeps up to date. What one step has in
     memory at a time is bounded by bytes.
 

@@ -24,7 +24,7 @@ from laredo_fanout.store.errors import (
     TransactionOpen,
 )
 from laredo_fanout.store.journal import Journal
-from laredo_fanout.store.rows import Applying, Spaces, TableChanges
+from laredo_fanout.store.rows import Applier, Spaces, TableChanges
 from laredo_fanout.store.table import Leaf, Status, TableRecord
 from laredo_model.column import Column
 
@@ -56,7 +56,7 @@ class Transaction:
         self._next_sequence = next_sequence
         self._spaces = Spaces(self._context)
         self._journal = Journal(self._context)
-        self._applying = Applying(self._context, self._spaces, self._journal)
+        self._applying = Applier(self._context, self._spaces, self._journal)
         self.tables = self._context.tables
         self.position, self.time_us = position
         self.catchup_plan = catchup_plan

@@ -26,7 +26,7 @@ LAST_NOTICES_S = 3.0
 """Time for the last notices to sinks, and for recording them in the manifest."""
 
 
-class Left(NamedTuple):
+class UnwrittenChanges(NamedTuple):
     """The changes that were taken from the stream and aren't in the archive."""
 
     artifacts: int
@@ -77,18 +77,18 @@ class LastFlush:
         self._notifier = notifier
         self._executor = executor
         self._log = _log.bind(table=table)
-        self._debt: int | None = None
+        self._flush_target: int | None = None
         """Number of the last job that has to be committed; None until :meth:`run`."""
         self._discarded_before = 0
 
-    def left(self, why: str | None = None) -> Left | None:
+    def left(self, why: str | None = None) -> UnwrittenChanges | None:
         """The changes that should have been written and were not, or None.
 
         ``why`` is the reason, if it wasn't the deadline.
         """
-        waiting = self._committer.waiting(self._debt)
+        waiting = self._committer.waiting(self._flush_target)
         artifacts, changes = waiting.artifacts, waiting.changes
-        if self._debt is None:
+        if self._flush_target is None:
             changes += 0 if self._feed.cuts.changes.empty else self._feed.cuts.changes.depth
         elif discarded := self._committer.discarded - self._discarded_before:
             artifacts += discarded
@@ -97,7 +97,7 @@ class LastFlush:
             return None
         head = self._archive.head
         after = None if head is None else head.position
-        return Left(artifacts, changes, after, why or self._reason())
+        return UnwrittenChanges(artifacts, changes, after, why or self._reason())
 
     async def run(
         self,
@@ -105,7 +105,7 @@ class LastFlush:
         committing: "asyncio.Task[None]",
         failed: "asyncio.Future[None]",
         within: float,
-    ) -> Left | None:
+    ) -> UnwrittenChanges | None:
         """Write what was taken until now, within this time; what is left of it.
 
         :raises Exception: what ended one of the tasks, if it is before all is written.
@@ -113,7 +113,7 @@ class LastFlush:
         deadline = asyncio.get_running_loop().time() + within
         self._feed.cuts.seal_all()
         self._discarded_before = self._committer.discarded
-        self._debt = self._committer.newest
+        self._flush_target = self._committer.newest
         await self._wait(self._paid(), deadline, [feeding, committing, failed])
         if left := self.left():
             await self._feed.stop(feeding)
@@ -125,7 +125,7 @@ class LastFlush:
         return left
 
     async def _paid(self) -> None:
-        while self._committer.waiting(self._debt).artifacts:
+        while self._committer.waiting(self._flush_target).artifacts:
             await self._committer.progress()
 
     async def _write_the_rest(

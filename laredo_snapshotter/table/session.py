@@ -27,7 +27,7 @@ from laredo_snapshotter.errors import NeverVerified, StreamBehind
 from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.rebase import BaseJob, Rebase, same_shape, why_new_epoch
-from laredo_snapshotter.table.last_flush import JournalReach, LastFlush, Left
+from laredo_snapshotter.table.last_flush import JournalReach, LastFlush, UnwrittenChanges
 from laredo_snapshotter.triggers import SinceSnapshot
 
 log = structlog.get_logger(__name__)
@@ -94,7 +94,7 @@ class WriterSession:
         self.rebase_failing_since: float | None = None
         """Time of the first failed re-base, by the monotonic clock; None: the last one
         succeeded."""
-        self.left: Left | None = None
+        self.left: UnwrittenChanges | None = None
         """Changes that were taken and never written, once it has ended."""
         self._last = LastFlush(
             config.name,
@@ -154,7 +154,7 @@ class WriterSession:
         cut = self.feed.cuts.was_cut(position)
         return None if cut and not self.committer.has_all_until(position) else cut
 
-    def left_now(self) -> Left | None:
+    def left_now(self) -> UnwrittenChanges | None:
         """The changes that would stay unwritten if the session ended now."""
         return self._last.left()
 

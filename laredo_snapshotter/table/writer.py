@@ -41,7 +41,7 @@ from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.events.sinks import build_all
 from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.status import WriterState
-from laredo_snapshotter.table.last_flush import Left
+from laredo_snapshotter.table.last_flush import UnwrittenChanges
 from laredo_snapshotter.table.session import WriterSession
 from laredo_snapshotter.upkeep import Collector, Compactor, Restorer
 
@@ -84,7 +84,7 @@ class TableWriter:
         self.config = config
         self.state = WriterState.STARTING
         self.problem: str | None = None
-        self._left: Left | None = None
+        self._left: UnwrittenChanges | None = None
         """Changes that the last session couldn't write."""
         self.archive: TableArchive | None = None
         self.session: WriterSession | None = None
@@ -160,7 +160,7 @@ class TableWriter:
         return asked
 
     @property
-    def left(self) -> Left | None:
+    def left(self) -> UnwrittenChanges | None:
         """Changes that were taken and aren't in the archive; None if there are none.
 
         None too if another writer has taken over, since it writes them.
@@ -172,7 +172,7 @@ class TableWriter:
         if self._left is None and self.archive is not None and self.archive.unfinished:
             head = self.archive.head
             after = None if head is None else head.position
-            return Left(1, 0, after, self.problem or "a commit waits for a destination")
+            return UnwrittenChanges(1, 0, after, self.problem or "a commit waits for a destination")
         return self._left
 
     def stop(self) -> None:

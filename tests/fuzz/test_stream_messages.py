@@ -18,7 +18,7 @@ import pytest
 from laredo_fanout.decode import change_buffer, stream_decoder, transaction_spool
 from laredo_fanout.decode.change_buffer import Route
 from laredo_fanout.decode.row_decoder import row_decoder
-from laredo_fanout.decode.stream_decoder import Drained, StreamDecoder, StreamRelations
+from laredo_fanout.decode.stream_decoder import DrainEnd, StreamDecoder, StreamRelations
 from laredo_fanout.decode.transaction_spool import TransactionSpools
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.postgres.pgoutput import Relation
@@ -133,10 +133,10 @@ def _decoded(messages: list[bytes], path: Path) -> Any:
     decoder = StreamDecoder(tables, relations, lambda each: each.prefix == b"laredo", path, 900)
     get, taken, end = getting(messages), [], None
     try:
-        while (drained := decoder.drain(get, 3)) is not Drained.EMPTY:
+        while (drained := decoder.drain(get, 3)) is not DrainEnd.EMPTY:
             taken.append(drained.name)
             decoder.applied()
-            if drained is Drained.EVENT:
+            if drained is DrainEnd.EVENT:
                 decoder.take_events()
     except ReplicationStreamBroken as broken:
         end = str(broken)

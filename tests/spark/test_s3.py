@@ -12,7 +12,7 @@ from laredo_archive.errors import ArtifactMissing, DestinationError
 from laredo_spark import read_changes, read_table
 from laredo_spark.changes import reader as reader_
 from laredo_spark.errors import own_message
-from laredo_spark.objects import UpTo
+from laredo_spark.objects import PrefixReader
 from tests.spark.change_stream import Stream
 from tests.spark.s3_archive import put, reached
 from tests.spark.simple_archive import AT_20, AT_30, AT_40, FOUR, found, simple
@@ -130,7 +130,7 @@ def test_changes_of_many_diffs_in_slices(
 
 
 def test_a_slice_ends_where_it_says() -> None:
-    source = UpTo(BytesIO(b"abcdef"), 4)
+    source = PrefixReader(BytesIO(b"abcdef"), 4)
     assert [source.read(3), source.read(3), source.read()] == [b"abc", b"d", b""]
 
 

@@ -256,7 +256,9 @@ class Replica:
         :raises NotUnique: if, at a transaction's end, two rows have the same values in an index
             that is unique by ``error``.
         """
-        found: _Found | None = _Found() if differences or self._indexes else None
+        found: _BatchDifferences | None = (
+            _BatchDifferences() if differences or self._indexes else None
+        )
         with self._lock:
             if isinstance(self._rows, SharedRowMap) and not self._views:
                 self._rows = RowMap(self._rows.parts)
@@ -290,7 +292,9 @@ class Replica:
             self._discarded += [*rows.parts, *indexes.parts()]
             self._staged = None
 
-    def _apply_part(self, changes: Changes, part: TransactionPart, found: "_Found | None") -> None:
+    def _apply_part(
+        self, changes: Changes, part: TransactionPart, found: "_BatchDifferences | None"
+    ) -> None:
         reached = self.reached
         if reached.position is not None and part.position and part.position <= reached.position:
             return
@@ -355,7 +359,7 @@ class Replica:
                 rows = self._truncate()
 
     def _apply_noting(
-        self, changes: Changes, start: int, part: TransactionPart, found: "_Found"
+        self, changes: Changes, start: int, part: TransactionPart, found: "_BatchDifferences"
     ) -> None:
         rows, indexes = self._rows, self._indexes
         for index in range(start, part.stop):
@@ -409,7 +413,7 @@ class Replica:
             self._set_indexes(columns, indexes)
 
 
-class _Found:
+class _BatchDifferences:
     """The differences of a batch of changes, in order."""
 
     def __init__(self) -> None:

@@ -140,7 +140,7 @@ class GrpcEndpoint:
         """
         try:
             async with asyncio.timeout(REQUEST_S) as patience:
-                unread = _UnreadCall(patience)
+                unread = _PartialCall(patience)
                 self._unread.add(unread)
                 try:
                     request = await context.read()
@@ -163,7 +163,7 @@ class GrpcEndpoint:
             await _abort(context, refused)
 
 
-class _UnreadCall:
+class _PartialCall:
     """A call whose request isn't whole."""
 
     def __init__(self, patience: asyncio.Timeout) -> None:

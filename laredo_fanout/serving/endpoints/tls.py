@@ -28,7 +28,7 @@ def grpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     :raises CannotListen: if a file can't be used; gRPC itself wouldn't name it.
     """
-    followed = _Followed(files)
+    followed = _WatchedFiles(files)
 
     def fetch() -> Any:
         """Ask for the files at a handshake, in a thread of gRPC's; None: as before."""
@@ -46,7 +46,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
     :raises CannotListen: a file can't be used.
     """
-    followed, context = _Followed(files), _context(files)
+    followed, context = _WatchedFiles(files), _context(files)
     current = context
 
     def choose(connection: Any, *_: Any) -> None:
@@ -60,7 +60,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-class _Followed:
+class _WatchedFiles:
     """The files' state on disk: whether other ones that can be used are there."""
 
     def __init__(self, files: TlsFiles) -> None:

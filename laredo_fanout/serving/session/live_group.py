@@ -19,7 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from laredo_fanout.serving.call import DirectOutput
-from laredo_fanout.serving.journal import Encoded, Tail
+from laredo_fanout.serving.journal import EncodedRecord, Tail
 from laredo_fanout.serving.session.client_stream import ClientStream, WakeUp
 from laredo_fanout.serving.session.verified_position import Heartbeats, SessionVerifiedPosition
 from laredo_fanout.store.errors import StoreError
@@ -173,7 +173,7 @@ class LiveGroup:
         self._send_heartbeat_if_due()
         return bool(records)
 
-    def _send_records(self, records: Sequence[Encoded]) -> None:
+    def _send_records(self, records: Sequence[EncodedRecord]) -> None:
         messages = [message for record in records for message in record.messages]
         if messages:
             self._write(messages)
@@ -230,9 +230,9 @@ class LiveGroup:
         self._end()
 
 
-def _packed(records: Iterable[Encoded]) -> Iterator[list[Encoded]]:
+def _packed(records: Iterable[EncodedRecord]) -> Iterator[list[EncodedRecord]]:
     """The records in order, as many together as MOST_BYTES allow, but one at least."""
-    together: list[Encoded] = []
+    together: list[EncodedRecord] = []
     size = 0
     for record in records:
         if together and size + record.size > MOST_BYTES:

@@ -20,7 +20,7 @@ from laredo_fanout.serving import slices
 from laredo_fanout.serving.call import Call, CheckedSyncRequest, Exchange, StallGuard
 from laredo_fanout.serving.errors import BufferDropped, HistoryChanged, NotServed
 from laredo_fanout.serving.filters import Conditions
-from laredo_fanout.serving.journal import Backlog, Encoded, Tail
+from laredo_fanout.serving.journal import Backlog, EncodedRecord, Tail
 from laredo_fanout.serving.options import BufferPolicy, ServingTableOptions
 from laredo_fanout.serving.ports import Lease
 from laredo_fanout.serving.session import replay, resume
@@ -138,7 +138,7 @@ class JournalSender:
         client.show("live" if self.live else "catching_up", max(view.sequence - client.cursor, 0))
         return bool(records)
 
-    async def _send_record(self, record: Encoded) -> None:
+    async def _send_record(self, record: EncodedRecord) -> None:
         client = self._client
         await client.send_all(record.messages)
         client.moved_to(record.last_sequence)

@@ -15,7 +15,7 @@ from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.pg_catalog.side_connection import SideConnection
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import Connection, SourceUnavailable
-from laredo_fanout.postgres.pgoutput import Awaited
+from laredo_fanout.postgres.pgoutput import ExpectedMessages
 from laredo_fanout.source_options import PublicationOptions, SourceOptions, SourceTableOptions
 from laredo_fanout.store.writer import Store
 from tests.support.postgres import Database
@@ -85,7 +85,9 @@ def test_a_defect_ends_the_ingest_and_whoever_waits_for_it_is_answered(
 
 def test_a_connection_that_cannot_be_made_ready_is_closed(database: Database) -> None:
     options = SourceOptions(database.dsn, slot_name=f"slot_{database.name}")
-    side = SideConnection(options, (), Awaited(options.slot_name, lambda: None), lambda _: None)
+    side = SideConnection(
+        options, (), ExpectedMessages(options.slot_name, lambda: None), lambda _: None
+    )
     connection = connections.connect(options, role="side")
     connection.execute("BEGIN")
     with suppress(psycopg.errors.UndefinedTable):

@@ -23,7 +23,7 @@ from laredo_fanout.snapshots import (
     SnapshotInfo,
     SnapshotUnknown,
     SnapshotUnwritable,
-    Taken,
+    TakenSnapshot,
     take,
 )
 from laredo_fanout.store.environment import SourceIdentity
@@ -68,7 +68,7 @@ def shelf(tmp_path: Path) -> SnapshotDirectory:
     return SnapshotDirectory(tmp_path / "snapshots" / TABLE)
 
 
-def take_now(store: Store, shelf: SnapshotDirectory, keep: Retention = KEEP) -> Taken:
+def take_now(store: Store, shelf: SnapshotDirectory, keep: Retention = KEEP) -> TakenSnapshot:
     return take(store.reader(), TABLE, shelf.path, keep)
 
 

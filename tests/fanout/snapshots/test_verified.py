@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.snapshots import Retention, SnapshotDirectory, SnapshotUnverified, Taken, take
+from laredo_fanout.snapshots import (
+    Retention,
+    SnapshotDirectory,
+    SnapshotUnverified,
+    TakenSnapshot,
+    take,
+)
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
@@ -43,7 +49,7 @@ def verify(store: Store, table: int, position: int) -> None:
         transaction.set_verified(table, position)
 
 
-def take_within(store: Store, shelf: SnapshotDirectory, seconds: float) -> Taken:
+def take_within(store: Store, shelf: SnapshotDirectory, seconds: float) -> TakenSnapshot:
     keep = Retention(keep_count=3, max_age_s=3600)
     return take(store.reader(), "public.users", shelf.path, keep, verified_within_s=seconds)
 
@@ -52,7 +58,7 @@ def test_it_waits_until_its_position_is_verified(
     store: Store, table: int, shelf: SnapshotDirectory
 ) -> None:
     verify(store, table, POSITION - 1)
-    taken: list[Taken] = []
+    taken: list[TakenSnapshot] = []
     taking = threading.Thread(target=lambda: taken.append(take_within(store, shelf, 30)))
     taking.start()
     wait_until(lambda: list(shelf.path.glob("[!.]*")), "the rows are written")

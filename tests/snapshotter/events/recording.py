@@ -13,7 +13,7 @@ ACCOUNT = "123456789012"
 REGION = "eu-west-1"
 
 
-class Taken(NamedTuple):
+class TakenSnapshot(NamedTuple):
     """One request: whom it was for, what it said, and whose access key signed it."""
 
     sink: str
@@ -32,12 +32,12 @@ class Recorder:
     """Listens on a port of its own; ``taken`` is what arrived, in order, by sink."""
 
     def __init__(self) -> None:
-        self.taken: dict[str, list[Taken]] = defaultdict(list)
+        self.taken: dict[str, list[TakenSnapshot]] = defaultdict(list)
         self._lock = threading.Lock()
         recorder = self
 
         class Handler(_Handler):
-            def take(self, taken: Taken) -> int:
+            def take(self, taken: TakenSnapshot) -> int:
                 return recorder._take(taken)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -52,7 +52,7 @@ class Recorder:
         with self._lock:
             return [taken.artifact for taken in self.taken[sink]]
 
-    def _take(self, taken: Taken) -> int:
+    def _take(self, taken: TakenSnapshot) -> int:
         with self._lock:
             self.taken[taken.sink].append(taken)
             return len(self.taken[taken.sink])
@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
-    def take(self, taken: Taken) -> int:
+    def take(self, taken: TakenSnapshot) -> int:
         raise NotImplementedError
 
     def do_POST(self) -> None:
@@ -81,17 +81,17 @@ class _Handler(BaseHTTPRequestHandler):
         action = (self.headers["X-Amz-Target"] or "").rpartition(".")[2]
         if action == "SendMessage":
             sent = json.loads(data)
-            self.take(Taken(sent["QueueUrl"], json.loads(sent["MessageBody"]), sent, key))
+            self.take(TakenSnapshot(sent["QueueUrl"], json.loads(sent["MessageBody"]), sent, key))
             self._answer({"MessageId": "m"})
         elif action == "PutRecord":
             sent = json.loads(data)
             name = sent.get("StreamName") or sent["StreamARN"]
             body = json.loads(base64.b64decode(sent["Data"]))
-            number = self.take(Taken(name, body, sent, key))
+            number = self.take(TakenSnapshot(name, body, sent, key))
             self._answer({"ShardId": "shardId-000000000000", "SequenceNumber": str(number)})
         else:
             form = {name: values[0] for name, values in parse_qs(data.decode()).items()}
-            self.take(Taken(form["TopicArn"], json.loads(form["Message"]), form, key))
+            self.take(TakenSnapshot(form["TopicArn"], json.loads(form["Message"]), form, key))
             self._send("text/xml", _PUBLISHED)
 
     def _answer(self, answer: dict[str, Any]) -> None:

@@ -111,8 +111,10 @@ async def test_whose_token_is_for_another_table_costs_no_filter(
     tokens = tmp_path / "tokens"
     tokens.write_text("secret public.orders\n")
     built: list[object] = []
-    read = filters_.Wanted.add
-    monkeypatch.setattr(filters_.Wanted, "add", lambda *given: (built.append(1), read(*given))[1])
+    read = filters_.AllowedValues.add
+    monkeypatch.setattr(
+        filters_.AllowedValues, "add", lambda *given: (built.append(1), read(*given))[1]
+    )
     listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
     async with running(tmp_path / "store", listener=listener) as world:
         world.writer.publish(rows(0, 3))

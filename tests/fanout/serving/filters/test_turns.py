@@ -150,7 +150,7 @@ async def test_the_values_of_a_request_are_read_in_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added = Passes()
-    monkeypatch.setattr(filters.Wanted, "add", added.counted(filters.Wanted.add))
+    monkeypatch.setattr(filters.AllowedValues, "add", added.counted(filters.AllowedValues.add))
     async with running(tmp_path) as world:
         world.writer.publish(rows(0, 3))
         predicate = wire.FieldPredicate(field="id")
