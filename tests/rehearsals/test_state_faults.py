@@ -119,8 +119,9 @@ def test_a_newer_version_wrote_the_store(
         raw.put(environment.STORE_KEY, orjson.dumps(head), db=store._databases.meta)
     server.program.start()
     assert server.program.wait() == 1
-    assert f"has format {environment.FORMAT + 1}, this version knows {environment.FORMAT}" in (
-        server.program.tail()
+    assert (
+        f"has format {environment.FORMAT + 1}, this version reads format {environment.FORMAT} alone"
+        in (server.program.tail())
     )
     state.rename(tmp_path / "elsewhere")
     server.program.start()

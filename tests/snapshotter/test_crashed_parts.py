@@ -62,7 +62,7 @@ def broken(writer: Writer, module: str, name: str, when: str = "pass") -> Writer
 def test_cuts_that_crash_end_the_program(tmp_path: Path, served: Served) -> None:
     """Without them nothing would be archived any more, and every table would be ready."""
     when = "if not any(table.stream for table in given[0]): return original(*given, **named)"
-    with broken(Writer(tmp_path, served), "diff.cut_schedule", "cut_together", when) as writer:
+    with broken(Writer(tmp_path, served), "diff.cuts", "cut_together", when) as writer:
         assert crashed(writer, "cuts of the tables") == 1
     last = served.commit("users", put(1, "x"))
     with Writer(tmp_path, served) as again:
@@ -76,7 +76,7 @@ def test_cuts_that_crash_end_the_program(tmp_path: Path, served: Served) -> None
     [
         ("app.service", "CertificateWatch.run", "expiry of certificates"),
         ("app.service", "ServiceNotifier.run", "systemd"),
-        ("app.table_writers", "TableWriter.run", "writer of public.users"),
+        ("app.reload", "TableWriter.run", "writer of public.users"),
     ],
 )
 def test_so_does_every_other_part(
@@ -91,7 +91,7 @@ def test_what_was_read_is_written_before_it_ends(tmp_path: Path, served: Served)
     there = f"import pathlib\n    if not pathlib.Path({str(mark)!r}).exists()"
     when = f"{there}: return original(*given, **named)"
     writer = Writer(tmp_path, served, interval="1s")
-    with broken(writer, "diff.cut_schedule", "cut_together", when):
+    with broken(writer, "diff.cuts", "cut_together", when):
         writer.program.wait_ready()
         last = served.commit("users", put(1, "read"))
         wait_until(lambda: writer.status()["stream_position"] == f"0/{last:X}", "read")

@@ -85,8 +85,15 @@ class Scene:
         return record
 
     def _note(self, _: object) -> None:
-        for record in self.ingest.store.tables.values():
-            self._verified[record.id] = record.verified
+        """Keep the last position at which an artifact of each incarnation could have ended.
+
+        A check verifies ahead of the stream. What the stream itself shows before that position
+        closes the incarnation in time.
+        """
+        store = self.ingest.store
+        for record in store.tables.values():
+            if record.live:
+                self._verified[record.id] = min(record.verified, store.position)
 
     def run(self, *, together: bool) -> None:
         """Run the statements of each case, in one transaction or in several."""
