@@ -130,7 +130,7 @@ class Scene:
             if differing:
                 yield f"{what}: {len(differing)} rows differ, such as {sorted(differing)[:4]}"
             copied = self.record(name).id != self.first[name]
-            if copied and self._verified[self.first[name]] >= self._last[name]:
+            if copied and self._verified.get(self.first[name], 0) >= self._last[name]:
                 yield f"{what}: verified before it was copied again"
             if copied and case.cheap:
                 yield f"{what}: copied again"
