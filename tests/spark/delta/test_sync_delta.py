@@ -212,7 +212,7 @@ def test_what_is_refused(kept: Kept, tmp_path: Path) -> None:
     kept.target = tmp_path / "other"
     kept.target.mkdir()
     (kept.target / "mine.csv").write_text("x")
-    with pytest.raises(TargetRefused, match=r"something else in it \(mine.csv\)"):
+    with pytest.raises(TargetRefused, match=r"contains other files \(mine.csv\)"):
         kept.sync()
     (kept.target / "mine.csv").unlink()
     kept.sync()
