@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 # and never gets smaller. So what may have come meanwhile counts.
 
 _BYTES_A_NS = 1
-"""No server sends faster: as much as memory is copied, it had to be decoded too."""
+"""The most that one nanosecond of this thread's CPU can read. While it isn't scheduled, it reads
+nothing, however much is sent."""
 
 
 class SocketReader:
@@ -78,9 +79,9 @@ class SocketReader:
         read = 0
         pending = self._in_socket()
         while self._taken < self._bound and (pending or (not read and self._poll.poll(0))):
-            began = time.perf_counter_ns()
+            began = time.thread_time_ns()
             self._pgconn.consume_input()
-            self._taken += pending + _BYTES_A_NS * (time.perf_counter_ns() - began)
+            self._taken += pending + _BYTES_A_NS * (time.thread_time_ns() - began)
             read += max(1, pending)
             pending = self._in_socket()
         return read
