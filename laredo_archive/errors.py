@@ -12,7 +12,7 @@ ArchiveError
 ├── ArchiveMissing            no archive at that location
 ├── NoSuchBoundary            no artifact ends where the reader wants to be
 ├── FormatUnknown             an artifact in none of the formats that are known here
-├── ZstandardNeeded           (codec.zstd.errors) compressed, and zstandard is missing
+├── ZstandardNeeded           compressed, and zstandard is missing
 ├── NoRoomToFetch             no room for an object that is fetched before it is read
 ├── TemporarySpaceLacking     no room for the temporary file that a reader sorts with
 ├── TemporaryFileUnreadable   that file can't be read again, or was changed
@@ -20,6 +20,10 @@ ArchiveError
 ├── ExportRefused             the file that was to be written isn't
 ├── CopyRefused               an archive isn't copied there
 ├── CopyStopped               a copy ended halfway; begun again, it goes on
+├── RepairRefused             an archive isn't repaired from there
+├── ArtifactLost              no destination that was asked has the artifact whole
+├── CatalogUnusable           catalog.json can't be used as it is
+├── CatalogMissing            there is none
 ├── HistoriesDiffer           two destinations hold archives that don't fit together
 ├── ChecksumDiffers           a base isn't the state that the diffs lead to
 ├── OutOfOrder                an artifact that doesn't continue the chain
@@ -407,9 +411,11 @@ class ConditionalWritesMissing(DestinationError):
 
 # Errors of a file's bytes; the caller, which knows the file, adds its name.
 #
-# CodecError (ValueError) ├── BadBytes not what the format says, or cut off ├── UnknownFormat no
-# codec for this format id ├── PyarrowMissing parquet needs a library that isn't installed └──
-# ZstandardMissing so do the compressed formats
+# CodecError (ValueError)
+# ├── BadBytes          not what the format says, or cut off
+# ├── UnknownFormat     no codec for this format id
+# ├── PyarrowMissing    parquet needs a library that isn't installed
+# └── ZstandardMissing  so do the compressed formats
 
 
 class CodecError(ValueError):
@@ -451,9 +457,6 @@ class ZstandardMissing(CodecError):
 
 
 # Errors of repairing an archive.
-#
-# ArchiveError ├── RepairRefused an archive isn't repaired from there └── ArtifactLost no
-# destination that was asked has the artifact whole
 
 
 class RepairRefused(ArchiveError):
@@ -491,9 +494,6 @@ class ArtifactLost(ArchiveError):
 
 
 # Errors of the catalog of several archives.
-#
-# ArchiveError ├── CatalogUnusable catalog.json can't be used as it is └── CatalogMissing there is
-# none
 
 
 class CatalogUnusable(ArchiveError):

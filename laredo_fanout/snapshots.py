@@ -123,10 +123,12 @@ def table_of(snapshot_id: str) -> str:
 
 # Errors of periodic snapshots.
 #
-# SnapshotError ├── SnapshotUnknown no snapshot with this id ├── SnapshotFileDamaged the file isn't
-# what was written ├── SnapshotBusy another process is writing into the directory ├──
-# SnapshotUnwritable the directory or disk doesn't take it └── SnapshotUnverified silent DDL may
-# have rewritten values before its position
+# SnapshotError
+# ├── SnapshotUnknown      no snapshot with this id
+# ├── SnapshotFileDamaged  the file isn't what was written
+# ├── SnapshotBusy         another process is writing into the directory
+# ├── SnapshotUnwritable   the directory or disk doesn't take it
+# └── SnapshotUnverified   silent DDL may have rewritten values before its position
 
 
 class SnapshotError(Exception):

@@ -15,8 +15,10 @@ from laredo_archive.errors import ArchiveError
 
 # Errors before any request to AWS: a bad profile, a missing library, no region.
 #
-# AwsError ├── AwsMissing boto3 isn't installed ├── ProfileError a credentials profile that can't be
-# used as it is written └── RegionUnknown no region is configured
+# AwsError
+# ├── AwsMissing      boto3 isn't installed
+# ├── ProfileError    a credentials profile that can't be used as it is written
+# └── RegionUnknown   no region is configured
 
 
 class AwsError(ArchiveError):

@@ -27,9 +27,10 @@ from laredo_model.errors import ModelError
 
 # Errors of a relay: what keeps it from following its upstream.
 #
-# SourceError (postgres/errors.py) ├── UpstreamUnavailable can't connect, or the call was refused:
-# tried again ├── UpstreamTooOld it doesn't know relays └── RelayLoop this server is among those
-# that the upstream follows
+# SourceError                    (postgres/errors.py)
+# ├── UpstreamUnavailable        can't connect, or the call was refused: tried again
+# ├── UpstreamTooOld             it doesn't know relays
+# └── RelayLoop                  this server is among those that the upstream follows
 
 
 class UpstreamUnavailable(SourceError):

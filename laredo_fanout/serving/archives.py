@@ -84,7 +84,7 @@ class ReplayArchive:
     async def found(self, *, newest: bool) -> tuple[FoundArchive, bool]:
         """Find the archive, with a manifest that is FRESH_S old at most (`newest`: read now).
 
-        AwsClients that ask together are answered by one read. The second value is whether
+        Clients that ask together are answered by one read. The second value is whether
         it was read now.
 
         :raises NoReplay: it can't be read.

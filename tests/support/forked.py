@@ -4,6 +4,7 @@ A fork is a process as any other: it has its own pid, is killed and stopped by s
 the console script's function with the script's arguments. tests/install runs the scripts.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -40,6 +41,8 @@ def _run(
     output: tuple[Path, Path],
     environment: Mapping[str, str],
 ) -> None:
+    # The garbage collector would copy every page that is shared with the fork's parent.
+    gc.freeze()
     for descriptor, path in enumerate(output, 1):
         with path.open("ab") as file:
             os.dup2(file.fileno(), descriptor)

@@ -96,9 +96,9 @@ def _in_memory() -> str | None:
 
     A database is 300 files, and ext4 makes and deletes those at a third of PostgreSQL's CPU.
     """
-    memory = "/dev/shm"
-    has_room = os.path.isdir(memory) and shutil.disk_usage(memory).free > _CLUSTERS_BYTES
-    return memory if has_room else None
+    memory = Path("/dev/shm")
+    has_room = memory.is_dir() and shutil.disk_usage(memory).free > _CLUSTERS_BYTES
+    return str(memory) if has_room else None
 
 
 @pytest.fixture(scope="session")

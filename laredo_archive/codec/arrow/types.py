@@ -27,10 +27,12 @@ from laredo_model.column import Column
 
 # Errors of converting lines to typed columns.
 #
-# ArrowError ├── TypingRefused an option that no column can have ├── ValueLacking a value of
-# PostgreSQL's that the column can't have as it is read │ ├── SpecialValue infinity, NaN, BC: the
-# column's Arrow type lacks it │ └── ArrayTooDeep an array with more dimensions than its column was
-# given └── ValueUnfit a value that isn't of its column's type at all: damage
+# ArrowError
+# ├── TypingRefused        an option that no column can have
+# ├── ValueLacking         a value of PostgreSQL's that the column can't have as it is read
+# │   ├── SpecialValue     infinity, NaN, BC: the column's Arrow type lacks it
+# │   └── ArrayTooDeep     an array with more dimensions than its column was given
+# └── ValueUnfit           a value that isn't of its column's type at all: damage
 
 
 class ArrowError(ArchiveError):
