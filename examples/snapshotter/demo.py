@@ -63,7 +63,7 @@ def main() -> int:
     options.add_argument(
         "--seconds",
         type=float,
-        default=10,
+        default=8,
         help="how long rows change after the first snapshots",
     )
     options.add_argument("--rows", type=int, default=20_000, help="rows a table starts with")

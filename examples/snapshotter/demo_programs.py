@@ -45,6 +45,9 @@ class Program:
 
     def start(self) -> None:
         """Start it; its own output goes to its log."""
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        # Installed without bytecode: each start would compile all that it imports anew.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,
@@ -53,7 +56,7 @@ class Program:
                 stderr=log,
                 # Ctrl-C is the demo's to handle: it ends the programs in order.
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env=environment,
             )
         self.state = f"pid {self._process.pid}"
 
