@@ -26,11 +26,13 @@ COMPILED := laredo_fanout/decode/_row_scan.c laredo_fanout/decode/_frames.c lare
 
 # Whether pip itself has a newer version isn't asked.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python compiles what it imports; most of what is installed is never imported.
+INSTALL := -m pip install --quiet --no-compile
 
 $(STAMP): pyproject.toml setup.py $(COMPILED)
 	@$(PYTHON) -c '$(IS_NEW_ENOUGH)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python $(INSTALL) --editable '.[dev]'
 	@touch $(STAMP)
 
 # A PySpark of its own; all else is the common environment's.
@@ -39,7 +41,7 @@ REQUIRED := import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "r
 COMMON := import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))
 $(DELTA_STAMP) $(ICEBERG_STAMP): $(STAMP)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet $$($(BIN)/python -c '$(REQUIRED)' $(@D:.venv-%=%))
+	$(@D)/bin/python $(INSTALL) $$($(BIN)/python -c '$(REQUIRED)' $(@D:.venv-%=%))
 	$(BIN)/python -c '$(COMMON)' > $$(echo $(@D)/lib/python*/site-packages)/common.pth
 	@ln -s $(abspath $(BIN))/* $(@D)/bin/ 2> /dev/null || true
 	@touch $@
