@@ -216,7 +216,7 @@ class Road:
         """Until the archive reaches there."""
         try:
             await asyncio.to_thread(
-                wait_until, lambda: self.place.head() >= position, f"head at {position:#x}", 30
+                wait_until, lambda: self.place.head() >= position, f"head at {position:#x}"
             )
         except AssertionError as late:
             raise AssertionError(f"{late}\n{self.snapshotter.tail()}") from None
