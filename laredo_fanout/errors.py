@@ -1,7 +1,7 @@
 """Errors of the fan-out server.
 
 FanoutError                the server itself: its port, its state directory, its processes
-SourceError                (postgres/errors.py, which has those of connection, slot and stream)
+SourceError                (postgres/connections.py, which has those of connection, slot and stream)
 ├── SourceUnfit            wal_level, version, free slots or senders
 ├── SlotLost
 │   └── SlotForeign        the slot of our name isn't provably ours

@@ -1,7 +1,7 @@
 """Columns of a table, and the JSON rule of each PostgreSQL type.
 
-A line is made in two ways, by the copy's SQL (``select.py``) and from pgoutput's
-text (``fragment.py``); both follow the rule named here, and a property test holds
+A line is made in two ways, by the copy's SQL (``value_sql.py``) and from pgoutput's
+text (``line.py``); both follow the rule named here, and a property test holds
 their bytes equal for every type.
 """
 

@@ -1,7 +1,7 @@
 """SQL that makes lines and keys of rows inside PostgreSQL.
 
 The copy and ``laredo-archive verify --against`` use it. Its lines have the same
-bytes as those that ``fragment.py`` makes from pgoutput's text.
+bytes as those that ``line.py`` makes from pgoutput's text.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def table_name(schema: str, table: str) -> str:
 def value_sql(column: Selected) -> str:
     """The expression, on the row ``t``, whose to_json is the column's JSON value.
 
-    No value of a type that isn't PostgreSQL's own is cast: see ``text_sql.py``.
+    No value of a type that isn't PostgreSQL's own is cast: see :func:`of_value`.
     """
     name = f"t.{identifier(column.name)}"
     base = base_of(column.type_info)

@@ -36,7 +36,6 @@ WAITS = {
     "wait_until": 2,
 }
 """Functions that wait for something, and the index of the argument with the time."""
-"""Files that are about to be removed."""
 HTTPX = {"get", "post", "put", "delete", "request", "stream", "Client", "AsyncClient"}
 HTTPX_WAITS = {"timeout", "transport"}
 """One of these is given to httpx, which gives up after 5 s by itself."""
@@ -149,6 +148,23 @@ def test_a_class_name_means_one_thing() -> None:
     listed = set(SHARED_CLASS_NAMES)
     assert {name: found for name, found in shared.items() if name not in listed} == {}
     assert listed - set(shared) == set(), "each of these names one class now: drop it from the list"
+
+
+def test_a_file_that_is_named_exists() -> None:
+    """Comments and pages lead to files, which are merged and renamed."""
+    known = files()
+    named = re.compile(r"(?<![\w/.$-])(?:[a-z_0-9]+/)*_?[a-z0-9][a-z_0-9]*\.(?:py|c)(?![\w.])")
+    gone = [
+        f"{name}:{text[: found.start()].count(chr(10)) + 1}: {found[0]}"
+        for name in known
+        if name.endswith((".py", ".c", ".md"))
+        and name.startswith(("laredo_", "docs/", "runbooks/"))
+        for text in [(ROOT / name).read_text()]
+        for found in named.finditer(text)
+        if not any(f"/{each}".endswith(f"/{found[0]}") for each in known)
+    ]
+    elsewhere = ("heapam.c", "numeric.c", "follow.py", "_pb2.py")
+    assert [each for each in gone if not each.endswith(elsewhere)] == []
 
 
 def test_a_docstring_makes_sense_alone() -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from laredo_fanout.source_options import SourceOptions
 
 # The connections that read rows for copies: how many there are, what each reads, how fast, and what
-# is done when one fails. What becomes of a chunk that was read: table_copies.py.
+# is done when one fails. What becomes of a chunk that was read: TableCopies.
 
 _ROWS_A_FILL = 512
 """While they are written nobody reads. A socket's buffer holds about as many, so that backends go

@@ -19,8 +19,8 @@ chunks are left to read.
     was lost, goes back to those left to read. WAITING, READING and REREADING end in FAILED when
     the table can't be read; every state but PUBLISHED ends in DISCARDED when the incarnation does.
 
-Nothing here waits, reads or writes: table_copies.py does what each state calls for, copier.py reads
-the chunks. The algorithm and its proof: docs/streaming.md.
+Nothing here waits, reads or writes: copier.py does what each state calls for, and reads the
+chunks. The algorithm and its proof: docs/streaming.md.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ class CopyMachine:
             raise IllegalTransition(self._table, self.state, event.value) from None
 
 
-# The copy of one table: its state (copy_state.py), its SQL, and what its record keeps of it.
+# The copy of one table: its state (CopyState), its SQL, and what its record keeps of it.
 
 
 class TableCopy:

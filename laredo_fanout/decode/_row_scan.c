@@ -17,7 +17,7 @@ enum { INSERT = 1, UPDATE = 2 };
 enum { PARTIAL = 1, MISSING = 2 }; /* laredo_model/line.py */
 
 /* How a column's text becomes JSON: laredo_model/column.py, where a test compares the letters. What a
-   rule does stands in laredo_model/fragment.py. */
+   rule does is in laredo_model/line.py. */
 enum rule {
     BOOLEAN = 'b', INTEGER = 'i', OID = 'o', FLOAT = 'f', DECIMAL = 'd', TIMESTAMP = 't',
     JSON = 'j', NESTING = 'n', TEXT = 's', ARRAY = 'a'
@@ -652,7 +652,7 @@ end:
 }
 
 static PyMethodDef methods[] = {
-    {"scan", scan, METH_VARARGS, "See row_scan.py, which says the same in Python."},
+    {"scan", scan, METH_VARARGS, "As change_buffer.scan_plainly, which is Python."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,6 +1,6 @@
 """The decoder of pgoutput's messages: changes of each relation, in whole transactions.
 
-Plain rows, of which a backlog consists, are taken in bulk (row_scan.py), straight
+Plain rows, of which a backlog consists, are taken in bulk (change_buffer.py), straight
 into the lists that the store is handed; what comes between them passes here.
 """
 

@@ -3,7 +3,7 @@ change in the stream (ATTACH, DETACH), and of tables that were a partition for a
 differs is journaled, while readers go on.
 
 A catalog snapshot whose message the stream passes is compared with what the table's record keeps.
-Where rows may have moved (partitions.py, leaves.py), a suspect range begins at the last verified
+Where rows may have moved (pg_catalog/partitions.py), a suspect range begins at the last verified
 position, and a re-copy is made meanwhile (recopy.py). At its barrier what differs enters the
 journal as ordinary changes, and the range ends. No position in between ever counts as verified.
 

@@ -10,7 +10,7 @@ happens to it later is seen by comparing (partitions.py). Any other one that bro
 with the table's record, in the store transaction of those rows, until a catalog snapshot accounts
 for it: it is there, and all its rows are. If it is gone, or may have lost rows, the table is
 repaired (partition_repair.py). So are partitions that only a chunk of a copy has read
-(chunk_leaves.py).
+(copy/range_reader.py).
 
 A table that is followed itself may be a partition of another root for a while. Its changes come as
 that root's then, and the table lacks them. The stream shows that as well: it announces the table,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # ATTACH, DETACH and DROP of a partition, and TRUNCATE of one alone, change the root's rows without
 # a change in the stream (publish_via_partition_root). A partition that was made as one, or was
 # empty when it was attached, brought no rows. What comes and goes between two catalog snapshots is
-# known by what it brought: see leaves.py.
+# known by what it brought: see AnnouncedLeaves.
 # https://www.postgresql.org/docs/current/ddl-partitioning.html
 
 

@@ -17,7 +17,7 @@ lock, is *verified up to R*. That holds also for a check whose message the strea
 reached yet: the transaction ids and files that it compares never come back. Only a partitioned
 table has to wait for the message, and one that is or may have been a partition meanwhile: rows may
 have come and gone with a partition, or changes have come as another table's, and what the stream
-brings until there shows it (leaves.py).
+brings until there shows it (partitions.py).
 
 Where (b) has seen a lock, the table's verified position does not advance. More locks count than
 need to (any AccessExclusiveLock on the table, as VACUUM FULL takes one): what is verified too

@@ -22,7 +22,7 @@ from laredo_model import value_sql
 # ├── RightsMissing            the role lacks a right; names the GRANT
 # ├── SlotLost                 the slot, its publication or its history isn't the stored one
 # ├── SlotInUse                another process streams from the slot
-# └── StreamFault              the reason is in the WAL: see ingest/stream_faults.py
+# └── StreamFault              the reason is in the WAL: see ingest/session.py
 #     ├── DecodingFailed         PostgreSQL can't decode a transaction
 #     └── ReplicationStreamBroken  bytes that are not the protocol's
 #

@@ -27,7 +27,7 @@ from laredo_model.errors import ModelError
 
 # Errors of a relay: what keeps it from following its upstream.
 #
-# SourceError                    (postgres/errors.py)
+# SourceError                    (postgres/connections.py)
 # ├── UpstreamUnavailable        can't connect, or the call was refused: tried again
 # ├── UpstreamTooOld             it doesn't know relays
 # └── RelayLoop                  this server is among those that the upstream follows

@@ -258,7 +258,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 
 @dataclass(frozen=True, slots=True)
 class Databases:
-    """The named databases of an open environment (``layout.py``)."""
+    """The named databases of an open environment (``format.py``)."""
 
     state: Any
     marks: Any

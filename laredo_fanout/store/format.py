@@ -26,7 +26,7 @@ from laredo_fanout.wire.replication_pb2 import ChangeBatch
 # journal    table u32 + first sequence u64               header + ChangeBatch bytes
 # olds       table u32 + first sequence u64               ChangeBatch bytes: old_lines only
 # positions  table u32 + last position u64 + sequence u64 b""
-# meta       see ``meta.py``
+# meta       see ``environment.py``
 # =========  ===========================================  =======================================
 #
 # A *space* is one generation of a table's rows: a TRUNCATE gives the table a new, empty one, and

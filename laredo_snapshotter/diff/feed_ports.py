@@ -10,7 +10,7 @@ from laredo_snapshotter.diff.buffer import Sealed
 
 
 class Outlet(Protocol):
-    """Commits sealed buffers, one after the other (commit/committer.py)."""
+    """Commits sealed buffers, one after the other (committer.py)."""
 
     @property
     def blocked(self) -> object | None:
