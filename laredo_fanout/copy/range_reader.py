@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 # through the root, is in neither the stream nor the catalog; a chunk that reads the root in between
 # brings its rows. So each chunk names the leaves that it may read, in front of its rows, and those
 # that the copy's catalog snapshot doesn't have are kept with the table's record like leaves that
-# brought rows in the stream (pg_catalog/partitions.py), no later than the chunk's first row. A chunk
-# that is cut off leaves rows, too: what it may have read must not be known at its end only.
+# brought rows in the stream (AnnouncedLeaves), no later than the chunk's first row. A chunk that is
+# cut off leaves rows, too: what it may have read must not be known at its end only.
 #
 # The plan is made, and has locked each partition that it reads, before pg_partition_tree is called:
 # DETACH and DROP need AccessExclusiveLock on a partition before it leaves pg_inherits, so none of
