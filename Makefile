@@ -21,8 +21,7 @@ help:  ## what there is
 
 venv: $(STAMP)  ## the virtual environment with the project and its extras
 
-COMPILED := laredo_fanout/decode/_row_scan.c laredo_fanout/decode/_frames.c laredo_fanout/wire/_repeated.c \
-	laredo_fanout/serving/_struct_rows.c laredo_archive/codec/_struct_scan.c
+COMPILED := $(wildcard laredo_*/*/_*.[ch])
 
 # Whether pip itself has a newer version isn't asked.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -66,7 +66,11 @@ setup(
     cmdclass={"build_py": BuildNamingCommit, "sdist": SdistNamingCommit},
     # Without a C compiler Python code does their work, at a sixth of the speed.
     ext_modules=[
-        Extension(name, [name.replace(".", "/") + ".c"], optional=True) for name in COMPILED
+        Extension(
+            name, [f"{path}.c"], depends=sorted(map(str, path.parent.glob("_*.h"))), optional=True
+        )
+        for name in COMPILED
+        for path in [Path(*name.split("."))]
     ],
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )

@@ -68,7 +68,7 @@ def test_it_is_compiled_where_there_is_a_compiler() -> None:
 
 def test_c_knows_each_rule_by_its_letter() -> None:
     """The table is ``laredo_model.column``; what isn't in it, or in C only, is drift."""
-    source = Path(change_buffer.__file__).with_name("_row_scan.c").read_text()
+    source = Path(change_buffer.__file__).with_name("_plain_values.h").read_text()
     said = re.search(r"enum rule \{(.*?)\}", source, re.DOTALL)
     assert said is not None
     assert dict(re.findall(r"(\w+) = '(\w)'", said[1])) == {rule.name: rule.value for rule in Rule}
