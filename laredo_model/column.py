@@ -75,7 +75,7 @@ def key_columns(columns: Iterable[Column]) -> list[Column]:
 
 
 class Rule(Enum):
-    """Rule for writing a type's values in JSON; the letter is its name in C (``_plain_values.h``)."""
+    """Rule for writing a type's values in JSON; C has its letter (``_plain_values.h``)."""
 
     BOOLEAN = "b"
     """true or false; pgoutput sends t and f."""
