@@ -425,19 +425,21 @@ def _tables(figures: Figures) -> Iterator[Metric]:
     age = _gauge(
         "laredo_fanout_journal_oldest_age_seconds", ("Age of the journal's oldest entry"), "table"
     )
-    suspect = _gauge(
-        "laredo_putting_right_active",
+    repairs = _gauge(
+        "laredo_repairs_active",
         "1 while rows that moved with a partition wait for their repair",
         "table",
     )
+    former = _gauge("laredo_putting_right_active", "Former name of laredo_repairs_active", "table")
     for table, record in figures.tables.items():
         rows.add_metric([table], record.rows)
         live.add_metric([table], float(record.shown))
-        suspect.add_metric([table], float(record.suspect_range is not None))
+        for each in (repairs, former):
+            each.add_metric([table], float(record.suspect_range is not None))
         entries.add_metric([table], record.entries)
         if record.entries:
             age.add_metric([table], max(0.0, time.time() - record.oldest_time_us / 1e6))
-    yield from (rows, live, entries, age, suspect)
+    yield from (rows, live, entries, age, repairs, former)
     snapshots = _counter("laredo_fanout_snapshots", "Periodic snapshots written", "table")
     for table, number in figures.snapshots.items():
         snapshots.add_metric([table], number)
@@ -452,11 +454,13 @@ def _copies(figures: Figures) -> Iterator[Metric]:
     left = _gauge("laredo_copy_seconds_left", "Seconds until a copy is read, estimated", "table")
     under_way = _gauge("laredo_recopy_active", "1 while a re-copy is under way", "table")
     differing = _counter("laredo_recopy_differing_rows", "Rows that re-copies repaired", "table")
-    right = _counter(
-        "laredo_put_right", "Repairs of rows that partitions had moved without a change", "table"
+    repairs = _counter(
+        "laredo_repairs", "Repairs of rows that partitions had moved without a change", "table"
     )
+    former = _counter("laredo_put_right", "Former name of laredo_repairs_total", "table")
     for table, table_status in source.tables.items():
-        right.add_metric([table], table_status.repaired)
+        for each in (repairs, former):
+            each.add_metric([table], table_status.repaired)
         under_way.add_metric([table], float(table_status.recopying))
         differing.add_metric([table], table_status.recopied_rows)
         if table_status.copy is not None:
@@ -471,7 +475,7 @@ def _copies(figures: Figures) -> Iterator[Metric]:
     connections.add_metric([name], source.copy_connections)
     size = _gauge("laredo_copy_bytes_in_flight", "Copied rows read, not yet written", "source")
     size.add_metric([name], source.copy_bytes)
-    yield from (done, rate, left, under_way, differing, right, ended, connections, size)
+    yield from (done, rate, left, under_way, differing, repairs, former, ended, connections, size)
 
 
 def _fanout(figures: Figures) -> Iterator[Metric]:

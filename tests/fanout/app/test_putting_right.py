@@ -6,8 +6,9 @@ from tests.support.postgres import Database
 from tests.support.processes import eventually, wait_until
 from tests.support.server.fanout_program import fanout, started
 
-_ACTIVE = 'laredo_putting_right_active{table="public.a"}'
-_TIMES = 'laredo_put_right_total{table="public.a"}'
+_ACTIVE = 'laredo_repairs_active{table="public.a"}'
+_FORMERLY = 'laredo_putting_right_active{table="public.a"}'
+_TIMES = 'laredo_repairs_total{table="public.a"}'
 
 
 def test_it_is_shown_since_when_and_why(tmp_path: Path, database: Database) -> None:
@@ -34,6 +35,7 @@ def test_it_is_shown_since_when_and_why(tmp_path: Path, database: Database) -> N
                 assert high << 32 | low > 0
                 assert shown["status"] == "live"
                 eventually(lambda: (server.metrics[_ACTIVE], server.metrics[_TIMES]), (1, 1))
+                assert server.metrics[_FORMERLY] == 1
             wait_until(lambda: not server.table("public.a")["putting_right"], "it is right")
         eventually(lambda: (server.metrics[_ACTIVE], server.metrics[_TIMES]), (0, 1))
         eventually(lambda: server.table("public.a")["rows"], 10)
