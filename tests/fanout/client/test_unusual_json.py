@@ -23,6 +23,7 @@ from laredo_model.errors import BadLine
 from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server, soon, until
 from tests.fanout.client.real_server import TABLE, Source, serving
+from tests.support import drawn
 from tests.support.processes import PATIENCE_S
 
 COLUMNS = (
@@ -243,7 +244,9 @@ class Rude(BaseException):
     """Not an Exception, as SystemExit and KeyboardInterrupt aren't."""
 
 
-@pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt, Rude])
+@pytest.mark.parametrize(
+    "error", drawn.first(2, [Rude, KeyboardInterrupt, SystemExit, RuntimeError])
+)
 def test_what_a_listener_raises_ends_nothing(server: Server, error: type[BaseException]) -> None:
     heard: list[Row | None] = []
 

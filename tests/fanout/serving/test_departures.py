@@ -109,7 +109,7 @@ async def test_calls_whose_request_never_comes_are_few_and_end(
         writer.close()
 
 
-async def test_a_stream_whose_client_leaves_in_the_midst_of_a_message(
+async def test_calls_whose_clients_leave_before_or_in_the_midst_of_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = sync_request(batch=True).SerializeToString()
@@ -118,19 +118,11 @@ async def test_a_stream_whose_client_leaves_in_the_midst_of_a_message(
         for _ in range(10):
             (await call_with_no_window(world, "Sync", request)).close()
         await until(lambda: len(world.registry.closed) == 10)
-    assert {reason for _, reason in world.registry.closed} == {"client"}
-    assert errors_of_grpc(caplog) == []
-
-
-async def test_a_single_answer_whose_client_leaves_before_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    request = STATUS.SerializeToString()
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
         for _ in range(10):
-            (await call_with_no_window(world, "GetReplicationStatus", request)).close()
+            status = STATUS.SerializeToString()
+            (await call_with_no_window(world, "GetReplicationStatus", status)).close()
         assert (await world.stub().GetReplicationStatus(STATUS)).current_sequence
+    assert {reason for _, reason in world.registry.closed} == {"client"}
     assert errors_of_grpc(caplog) == []
 
 
