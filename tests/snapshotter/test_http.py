@@ -173,7 +173,7 @@ def test_a_fenced_table_holds_up_no_other(tmp_path: Path, served: Served) -> Non
         newer = Writer(tmp_path, served, name="newer")
         with newer:
             newer.program.wait_ready()
-            newer.wait_head(served.commit("users", put(1, "x")))
+            newer.wait_head(served.commit("users", put(1, "by the newer")))
             writer.wait_status({"state": "fenced"})
             answer = writer.post("/snapshot")
             assert answer.status_code == 207

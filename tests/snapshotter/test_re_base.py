@@ -70,6 +70,7 @@ def test_max_interval_re_bases_a_quiet_table_too(tmp_path: Path, served: Served)
         writer.assert_equal()
 
 
+@pytest.mark.thorough
 def test_min_interval_holds_a_trigger_back(tmp_path: Path, served: Served) -> None:
     more = "snapshot { min_interval = 4s, max_churn_records = 1 }"
     with Writer(tmp_path, served, more=more) as writer:

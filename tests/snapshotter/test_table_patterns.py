@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,19 @@ def server(tmp_path: Path, database: Database) -> Fanout:
     return fanout(tmp_path / "server", database.dsn, everything, slot=slot)
 
 
+ASKING_OFTEN = """
+import sys
+from functools import partial
+from laredo_snapshotter.app import service
+from laredo_snapshotter.cli import main
+
+service.ServedPatterns = partial(service.ServedPatterns, interval=0.2)
+sys.argv = sys.argv[1:]
+main()
+"""
+"""The writer, that asks its server for tables every 0.2 s instead of every 5 s."""
+
+
 @pytest.fixture
 def programs(tmp_path: Path, server: Fanout, database: Database) -> Iterator[Programs]:
     """The writer writes one table by name, and orders_* but for one. Only the server runs."""
@@ -52,6 +66,7 @@ def programs(tmp_path: Path, server: Fanout, database: Database) -> Iterator[Pro
     values = {"grpc": server.grpc_port, "directory": tmp_path, "http": http, "tables": tables}
     file.write_text(SNAPSHOTTER.format(**values))
     writer = Program("laredo-snapshotter", file, http, log=tmp_path / "writer.log")
+    writer.wrapper = (sys.executable, "-c", ASKING_OFTEN)
     with server.program:
         wait_until(lambda: _is_live(server, "public.orders_b"), "all are served")
         server.program.wait_ready()

@@ -21,6 +21,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield server
 
 
+@pytest.mark.thorough
 def test_tables_are_cut_so_that_they_can_be_read_together(tmp_path: Path, served: Served) -> None:
     chance = random.Random(3)
     with Writer(tmp_path, served, "users", "orders", interval="100ms") as writer:

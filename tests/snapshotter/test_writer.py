@@ -210,6 +210,7 @@ def test_several_formats_say_the_same(tmp_path: Path, served: Served) -> None:
         assert (report.problems, report.remarks) == ([], [])
 
 
+@pytest.mark.thorough
 def test_parquet_alone_is_a_base(tmp_path: Path, served: Served) -> None:
     with Writer(tmp_path, served, more="formats { snapshot = [parquet] }") as writer:
         writer.program.wait_ready()
