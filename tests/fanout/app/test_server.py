@@ -17,6 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from laredo_fanout.client import Mode
+from laredo_fanout.store.writer import Store
 from tests.support.postgres import Database
 from tests.support.processes import BIN, PATIENCE_S, eventually, until, wait_until
 from tests.support.server.fanout_program import Fanout, Follower, fanout, started
@@ -249,27 +250,19 @@ async def test_one_table_s_failure_leaves_the_others_running_and_is_cured(
             assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_a_second_server_on_the_same_state_is_refused(server: Fanout, tmp_path: Path) -> None:
-    with started(server):
-        second = fanout(tmp_path / "second", "host=x", TABLES)
-        text = second.program.config.read_text()
-        state = f'state.path = "{server.directory}/state"\n'
-        second.program.config.write_text(text + state)
-        second.program.start()
-        assert second.program.wait() == 1
-        assert "in use by another server" in second.program.tail()
-        assert server.program.is_ready()
-
-
 def test_what_cannot_be_used_ends_it_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with socket.create_server(("127.0.0.1", 0)) as other:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        Store.open(tmp_path / "held", max_size=1 << 28),
+    ):
         port = other.getsockname()[1]
         taken = f"can't listen on 127.0.0.1:{port} ({{}}): Address already in use"
         expected = {
             f"fanout.grpc.port={port}": taken.format("fanout.grpc.port"),
             f"http.port={port}": taken.format("http.port"),
             f"state.path={tmp_path}/file/state": f"{tmp_path}/file",
+            f"state.path={tmp_path}/held": "in use by another server",
         }
         refused = []
         for number, setting in enumerate(expected):

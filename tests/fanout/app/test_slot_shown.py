@@ -89,6 +89,7 @@ def test_check_says_what_may_become_of_the_slot(clusters: Clusters, tmp_path: Pa
     assert "-1: WAL is kept without limit while this server is down" in shown
 
 
+@pytest.mark.thorough
 def test_what_the_slot_keeps_is_shown_while_its_stream_cannot_be_had(
     clusters: Clusters, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from laredo_fanout.client.table.rows import Row
 from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server, row, soon, until
 from tests.fanout.client.real_server import OTHER, TABLE, Source, serving
+from tests.support import drawn
 from tests.support.processes import PATIENCE_S, free_port
 
 INSERT, UPDATE = Action.INSERT, Action.UPDATE
@@ -32,7 +33,7 @@ def connections(port: int) -> int:
     return sum(1 for one in found if one.raddr and one.raddr.port == port)
 
 
-@pytest.fixture(params=["grpc", "connect"])
+@pytest.fixture(params=drawn.first(1, ["connect", "grpc"]))
 def transport(request: pytest.FixtureRequest) -> TransportName:
     found: TransportName = request.param
     return found

@@ -5,7 +5,7 @@ Such a row ends no client; its other columns are as ever, and the value comes as
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server, soon, until
-from tests.fanout.client.real_server import TABLE, Source, serving
+from tests.fanout.client.real_server import TABLE, Source
 from tests.support import drawn
 from tests.support.processes import PATIENCE_S
 
@@ -154,20 +154,6 @@ def source(tmp_path: Path) -> Iterator[Source]:
     source.store.close()
 
 
-@pytest.fixture
-def server(source: Source) -> Iterator[Server]:
-    server = Server(source)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def port(source: Source) -> AsyncIterator[int]:
-    async with serving(source) as port:
-        yield port
-
-
 def rename_all(source: Source, name: str) -> None:
     """An UPDATE of every row, in one transaction."""
     found = lines()
@@ -224,6 +210,7 @@ def test_an_indexing_client_follows_and_listens(server: Server, tmp_path: Path) 
         assert len(again.lookup_index("by_name", "new")) == many
 
 
+@pytest.mark.thorough
 async def test_the_asyncio_twin_too(port: int, source: Source) -> None:
     many = len(lines())
     heard: list[Row] = []

@@ -133,7 +133,7 @@ def over(server: Scripted, error: object) -> bool:
 
 
 @in_parts
-@pytest.mark.parametrize("kind", [AsyncFanoutClient, FanoutClient])
+@pytest.mark.parametrize("kind", drawn.first(1, [AsyncFanoutClient, FanoutClient]))
 async def test_clients_outlive_lies(
     kind: type[AsyncFanoutClient] | type[FanoutClient], part: int
 ) -> None:

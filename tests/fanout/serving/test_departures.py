@@ -2,7 +2,6 @@
 
 import asyncio
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -13,7 +12,7 @@ from laredo_fanout.serving.endpoints import grpc as grpc_
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from laredo_fanout.wire import replication_pb2 as wire
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.connect_client import sync_request
 from tests.support.server.serving_world import World, line, rows, running
 
@@ -25,12 +24,6 @@ DATA, HEADERS, SETTINGS = 0, 1, 4
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 INITIAL_WINDOW_SIZE = 4
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)  # poll
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

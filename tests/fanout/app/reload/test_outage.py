@@ -17,6 +17,10 @@ ORDERS = '{ table = "orders_*" }'
 A, B = f"{{ table = a }}, {ORDERS}", f"{{ table = a }}, {{ table = b }}, {ORDERS}"
 CONNECTED = 'laredo_source_connected{source="pg"}'
 SAFE = 'laredo_slot_safe_wal_bytes{source="pg"}'
+KNOWN_BY_ASKING = {
+    f'laredo_{what}{{source="pg"}}'
+    for what in ("source_lag_bytes", "slot_unconfirmed_wal_bytes", "slot_retained_wal_bytes")
+}
 
 
 def page(server: Fanout) -> Element:
@@ -118,6 +122,11 @@ def _shown_while_it_is_away(server: Fanout) -> None:
     code, problems = health(server, "ready")
     assert code == 503 and problems[0].startswith("source ")
     assert health(server, "serving") == (200, [])
+    wait_until(lambda: not KNOWN_BY_ASKING & server.metrics.keys(), "what isn't known is absent")
+    assert server.metrics['laredo_slot_seen_timestamp_seconds{source="pg"}'] > 0
+    told = server.status["sources"]["pg"]
+    assert told["slot"]["retained_bytes"] is told["lag_bytes"] is None
+    assert "not known / " in server.run("status").stdout
     shown = page(server)
     source = shown.section("Source pg not connected")
     captions = [each.all("span")[0].text for each in source.all("figcaption")]

@@ -1,6 +1,5 @@
 """The service's calls over Connect: the same answers as by gRPC, framed as its protocol says."""
 
-import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.connect_client import (
     SERVICE,
     connected,
@@ -47,9 +46,7 @@ async def test_the_same_messages_as_by_grpc_until_the_client_leaves(
             assert await stream.next() == await by_grpc.next()
             known = {lease.state.info.client_id for lease in world.registry.leases}
             assert known == {"g", "c"}
-        async with asyncio.timeout(PATIENCE_S):
-            while not world.registry.closed:
-                await asyncio.sleep(0.01)
+        await until(lambda: world.registry.closed)
         assert world.registry.closed == [("c", "client")]
 
 

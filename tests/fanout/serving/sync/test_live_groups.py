@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from laredo_model.position import text
 from tests.support import drawn
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.connect_client import ConnectClient, ConnectStream, connected
 from tests.support.server.serving_world import COLUMNS, USERS, World, key_of, line, rows
 
@@ -59,12 +59,6 @@ def groups() -> set[LiveGroup]:
 def members() -> int:
     """Number of clients in groups now."""
     return sum(map(len, groups()))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
