@@ -60,7 +60,6 @@ test: export LAREDO_FUZZ_SECONDS ?= 1
 test: export LAREDO_TEST_SECONDS ?= 5
 test: $(STAMP)  ## before a push, and in CI: each rule once, with real PostgreSQL, S3 servers and Spark
 	@tests/java.sh
-	@tests/go.sh
 	@tests/postgres15.sh
 	$(BIN)/python -m pytest $(PYTEST) -m 'not thorough' --hypothesis-profile=push
 

@@ -119,43 +119,40 @@ def test_sigterm_waits_for_what_is_not_verified(served: Served, writer: Writer) 
     writer.assert_equal()
 
 
-def test_sigterm_tells_what_is_not_verified_in_time_and_leaves_it_to_the_next_start(
-    tmp_path: Path, served: Served
+def test_signals_tell_what_is_not_verified_in_time_and_leave_it_to_the_next_start(
+    served: Served, writer: Writer
 ) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.kill()
-        writer.program.start("--flush-timeout", "2")
-        writer.program.wait_ready()
-        served.looks_by_itself = False
-        verified = served.position
-        last = served.commit("users", put(1, "x"), put(2, "y"))
-        waits(writer, last)
-        assert writer.program.stop() == 3
-        assert writer.head() == verified
-        (told,) = writer.not_written()
-        assert (told["table"], told["changes"]) == ("public.users", 2)
-        assert f"journal reaches back to {position.text(verified)}" in told["advice"]
-        assert position.text(last) in told["reason"]
-    served.looks_by_itself = True
-    served.look()
-    with Writer(tmp_path, served, name="again") as again:
-        again.wait_head(served.position)
-        assert {epoch for _, epoch in again.kinds()} == {1}
-        again.assert_equal()
-
-
-def test_a_second_signal_ends_at_once_and_tells_the_same(served: Served, writer: Writer) -> None:
-    writer.program.kill()
-    writer.program.start("--flush-timeout", "3600")
-    writer.program.wait_ready()
     served.looks_by_itself = False
     verified = served.position
-    waits(writer, served.commit("users", put(1, "x")))
+    last = served.commit("users", put(1, "x"), put(2, "y"))
+    restarted(writer, "3600")
+    waits(writer, last)
     signalled(writer)
     wait_until(lambda: writer.logged("shutdown started"), "the first is taken")
-    assert writer.program.stop(signal.SIGINT) == 3
-    (told,) = writer.not_written()
-    assert (told["changes"], told["after"]) == (1, position.text(verified))
+    assert writer.program.stop(signal.SIGINT) == 3, "a second one ends it at once"
+    restarted(writer, "2")
+    waits(writer, last)
+    assert writer.program.stop() == 3
+    assert writer.head() == verified
+    assert len(writer.not_written()) == 2
+    for told in writer.not_written():
+        assert (told["table"], told["changes"]) == ("public.users", 2)
+        assert told["after"] == position.text(verified)
+        assert f"journal reaches back to {position.text(verified)}" in told["advice"]
+    assert position.text(last) in told["reason"]
+    served.looks_by_itself = True
+    served.look()
+    restarted(writer, "60")
+    writer.wait_head(served.position)
+    assert {epoch for _, epoch in writer.kinds()} == {1}
+    writer.assert_equal()
+
+
+def restarted(writer: Writer, flush_timeout: str) -> None:
+    if writer.program.is_running():
+        writer.program.kill()
+    writer.program.start("--flush-timeout", flush_timeout)
+    writer.program.wait_ready()
 
 
 def test_a_server_that_is_gone_is_told_of_too(tmp_path: Path, served: Served) -> None:

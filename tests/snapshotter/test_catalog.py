@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from laredo_archive.cli import main
 from laredo_archive.manifest import catalog, parser, timeline
 from laredo_archive.manifest.catalog import DatabaseCatalog, GroupBoundary
+from tests.support import drawn
 from tests.support.processes import wait_until
 from tests.support.writer.served import HISTORY, Served, put, rows
 from tests.support.writer.writing import Writer
@@ -133,7 +134,10 @@ def test_processes_share_it_and_a_restart_replaces_its_own(tmp_path: Path, serve
     assert "no archive there" in nowhere.stderr
 
 
-def test_what_isnt_a_catalog_stays_and_the_archives_go_on(tmp_path: Path, served: Served) -> None:
+@pytest.mark.parametrize("removed", drawn.first(1, [False, True]))
+def test_what_isnt_a_catalog_stays_and_the_archives_go_on(
+    tmp_path: Path, served: Served, removed: bool
+) -> None:
     archive = tmp_path / "archive"
     archive.mkdir()
     (archive / "catalog.json").write_text("mine")
@@ -142,6 +146,7 @@ def test_what_isnt_a_catalog_stays_and_the_archives_go_on(tmp_path: Path, served
         wait_until(lambda: bool(writer.logged("catalog not written")), "a warning")
         writer.wait_head(served.commit("users", put(1, "x")))
         assert (archive / "catalog.json").read_text() == "mine"
-        (archive / "catalog.json").unlink()
-        # It is tried again soon.
-        wait_until(lambda: has(archive, "users", "orders"), "a catalog")
+        if removed:
+            (archive / "catalog.json").unlink()
+            # It is tried again soon.
+            wait_until(lambda: has(archive, "users", "orders"), "a catalog")

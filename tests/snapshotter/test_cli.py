@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,8 @@ import pytest
 from tests.support import processes
 from tests.support.aws import AwsServer
 from tests.support.processes import free_port
-from tests.support.writer.served import Served, put, rows
+from tests.support.writer.served import Served, put
 from tests.support.writer.writing import Writer
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        server.add("users", rows(0, 5))
-        server.start()
-        yield server
 
 
 def run(

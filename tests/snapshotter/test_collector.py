@@ -60,12 +60,22 @@ def test_epochs_beyond_keep_epochs_are_deleted_and_counted(
     writer.assert_equal()
 
 
-def test_an_orphan_older_than_the_cut_off_is_collected(tmp_path: Path, served: Served) -> None:
+def test_an_orphan_older_than_the_cut_off_is_collected_unless_collection_is_off(
+    tmp_path: Path, served: Served
+) -> None:
     orphan = tmp_path / "archive" / "users" / "epoch=1" / "diff-0_1-0_2.jsonl"
     stranger = tmp_path / "archive" / "elsewhere" / "file.jsonl"
     for path in (orphan, stranger):
         path.parent.mkdir(parents=True)
         path.write_text("nobody names it")
+    off = QUICK.replace("collect_interval = 200ms", "collect_interval = 0")
+    with Writer(tmp_path, served, more=off, name="off") as writer:
+        writer.program.wait_ready()
+        for number in range(10):
+            writer.wait_head(served.commit("users", put(number, "x")))
+        assert total(writer, "snapshotter_collections_total") == 0
+        assert orphan.exists()
+        assert writer.program.stop() == 0
     with Writer(tmp_path, served, more=QUICK) as writer:
         writer.program.wait_ready()
         wait_until(lambda: not orphan.exists(), "deleted")
@@ -96,19 +106,6 @@ def test_a_collection_that_fails_is_told_and_the_writing_goes_on(
             proxy.clear()
             wait_until(lambda: writer.destination(bucket)["collection"]["problem"] is None, "over")
             assert writer.program.stop() == 0
-
-
-def test_a_collect_interval_of_0_collects_nothing(tmp_path: Path, served: Served) -> None:
-    orphan = tmp_path / "archive" / "users" / "epoch=1" / "diff-0_1-0_2.jsonl"
-    orphan.parent.mkdir(parents=True)
-    orphan.write_text("nobody names it")
-    off = QUICK.replace("collect_interval = 200ms", "collect_interval = 0")
-    with Writer(tmp_path, served, more=off) as writer:
-        writer.program.wait_ready()
-        for number in range(10):
-            writer.wait_head(served.commit("users", put(number, "x")))
-        assert total(writer, "snapshotter_collections_total") == 0
-        assert orphan.exists()
 
 
 def test_a_fenced_writer_collects_no_more(tmp_path: Path, served: Served) -> None:

@@ -1,13 +1,13 @@
 """A part of the writer that ends by a defect ends the program, which says so."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import drawn
 from tests.support.processes import wait_until
-from tests.support.writer.served import Served, put, rows
+from tests.support.writer.served import Served, put
 from tests.support.writer.writing import Writer
 
 DEFECT = """
@@ -35,14 +35,6 @@ main()
 """The program with a defect: a function that raises, once the table is ready where it must be."""
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        server.add("users", rows(0, 20))
-        server.start()
-        yield server
-
-
 def crashed(writer: Writer, part: str) -> int:
     """The exit code, after the log's line about this part."""
     code = writer.program.wait()
@@ -59,34 +51,28 @@ def broken(writer: Writer, module: str, name: str, when: str = "pass") -> Writer
     return writer
 
 
-def test_cuts_that_crash_end_the_program(tmp_path: Path, served: Served) -> None:
-    """Without them nothing would be archived any more, and every table would be ready."""
-    when = "if not any(table.stream for table in given[0]): return original(*given, **named)"
-    with broken(Writer(tmp_path, served), "diff.cuts", "cut_together", when) as writer:
-        assert crashed(writer, "cuts of the tables") == 1
-    last = served.commit("users", put(1, "x"))
-    with Writer(tmp_path, served) as again:
-        again.program.wait_ready()
-        again.wait_head(last)
-        again.assert_equal()
-
-
 @pytest.mark.parametrize(
     ("module", "name", "part"),
-    [
-        ("app.service", "CertificateWatch.run", "expiry of certificates"),
-        ("app.service", "ServiceNotifier.run", "systemd"),
-        ("app.reload", "TableWriter.run", "writer of public.users"),
-    ],
+    drawn.first(
+        1,
+        [
+            ("app.reload", "TableWriter.run", "writer of public.users"),
+            ("app.service", "CertificateWatch.run", "expiry of certificates"),
+            ("app.service", "ServiceNotifier.run", "systemd"),
+        ],
+    ),
 )
-def test_so_does_every_other_part(
+def test_every_part_that_crashes_ends_the_program(
     tmp_path: Path, served: Served, module: str, name: str, part: str
 ) -> None:
     with broken(Writer(tmp_path, served), module, name) as writer:
         assert crashed(writer, part) == 1
 
 
-def test_what_was_read_is_written_before_it_ends(tmp_path: Path, served: Served) -> None:
+def test_cuts_that_crash_end_it_and_what_was_read_is_written(
+    tmp_path: Path, served: Served
+) -> None:
+    """Without cuts nothing would be archived any more, and every table would be ready."""
     mark = tmp_path / "now"
     there = f"import pathlib\n    if not pathlib.Path({str(mark)!r}).exists()"
     when = f"{there}: return original(*given, **named)"
@@ -98,3 +84,8 @@ def test_what_was_read_is_written_before_it_ends(tmp_path: Path, served: Served)
         mark.touch()
         assert crashed(writer, "cuts of the tables") == 1
         writer.wait_head(last)
+    last = served.commit("users", put(1, "x"))
+    with Writer(tmp_path, served) as again:
+        again.program.wait_ready()
+        again.wait_head(last)
+        again.assert_equal()

@@ -4,6 +4,7 @@ S3 is the test servers', behind the fault proxy.
 """
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -116,10 +117,24 @@ def test_a_bucket_that_is_away_holds_the_commit_and_is_level_when_it_returns(
     assert_same_artifacts(writer, here, bucket)
 
 
+IMPATIENT = """
+import sys
+from laredo_snapshotter import committer
+from laredo_snapshotter.cli import main
+
+committer.PROMPT_S = 1.0
+sys.argv = sys.argv[1:]
+main()
+"""
+"""The program, that says after a second what it says after ten."""
+
+
 def test_a_bucket_that_takes_requests_and_never_answers_is_noticed_before_its_timeouts(
     tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
 ) -> None:
-    with Writer(tmp_path, served, destinations=(through(proxy, bucket),)) as writer:
+    writer = Writer(tmp_path, served, destinations=(through(proxy, bucket),))
+    writer.program.wrapper = (sys.executable, "-c", IMPATIENT)
+    with writer:
         writer.program.wait_ready()
         writer.archive = bucket
         proxy.add(Rule(silence(), times=None))
@@ -139,6 +154,7 @@ def test_a_bucket_that_takes_requests_and_never_answers_is_noticed_before_its_ti
     writer.assert_equal()
 
 
+@pytest.mark.thorough
 def test_a_destination_that_is_away_at_the_start_keeps_only_its_own_tables_waiting(
     tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
 ) -> None:
@@ -160,32 +176,6 @@ def test_a_destination_that_is_away_at_the_start_keeps_only_its_own_tables_waiti
     with writer:
         writer.program.wait_ready()
         writer.wait_head(served.commit("orders", put(1, "x")), "orders")
-
-
-def test_two_that_are_away_at_the_same_time_both_show(
-    tmp_path: Path, served: Served, s3_server: AwsServer
-) -> None:
-    buckets = [new_bucket(s3_server) for _ in range(3)]
-    with (
-        FaultProxy(s3_server.endpoint) as good,
-        FaultProxy(s3_server.endpoint) as one,
-        FaultProxy(s3_server.endpoint) as other,
-    ):
-        places = [through(p, b) for p, b in zip((one, good, other), buckets, strict=True)]
-        with Writer(tmp_path, served, destinations=places) as writer:
-            writer.program.wait_ready()
-            writer.archive = buckets[1]
-            with one.away(), other.away():
-                served.commit("users", put(1, "held"))
-                writer.wait_status({"state": "holding"})
-                states = [writer.destination(bucket)["state"] for bucket in buckets]
-                assert states == ["away", "level", "away"]
-            writer.wait_head(served.commit("users", put(2, "after")))
-            wait_until(
-                lambda: {writer.destination(b)["state"] for b in buckets} == {"level"}, "level"
-            )
-            assert writer.program.stop() == 0
-    assert_same_artifacts(writer, buckets[0], buckets[2])
 
 
 def test_a_stop_doesnt_wait_for_a_bucket_that_hangs_at_the_start(
@@ -212,7 +202,7 @@ def test_what_one_destination_lacks_is_copied_at_the_next_start(
     with writer:
         writer.program.wait_ready()
         # The bucket gets the object, and its manifest doesn't come to name it.
-        proxy.add(Rule(answer(503, "SlowDown"), "PutObject", "*/manifest.json", times=None))
+        proxy.add(Rule(answer(403, "AccessDenied"), "PutObject", "*/manifest.json", times=None))
         held = served.commit("users", put(1, "on the directory only"))
         writer.wait_head(held)
         next_ = served.commit("users", put(2, "k + 1 is nowhere before k is everywhere"))
@@ -229,22 +219,6 @@ def test_what_one_destination_lacks_is_copied_at_the_next_start(
         assert reconciled["copied"] == 1 and reconciled["uri"] == bucket.uri
         assert writer.program.stop() == 0
     assert_same_artifacts(writer, here, bucket)
-
-
-def test_a_new_bucket_beside_a_directory_is_filled_and_keeps_the_epoch(
-    tmp_path: Path, served: Served, s3_server: AwsServer
-) -> None:
-    here, bucket = tmp_path / "archive", new_bucket(s3_server)
-    with Writer(tmp_path, served) as before:
-        before.program.wait_ready()
-        before.wait_head(served.commit("users", put(1, "x")))
-        assert before.program.stop() == 0
-    with Writer(tmp_path, served, destinations=(bucket / "copy", here), name="both") as writer:
-        writer.program.wait_ready()
-        writer.wait_head(served.commit("users", put(2, "y")))
-        assert writer.program.stop() == 0
-    assert_same_artifacts(writer, here, bucket / "copy")
-    assert {epoch for _, epoch in writer.kinds()} == {1}
 
 
 class Callers:
@@ -298,28 +272,6 @@ def test_two_buckets_in_two_regions_each_with_a_role_of_its_own(
     # STS gives out ASIA..., the environment's own begins with AKIA.
     assert len(keys) == 2 and all(key.startswith("ASIA") for key in keys)
     assert_same_artifacts(writer, *buckets)
-
-
-def test_a_rolling_restart_hands_over_without_a_new_epoch(
-    tmp_path: Path, served: Served, s3_server: AwsServer
-) -> None:
-    buckets = new_bucket(s3_server), new_bucket(s3_server)
-    with Writer(tmp_path, served, destinations=buckets) as older:
-        older.program.wait_ready()
-        older.wait_head(served.commit("users", put(1, "by the older")))
-        newer = Writer(tmp_path, served, destinations=buckets, name="newer")
-        with newer:
-            newer.program.wait_ready()
-            newer.wait_head(served.commit("users", put(1, "by the newer")))
-            status = older.wait_status({"state": "fenced", "ready": False})
-            assert newer.status()["writer_id"] in status["problem"]
-            assert "stop one of the two" in status["problem"]
-            assert not older.program.is_ready() and older.program.is_running()
-            assert older.program.stop() == 0
-            newer.wait_head(served.commit("users", put(2, "alone")))
-            assert newer.program.stop() == 0
-    assert {epoch for _, epoch in newer.kinds()} == {1}
-    assert_same_artifacts(newer, *buckets)
 
 
 class Unconditional:

@@ -8,9 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import eventually, wait_until
+from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer, integer
+
+
+def failures(writer: Writer) -> dict[str, float]:
+    """Number of the table's failures, by kind."""
+    begin, end = 'snapshotter_table_failures_total{kind="', '",table="public.users"}'
+    return {
+        name.removeprefix(begin).removesuffix(end): value
+        for name, value in writer.metrics().items()
+        if name.startswith(begin)
+    }
 
 
 class Away:
@@ -29,38 +39,6 @@ class Away:
         self.kept.rename(self.path)
 
 
-def test_a_destination_that_is_away_holds_the_commit_and_nothing_is_lost(
-    tmp_path: Path, served: Served
-) -> None:
-    both = (tmp_path / "archive", tmp_path / "second")
-    away = Away(both[1])
-    with Writer(tmp_path, served, destinations=both) as writer:
-        writer.program.wait_ready()
-        away.go()
-        served.commit("users", put(1, "held"))
-        status = writer.wait_status({"state": "holding", "ready": False})
-        assert str(both[1]) in status["problem"]
-        assert status["holding"]["attempts"] >= 1
-        served.commit("users", put(2, "held too"))
-        wait_until(
-            lambda: any(
-                value > 0
-                for name, value in writer.metrics().items()
-                if name.startswith("snapshotter_destination_errors_total") and "second" in name
-            ),
-            "errors are counted",
-        )
-        away.come_back()
-        writer.wait_head(served.commit("users", put(3, "after")))
-        writer.program.wait_ready()
-        writer.assert_equal()
-        first = [entry["to_position"] for entry in writer.artifacts()]
-        writer.archive = both[1]
-        # The head that was waited for is the first destination's; the second's follows.
-        eventually(lambda: [entry["to_position"] for entry in writer.artifacts()], first)
-        writer.assert_equal()
-
-
 def test_a_destination_that_is_away_at_the_start_is_waited_for(
     tmp_path: Path, served: Served
 ) -> None:
@@ -70,6 +48,8 @@ def test_a_destination_that_is_away_at_the_start_is_waited_for(
         wait_until(lambda: writer.program.get("/status"), "HTTP")
         status = writer.wait_status({"state": "holding", "ready": False})
         assert str(in_the_way) in status["problem"]
+        (kind,) = wait_until(lambda: failures(writer), "the failure is counted by its kind")
+        assert kind.endswith("Unavailable") or "Error" in kind or "Destination" in kind
         in_the_way.unlink()
         writer.program.wait_ready()
         assert writer.kinds() == [("snapshot", 1)]
@@ -127,6 +107,13 @@ def test_the_newer_writer_fences_the_older_for_good(tmp_path: Path, served: Serv
         assert newer.status()["writer_id"] in status["problem"]
         assert older.program.is_running()
         assert older.post("/snapshot").status_code == 409
+        fenced = 'snapshotter_fenced_total{table="public.users"}'
+        assert (older.metrics()[fenced], failures(older)) == (1, {}), "a takeover is no failure"
+        ended = older.program.get("/health/serving")
+        assert ended is not None and ended.status_code == 503
+        assert list(ended.json()["ended"]) == ["public.users"]
+        serving = newer.program.get("/health/serving")
+        assert serving is not None and serving.status_code == 200
         newer.wait_head(served.commit("users", put(2, "y")))
         assert {epoch for _, epoch in newer.kinds()} == {1}
         assert newer.program.is_ready()
@@ -250,7 +237,7 @@ def test_a_base_that_doesnt_fit_waits_for_room(small_disk: SmallDisk, served: Se
     writer.assert_equal()
 
 
-def test_a_full_disk_holds_the_commit(small_disk: SmallDisk, served: Served) -> None:
+def test_a_full_and_a_read_only_disk_hold_the_commit(small_disk: SmallDisk, served: Served) -> None:
     writer = small_disk.start()
     writer.program.wait_ready()
     filler = writer.archive / "filler"
@@ -262,12 +249,7 @@ def test_a_full_disk_holds_the_commit(small_disk: SmallDisk, served: Served) -> 
     assert "No space left" in status["problem"] or "full" in status["problem"]
     filler.unlink()
     writer.wait_head(served.position)
-    writer.assert_equal()
-
-
-def test_a_read_only_disk_holds_the_commit(small_disk: SmallDisk, served: Served) -> None:
-    writer = small_disk.start()
-    writer.program.wait_ready()
+    writer.wait_status({"state": "following"})
     small_disk.remount("ro")
     served.commit("users", put(1, "held"))
     status = writer.wait_status({"state": "holding", "ready": False})

@@ -4,23 +4,155 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families as text_format
 
+from laredo_service import build
+from tests.support.page import page_of
 from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("served")) as server:
         server.add("users", rows(0, 20))
         server.add("orders", rows(0, 20))
         server.start()
         yield server
 
 
-def test_live_before_ready(tmp_path: Path, served: Served) -> None:
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory, served: Served) -> Iterator[Writer]:
+    """One of two tables, which has committed a diff of two rows."""
+    more = "snapshot { min_interval = 1h }"
+    directory = tmp_path_factory.mktemp("writer")
+    with Writer(directory, served, "users", "orders", more=more) as writer:
+        writer.program.wait_ready()
+        writer.wait_head(served.commit("users", put(1, "x"), put(77, "y")))
+        yield writer
+
+
+def asked(writer: Writer, path: str, token: str = "", **headers: str) -> httpx.Response:
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    return httpx.get(writer.program.http + path, headers=headers, timeout=PATIENCE_S)
+
+
+def test_status_and_every_metric_tell_where_the_table_stands(
+    writer: Writer, served: Served
+) -> None:
+    status = writer.wait_status({"head_position": f"0/{served.position:X}"})
+    assert status["state"] == "following"
+    assert status["problem"] is None
+    assert (status["epoch"], status["rows"], status["diffs_since_snapshot"]) == (1, 21, 1)
+    assert status["churn_records"] == 2
+    assert status["state_checksum"] == writer.artifacts()[-1]["state_checksum"]
+    wait_until(
+        lambda: (
+            writer.metrics()['snapshotter_manifest_head_position{table="public.users"}']
+            == served.position
+        ),
+        "head",
+    )
+    metrics = writer.metrics()
+
+    def of(name: str, more: str = "") -> float:
+        return metrics[f'snapshotter_{name}{{{more}table="public.users"}}']
+
+    assert of("epoch") == 1
+    assert of("buffer_depth") == 0
+    assert of("churn_records") == 2
+    assert 0 < of("snapshot_age_seconds") < PATIENCE_S
+    assert of("artifacts_written_total", 'kind="snapshot",') == 1
+    assert of("artifacts_written_total", 'kind="diff",') == 1
+    size = writer.artifacts()[-1]["formats"]["jsonl"]["size_bytes"]
+    assert of("diff_bytes") == size
+    assert of("diffs_since_snapshot") == 1
+    assert of("manifest_cas_conflicts_total") == 0
+    assert of("destination_errors_total", f'destination="{writer.archive.as_uri()}/",') == 0
+    assert of("table_ready") == 1
+    assert metrics["process_resident_memory_bytes"] > 0
+    assert 'snapshotter_epoch{table="public.orders"}' in metrics
+
+
+def test_both_formats_have_the_same_metrics(writer: Writer) -> None:
+    found = {}
+    for accept, kind, parse in (
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8", text_format),
+        ("application/openmetrics-text; version=1.0.0", "openmetrics-text", open_metrics),
+    ):
+        answer = asked(writer, "/metrics", Accept=accept)
+        assert kind in answer.headers["content-type"]
+        found[accept] = {s.name for family in parse(answer.text) for s in family.samples}
+    first, second = found.values()
+    assert first == second and "snapshotter_artifacts_written_total" in first
+
+
+def test_it_names_its_build_and_its_memory(writer: Writer) -> None:
+    labels = f'commit="{build.commit()}",version="{build.version()}"'
+    metrics = writer.metrics()
+    assert metrics[f"snapshotter_build_info{{{labels}}}"] == 1
+    told = asked(writer, "/status").json()
+    assert (told["version"], told["commit"]) == (build.version(), build.commit())
+    resident = psutil.Process(writer.program.pid).memory_info().rss
+    shown = metrics['snapshotter_process_resident_memory_bytes{process="main"}']
+    assert shown == pytest.approx(resident, rel=0.2)
+
+
+def test_without_a_script_the_page_s_button_is_off_and_explains_itself(writer: Writer) -> None:
+    shown = page_of(writer.program.get("/"))
+    button = next(
+        each
+        for each in shown.all("button")
+        if each.attributes["data-post"] == "snapshot?table=public.users"
+    )
+    assert "disabled" in button.attributes
+    (answer,) = (
+        each
+        for each in shown.all("span")
+        if each.attributes.get("id") == button.attributes["aria-describedby"]
+    )
+    assert "needs JavaScript" in answer.text and "POST snapshot?table=" in answer.text
+    assert shown.all("noscript")[0].all("meta")[0].attributes == {
+        "http-equiv": "refresh",
+        "content": "10",
+    }
+    # Without a token there is nothing to type.
+    assert not shown.all("input")
+
+
+def test_a_web_page_of_another_site_asks_for_nothing(writer: Writer) -> None:
+    for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+        assert writer.post("/snapshot?table=public.orders", **headers).status_code == 403
+    assert asked(writer, "/status", Host="evil.example").status_code == 403
+    assert writer.metrics()['snapshotter_http_connections_ended_total{reason="slow"}'] == 0
+
+
+def test_snapshots_are_asked_for_whatever_min_interval_is(writer: Writer) -> None:
+    unknown = writer.post("/snapshot?table=public.nobody")
+    assert unknown.status_code == 404
+    assert "public.users" in unknown.text
+    users, orders = (writer.manifest(table)["epoch"] for table in ("users", "orders"))
+    one = writer.post("/snapshot?table=public.orders")
+    assert one.status_code == 202
+    assert one.json() == {"requested": ["public.orders"]}
+    writer.wait_epoch(orders + 1, "orders")
+    assert writer.manifest("users")["epoch"] == users
+    # Each is served by a base that begins after it.
+    for number in range(1, 4):
+        answer = writer.post("/snapshot?wait=true")
+        assert answer.status_code == 200
+        epochs = {"public.users": users + number, "public.orders": orders + 1 + number}
+        assert answer.json() == {"epochs": epochs}
+        assert writer.manifest("users")["epoch"] == users + number
+        assert writer.manifest("orders")["epoch"] == orders + 1 + number
+
+
+def test_live_before_ready_and_serving_after_it(tmp_path: Path, served: Served) -> None:
     served.stop()
     with Writer(tmp_path, served) as writer:
         live = wait_until(lambda: writer.program.get("/health/live"), "live")
@@ -28,41 +160,11 @@ def test_live_before_ready(tmp_path: Path, served: Served) -> None:
         assert not writer.program.is_ready()
         served.start()
         writer.program.wait_ready()
-
-
-def test_snapshot_of_all_tables_ignores_min_interval(tmp_path: Path, served: Served) -> None:
-    more = "snapshot { min_interval = 1h }"
-    with Writer(tmp_path, served, "users", "orders", more=more) as writer:
-        writer.program.wait_ready()
-        answer = writer.post("/snapshot?wait=true")
-        assert answer.status_code == 200
-        assert answer.json() == {"epochs": {"public.users": 2, "public.orders": 2}}
-        assert writer.manifest("users")["epoch"] == writer.manifest("orders")["epoch"] == 2
-
-
-def test_snapshot_of_one_table_is_accepted_at_once(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, "users", "orders") as writer:
-        writer.program.wait_ready()
-        answer = writer.post("/snapshot?table=public.orders")
-        assert answer.status_code == 202
-        assert answer.json() == {"requested": ["public.orders"]}
-        writer.wait_epoch(2, "orders")
-        assert writer.manifest("users")["epoch"] == 1
-
-
-def test_a_request_is_served_by_a_base_that_begins_after_it(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
-        epochs = [writer.post("/snapshot?wait=true").json()["epochs"] for _ in range(3)]
-        assert epochs == [{"public.users": number} for number in (2, 3, 4)]
-
-
-def test_snapshot_of_an_unknown_table_names_the_known_ones(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
-        answer = writer.post("/snapshot?table=public.nobody")
-        assert answer.status_code == 404
-        assert "public.users" in answer.text
+        assert asked(writer, "/health/serving").status_code == 200
+        served.stop()
+        wait_until(lambda: asked(writer, "/health/ready").status_code == 503, "unready")
+        assert asked(writer, "/health/serving").status_code == 200
+    served.start()
 
 
 def test_a_fenced_table_holds_up_no_other(tmp_path: Path, served: Served) -> None:
@@ -71,7 +173,7 @@ def test_a_fenced_table_holds_up_no_other(tmp_path: Path, served: Served) -> Non
         newer = Writer(tmp_path, served, name="newer")
         with newer:
             newer.program.wait_ready()
-            newer.wait_head(served.commit("users", put(1, "x")))
+            newer.wait_head(served.commit("users", put(1, "by the newer")))
             writer.wait_status({"state": "fenced"})
             answer = writer.post("/snapshot")
             assert answer.status_code == 207
@@ -95,76 +197,21 @@ def test_with_a_token_everything_asks_for_it_but_what_is_public(
     more = 'http { token = "secret", public = [health] }'
     with Writer(tmp_path, served, more=more) as writer:
         writer.program.wait_ready()
-        right = {"authorization": "Bearer secret"}
-        for path in ("/status", "/metrics", "/openapi.json", "/docs"):
-            assert httpx.get(writer.program.http + path, timeout=PATIENCE_S).status_code == 401
+        for path in ("/", "/status", "/metrics", "/openapi.json", "/docs"):
+            assert asked(writer, path).status_code == 401
         assert writer.post("/snapshot").status_code == 401
         assert writer.post("/snapshot", authorization="Bearer wrong").status_code == 401
-        assert writer.post("/snapshot", **right).status_code == 202
-        status = httpx.get(writer.program.http + "/status", headers=right, timeout=PATIENCE_S)
+        assert writer.post("/snapshot", authorization="Bearer secret").status_code == 202
+        status = asked(writer, "/status", "secret")
         assert status.status_code == 200 and "secret" not in status.text
         for path in ("/openapi.json", "/docs"):
-            assert (
-                httpx.get(writer.program.http + path, headers=right, timeout=PATIENCE_S).status_code
-                == 404
-            )
-
-
-def test_a_web_page_of_another_site_asks_for_nothing(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
-        assert writer.post("/snapshot", Origin="https://evil.example").status_code == 403
-        assert writer.post("/snapshot", Host="evil.example").status_code == 403
-        status = writer.program.http + "/status"
-        assert (
-            httpx.get(status, headers={"Host": "evil.example"}, timeout=PATIENCE_S).status_code
-            == 403
-        )
-        assert writer.post("/snapshot").status_code == 202
-        assert writer.metrics()['snapshotter_http_connections_ended_total{reason="slow"}'] == 0
-
-
-def test_status_tells_where_the_table_stands(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
-        position = served.commit("users", put(1, "x"), put(77, "y"))
-        writer.wait_head(position)
-        status = writer.wait_status({"head_position": f"0/{position:X}"})
-        assert status["state"] == "following"
-        assert status["problem"] is None
-        assert (status["epoch"], status["rows"], status["diffs_since_snapshot"]) == (1, 21, 1)
-        assert status["churn_records"] == 2
-        assert status["state_checksum"] == writer.artifacts()[-1]["state_checksum"]
-
-
-def test_every_metric(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, "users", "orders") as writer:
-        writer.program.wait_ready()
-        position = served.commit("users", put(1, "x"), put(2, "y"))
-        writer.wait_head(position)
-        wait_until(
-            lambda: (
-                writer.metrics()['snapshotter_manifest_head_position{table="public.users"}']
-                == position
-            ),
-            "head",
-        )
-        metrics = writer.metrics()
-
-        def of(name: str, more: str = "") -> float:
-            return metrics[f'snapshotter_{name}{{{more}table="public.users"}}']
-
-        assert of("epoch") == 1
-        assert of("buffer_depth") == 0
-        assert of("churn_records") == 2
-        assert 0 < of("snapshot_age_seconds") < PATIENCE_S
-        assert of("artifacts_written_total", 'kind="snapshot",') == 1
-        assert of("artifacts_written_total", 'kind="diff",') == 1
-        size = writer.artifacts()[-1]["formats"]["jsonl"]["size_bytes"]
-        assert of("diff_bytes") == size
-        assert of("diffs_since_snapshot") == 1
-        assert of("manifest_cas_conflicts_total") == 0
-        assert of("destination_errors_total", f'destination="{writer.archive.as_uri()}/",') == 0
-        assert of("table_ready") == 1
-        assert metrics["process_resident_memory_bytes"] > 0
-        assert 'snapshotter_epoch{table="public.orders"}' in metrics
+            assert asked(writer, path, "secret").status_code == 404
+        # A browser's password opens the page, which asks for the token, and nothing else.
+        password, http = ("any", "secret"), writer.program.http
+        answer = httpx.get(http + "/", auth=password, timeout=PATIENCE_S)
+        inputs = page_of(answer).all("input")
+        assert [each.attributes["type"] for each in inputs] == ["password"]
+        assert "secret" not in answer.text
+        snapshot = http + "/snapshot?table=public.users"
+        assert httpx.post(snapshot, auth=password, timeout=PATIENCE_S).status_code == 401
+        assert httpx.get(http + "/status", auth=password, timeout=PATIENCE_S).status_code == 401

@@ -31,7 +31,7 @@ def test_a_table_is_archived_in_a_bucket(
 def test_many_tables_share_a_bucket_and_its_connections(
     tmp_path: Path, s3_server: AwsServer
 ) -> None:
-    bucket, tables = new_bucket(s3_server), [f"t{number}" for number in range(16)]
+    bucket, tables = new_bucket(s3_server), [f"t{number}" for number in range(6)]
     with FaultProxy(s3_server.endpoint) as proxy, Served(tmp_path / "many") as served:
         for table in tables:
             served.add(table, rows(0, 5))

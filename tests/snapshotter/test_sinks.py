@@ -1,10 +1,11 @@
-"""Sinks in /status and /metrics; what they are told, tests/snapshotter/events has."""
+"""Sinks in /status, in /metrics and on the page."""
 
 from pathlib import Path
 
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import Rule, answer
 from tests.support.faults.proxy import FaultProxy
+from tests.support.page import page_of
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put
 from tests.support.writer.writing import Writer, integer
@@ -48,25 +49,16 @@ def test_what_a_sink_is_still_to_be_told_shows_with_since_and_problem(
             assert metrics[f'{failing}{{sink="{good}",{table}}}'] == 0
             missed = "snapshotter_notices_missed_total"
             assert metrics[f'{missed}{{sink="{topic}",{table}}}'] == 0
+            page = page_of(writer.program.get("/"))
+            shown = page.section("public.users following").all("table")[1].all("tr")[1:]
+            lines = [row.text for row in shown]
+            assert lines[0].startswith(f"{good} sqs 0 0 ") and lines[0].endswith(" ago")
+            assert lines[1] == f"{topic} sns 4 0 –"
+            problem = " ".join(str(refusing["problem"]).split())
+            assert lines[2].startswith("refuses since ") and lines[2].endswith(problem)
             # The commits went on meanwhile, and the table is ready.
             assert writer.program.is_ready()
             proxy.clear()
             wait_until(lambda: told(topic)["outstanding"] == 0, "told once it can be")
             assert told(topic)["problem"] is None
             assert writer.program.stop() == 0
-
-
-def test_artifacts_that_left_before_a_sink_was_notified_are_counted(
-    tmp_path: Path, served: Served, moto: AwsServer
-) -> None:
-    topic = moto.client("sns").create_topic(Name="missing")["TopicArn"]
-    with FaultProxy(moto.endpoint) as proxy:
-        proxy.add(Rule(answer(403, "AccessDenied"), "Publish", times=None))
-        more = f"""retention {{ keep_epochs = 1 }}
-            events = [{{ type = sns, topic_arn = "{topic}", endpoint = "{proxy.endpoint}" }}]"""
-        with Writer(tmp_path, served, more=more) as writer:
-            writer.program.wait_ready()
-            name = f'snapshotter_notices_missed_total{{sink="{topic}",table="public.users"}}'
-            assert writer.metrics()[name] == 0
-            assert writer.post("/snapshot?wait=true").status_code == 200
-            wait_until(lambda: writer.metrics()[name] == 1, "the first base is missed")

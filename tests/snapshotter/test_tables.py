@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import drawn
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer, integer
@@ -20,6 +21,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield server
 
 
+@pytest.mark.thorough
 def test_tables_are_cut_so_that_they_can_be_read_together(tmp_path: Path, served: Served) -> None:
     chance = random.Random(3)
     with Writer(tmp_path, served, "users", "orders", interval="100ms") as writer:
@@ -46,16 +48,19 @@ def test_tables_are_cut_so_that_they_can_be_read_together(tmp_path: Path, served
 
 @pytest.mark.parametrize(
     ("damage", "said", "state"),
-    [
-        (b'{"manifest_version": 1, "table": "public.ord', "damaged", "holding"),
-        (b'{"manifest_version": 3}', "manifest_version is 3", "failed"),
-        (
-            b'{"manifest_version": 1, "table": "public.users", "epoch": 0, "artifacts": [],'
-            b' "updated_at": "2026-01-01T00:00:00Z", "head_position": null}',
-            "is of table public.users",
-            "holding",
-        ),
-    ],
+    drawn.first(
+        2,
+        [
+            (b'{"manifest_version": 3}', "manifest_version is 3", "failed"),
+            (
+                b'{"manifest_version": 1, "table": "public.users", "epoch": 0, "artifacts": [],'
+                b' "updated_at": "2026-01-01T00:00:00Z", "head_position": null}',
+                "is of table public.users",
+                "holding",
+            ),
+            (b'{"manifest_version": 1, "table": "public.ord', "damaged", "holding"),
+        ],
+    ),
 )
 def test_one_tables_manifest_stops_only_that_table(
     tmp_path: Path, served: Served, damage: bytes, said: str, state: str
@@ -69,6 +74,8 @@ def test_one_tables_manifest_stops_only_that_table(
         status = writer.wait_status({"state": state, "ready": False}, "orders")
         assert said in status["problem"]
         assert str(manifest) in status["problem"]
+        newer = 'snapshotter_table_failures_total{kind="ManifestNewer",table="public.orders"}'
+        assert (newer in writer.metrics()) == (state == "failed")
         ready = writer.program.get("/health/ready")
         assert ready is not None and ready.status_code == 503
         assert list(ready.json()["not_ready"]) == ["public.orders"]

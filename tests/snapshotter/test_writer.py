@@ -11,6 +11,7 @@ from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
 from laredo_model.column import Column
 from laredo_model.position import History
+from tests.support import drawn
 from tests.support.processes import wait_until
 from tests.support.writer.served import COLUMNS, TRUNCATE, Change, Served, delete, put, rows
 from tests.support.writer.writing import Writer
@@ -50,21 +51,6 @@ def test_changes_that_cancel_out_are_no_diff(tmp_path: Path, served: Served) -> 
         assert writer.kinds() == [("snapshot", 1)], f"a diff up to {last:#x} or so"
 
 
-def test_a_table_whose_changes_always_cancel_out_is_seen(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, interval="100ms") as writer:
-        writer.program.wait_ready()
-        first = served.position
-
-        def seen_after_one_more() -> bool:
-            # In one transaction: no cut lies between the two.
-            served.commit("users", put(500, "new"), delete(500))
-            writer.wait_status({"buffer_depth": 0, "stream_position": f"0/{served.position:X}"})
-            return int(writer.manifest()["seen_position"].partition("/")[2], 16) > first
-
-        wait_until(seen_after_one_more, "seen")
-        assert writer.kinds() == [("snapshot", 1)]
-
-
 def test_a_quiet_table_is_seen_without_artifacts(tmp_path: Path, served: Served) -> None:
     with Writer(tmp_path, served) as writer:
         writer.program.wait_ready()
@@ -86,7 +72,7 @@ def test_killed_it_goes_on_in_the_same_epoch(tmp_path: Path, served: Served) -> 
         writer.assert_equal()
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("how", drawn.first(1, ["SIGTERM", "SIGINT"]))
 def test_a_signal_flushes_the_last_diff(tmp_path: Path, served: Served, how: str) -> None:
     with Writer(tmp_path, served, interval="1h") as writer:
         writer.program.wait_ready()
@@ -224,6 +210,7 @@ def test_several_formats_say_the_same(tmp_path: Path, served: Served) -> None:
         assert (report.problems, report.remarks) == ([], [])
 
 
+@pytest.mark.thorough
 def test_parquet_alone_is_a_base(tmp_path: Path, served: Served) -> None:
     with Writer(tmp_path, served, more="formats { snapshot = [parquet] }") as writer:
         writer.program.wait_ready()

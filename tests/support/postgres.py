@@ -126,8 +126,14 @@ def of_version() -> Iterator[Callable[[int], EmbeddedPostgres]]:
 def database(
     request: pytest.FixtureRequest, of_version: Callable[[int], EmbeddedPostgres]
 ) -> Iterator[Database]:
-    """Made for the test; dropped after it, with the slots that were left in it."""
-    postgres = of_version(getattr(request, "param", VERSION))
+    """Made for the test."""
+    with new_database(of_version(getattr(request, "param", VERSION))) as made:
+        yield made
+
+
+@contextmanager
+def new_database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    """Made for the block; dropped after it, with the slots that were left in it."""
     name = f"test_{next(_numbers)}"
     with postgres.connect() as admin:
         admin.execute(f"CREATE DATABASE {name}")

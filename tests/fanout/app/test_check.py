@@ -11,7 +11,7 @@ import pytest
 from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from tests.fanout.app.checking import check, missing
-from tests.support import processes
+from tests.support import drawn, processes
 from tests.support.postgres import Database
 
 
@@ -236,7 +236,7 @@ def test_on_a_terminal_it_is_a_table_with_the_statements_whole(
     assert check(tmp_path, database.dsn, f"{{ table = {name} }}")[0] == 0
 
 
-@pytest.mark.parametrize("command", [[], ["check"], ["status"]])
+@pytest.mark.parametrize("command", drawn.first(1, [[], ["check"], ["status"]]))
 def test_a_wrong_configuration_ends_every_command_with_its_message(
     tmp_path: Path, command: list[str]
 ) -> None:

@@ -15,7 +15,7 @@ from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, free_port, wait_until
 from tests.support.server.fanout_program import Fanout, Follower, fanout, started
 
-LIMIT = 1024
+LIMIT = 512
 WITH_FEW_DESCRIPTORS = ("sh", "-c", f'ulimit -n {LIMIT}; exec "$@"', "sh")
 ENDED = 'laredo_http_connections_ended_total{reason="full"}'
 FAILURES = "laredo_http_accept_failures_total"

@@ -1,4 +1,4 @@
-"""The server on a disk that is full, and on one that can't be written."""
+"""The server on a disk that is full."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ async def test_a_full_disk_is_told_and_room_is_all_it_takes(
             while not any("no room on the disk" in problem for problem in server.problems):
                 assert written < 100, server.status
                 owner.execute(
-                    "INSERT INTO a SELECT i, repeat(md5(i::text), 30)"
+                    "INSERT INTO a SELECT i, repeat(md5(i::text), 300)"
                     " FROM generate_series(%s::int, %s::int) i",
-                    (1 + 500 * written, 500 * (written + 1)),
+                    (1 + 50 * written, 50 * (written + 1)),
                 )
                 written += 1
-                wait_until(lambda rows=1 + 500 * written: _settled(server, rows), "settled")
+                wait_until(lambda rows=1 + 50 * written: _settled(server, rows), "settled")
             assert server.program.is_running()
             stored = server.table("public.a")["rows"]
-            assert stored < 1 + 500 * written
+            assert stored < 1 + 50 * written
             owner.execute("SELECT pg_logical_emit_message(false, 'f', repeat('x', 20 << 20))")
             unconfirmed = 'laredo_slot_unconfirmed_wal_bytes{source="pg"}'
             wait_until(lambda: server.metrics[unconfirmed] > 20 << 20, "what piles up is shown")
@@ -84,26 +84,16 @@ async def test_a_full_disk_is_told_and_room_is_all_it_takes(
                 await late.until([str(n).encode() for n in range(stored)])
             # The server's own view of its disk.
             Path(f"/proc/{server.program.pid}/root{state}/filler").unlink()
-            await a.until([str(n).encode() for n in range(1 + 500 * written)])
+            await a.until([str(n).encode() for n in range(1 + 50 * written)])
         server.program.wait_ready()
         assert server.table("public.a")["copied_rows"] == 1, "it was copied anew"
 
 
-def test_a_disk_that_cannot_be_written_ends_it_with_a_message(server: Fanout) -> None:
-    server = on_a_tmpfs(server, "ro")
-    server.program.start()
-    assert server.program.wait() == 1
-    said = server.program.tail()
-    assert f"{server.directory}/state" in said
-    assert "Read-only file system" in said
-    assert "Traceback" not in said
-
-
 def test_one_transaction_that_has_no_room(server: Fanout, database: Database) -> None:
     """The message says at once how much is needed in all, and it is never ready in between."""
-    rows, width = 40_000, 1_000
+    rows, width = 400, 100_000
     state = server.directory / "state"
-    server = on_a_tmpfs(server, "size=700m", f"head -c 600000000 /dev/zero > {state}/filler")
+    server = on_a_tmpfs(server, "size=300m", f"head -c 260000000 /dev/zero > {state}/filler")
     with database.connect() as owner, server.program:
         server.program.wait_ready()
         owner.execute(
@@ -124,7 +114,7 @@ def test_one_transaction_that_has_no_room(server: Fanout, database: Database) ->
         server.program.wait_ready()
         eventually(lambda: server.table("public.a")["rows"], rows + 1)
         used = server.status["store"]["bytes"]
-        assert rows * width < used < server.metrics["laredo_store_bytes"] < 600_000_000
+        assert rows * width < used < server.metrics["laredo_store_bytes"] < 260_000_000
 
 
 def test_a_transaction_that_cannot_be_spooled(server: Fanout, database: Database) -> None:
@@ -137,13 +127,13 @@ def test_a_transaction_that_cannot_be_spooled(server: Fanout, database: Database
         spool = server.directory / "state" / "streamed"
         spool.write_bytes(b"")
         owner.execute("BEGIN")
-        owner.execute("INSERT INTO a SELECT i, repeat('x', 1000) FROM generate_series(1, 40000) i")
+        owner.execute("INSERT INTO a SELECT i, repeat('x', 100000) FROM generate_series(1, 400) i")
         wait_until(lambda: any("can't be spooled" in p for p in server.problems), "it says so")
         _never_ready_between_retries(server)
         spool.unlink()
         owner.execute("COMMIT")
         server.program.wait_ready()
-        eventually(lambda: server.table("public.a")["rows"], 40_001)
+        eventually(lambda: server.table("public.a")["rows"], 401)
 
 
 def _never_ready_between_retries(server: Fanout) -> None:

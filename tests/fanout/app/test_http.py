@@ -50,7 +50,29 @@ def test_the_token_lets_its_own_in_and_nobody_else(server: Fanout) -> None:
         shown = httpx.get(at + "/status", headers=right, timeout=PATIENCE_S)
         assert shown.status_code == 200 and TOKEN not in shown.text
         assert httpx.get(at + "/metrics", headers=right, timeout=PATIENCE_S).status_code == 200
+        _the_page_is_closed_and_strict(server.program.http)
         _subcommands_bring_it(server)
+
+
+def _the_page_is_closed_and_strict(at: str) -> None:
+    """A browser asks with a password; that opens the page and nothing else."""
+    password = ("", TOKEN)
+    for path in ("/", "/page/content", "/page/page.css", "/page/page.js"):
+        assert httpx.get(at + path, timeout=PATIENCE_S).status_code == 401
+        assert httpx.post(at + path, auth=password, timeout=PATIENCE_S).status_code == 401
+        answer = httpx.get(at + path, auth=password, timeout=PATIENCE_S)
+        assert answer.status_code == 200 and TOKEN not in answer.text
+        policy = dict(
+            each.strip().split(" ", 1)
+            for each in answer.headers["content-security-policy"].split(";")
+        )
+        assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == "'self'"
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["cache-control"] == "no-store"
+    assert httpx.get(at + "/status", auth=password, timeout=PATIENCE_S).status_code == 401
+    recopy = at + "/tables/public.a/recopy"
+    assert httpx.post(recopy, auth=password, timeout=PATIENCE_S).status_code == 401
 
 
 def _subcommands_bring_it(server: Fanout) -> None:

@@ -9,7 +9,6 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import httpx
@@ -18,8 +17,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
+from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_service import build
-from tests.support.postgres import Database
+from tests.support.postgres import Database, new_database
 from tests.support.processes import PATIENCE_S, free_port, wait_until
 from tests.support.server.connect_client import SERVICE, envelope, sync_request
 from tests.support.server.fanout_program import Fanout, fanout, started
@@ -30,13 +30,21 @@ MAX_SIZE = (1 << 30) + 12345
 WORKERS = ("serving-0", "serving-1")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def connect_port() -> int:
     return free_port()
 
 
-@pytest.fixture
-def server(tmp_path: Path, database: Database, connect_port: int) -> Iterator[Fanout]:
+@pytest.fixture(scope="module")
+def database(postgres: EmbeddedPostgres) -> Iterator[Database]:
+    with new_database(postgres) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, database: Database, connect_port: int
+) -> Iterator[Fanout]:
     with database.connect() as owner:
         owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
         owner.execute(
@@ -47,8 +55,8 @@ def server(tmp_path: Path, database: Database, connect_port: int) -> Iterator[Fa
         f"state.max_size = {MAX_SIZE}\n"
     )
     table = "{ table = a, targets = [{ client_buffer.max_size = 1234 }] }"
-    slot = f"s_{database.name}"
-    with started(fanout(tmp_path / "server", database.dsn, table, extra, slot)) as running:
+    directory, slot = tmp_path_factory.mktemp("server"), f"s_{database.name}"
+    with started(fanout(directory, database.dsn, table, extra, slot)) as running:
         yield running
 
 
@@ -107,15 +115,28 @@ def test_every_process_has_its_memory_and_keeps_its_name(server: Fanout) -> None
     assert before["main"] == pytest.approx(
         psutil.Process(server.program.pid).memory_info().rss, rel=0.2
     )
-    os.kill(server.status["fanout"]["pids"][0], signal.SIGKILL)
-    wait_until(lambda: server.status["fanout"]["restarts"] == 1, "restarted")
+    kill_one(server)
     wait_until(lambda: by_process(server, name).keys() == before.keys(), "under the same name")
+
+
+def kill_one(server: Fanout) -> None:
+    """Kill a serving process, and wait for the one that takes its place."""
+    before = server.status["fanout"]
+    os.kill(before["pids"][0], signal.SIGKILL)
+    restarts = before["restarts"] + 1
+    wait_until(lambda: server.status["fanout"]["restarts"] == restarts, "restarted")
 
 
 def test_sizes_are_the_configured_ones(server: Fanout) -> None:
     metrics = server.metrics
     assert metrics["laredo_store_max_bytes"] == MAX_SIZE
-    used = server.status["store"]["bytes"]
+    state = server.directory / "state"
+    shown, used = metrics["laredo_store_bytes"], server.status["store"]["bytes"]
+    on_disk = 512 * (state / "data.mdb").stat().st_blocks
+    assert 0 < used <= shown == metrics["laredo_store_allocated_bytes"] == on_disk <= MAX_SIZE
+    free = psutil.disk_usage(str(state)).free
+    assert metrics["laredo_store_disk_free_bytes"] == pytest.approx(free, abs=1 << 30)
+    assert metrics['laredo_position_bytes{source="pg"}'] > 0
     assert 0 < metrics["laredo_store_free_bytes"] < MAX_SIZE - used + (1 << 20)
     assert metrics['laredo_fanout_client_buffer_limit{table="public.a"}'] == 1234
     assert metrics['laredo_fanout_client_buffer_depth{table="public.a"}'] == 0
@@ -138,11 +159,7 @@ async def test_what_is_sent_is_what_clients_receive(
                 owner.execute("UPDATE a SET v = %s WHERE id <= 10", (f"v{number}",))
         await until(server, received, at_least=4 * (ROWS + 200))
         before = sent(server)
-        (pid, _) = server.status["fanout"]["pids"]
-        os.kill(pid, signal.SIGKILL)
-        await asyncio.to_thread(
-            wait_until, lambda: server.status["fanout"]["restarts"] == 1, "restarted"
-        )
+        await asyncio.to_thread(kill_one, server)
         assert sent(server) == before, "a counter went back"
 
 

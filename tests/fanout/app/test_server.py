@@ -10,15 +10,19 @@ import socket
 import subprocess
 from pathlib import Path
 
+import grpc
 import psutil
+import psycopg
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.client import Mode
-from tests.support import drawn
-from tests.support.postgres import Database, data_directory
-from tests.support.processes import BIN, PATIENCE_S, eventually, wait_until
-from tests.support.server.fanout_program import Fanout, fanout, started
+from laredo_fanout.store.writer import Store
+from tests.support.postgres import Database
+from tests.support.processes import BIN, PATIENCE_S, eventually, until, wait_until
+from tests.support.server.fanout_program import Fanout, Follower, fanout, started
+
+Connection = psycopg.Connection[tuple[object, ...]]
 
 # No heartbeat may hide that nobody was woken.
 QUIET = "targets = [ { heartbeat_interval = 1h } ]"
@@ -63,7 +67,10 @@ async def test_rows_and_changes_reach_clients_and_every_endpoint_tells(
     server: Fanout, database: Database
 ) -> None:
     with started(server), database.connect() as owner:
-        async with server.follower("public.a") as a, server.follower("public.b", "other") as b:
+        async with (
+            server.follower("public.a", "watcher-1") as a,
+            server.follower("public.b", "other") as b,
+        ):
             await a.until(keys(*range(1, 101)))
             owner.execute("INSERT INTO b VALUES (7, 'x')")
             owner.execute("UPDATE a SET v = 'new' WHERE id = 5")
@@ -76,9 +83,14 @@ async def test_rows_and_changes_reach_clients_and_every_endpoint_tells(
                 "both clients live",
             )
             _endpoints_tell(server)
+            _the_terminal_tells(server)
         eventually(lambda: server.status["fanout"]["clients"], 0)
         left = 'laredo_fanout_disconnects_total{reason="client"}'
         eventually(lambda: server.metrics[left], 2)
+    away = server.run("status")
+    assert away.returncode == 1
+    assert "doesn't answer" in away.stderr
+    assert "Traceback" not in away.stderr
 
 
 def _endpoints_tell(server: Fanout) -> None:
@@ -117,201 +129,15 @@ def _endpoints_tell(server: Fanout) -> None:
     assert metrics["process_resident_memory_bytes"] > 0
 
 
-async def test_kill_9_of_the_main_process_takes_the_others_and_a_restart_needs_no_copy(
-    server: Fanout, database: Database
-) -> None:
-    with database.connect() as owner, started(server):
-        async with server.follower("public.a") as a:
-            await a.until(keys(*range(1, 101)))
-            others = children(server)
-            assert others
-            server.program.kill()
-            wait_until(lambda: all(map(has_ended, others)), "serving processes gone")
-            wait_until(lambda: is_free(server.grpc_port), "its port free")
-            owner.execute("INSERT INTO a SELECT i, 'late' FROM generate_series(101, 200) i")
-            owner.execute("DELETE FROM a WHERE id <= 50")
-            server.program.start()
-            server.program.wait_ready()
-            await a.until(keys(*range(51, 201)))
-            assert [h.mode for h in a.handshakes] == [Mode.FULL_SNAPSHOT, Mode.DELTA]
-        assert server.table("public.a")["copied_rows"] == 0
-        eventually(lambda: server.table("public.a")["rows"], 150)
-
-
-async def test_kill_9_of_a_serving_process_leaves_the_rest_alone(
-    server: Fanout, database: Database
-) -> None:
-    with database.connect() as owner, started(server):
-        async with server.follower("public.a") as a:
-            await a.until(keys(*range(1, 101)))
-            (pid,) = server.status["fanout"]["pids"]
-            os.kill(pid, signal.SIGKILL)
-            owner.execute("INSERT INTO a VALUES (101, 'x')")
-            await a.until(keys(*range(1, 102)))
-            assert [h.mode for h in a.handshakes] == [Mode.FULL_SNAPSHOT, Mode.DELTA]
-        fanout_status = server.status["fanout"]
-        assert fanout_status["restarts"] == 1, server.program.tail(20000)
-        assert pid not in fanout_status["pids"]
-        cut = 'laredo_fanout_disconnects_total{reason="process"}'
-        eventually(lambda: server.metrics[cut], 1)
-        assert server.table("public.a")["copied_rows"] == 100, "the source was begun anew"
-
-
-@pytest.mark.parametrize("how", drawn.first(1, [signal.SIGTERM, signal.SIGINT]))
-async def test_a_signal_drains_and_ends_with_0(
-    server: Fanout, database: Database, how: signal.Signals
-) -> None:
-    with database.connect() as owner, started(server):
-        async with server.follower("public.a") as a:
-            await a.until(keys(*range(1, 101)))
-            others = children(server)
-            stopping = asyncio.create_task(asyncio.to_thread(server.program.stop, how))
-            async with asyncio.timeout(PATIENCE_S):
-                while not a.goaways:
-                    await asyncio.sleep(0.01)  # poll
-            assert await stopping == 0, server.program.tail(20000)
-            assert all(map(has_ended, others))
-            active = owner.execute(
-                "SELECT active FROM pg_replication_slots WHERE slot_name = %s",
-                (f"s_{database.name}",),
-            ).fetchone()
-            assert active == (False,)
-            server.program.start()
-            server.program.wait_ready()
-            owner.execute("INSERT INTO a VALUES (101, 'x')")
-            await a.until(keys(*range(1, 102)))
-            assert a.handshakes[-1].mode is Mode.DELTA
-        assert server.table("public.a")["copied_rows"] == 0
-
-
-async def test_one_table_s_failure_leaves_the_others_running(
-    tmp_path: Path, database: Database
-) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
-        owner.execute("CREATE TABLE nokey (id int)")
-        tables = "{ table = a }, { table = nokey }, { table = nosuch }"
-        server = fanout(tmp_path / "s", database.dsn, tables, slot=f"s_{database.name}")
-        with server.program:
-            wait_until(
-                lambda: (
-                    {"public.nokey", "public.nosuch"}
-                    <= {word.strip(":") for text in server.problems for word in text.split()}
-                ),
-                "both problems told",
-            )
-            async with server.follower("public.a") as a:
-                owner.execute("INSERT INTO a VALUES (1, 'x')")
-                await a.until(keys(1))
-            assert not server.program.is_ready()
-            assert len(server.problems) == 2
-            assert "ADD PRIMARY KEY" in server.table("public.nokey")["error"]
-            assert "doesn't exist" in server.table("public.nosuch")["error"]
-            # What the problem text says to do cures it, without a restart.
-            owner.execute("UPDATE nokey SET id = 1")
-            owner.execute("ALTER TABLE nokey ADD PRIMARY KEY (id)")
-            owner.execute("CREATE TABLE nosuch (id int PRIMARY KEY)")
-            server.program.wait_ready()
-
-
-async def test_a_source_that_is_away_is_told_and_comes_back(tmp_path: Path) -> None:
-    with data_directory() as data:
-        settings = {"max_slot_wal_keep_size": "1GB"}
-        await _follow_through_an_outage(EmbeddedPostgres(data, settings=settings), tmp_path)
-
-
-async def _follow_through_an_outage(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    server = fanout(tmp_path / "s", postgres.dsn(), "{ table = a }")
-    with server.program:
-        wait_until(lambda: any("can't be reached" in p for p in server.problems), "it is told")
-        live = server.program.get("/health/live")
-        assert live is not None and live.status_code == 200
-        with postgres:
-            with postgres.connect() as owner:
-                owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
-            server.program.wait_ready()
-            async with server.follower("public.a") as a:
-                with postgres.connect() as owner:
-                    owner.execute("INSERT INTO a VALUES (1)")
-                await a.until(keys(1))
-                wait_until(
-                    lambda: server.metrics.get('laredo_slot_safe_wal_bytes{source="pg"}', 0) > 0,
-                    "how much WAL may be written until the slot is in danger",
-                )
-                postgres.stop()
-                wait_until(lambda: not server.program.is_ready(), "not ready without its source")
-                eventually(lambda: server.metrics['laredo_source_connected{source="pg"}'], 0)
-                wait_until(lambda: server.status["sources"]["pg"]["error"], "the error is told")
-                postgres.start()
-                server.program.wait_ready()
-                with postgres.connect() as owner:
-                    owner.execute("INSERT INTO a VALUES (2)")
-                await a.until(keys(1, 2))
-                assert len(a.handshakes) == 1, "clients are no part of the source's trouble"
-
-
-def test_wal_level_is_told_and_its_cure_cures(tmp_path: Path) -> None:
-    settings = {"wal_level": "replica"}
-    with data_directory() as data, EmbeddedPostgres(data, settings=settings) as unfit:
-        with unfit.connect() as owner:
-            owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
-        server = fanout(tmp_path / "s", unfit.dsn(), "{ table = a }")
-        checked = server.run("check")
-        assert checked.returncode == 1
-        assert "wal_level" in checked.stdout
-        with server.program:
-            wait_until(lambda: any("wal_level is replica" in p for p in server.problems), "told")
-            assert server.program.is_running()
-
-
-def test_a_second_server_on_the_same_state_is_refused(server: Fanout, tmp_path: Path) -> None:
-    with started(server):
-        second = fanout(tmp_path / "second", "host=x", TABLES)
-        text = second.program.config.read_text()
-        state = f'state.path = "{server.directory}/state"\n'
-        second.program.config.write_text(text + state)
-        second.program.start()
-        assert second.program.wait() == 1
-        assert "in use by another server" in second.program.tail()
-        assert server.program.is_ready()
-
-
-@pytest.mark.parametrize("key", ["fanout.grpc.port", "http.port"])
-def test_a_taken_port_ends_it_with_a_message(server: Fanout, key: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        server.program.start("--set", f"{key}={port}")
-        assert server.program.wait() == 1
-        said = server.program.tail(20000)
-        assert f"can't listen on 127.0.0.1:{port} ({key}): Address already in use" in said
-        assert "Traceback" not in said
-
-
-def test_a_state_path_that_cannot_be_used_ends_it_with_a_message(server: Fanout) -> None:
-    (server.directory / "file").write_text("")
-    server.program.start("--set", f"state.path={server.directory}/file/state")
-    assert server.program.wait() == 1
-    said = server.program.tail(20000)
-    assert f"{server.directory}/file" in said
-    assert "Traceback" not in said
-
-
-async def test_journals_are_pruned_while_it_runs(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
-        tables = "{ table = a, targets = [ { journal { max_entries = 10 } } ] }"
-        server = fanout(tmp_path / "s", database.dsn, tables, slot=f"s_{database.name}")
-        with started(server):
-            async with server.follower("public.a") as a:
-                for number in range(100):
-                    owner.execute("INSERT INTO a VALUES (%s, 'x')", (number,))
-                await a.until(keys(*range(100)))
-            wait_until(
-                lambda: server.table("public.a")["journal"]["entries"] <= 10, "the journal pruned"
-            )
-            assert server.table("public.a")["journal"]["entries"] >= 1
-            pruned = "laredo_fanout_journal_pruned_total"
-            wait_until(lambda: server.metrics[pruned] >= 90, "what was pruned is counted")
+def _the_terminal_tells(server: Fanout) -> None:
+    shown = server.run("status")
+    assert shown.returncode == 0, shown.stderr
+    assert "public.a" in shown.stdout and "live" in shown.stdout
+    listed = json.loads(server.run("clients", "--json").stdout)
+    known = {(client["client_id"], client["table"]) for client in listed}
+    assert known == {("watcher-1", "public.a"), ("other", "public.b")}
+    assert "watcher-1" in server.run("clients").stdout
+    _watching_ends_with_ctrl_c(server)
 
 
 def _watching_ends_with_ctrl_c(server: Fanout) -> None:
@@ -328,60 +154,176 @@ def _watching_ends_with_ctrl_c(server: Fanout) -> None:
         watching.wait()
 
 
-async def test_status_and_clients_on_the_terminal(server: Fanout) -> None:
-    with started(server):
-        async with server.follower("public.a", "watcher-1") as a:
+async def test_kill_9_and_a_drain_need_no_copy(server: Fanout, database: Database) -> None:
+    """Of a serving process, of the main one, and a signal: each client goes on from its place."""
+    with database.connect() as owner, started(server):
+        async with server.follower("public.a") as a:
             await a.until(keys(*range(1, 101)))
-            shown = server.run("status")
-            assert shown.returncode == 0, shown.stderr
-            assert "public.a" in shown.stdout and "live" in shown.stdout
-            listed = server.run("clients", "--json")
-            (client,) = json.loads(listed.stdout)
-            assert (client["client_id"], client["table"]) == ("watcher-1", "public.a")
-            assert "watcher-1" in server.run("clients").stdout
-            _watching_ends_with_ctrl_c(server)
-    away = server.run("status")
-    assert away.returncode == 1
-    assert "doesn't answer" in away.stderr
-    assert "Traceback" not in away.stderr
+            await _a_serving_process_is_killed(server, owner, a)
+            await _the_main_process_is_killed(server, owner, a)
+            others = children(server)
+            stopping = asyncio.create_task(asyncio.to_thread(server.program.stop))
+            await until(lambda: a.goaways)
+            assert await stopping == 0, server.program.tail(20000)
+            assert all(map(has_ended, others))
+            active = owner.execute(
+                "SELECT active FROM pg_replication_slots WHERE slot_name = %s",
+                (f"s_{database.name}",),
+            ).fetchone()
+            assert active == (False,)
+            server.program.start()
+            server.program.wait_ready()
+            owner.execute("INSERT INTO a VALUES (201, 'x')")
+            await a.until(keys(*range(51, 202)))
+            assert {each.mode for each in a.handshakes[1:]} == {Mode.DELTA}
+        assert server.table("public.a")["copied_rows"] == 0
 
 
-def test_periodic_snapshots_are_taken_and_old_ones_go(tmp_path: Path, database: Database) -> None:
+async def _a_serving_process_is_killed(server: Fanout, owner: Connection, a: Follower) -> None:
+    (pid,) = server.status["fanout"]["pids"]
+    os.kill(pid, signal.SIGKILL)
+    owner.execute("INSERT INTO a VALUES (101, 'x')")
+    await a.until(keys(*range(1, 102)))
+    assert [h.mode for h in a.handshakes] == [Mode.FULL_SNAPSHOT, Mode.DELTA]
+    fanout_status = server.status["fanout"]
+    assert fanout_status["restarts"] == 1, server.program.tail(20000)
+    assert pid not in fanout_status["pids"]
+    cut = 'laredo_fanout_disconnects_total{reason="process"}'
+    eventually(lambda: server.metrics[cut], 1)
+    assert server.table("public.a")["copied_rows"] == 100, "the source was begun anew"
+
+
+async def _the_main_process_is_killed(server: Fanout, owner: Connection, a: Follower) -> None:
+    others = children(server)
+    assert others
+    server.program.kill()
+    wait_until(lambda: all(map(has_ended, others)), "serving processes gone")
+    wait_until(lambda: is_free(server.grpc_port), "its port free")
+    owner.execute("INSERT INTO a SELECT i, 'late' FROM generate_series(102, 200) i")
+    owner.execute("DELETE FROM a WHERE id <= 50")
+    server.program.start()
+    server.program.wait_ready()
+    await a.until(keys(*range(51, 201)))
+    assert server.table("public.a")["copied_rows"] == 0
+    eventually(lambda: server.table("public.a")["rows"], 150)
+
+
+async def test_one_table_s_failure_leaves_the_others_running_and_is_cured(
+    tmp_path: Path, database: Database
+) -> None:
     with database.connect() as owner:
-        owner.execute('CREATE TABLE "a/b" (id int PRIMARY KEY)')
-        tables = """{ table = "a/b", targets = [ {
-            snapshot { interval = 1s, retention { keep_count = 2, max_age = 1h } } } ] }"""
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+        owner.execute("CREATE TABLE nokey (id int)")
+        tables = "{ table = a }, { table = nokey }, { table = nosuch }"
+        server = fanout(tmp_path / "s", database.dsn, tables, slot=f"s_{database.name}")
+        with server.program, grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            health, asked = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+
+            def serves() -> bool:
+                """True if the gRPC port's health is as /health/ready has it: SERVING."""
+                found = health.Check(asked, wait_for_ready=True, timeout=PATIENCE_S)
+                return bool(found.status == health_pb2.HealthCheckResponse.SERVING)
+
+            wait_until(
+                lambda: (
+                    {"public.nokey", "public.nosuch"}
+                    <= {word.strip(":") for text in server.problems for word in text.split()}
+                ),
+                "both problems told",
+            )
+            async with server.follower("public.a") as a:
+                owner.execute("INSERT INTO a VALUES (1, 'x')")
+                await a.until(keys(1))
+            assert not server.program.is_ready() and not serves()
+            assert len(server.problems) == 2
+            assert "ADD PRIMARY KEY" in server.table("public.nokey")["error"]
+            assert "doesn't exist" in server.table("public.nosuch")["error"]
+            # What the problem text says to do cures it, without a restart.
+            owner.execute("UPDATE nokey SET id = 1")
+            owner.execute("ALTER TABLE nokey ADD PRIMARY KEY (id)")
+            owner.execute("CREATE TABLE nosuch (id int PRIMARY KEY)")
+            server.program.wait_ready()
+            wait_until(serves, "it serves")
+            watched = health.Watch(asked, timeout=PATIENCE_S)
+            assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+            server.program.stop()
+            assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_what_cannot_be_used_ends_it_with_a_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        Store.open(tmp_path / "held", max_size=1 << 28),
+    ):
+        port = other.getsockname()[1]
+        taken = f"can't listen on 127.0.0.1:{port} ({{}}): Address already in use"
+        expected = {
+            f"fanout.grpc.port={port}": taken.format("fanout.grpc.port"),
+            f"http.port={port}": taken.format("http.port"),
+            f"state.path={tmp_path}/file/state": f"{tmp_path}/file",
+            f"state.path={tmp_path}/held": "in use by another server",
+        }
+        refused = []
+        for number, setting in enumerate(expected):
+            program = fanout(tmp_path / f"s{number}", "host=x", TABLES).program
+            program.start("--set", setting)
+            refused.append(program)
+        for program, message in zip(refused, expected.values(), strict=True):
+            assert program.wait() == 1
+            said = program.tail(20000)
+            assert message in said
+            assert "Traceback" not in said
+
+
+async def test_journals_are_pruned_and_snapshots_taken_and_old_ones_go(
+    tmp_path: Path, database: Database
+) -> None:
+    (tmp_path / "file").write_text("")
+    tables = f"""
+        {{ table = a, targets = [ {{ journal {{ max_entries = 10 }} }} ] }},
+        {{ table = b, targets = [ {{ snapshot {{
+            interval = 1s, store_config {{ path = "{tmp_path}/file" }} }} }} ] }},
+        {{ table = "a/b", targets = [ {{ snapshot {{
+            interval = 1s, retention {{ keep_count = 2, max_age = 1h }} }} }} ] }}"""
+    with database.connect() as owner:
+        for table in ("a", "b", '"a/b"'):
+            owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)".encode())
+        owner.execute("INSERT INTO b VALUES (1)")
         server = fanout(tmp_path / "s", database.dsn, tables, slot=f"s_{database.name}")
         with started(server):
-            directory = server.directory / "state" / "snapshots" / "public.a%2Fb"
-            for number in range(4):
-                owner.execute('INSERT INTO "a/b" VALUES (%s)', (number,))
-                wait_until(
-                    lambda n=number: (
-                        (server.table("public.a/b")["snapshots"]["last"] or {}).get("rows") == n + 1
-                    ),
-                    f"a snapshot with {number + 1} rows",
-                )
-            wait_until(lambda: len(list(directory.glob("*.jsonl"))) == 2, "two are kept")
-            shown = server.table("public.a/b")["snapshots"]
-            assert (shown["error"], shown["failed"]) == (None, 0)
-            assert shown["written"] >= 4
-            name = 'laredo_fanout_snapshots_total{table="public.a/b"}'
-            assert server.metrics[name] >= 4
-            newest = max(directory.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
-            lines = newest.read_text().splitlines()
-            assert [json.loads(line)["id"] for line in lines] == [0, 1, 2, 3]
+            async with server.follower("public.a") as a:
+                for number in range(100):
+                    owner.execute("INSERT INTO a VALUES (%s, 'x')", (number,))
+                await a.until(keys(*range(100)))
+            _snapshots_are_taken(server, owner)
+            wait_until(
+                lambda: server.table("public.a")["journal"]["entries"] <= 10, "the journal pruned"
+            )
+            assert server.table("public.a")["journal"]["entries"] >= 1
+            pruned = "laredo_fanout_journal_pruned_total"
+            wait_until(lambda: server.metrics[pruned] >= 90, "what was pruned is counted")
+            # One that can't be written is told, and harms nothing.
+            wait_until(lambda: server.table("public.b")["snapshots"]["failed"], "the failure told")
+            assert "file" in server.table("public.b")["snapshots"]["error"]
+            assert server.program.is_ready()
 
 
-def test_a_snapshot_that_cannot_be_written_is_told_and_harms_nothing(
-    server: Fanout,
-) -> None:
-    (server.directory / "file").write_text("")
-    extra = f"""
-        tables = [ {{ table = a, targets = [ {{ snapshot {{
-            interval = 1s, store_config {{ path = "{server.directory}/file" }} }} }} ] }} ]"""
-    server.program.config.write_text(server.program.config.read_text() + extra)
-    with started(server):
-        wait_until(lambda: server.table("public.a")["snapshots"]["failed"], "the failure told")
-        assert "file" in server.table("public.a")["snapshots"]["error"]
-        assert server.program.is_ready()
+def _snapshots_are_taken(server: Fanout, owner: Connection) -> None:
+    directory = server.directory / "state" / "snapshots" / "public.a%2Fb"
+    for number in range(4):
+        owner.execute('INSERT INTO "a/b" VALUES (%s)', (number,))
+        wait_until(
+            lambda n=number: (
+                (server.table("public.a/b")["snapshots"]["last"] or {}).get("rows") == n + 1
+            ),
+            f"a snapshot with {number + 1} rows",
+        )
+    wait_until(lambda: len(list(directory.glob("*.jsonl"))) == 2, "two are kept")
+    shown = server.table("public.a/b")["snapshots"]
+    assert (shown["error"], shown["failed"]) == (None, 0)
+    assert shown["written"] >= 4
+    assert server.metrics['laredo_fanout_snapshots_total{table="public.a/b"}'] >= 4
+    newest = max(directory.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
+    lines = newest.read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [0, 1, 2, 3]

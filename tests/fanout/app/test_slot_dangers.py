@@ -89,14 +89,28 @@ def test_extended_unreserved_and_xmin(clusters: Clusters, tmp_path: Path, versio
         wait_until(lambda: set(_warned(server)) == {"extended", "xmin"}, "both are said")
         source = server.status["sources"]["pg"]
         assert source["slot"]["wal_status"] == "extended"
-        assert source["slot"]["retained_bytes"] > 32 << 20
+        assert source["slot"]["retained_bytes"] > 32 << 20 > source["slot"]["unconfirmed_bytes"]
+        assert source["slot"]["oldest_transaction"]["pid"] == left.info.backend_pid
+        assert source["slot"]["failover"] is (True if version > 16 else None)
+        assert server.metrics['laredo_slot_retained_wal_bytes{source="pg"}'] > 32 << 20
+        assert server.metrics['laredo_slot_oldest_transaction_seconds{source="pg"}'] > 0
+        assert server.metrics['laredo_slot_warning{kind="lost",source="pg"}'] == 0
         assert server.metrics['laredo_slot_wal_status{source="pg",status="extended"}'] == 1
         assert server.metrics['laredo_slot_xmin_age{source="pg"}'] > _FREEZE_AGE / 2
         _assert_shown(server, _warned(server))
 
         _set(admin, _KEEP.format("16MB"))
         wait_until(lambda: set(_warned(server)) == {"unreserved", "xmin"}, "it is worse")
-        assert server.status["sources"]["pg"]["slot"]["wal_status"] == "unreserved"
+        slot = server.status["sources"]["pg"]["slot"]
+        assert (slot["wal_status"], slot["max_wal_bytes"]) == ("unreserved", 16 << 20)
+        assert server.metrics['laredo_slot_safe_wal_bytes{source="pg"}'] < 16 << 20
+        assert server.status["ready"], "a warning is no reason not to serve"
+        assert "of 16,777,216 kept" in server.run("status").stdout
+        row = admin.execute("SELECT active_pid FROM pg_replication_slots").fetchone()
+        assert row is not None
+        checked = server.run("check").stdout
+        assert f"in use by pid {row[0]} (laredo-fanout s" in checked
+        assert "max_slot_wal_keep_size" in checked
         _assert_shown(server, _warned(server))
         assert "raise max_slot_wal_keep_size now" in _warned(server)["unreserved"]
         _set(admin, _KEEP.format("1GB"))

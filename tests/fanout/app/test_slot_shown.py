@@ -1,13 +1,13 @@
-"""The slot's dangers and its end, as /status, /metrics, the log and the terminal show them."""
+"""The slot's end and what it keeps, as /status, /metrics, the log and the terminal show them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import psycopg
 import pytest
 
+from tests.support import drawn
 from tests.support.clusters import Clusters, invalidate
 from tests.support.processes import wait_until
 from tests.support.server.fanout_program import Fanout, fanout
@@ -33,55 +33,7 @@ def made(
     return fanout(directory / "server", database.dsn, TABLES, extra)
 
 
-def test_danger_is_shown_everywhere_and_passes(clusters: Clusters, tmp_path: Path) -> None:
-    server = made(clusters, tmp_path, max_slot_wal_keep_size="64MB", max_wal_size="1GB")
-    dsn = f"postgresql://postgres@/postgres?host={clusters.address}"
-    with started(server), psycopg.connect(dsn) as left, psycopg.connect(dsn) as other:
-        other.autocommit = True
-        left.execute("INSERT INTO t VALUES (1)")
-        pid = left.info.backend_pid
-        for _ in range(4):
-            other.execute("SELECT pg_logical_emit_message(true, 'filler', 'x')")
-            other.execute("SELECT pg_switch_wal()")
-
-        def warned() -> bool:
-            kinds = {warning["kind"] for warning in server.status["sources"]["pg"]["warnings"]}
-            return bool(kinds & {"safe_wal_size", "unreserved"})
-
-        wait_until(warned, "it is warned of")
-        source, metrics = server.status["sources"]["pg"], server.metrics
-        (warning,) = source["warnings"]
-        kind = warning["kind"]
-        assert warning["cure"].startswith("raise max_slot_wal_keep_size")
-        assert source["slot"]["oldest_transaction"]["pid"] == pid
-        assert source["slot"]["retained_bytes"] > 40 << 20 > source["slot"]["unconfirmed_bytes"]
-        assert source["slot"]["max_wal_bytes"] == 64 << 20
-        assert source["slot"]["failover"] is True
-        assert metrics[f'laredo_slot_warning{{kind="{kind}",source="pg"}}'] == 1
-        assert metrics['laredo_slot_warning{kind="lost",source="pg"}'] == 0
-        assert metrics['laredo_slot_retained_wal_bytes{source="pg"}'] > 40 << 20
-        assert metrics['laredo_slot_safe_wal_bytes{source="pg"}'] < 16 << 20
-        assert metrics['laredo_slot_oldest_transaction_seconds{source="pg"}'] > 0
-        assert server.status["ready"], "a warning is no reason not to serve"
-        shown = server.run("status")
-        assert warning["cure"] in shown.stdout
-        assert "of 67,108,864 kept" in shown.stdout
-        checked = server.run("check")
-        assert warning["cure"] in checked.stdout and "max_slot_wal_keep_size" in checked.stdout
-        assert f"in use by pid {_holder(other)} (laredo-fanout s" in checked.stdout
-        wait_until(lambda: '"event": "slot in danger"' in server.program.tail(10**6), "logged")
-        left.commit()
-        wait_until(lambda: other.execute("CHECKPOINT") and not warned(), "the danger is over")
-        wait_until(lambda: '"event": "slot recovered"' in server.program.tail(10**6), "so too")
-
-
-def _holder(connection: "psycopg.Connection[tuple[object, ...]]") -> object:
-    row = connection.execute("SELECT active_pid FROM pg_replication_slots").fetchone()
-    assert row is not None
-    return row[0]
-
-
-@pytest.mark.parametrize("version", [16, 18])
+@pytest.mark.parametrize("version", drawn.first(1, [18, 16]))
 def test_a_lost_slot_is_shown_until_somebody_decides(
     clusters: Clusters, tmp_path: Path, version: int
 ) -> None:
@@ -137,6 +89,7 @@ def test_check_says_what_may_become_of_the_slot(clusters: Clusters, tmp_path: Pa
     assert "-1: WAL is kept without limit while this server is down" in shown
 
 
+@pytest.mark.thorough
 def test_what_the_slot_keeps_is_shown_while_its_stream_cannot_be_had(
     clusters: Clusters, tmp_path: Path
 ) -> None:
@@ -176,19 +129,3 @@ def test_what_the_slot_keeps_is_shown_while_its_stream_cannot_be_had(
         assert server.status["sources"]["pg"]["slot"]["retained_bytes"] is None
         assert server.status["sources"]["pg"]["lag_bytes"] is None
         assert "not known / " in server.run("status").stdout
-
-
-def test_the_store_and_its_disk(clusters: Clusters, tmp_path: Path) -> None:
-    server = made(clusters, tmp_path, "state.max_size = 1GiB")
-    with started(server):
-        metrics = server.metrics
-        former, allocated, most, free = (
-            metrics[f"laredo_store_{what}"]
-            for what in ("bytes", "allocated_bytes", "max_bytes", "disk_free_bytes")
-        )
-        on_disk = 512 * (server.directory / "state" / "data.mdb").stat().st_blocks
-        assert 0 < server.status["store"]["bytes"] <= former == allocated == on_disk
-        assert allocated <= most == 1 << 30
-        disk = psutil.disk_usage(str(server.directory))
-        assert free == pytest.approx(disk.free, abs=1 << 30)
-        assert metrics['laredo_position_bytes{source="pg"}'] > 0

@@ -5,7 +5,6 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,10 @@ from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from laredo_fanout.store.writer import Store
 from laredo_service.retry import Backoff
 from tests.fanout.app.running_server import Running, running
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import until
 from tests.support.server.serving_world import USERS, Writer, rows
 
 SERVING = ("-m", "laredo_fanout.app.processes.serving_process")
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)  # poll
 
 
 def children(tmp_path: Path, **more: object) -> ServingChildren:
@@ -93,7 +86,7 @@ async def test_without_descriptors_it_waits_until_there_are_some(tmp_path: Path)
 async def test_a_drain_waits_for_no_pause(tmp_path: Path) -> None:
     trying = children(tmp_path, program=("/nonexistent/python",))
     trying.start()
-    await until(lambda: trying.spawn_failures >= 6)
+    await until(lambda: trying.spawn_failures >= 4)
     (keeper,) = trying._keepers
     await trying.drain()
     assert not keeper.cancelled() and keeper.exception() is None

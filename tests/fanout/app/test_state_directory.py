@@ -73,6 +73,7 @@ def not_confirmed(server: Fanout, owner: psycopg.Connection, database: Database)
     assert answer is not None and answer.status_code == 200, "clients are served what there is"
 
 
+@pytest.mark.thorough
 def test_deleted(tmp_path: Path, database: Database) -> None:
     with served(tmp_path, database) as (server, owner):
         shutil.rmtree(tmp_path / "state")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.app import http
 from laredo_fanout.app.http import LagHistory
 from laredo_fanout.batch.status import IngestStatus
 from laredo_fanout.catchup.plan import CatchupStatus, SegmentStatus
 from laredo_service.http.endpoints import Endpoints
-from tests.support.clusters import Clusters
 from tests.support.page import Element, page_of
-from tests.support.postgres import Database
+from tests.support.postgres import Database, new_database
 from tests.support.processes import PATIENCE_S, until, wait_until
-from tests.support.server.fanout_program import Fanout, fanout, relay, started
+from tests.support.server.fanout_program import Fanout, fanout, started
 from tests.support.writer.archiving_programs import hocon
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=f()>{{7*7}}'
@@ -41,18 +41,31 @@ def facts(section: Element) -> dict[str, str]:
     return {name.text: value.text for name, value in zip(names, values, strict=True)}
 
 
-async def test_what_the_page_shows_is_what_status_shows(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        owner.execute("INSERT INTO t SELECT generate_series(1, 1234)")
-    slot = f"s_{database.name}"
-    server = fanout(tmp_path / "server", database.dsn, "{ table = t }", slot=slot)
-    with started(server):
-        async with server.follower("public.t") as follower:
-            await until(lambda: len(follower.rows) == 1234)
-            live = "follower public.t live 0"
-            await until(lambda: live in page(server).section("Clients").text)
-            shown = page(server)
+@pytest.fixture(scope="module")
+def served(
+    postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Fanout, Database]]:
+    """A server of a table of 1,234 rows and of one with a hostile name."""
+    with new_database(postgres) as database:
+        quoted = HOSTILE.replace('"', '""')
+        with database.connect() as owner:
+            owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+            owner.execute("INSERT INTO t SELECT generate_series(1, 1234)")
+            owner.execute("ANALYZE t")
+            owner.execute(f'CREATE TABLE "{quoted}" (id int PRIMARY KEY)'.encode())
+        tables = f"{{ table = t }}, {{ table = {hocon(HOSTILE)} }}"
+        directory = tmp_path_factory.mktemp("server")
+        with started(fanout(directory, database.dsn, tables, slot=f"s_{database.name}")) as server:
+            yield server, database
+
+
+async def test_what_the_page_shows_is_what_status_shows(served: tuple[Fanout, Database]) -> None:
+    server, database = served
+    async with server.follower("public.t") as follower:
+        await until(lambda: len(follower.rows) == 1234)
+        live = "follower public.t live 0"
+        await until(lambda: live in page(server).section("Clients").text)
+        shown = page(server)
     assert shown.all("h1")[0].text == "laredo-fanout"
     assert shown.section("Ready").attributes["data-title"] == "laredo-fanout: ready"
     assert row(shown, "public.t") == {
@@ -63,56 +76,11 @@ async def test_what_the_page_shows_is_what_status_shows(tmp_path: Path, database
         "back to": "–",
     }
     source = shown.section("Source pg streaming")
-    assert facts(source)["slot"] == slot and facts(source)["publication"] == "laredo"
+    assert facts(source)["slot"] == f"s_{database.name}"
+    assert facts(source)["publication"] == "laredo"
     charts = source.all("figure")
     assert len(charts) == 2 and all(each.all("path", "line") for each in charts)
     assert [each.all("rect") for each in charts] == [[], []]
-
-
-def test_a_hostile_name_is_text(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        quoted = HOSTILE.replace('"', '""')
-        owner.execute(f'CREATE TABLE "{quoted}" (id int PRIMARY KEY)')
-    table = f"{{ table = {hocon(HOSTILE)} }}"
-    server = fanout(tmp_path / "server", database.dsn, table, slot=f"s_{database.name}")
-    with started(server):
-        shown = page(server)
-        # It also stands in an attribute and in a sentence.
-        with database.connect() as owner:
-            owner.execute(f'DROP TABLE "{quoted}"')
-        wait_until(lambda: server.problems, "it is missed")
-        missed = page(server)
-    assert row(shown, f"public.{HOSTILE}")["state"] == "live"
-    assert HOSTILE in missed.section("Not ready").text
-    for each in (shown, missed):
-        assert [script.attributes["src"] for script in each.all("script")] == ["page/page.js"]
-        assert not each.all("img")
-
-
-def test_while_postgresql_is_down_the_lag_has_a_gap_and_the_page_says_why(
-    tmp_path: Path, clusters: Clusters
-) -> None:
-    postgres = clusters.new()
-    database = clusters.lead_to(postgres)
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    server = fanout(tmp_path / "server", database.dsn, "{ table = t }")
-    with started(server):
-        assert not page(server).all("rect", "gap")
-        postgres.stop()
-        shown = wait_until(
-            lambda: (found := page(server)).all("rect", "gap") and found, "the lag isn't known"
-        )
-        source = shown.section("Source pg not connected")
-        assert [caption.all("span")[0].text for caption in source.all("figcaption")] == [
-            "not known",
-            "not known",
-        ]
-        assert facts(source)["WAL kept for the slot"] == "– not known"
-        assert shown.section("Not ready").text.startswith("Not ready source pg: ")
-        postgres.start()
-        server.program.wait_ready()
-        assert page(server).section("Ready")
 
 
 @pytest.mark.parametrize(("error", "gaps"), [(None, 0), ("connection refused", 1)])
@@ -125,14 +93,9 @@ def test_a_start_is_a_gap_only_if_postgresql_could_not_be_asked(
         assert len(chart.gaps) == gaps and not chart.lines
 
 
-def test_a_copy_has_a_bar_until_it_is_done(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        owner.execute("INSERT INTO t SELECT generate_series(1, 1000)")
-        owner.execute("ANALYZE t")
-    server = fanout(tmp_path / "server", database.dsn, "{ table = t }", slot=f"s_{database.name}")
-    with server.program, database.connect() as locking:
-        server.program.wait_ready()
+def test_a_copy_has_a_bar_until_it_is_done(served: tuple[Fanout, Database]) -> None:
+    server, database = served
+    with database.connect() as locking:
         # A re-copy can't read the table while it is locked.
         locking.execute("BEGIN")
         locking.execute("LOCK TABLE t")
@@ -150,62 +113,8 @@ def test_a_copy_has_a_bar_until_it_is_done(tmp_path: Path, database: Database) -
         wait_until(lambda: not page(server).section("Tables").all("progress"), "it is done")
 
 
-def test_the_page_has_a_strict_policy_and_is_as_closed_as_status(
-    tmp_path: Path, database: Database
-) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    token = "s3cret-of-the-server"
-    more = f"http {{ token = {token}, public = [health, metrics] }}\n"
-    server = fanout(
-        tmp_path / "server", database.dsn, "{ table = t }", more, slot=f"s_{database.name}"
-    )
-    with started(server):
-        for path in ("/", "/page/content", "/page/page.css", "/page/page.js"):
-            address = server.program.http + path
-            assert httpx.get(address, timeout=PATIENCE_S).status_code == 401
-            assert httpx.post(address, auth=("", token), timeout=PATIENCE_S).status_code == 401
-            answer = httpx.get(address, auth=("", token), timeout=PATIENCE_S)
-            assert answer.status_code == 200 and token not in answer.text
-            policy = dict(
-                each.strip().split(" ", 1)
-                for each in answer.headers["content-security-policy"].split(";")
-            )
-            assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
-            assert policy["script-src"] == policy["style-src"] == "'self'"
-            assert answer.headers["x-frame-options"] == "DENY"
-            assert answer.headers["cache-control"] == "no-store"
-        assert (
-            httpx.get(
-                server.program.http + "/status", auth=("", token), timeout=PATIENCE_S
-            ).status_code
-            == 401
-        )
-        recopy = server.program.http + "/tables/public.t/recopy"
-        assert httpx.post(recopy, auth=("", token), timeout=PATIENCE_S).status_code == 401
-
-
-def test_a_relay_shows_the_servers_up_to_postgresql(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    upstream = fanout(tmp_path / "up", database.dsn, "{ table = t }", slot=f"s_{database.name}")
-    with started(upstream):
-        server = relay(tmp_path / "relay", upstream.grpc_port, "{ table = t }")
-        with started(server):
-            source = page(server).section("Source up")
-            addresses = [line.all("td")[0].text for line in source.all("table")[0].all("tr")[1:]]
-            assert addresses == ["this one", f"127.0.0.1:{upstream.grpc_port}"]
-            assert "slot" not in facts(source)
-
-
-async def test_the_segments_of_a_split_backlog_have_bars(
-    tmp_path: Path, database: Database
-) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    server = fanout(tmp_path / "server", database.dsn, "{ table = t }", slot=f"s_{database.name}")
-    with started(server):
-        status = server.status
+async def test_the_segments_of_a_split_backlog_have_bars(served: tuple[Fanout, Database]) -> None:
+    status = served[0].status
     # A real backlog is split for an instant only; the rest of the status is a real one.
     segments = (
         SegmentStatus(1, 0x1000, 0x2000, 0x2000, 0x2000, "decoded", 5 << 20, None),
@@ -229,3 +138,18 @@ async def test_the_segments_of_a_split_backlog_have_bars(
         ["waiting", "as it comes", "0/4000", "the end", "0 bytes"],
     ]
     assert [bar.attributes["value"] for bar in source.all("progress")] == ["1.0", "0.25"]
+
+
+def test_a_hostile_name_is_text(served: tuple[Fanout, Database]) -> None:
+    server, database = served
+    shown = page(server)
+    # It also stands in an attribute and in a sentence.
+    with database.connect() as owner:
+        owner.execute('DROP TABLE "{}"'.format(HOSTILE.replace('"', '""')).encode())
+    wait_until(lambda: server.problems, "it is missed")
+    missed = page(server)
+    assert row(shown, f"public.{HOSTILE}")["state"] == "live"
+    assert HOSTILE in missed.section("Not ready").text
+    for each in (shown, missed):
+        assert [script.attributes["src"] for script in each.all("script")] == ["page/page.js"]
+        assert not each.all("img")

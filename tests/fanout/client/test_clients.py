@@ -99,7 +99,7 @@ def test_rows_while_everything_changes(server: Server) -> None:
         server.source.write([(DELETE, "b", "x", "", 0)])
         until(lambda: len(client) == 2)
         client.listen(lambda old, new: sums.add(sum(row["size"] for row in client.rows())))
-        for number in range(200):
+        for number in range(60):
             size = number % 4
             server.source.write(
                 [(UPDATE, "a", "x", "acme", size), (UPDATE, "a", "y", "acme", 3 - size)]
@@ -333,7 +333,7 @@ def test_look_ups_while_everything_changes(server: Server) -> None:
         readers = [threading.Thread(target=read) for _ in range(3)]
         for reader in readers:
             reader.start()
-        for number in range(100):
+        for number in range(50):
             size = number % 7
             server.source.write(
                 [(INSERT, "n", str(size), "busy" if number % 2 else "idle", number)],
@@ -357,28 +357,25 @@ def test_wrong_arguments_are_told_before_anything_is_sent() -> None:
         FanoutClient("localhost:1", TABLE).await_ready(1)
 
 
-def test_an_unknown_table_ends_the_wait(server: Server) -> None:
-    with (
-        FanoutClient(server.address, "public.nothing") as client,
-        pytest.raises(TableNotFound, match="nothing"),
+def test_what_cannot_be_followed_ends_the_wait(server: Server) -> None:
+    columns = {"c": ("colour",)}
+    for client, error, said, patience in (
+        (FanoutClient(server.address, "public.nothing"), TableNotFound, "nothing", PATIENCE_S),
+        (
+            FanoutClient(server.address, TABLE, indexes=columns),
+            BadField,
+            "no column 'colour'",
+            PATIENCE_S,
+        ),
+        (
+            FanoutClient("127.0.0.1:1", TABLE, backoff=QUICK),
+            NotReadyInTime,
+            r"127\.0\.0\.1:1",
+            0.3,
+        ),
     ):
-        client.await_ready(PATIENCE_S)
-
-
-def test_an_unknown_index_column_ends_the_wait(server: Server) -> None:
-    with (
-        FanoutClient(server.address, TABLE, indexes={"c": ("colour",)}) as client,
-        pytest.raises(BadField, match="no column 'colour'"),
-    ):
-        client.await_ready(PATIENCE_S)
-
-
-def test_nobody_there_is_told_with_the_last_error() -> None:
-    with (
-        FanoutClient("127.0.0.1:1", TABLE, backoff=QUICK) as client,
-        pytest.raises(NotReadyInTime, match=r"127\.0\.0\.1:1"),
-    ):
-        client.await_ready(0.3)
+        with client, pytest.raises(error, match=said):
+            client.await_ready(patience)
 
 
 async def test_asyncio_twin(port: int, source: Source, tmp_path: Path) -> None:

@@ -17,13 +17,11 @@ from laredo_fanout.client import (
     Changes,
     Endpoint,
     FanoutClient,
-    GoAway,
     Handshake,
     NotAReplicationServer,
     NotReadyInTime,
     ProtocolViolation,
     ServerUnavailable,
-    SnapshotRows,
     StreamBroken,
     StreamError,
     SyncOptions,
@@ -128,20 +126,6 @@ async def test_both_transports_bring_the_same_events(source: Source) -> None:
         assert any(isinstance(event, Changes) for event in grpc)
 
 
-async def test_the_asyncio_client_follows_by_connect(connect_port: int, source: Source) -> None:
-    client = AsyncFanoutClient(
-        f"localhost:{connect_port}", TABLE, transport="connect", indexes={"t": ("tenant",)}
-    )
-    async with client:
-        await client.await_ready(PATIENCE_S)
-        changes = client.changes()
-        source.write([(UPDATE, "a", "x", "zeta", 5)])
-        async with asyncio.timeout(PATIENCE_S):
-            change = await anext(changes)
-        assert (change.old, change.new) == (row("a", "x", "acme", 1), row("a", "x", "zeta", 5))
-        assert len(await client.lookup_index("t", "zeta")) == 2
-
-
 async def test_the_thread_safe_client_resumes_by_connect(source: Source) -> None:
     port = free_port()
 
@@ -214,35 +198,6 @@ async def test_files_and_tokens_that_cannot_be_used(tmp_path: Path) -> None:
         await client.start()
     with pytest.raises(BadEndpoint, match="transport"):
         FanoutClient("localhost:4003", TABLE, transport="http")  # type: ignore[arg-type]
-
-
-async def test_a_client_that_leaves_is_gone_at_the_server(source: Source) -> None:
-    """The server's drain waits for clients: one that has left doesn't hold it up."""
-    port = free_port()
-    async with asyncio.timeout(PATIENCE_S), serving(source, connect=port, grace=3600):
-        endpoint = Endpoint(f"127.0.0.1:{port}", transport="connect")
-        async with open_stream(endpoint, OPTIONS) as events:
-            await anext(events)
-
-
-async def test_go_away_comes_by_connect(source: Source) -> None:
-    port, seen = free_port(), asyncio.Event()
-
-    async def follow() -> list[object]:
-        found: list[object] = []
-        with suppress(StreamError):
-            endpoint = Endpoint(f"127.0.0.1:{port}", transport="connect")
-            async with open_stream(endpoint, OPTIONS) as events:
-                async for event in events:
-                    found.append(event)
-                    seen.set()
-        return found
-
-    async with serving(source, connect=port, grace=0.2):
-        following = asyncio.create_task(follow())
-        await seen.wait()
-    events = await following
-    assert any(isinstance(event, GoAway) for event in events)
 
 
 # ------------------------------------------------------------------ others' answers
@@ -339,21 +294,3 @@ async def test_a_client_gives_up_on_no_port_of_connect(port: int) -> None:
         with pytest.raises((NotAReplicationServer, NotReadyInTime)) as failed:
             await client.await_ready(PATIENCE_S)
     assert "4003" in str(failed.value)
-
-
-async def test_snapshots_come_in_many_reads(source: Source, connect_port: int) -> None:
-    source.write([(INSERT, "many", str(number), "t" * 500, number) for number in range(5000)])
-    found = await asyncio.wait_for(_rows(connect_port, 5003), PATIENCE_S)
-    assert len(found) == 5003
-
-
-async def _rows(port: int, most: int) -> set[bytes]:
-    found: set[bytes] = set()
-    endpoint = Endpoint(f"127.0.0.1:{port}", transport="connect")
-    async with open_stream(endpoint, OPTIONS) as events:
-        async for event in events:
-            if isinstance(event, SnapshotRows):
-                found.update(event.keys)
-            if len(found) >= most:
-                break
-    return found

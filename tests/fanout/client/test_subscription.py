@@ -154,6 +154,13 @@ async def test_batches_arrive_as_they_were_sent() -> None:
     assert all(part.last for part in changes.transactions())
     assert changes.last_sequence == 8
     assert isinstance(beat, Heartbeat) and beat.position == 0x40
+    # An empty text is a key, and the end tells rows and checksum if the server does.
+    begin, rows_, told = snapshot({b"": b'{"title":""}'}, "0/10", 1)
+    told.snapshot_end.rows, told.snapshot_end.state_checksum = 3, "ab" * 16
+    *_, rows, end = await events_of(handshake(), begin, rows_, told)
+    assert rows == SnapshotRows([b""], [b'{"title":""}'])
+    assert isinstance(end, SnapshotEnd)
+    assert (end.rows, end.state_checksum) == (3, "ab" * 16)
 
 
 async def test_the_end_of_a_catch_up_without_rows_is_no_snapshot() -> None:
@@ -162,44 +169,25 @@ async def test_the_end_of_a_catch_up_without_rows_is_no_snapshot() -> None:
     assert found[1:] == [Heartbeat(None, 7, None)]
 
 
-async def test_an_empty_text_is_a_key() -> None:
-    found = await events_of(handshake(), *snapshot({b"": b'{"title":""}'}, "0/10", 1))
-    assert SnapshotRows([b""], [b'{"title":""}']) in found
-
-
-async def test_snapshot_end_tells_rows_and_checksum_when_the_server_does() -> None:
-    begin, rows, told = snapshot({b"1": line(1, "a")}, "0/10", 1)
-    told.snapshot_end.rows, told.snapshot_end.state_checksum = 3, "ab" * 16
-    end = (await events_of(handshake(), begin, rows, told))[-1]
-    assert isinstance(end, SnapshotEnd)
-    assert (end.rows, end.state_checksum) == (3, "ab" * 16)
+def changed(**columns: list[object]) -> wire.SyncResponse:
+    """One change, and what is said of it otherwise."""
+    one = {"keys": [b"1"], "lines": [b"{}"], "counts": [1], "positions": [1], "times_us": [1]}
+    return wire.SyncResponse(change_batch=wire.ChangeBatch(actions=b"\x01", **{**one, **columns}))
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("script", "said"),
     [
-        wire.ChangeBatch(actions=b"\x01", keys=[b"1"], lines=[], counts=[1], positions=[1]),
-        wire.ChangeBatch(
-            actions=b"\x01", keys=[b"1"], lines=[b"{}"], counts=[2], positions=[1], times_us=[1]
-        ),
-        wire.ChangeBatch(
-            actions=b"\x01", keys=[b"1"], lines=[b"{}"], counts=[1], positions=[], times_us=[1]
-        ),
+        ([handshake("DELTA"), changed(lines=[], times_us=[])], "differ in length"),
+        ([handshake("DELTA"), changed(counts=[2])], "differ in length"),
+        ([handshake("DELTA"), changed(positions=[])], "differ in length"),
+        ([heartbeat(1)], "before the handshake"),
+        ([handshake(), heartbeat(1, "nonsense")], "not a WAL position"),
     ],
 )
-async def test_columns_of_different_lengths_are_refused(wrong: wire.ChangeBatch) -> None:
-    with pytest.raises(ProtocolViolation, match="differ in length"):
-        await events_of(handshake("DELTA"), wire.SyncResponse(change_batch=wrong))
-
-
-async def test_rows_before_the_handshake_are_refused() -> None:
-    with pytest.raises(ProtocolViolation, match="before the handshake"):
-        await events_of(heartbeat(1))
-
-
-async def test_a_position_that_is_none_is_refused() -> None:
-    with pytest.raises(ProtocolViolation, match="not a WAL position"):
-        await events_of(handshake(), heartbeat(1, "nonsense"))
+async def test_what_is_no_stream_is_refused(script: list[wire.SyncResponse], said: str) -> None:
+    with pytest.raises(ProtocolViolation, match=said):
+        await events_of(*script)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Such a row ends no client; its other columns are as ever, and the value comes as
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server, soon, until
-from tests.fanout.client.real_server import TABLE, Source, serving
+from tests.fanout.client.real_server import TABLE, Source
+from tests.support import drawn
 from tests.support.processes import PATIENCE_S
 
 COLUMNS = (
@@ -153,20 +154,6 @@ def source(tmp_path: Path) -> Iterator[Source]:
     source.store.close()
 
 
-@pytest.fixture
-def server(source: Source) -> Iterator[Server]:
-    server = Server(source)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def port(source: Source) -> AsyncIterator[int]:
-    async with serving(source) as port:
-        yield port
-
-
 def rename_all(source: Source, name: str) -> None:
     """An UPDATE of every row, in one transaction."""
     found = lines()
@@ -223,6 +210,7 @@ def test_an_indexing_client_follows_and_listens(server: Server, tmp_path: Path) 
         assert len(again.lookup_index("by_name", "new")) == many
 
 
+@pytest.mark.thorough
 async def test_the_asyncio_twin_too(port: int, source: Source) -> None:
     many = len(lines())
     heard: list[Row] = []
@@ -243,7 +231,9 @@ class Rude(BaseException):
     """Not an Exception, as SystemExit and KeyboardInterrupt aren't."""
 
 
-@pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt, Rude])
+@pytest.mark.parametrize(
+    "error", drawn.first(2, [Rude, KeyboardInterrupt, SystemExit, RuntimeError])
+)
 def test_what_a_listener_raises_ends_nothing(server: Server, error: type[BaseException]) -> None:
     heard: list[Row | None] = []
 

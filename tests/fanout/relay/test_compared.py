@@ -169,7 +169,7 @@ async def copied_again(relay: Relayed, writer: Writer) -> None:
     await relay.until(writer.position)
 
 
-async def test_a_recopy_that_finds_equal_rows_sends_nothing(tmp_path: Path) -> None:
+async def test_a_recopy_sends_what_differs_and_nothing_where_nothing_does(tmp_path: Path) -> None:
     async with running(tmp_path / "up") as world:
         writer = world.writer
         writer.publish(rows(0, 10))
@@ -180,19 +180,12 @@ async def test_a_recopy_that_finds_equal_rows_sends_nothing(tmp_path: Path) -> N
                 await client.until(writer.position)
                 await copied_again(relay, writer)
                 await until(lambda: USERS in relay.store.last_recopies)
-                writer.commit((Action.INSERT, line(51)))
+                writer.commit((Action.DELETE, key_of(line(50))))
                 await client.until(writer.position)
                 assert len(client.snapshots) == len(client.handshakes) == 1
                 assert [len(each) for each in client.changes] == [1, 1]
             assert relay.record().id == before.id
             assert relay.store.last_recopies[USERS].differing == 0
-
-
-async def test_a_recopy_that_finds_other_rows_reaches_clients(tmp_path: Path) -> None:
-    async with running(tmp_path / "up") as world:
-        writer = world.writer
-        writer.publish(rows(0, 10))
-        async with relaying(tmp_path / "relay", world.port) as relay:
             record = await relay.until(writer.position)
         with Store.open(tmp_path / "relay", max_size=1 << 30) as store, store.transaction() as txn:
             wrong = line(3, "not the upstream's")
@@ -278,22 +271,6 @@ async def test_another_history_begins_with_a_snapshot(tmp_path: Path) -> None:
             source = relay.store.source
             assert source is not None
             assert source.former_reach >= old.position
-
-
-async def test_several_tables_have_a_position_each(tmp_path: Path) -> None:
-    names = (USERS, "public.other")
-    async with running(tmp_path / "up", names=names) as world:
-        writer = world.writer
-        writer.publish(rows(0, 10))
-        writer.publish(rows(0, 3), table=names[1])
-        async with relaying(tmp_path / "relay", world.port, names) as relay:
-            for number in range(20):
-                writer.commit((Action.INSERT, line(100 + number)), table=names[number % 2])
-            for name in names:
-                await relay.until(writer.position, name)
-            await until(lambda: relay.store.position == writer.position)
-            assert relay.record(names[0]).rows == 20
-            assert relay.record(names[1]).rows == 13
 
 
 async def test_a_transaction_larger_than_a_message_is_one_there_too(tmp_path: Path) -> None:

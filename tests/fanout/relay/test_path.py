@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import orjson
@@ -19,23 +19,24 @@ from tests.support.server.serving_world import USERS, rows, running
 from tests.support.server.states import States
 
 
-def test_servers_that_follow_each_other_say_so(tmp_path: Path) -> None:
-    one = relay(tmp_path / "one", 1, "{ table = a }")
-    two = relay(tmp_path / "two", one.grpc_port, "{ table = a }")
-    three = relay(tmp_path / "three", two.grpc_port, "{ table = a }")
-    text = one.program.config.read_text()
-    one.program.config.write_text(text.replace('127.0.0.1:1"', f'127.0.0.1:{three.grpc_port}"'))
-    with ExitStack() as running_:
-        for each in (one, two, three):
-            running_.enter_context(each.program)
-        for each in (one, two, three):
-            wait_until(
-                lambda e=each: any("follows this server" in p for p in e.problems), "it is refused"
+async def test_servers_that_follow_each_other_say_so(tmp_path: Path) -> None:
+    names = ("public.a",)
+    one, two, three = (relay(tmp_path / name, 1, "{ table = a }") for name in ("1", "2", "3"))
+    text = two.program.config.read_text()
+    two.program.config.write_text(text.replace('127.0.0.1:1"', f'127.0.0.1:{one.grpc_port}"'))
+    async with AsyncExitStack() as stack:
+        relays = [
+            await stack.enter_async_context(
+                relaying(each.directory / "state", upstream.grpc_port, names, each.grpc_port)
             )
-        said = " ".join(two.problems)
+            for each, upstream in ((one, three), (two, one), (three, two))
+        ]
+        for each in relays:
+            await until(lambda e=each: "follows this server" in (e.ingest.status().error or ""))
+        said = relays[1].ingest.status().error or ""
         assert f"this server -> 127.0.0.1:{one.grpc_port} -> 127.0.0.1:{three.grpc_port}" in said
         assert "Have one of them follow PostgreSQL" in said
-        checked = two.run("check", "--json")
+        checked = await asyncio.to_thread(two.run, "check", "--json")
         assert any(
             "follows this server" in found["detail"] for found in orjson.loads(checked.stdout)
         )

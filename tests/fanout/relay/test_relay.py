@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
-
-import pytest
 
 from laredo_fanout.client.events import Mode
 from laredo_model import position
@@ -48,63 +45,52 @@ class Chain:
         return {str(key).encode(): str(line).encode() for key, line in found}
 
 
-@pytest.fixture
-def chain(tmp_path: Path, database: Database) -> Chain:
-    return Chain(tmp_path, database)
-
-
 def history(server: Fanout) -> str:
     return str(server.status["sources"][next(iter(server.status["sources"]))]["history"])
 
 
-async def test_a_second_level_relay_s_clients_see_every_position_of_the_upstream(
-    chain: Chain,
+async def test_clients_of_a_relay_s_relay_see_every_position_though_one_is_killed(
+    tmp_path: Path, database: Database
 ) -> None:
-    with ExitStack() as running:
-        for server in (chain.top, chain.middle, chain.end):
-            running.enter_context(started(server))
-        async with (
-            States(chain.top.grpc_port, TABLE) as direct,
-            States(chain.end.grpc_port, TABLE, boundaries=True) as relayed,
-        ):
-            await direct.until(1)
-            await relayed.until(1)
-            reached = chain.execute(
-                *(f"INSERT INTO a VALUES ({n}, 'new {n}')" for n in range(100, 140)),
-                "UPDATE a SET v = v || '!' WHERE id % 3 = 0",
-                "DELETE FROM a WHERE id % 5 = 0",
-                "BEGIN; TRUNCATE a; INSERT INTO a SELECT i, 'again' FROM generate_series(1, 30) i;"
-                " COMMIT",
-                "UPDATE a SET id = id + 1000 WHERE id = 7",
-            )
-            await direct.until(reached)
-            await relayed.until(reached, verified=True)
-            assert relayed.rows == direct.rows
-            assert set(relayed.rows) == set(chain.rows())
-            assert equal_where_both_were(direct, relayed) >= 40
-        assert history(chain.top) == history(chain.middle) == history(chain.end)
-
-
-async def test_a_relay_that_was_killed_resumes_from_the_upstream_s_journal(chain: Chain) -> None:
+    chain = Chain(tmp_path, database)
     with started(chain.top), started(chain.middle), started(chain.end):
-        async with States(chain.end.grpc_port, TABLE) as relayed:
+        async with States(chain.end.grpc_port, TABLE, boundaries=True) as relayed:
             await relayed.until(1)
-            before = len(relayed.snapshots)
-            for number in range(3):
-                chain.middle.program.kill()
-                chain.execute(
-                    f"INSERT INTO a VALUES ({number + 200}, 'while it was away')",
-                    "UPDATE a SET v = 'n' WHERE id = 1",
-                    "UPDATE a SET v = 'v1' WHERE id = 1",
+            async with States(chain.top.grpc_port, TABLE) as direct:
+                await direct.until(1)
+                reached = chain.execute(
+                    *(f"INSERT INTO a VALUES ({n}, 'new {n}')" for n in range(100, 140)),
+                    "UPDATE a SET v = v || '!' WHERE id % 3 = 0",
+                    "DELETE FROM a WHERE id % 5 = 0",
+                    "BEGIN; TRUNCATE a; INSERT INTO a SELECT i, 'again'"
+                    " FROM generate_series(1, 30) i; COMMIT",
+                    "UPDATE a SET id = id + 1000 WHERE id = 7",
                 )
-                chain.middle.program.start()
-            reached = chain.execute("DELETE FROM a WHERE id = 2")
-            await relayed.until(reached)
-            assert set(relayed.rows) == set(chain.rows())
-            assert len(relayed.snapshots) == before == 1
-            actions = b"".join(changes.actions for changes in relayed.changes)
-            assert len(actions) == 3 * 3 + 1
-            assert {each.mode for each in relayed.handshakes[1:]} <= {Mode.DELTA}
-        wait_until(chain.middle.program.is_ready, "the middle is ready")
-        table = chain.middle.table(TABLE)
-        assert table["copied_rows"] == 0
+                await direct.until(reached)
+                await relayed.until(reached, verified=True)
+                assert relayed.rows == direct.rows
+                assert set(relayed.rows) == set(chain.rows())
+                assert equal_where_both_were(direct, relayed) >= 40
+            assert history(chain.top) == history(chain.middle) == history(chain.end)
+            await _the_killed_one_resumes_from_the_journal(chain, relayed)
+
+
+async def _the_killed_one_resumes_from_the_journal(chain: Chain, relayed: States) -> None:
+    seen = len(relayed.changes)
+    for number in range(3):
+        chain.middle.program.kill()
+        chain.execute(
+            f"INSERT INTO a VALUES ({number + 200}, 'while it was away')",
+            "UPDATE a SET v = 'n' WHERE id = 1",
+            "UPDATE a SET v = 'v1' WHERE id = 1",
+        )
+        chain.middle.program.start()
+    reached = chain.execute("DELETE FROM a WHERE id = 2")
+    await relayed.until(reached)
+    assert set(relayed.rows) == set(chain.rows())
+    assert len(relayed.snapshots) == 1
+    actions = b"".join(changes.actions for changes in relayed.changes[seen:])
+    assert len(actions) == 3 * 3 + 1
+    assert {each.mode for each in relayed.handshakes[1:]} <= {Mode.DELTA}
+    wait_until(chain.middle.program.is_ready, "the middle is ready")
+    assert chain.middle.table(TABLE)["copied_rows"] == 0

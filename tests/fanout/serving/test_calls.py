@@ -42,28 +42,21 @@ async def test_a_wrong_request_names_the_field(
         assert not world.registry.closed and not world.registry.leases
 
 
-async def test_bytes_that_are_no_request(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
-        raw = world.channel().unary_stream(f"/{SERVICE}/Sync")
-        code, _ = await Stream(raw(b"\xff\xff\xff")).ends()
-        assert code is Code.INVALID_ARGUMENT
-
-
-async def test_a_table_that_is_not_configured(tmp_path: Path) -> None:
+async def test_a_table_that_is_not_configured_or_not_ready_and_bytes_that_are_no_request(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as world:
         code, details = await world.sync(table="nope").ends()
         assert code is Code.NOT_FOUND
         assert "public.nope" in details and "public.users" in details
-
-
-async def test_a_table_that_is_not_ready(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
         code, details = await world.sync().ends()
         assert code is Code.FAILED_PRECONDITION and "public.users" in details
         world.writer.add()
         code, details = await world.sync().ends()
         assert code is Code.FAILED_PRECONDITION and "copying" in details
+        raw = world.channel().unary_stream(f"/{SERVICE}/Sync")
+        code, _ = await Stream(raw(b"\xff\xff\xff")).ends()
+        assert code is Code.INVALID_ARGUMENT
         assert not world.registry.leases
 
 

@@ -1,7 +1,6 @@
 """FetchSnapshot is a client like any other; and calls end when they are told, wherever they are."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,11 @@ from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo
 from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.serving_world import USERS, Lease, Stream, World, line, rows, running
 
 Code = grpc.StatusCode
 WIDE = "w" * 20_000
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)  # poll
 
 
 def with_snapshots(path: Path) -> ServingTableOptions:

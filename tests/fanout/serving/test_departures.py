@@ -2,7 +2,6 @@
 
 import asyncio
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -13,7 +12,7 @@ from laredo_fanout.serving.endpoints import grpc as grpc_
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from laredo_fanout.wire import replication_pb2 as wire
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.connect_client import sync_request
 from tests.support.server.serving_world import World, line, rows, running
 
@@ -25,12 +24,6 @@ DATA, HEADERS, SETTINGS = 0, 1, 4
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 INITIAL_WINDOW_SIZE = 4
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)  # poll
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -109,7 +102,7 @@ async def test_calls_whose_request_never_comes_are_few_and_end(
         writer.close()
 
 
-async def test_a_stream_whose_client_leaves_in_the_midst_of_a_message(
+async def test_calls_whose_clients_leave_before_or_in_the_midst_of_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = sync_request(batch=True).SerializeToString()
@@ -118,19 +111,11 @@ async def test_a_stream_whose_client_leaves_in_the_midst_of_a_message(
         for _ in range(10):
             (await call_with_no_window(world, "Sync", request)).close()
         await until(lambda: len(world.registry.closed) == 10)
-    assert {reason for _, reason in world.registry.closed} == {"client"}
-    assert errors_of_grpc(caplog) == []
-
-
-async def test_a_single_answer_whose_client_leaves_before_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    request = STATUS.SerializeToString()
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
         for _ in range(10):
-            (await call_with_no_window(world, "GetReplicationStatus", request)).close()
+            status = STATUS.SerializeToString()
+            (await call_with_no_window(world, "GetReplicationStatus", status)).close()
         assert (await world.stub().GetReplicationStatus(STATUS)).current_sequence
+    assert {reason for _, reason in world.registry.closed} == {"client"}
     assert errors_of_grpc(caplog) == []
 
 

@@ -349,7 +349,7 @@ def test_killed_while_writing(store: Store, table: int, shelf: SnapshotDirectory
     """Whatever moment a kill -9 hits, the snapshots that are listed are whole."""
     chance = random.Random()
     killed = 0
-    for n in range(12):
+    for n in range(5):
         steps = [update(f"{key:04}", n, "x" * 3000) for key in range(1500)]
         commit(store, table, (store.position + 8, steps))
         writer = subprocess.Popen(

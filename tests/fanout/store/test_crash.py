@@ -27,7 +27,7 @@ from tests.support.server.store_sample import (
     update,
 )
 
-ROUNDS = 12
+ROUNDS = 4
 SIZE = 256 << 20
 BARRIER = 400
 STEP = 10
@@ -115,8 +115,8 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     chance = random.Random()
     seen = 0
     copied = {key.encode(): line for key, line in COPIED.items()}
-    lived = False
-    for _ in range(ROUNDS):
+    lived = 0
+    while lived < ROUNDS:
         writer = subprocess.Popen(
             [sys.executable, "-m", "tests.fanout.store.test_crash", str(tmp_path)],
             stdout=subprocess.PIPE,
@@ -138,7 +138,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
             seen = store.position
             if not record.live:
                 continue
-            lived = True
+            lived += 1
             state = state_of(reader, record.id)
             assert state == expected_at(store.position, copied)
             assert len(state) == record.rows
@@ -148,7 +148,6 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
             )
             assert fold(entries, expected_at(record.floor, copied)) == state
             assert all(record.floor < entry[1] <= store.position for entry in entries)
-    assert lived
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from laredo_fanout.store.errors import DiskFull, SpoolFailed, StoreUnusable
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.writer import Store
+from tests.support import drawn
 from tests.support.server.store_sample import (
     COLUMNS,
     TRUNCATION,
@@ -33,7 +34,7 @@ from tests.support.server.store_sample import (
 
 MAP = 1 << 30
 SMALL_DISK = 24 << 20
-SHAPES = 12
+SHAPES, MORE_SHAPES = range(4, 9), (*range(4), *range(9, 12))
 COMMITS = 400
 
 
@@ -60,6 +61,7 @@ def namespaces() -> None:
         "reads_on_a_full_disk",
         "read_only_disk",
         "spilling_on_a_full_disk",
+        drawn.thorough("more_shapes_of_change"),
     ],
 )
 def test_on_a_small_disk(tmp_path: Path, scene: str) -> None:
@@ -109,10 +111,10 @@ def check(store: Store, table: int, rows: int) -> None:
     assert fold(journal_of(store.reader(), table), {}) == state
 
 
-def every_shape_of_change(directory: Path) -> None:
+def every_shape_of_change(directory: Path, seeds: Sequence[int] = SHAPES) -> None:
     """No shape of change gets by what is allocated ahead: a SIGBUS would kill this process."""
     filled = 0
-    for seed in range(SHAPES):
+    for seed in seeds:
         chance = random.Random(seed)
         path = directory / "store"
         with Store.open(path, max_size=MAP) as store:
@@ -136,7 +138,7 @@ def every_shape_of_change(directory: Path) -> None:
         with Store.open(path, max_size=MAP) as store:
             assert len(state_of(store.reader(), live)) == store.tables[live].rows
         shutil.rmtree(path)
-    assert filled >= SHAPES // 3, filled
+    assert filled >= len(seeds) // 3, filled
 
 
 def write_some(
@@ -264,6 +266,7 @@ def read_only_disk(directory: Path) -> None:
 SCENES: dict[str, Callable[[Path], None]] = {
     "fills_up_and_goes_on": fills_up_and_goes_on,
     "every_shape_of_change": every_shape_of_change,
+    "more_shapes_of_change": lambda directory: every_shape_of_change(directory, MORE_SHAPES),
     "no_room_to_begin": no_room_to_begin,
     "reads_on_a_full_disk": reads_on_a_full_disk,
     "read_only_disk": read_only_disk,

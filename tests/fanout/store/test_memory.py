@@ -9,8 +9,8 @@ from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support.server.store_sample import COLUMNS, live_table, open_store, row
 
-CHANGES = 120_000
-PIECE = 4_000
+CHANGES = 40_000
+PIECE = 1_000
 ALLOWED_GROWTH_KB = 24_000
 
 
@@ -27,7 +27,7 @@ def giant(store: Store, table: int, action: Action, position: int) -> int:
         for start in range(0, CHANGES, PIECE):
             names = [str(n * 7919 % CHANGES) for n in range(start, start + PIECE)]
             lines = [
-                b"" if action is Action.DELETE else row(each, position, "x" * 250) for each in names
+                b"" if action is Action.DELETE else row(each, position, "x" * 800) for each in names
             ]
             piece = TableChanges(
                 bytearray([action]) * PIECE,

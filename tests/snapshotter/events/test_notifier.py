@@ -313,7 +313,7 @@ def test_a_record_is_due_once_nothing_was_committed_for_a_while(
 def test_thousands_of_outstanding_notices_cost_no_memory(
     recorder: Recorder, proxy: FaultProxy, clients: AwsClients
 ) -> None:
-    count = 3000
+    count = 1000
     [store], sink = memory(1), queue(proxy.endpoint, "q", clients)
     rebased(opened([store], sinks=[sink.name]), 10, ONE, continues=False)
     long = replace(store.manifest, artifacts=(store.manifest.artifacts[0], *diffs(count)))

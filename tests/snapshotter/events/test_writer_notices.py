@@ -3,7 +3,7 @@
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -24,14 +24,6 @@ from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer
 
 Marks = list[tuple[str, int, str]]
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        server.add("users", rows(0, 100))
-        server.start()
-        yield server
 
 
 def events(*sinks: SinkConfig) -> str:
@@ -172,6 +164,7 @@ def tell_until_killed(writer: Writer, served: Served) -> None:
     assert writer.program.wait() == -signal.SIGKILL
 
 
+@pytest.mark.thorough
 def test_killed_while_it_writes_down_what_it_told(
     tmp_path: Path, served: Served, ministack: AwsServer
 ) -> None:
@@ -261,7 +254,7 @@ def test_a_sink_that_is_new_begins_with_the_newest_artifact(
         assert wait_heard(old, marks(writer)) == marks(writer)
 
 
-def test_what_retention_took_away_is_not_told(
+def test_what_retention_took_away_is_counted_and_not_told(
     tmp_path: Path, served: Served, ministack: AwsServer
 ) -> None:
     ear = QueueEar(ministack, fifo=True)
@@ -279,6 +272,9 @@ def test_what_retention_took_away_is_not_told(
                     ),
                     "said",
                 )
+                missed = f'sink="{config.name}",table="public.users"'
+                name = f"snapshotter_notices_missed_total{{{missed}}}"
+                wait_until(lambda: writer.metrics()[name] >= 1, "counted")
             commit(writer, served, 1)
             wanted = marks(writer)
             assert {epoch for _, epoch, _ in wanted} == {2}

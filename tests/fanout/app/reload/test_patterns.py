@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.app.options import source_tables
 from laredo_fanout.app.reload import expand
 from laredo_fanout.client import StreamError
@@ -14,7 +13,7 @@ from laredo_fanout.config import Config, load
 from laredo_service.settings import SettingsError
 from laredo_service.table_pattern import TableName
 from tests.fanout.app.reload.reloading import is_live, reload, rewrite, rows, written
-from tests.support.postgres import Database, data_directory
+from tests.support.postgres import Database
 from tests.support.processes import until, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
@@ -22,7 +21,7 @@ CONNECTION = 'pg.connection = "host=x"'
 RELAY = 'up { type = fanout, server = "a:1" }'
 
 
-def make(database: Database | EmbeddedPostgres, *tables: str) -> None:
+def make(database: Database, *tables: str) -> None:
     with database.connect() as owner:
         for table in tables:
             owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)".encode())
@@ -94,36 +93,6 @@ async def test_a_pattern_comes_with_a_reload(server: Fanout, database: Database)
             rewrite(server, "{ table = customers }")
             assert reload(server)["removed"] == ["other.t"]
             assert len(kept.handshakes) == 1
-
-
-async def test_no_table_goes_because_the_database_is_unavailable(tmp_path: Path) -> None:
-    with data_directory() as data:
-        postgres = EmbeddedPostgres(data)
-        server = fanout(tmp_path / "server", postgres.dsn(), '{ table = "orders_*" }')
-        with postgres:
-            make(postgres, "orders_a", "orders_b")
-            server.program.start()
-            server.program.wait_ready()
-            wait_until(lambda: is_live(server, "public.orders_b"), "live")
-        try:
-            async with server.follower("public.orders_a") as a:
-                await until(lambda: len(a.rows) == 600)
-                server.program.kill()
-                server.program.start()
-                wait_until(
-                    lambda: any("can't be reached" in p for p in server.problems), "it is away"
-                )
-                assert tables(server) == {"public.orders_a", "public.orders_b"}
-                assert reload(server)["removed"] == []
-                await until(lambda: len(a.handshakes) == 2)
-                async with server.follower("public.orders_b") as b:
-                    await until(lambda: len(b.rows) == 600)
-                with postgres:
-                    make(postgres, "orders_c")
-                    wait_until(lambda: is_live(server, "public.orders_c"), "the new one")
-                    assert server.table("public.orders_a")["copied_rows"] == 0
-        finally:
-            server.program.stop()
 
 
 def config(tmp_path: Path, text: str, source: str = CONNECTION) -> Config:

@@ -10,26 +10,22 @@ import httpx
 import psutil
 import pytest
 
-from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from tests.fanout.app.reload.reloading import is_live, reload, rewrite
-from tests.support.postgres import Database, data_directory
-from tests.support.processes import PATIENCE_S, eventually, until, wait_until
+from tests.support.page import page_of
+from tests.support.postgres import Database
+from tests.support.processes import PATIENCE_S, until, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, relay, started
 
 A, B = "{ table = a }", "{ table = b }"
 
 
-def _make_tables(database: Database | EmbeddedPostgres) -> None:
+@pytest.fixture
+def server(tmp_path: Path, database: Database) -> Fanout:
+    """It serves the first of two tables."""
     with database.connect() as owner:
         for table in "ab":
             owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
             owner.execute(f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, 50) i")
-
-
-@pytest.fixture
-def server(tmp_path: Path, database: Database) -> Fanout:
-    """It serves the first of two tables."""
-    _make_tables(database)
     return fanout(tmp_path / "server", database.dsn, A, slot=f"s_{database.name}")
 
 
@@ -63,70 +59,53 @@ def test_a_wrong_configuration_changes_nothing(server: Fanout) -> None:
         rewrite(server, f"{A}, {B}")
         os.kill(server.program.pid, signal.SIGHUP)
         wait_until(lambda: is_live(server, "public.b"), "what is right is taken up")
+        rewrite(server, A)
+        reload(server)
+        _what_needs_a_restart_is_named_and_the_rest_is_taken_up(server)
 
 
-def test_what_needs_a_restart_is_named_and_the_rest_is_taken_up(server: Fanout) -> None:
+def _what_needs_a_restart_is_named_and_the_rest_is_taken_up(server: Fanout) -> None:
     extra = (
         "state.max_size = 1 GB\nsources.pg.slot_name = other\nfanout.grpc.max_clients = 3\n"
         "fanout.grpc.workers = 2\n"
     )
-    with started(server):
-        processes = {each.pid for each in psutil.Process(server.program.pid).children()}
-        rewrite(server, f"{A}, {B}", extra)
-        shown = server.run("reload")
-        assert shown.returncode == 0, shown.stderr
-        assert shown.stdout.splitlines() == [
-            "table added: public.b",
-            "changed: fanout.grpc.max_clients",
-            "needs a restart, as it was until then: state.max_size",
-            "needs a restart, as it was until then: sources.pg.slot_name",
-            "needs a restart, as it was until then: fanout.grpc.workers",
-        ]
-        assert logged(server, "changed settings left until a restart") == 1
-        wait_until(lambda: is_live(server, "public.b"), "the table is live")
-        assert server.status["fanout"]["max_clients"] == 3
-        assert server.status["store"]["max_bytes"] == 64 * 10**9
-        # They are named until they hold, and what is taken up isn't again.
-        again = reload(server)
-        assert again["needs_restart"] == [
-            "state.max_size",
-            "sources.pg.slot_name",
-            "fanout.grpc.workers",
-        ]
-        assert again["added"] == again["changed"] == []
-        assert processes == {each.pid for each in psutil.Process(server.program.pid).children()}
+    processes = {each.pid for each in psutil.Process(server.program.pid).children()}
+    rewrite(server, f"{A}, {B}", extra)
+    shown = server.run("reload")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.splitlines() == [
+        "table added: public.b",
+        "changed: fanout.grpc.max_clients",
+        "needs a restart, as it was until then: state.max_size",
+        "needs a restart, as it was until then: sources.pg.slot_name",
+        "needs a restart, as it was until then: fanout.grpc.workers",
+    ]
+    assert logged(server, "changed settings left until a restart") == 1
+    wait_until(lambda: is_live(server, "public.b"), "the table is live")
+    assert server.status["fanout"]["max_clients"] == 3
+    assert server.status["store"]["max_bytes"] == 64 * 10**9
+    # They are named until they hold, and what is taken up isn't again.
+    again = reload(server)
+    assert again["needs_restart"] == [
+        "state.max_size",
+        "sources.pg.slot_name",
+        "fanout.grpc.workers",
+    ]
+    assert again["added"] == again["changed"] == []
+    assert processes == {each.pid for each in psutil.Process(server.program.pid).children()}
 
 
-async def test_a_reload_is_accepted_while_the_database_is_unavailable(tmp_path: Path) -> None:
-    with data_directory() as data:
-        postgres = EmbeddedPostgres(data)
-        server = fanout(tmp_path / "server", postgres.dsn(), A)
-        with postgres:
-            _make_tables(postgres)
-            server.program.start()
-            server.program.wait_ready()
-        try:
-            async with server.follower("public.a") as a:
-                await until(lambda: len(a.rows) == 50)
-                wait_until(lambda: not server.status["sources"]["pg"]["connected"], "it is away")
-                rewrite(server, f"{A}, {B}")
-                done = reload(server)
-                assert done["added"] == ["public.b"]
-                assert "can't be reached" in done["waits_for"]
-                eventually(lambda: server.table("public.b")["status"], "waiting")
-                assert server.table("public.a")["status"] == "live"
-                with postgres:
-                    wait_until(lambda: is_live(server, "public.b"), "copied when it is back")
-                assert len(a.handshakes) == 1
-        finally:
-            server.program.stop()
-
-
-async def test_a_relay_takes_up_tables_too(server: Fanout, tmp_path: Path) -> None:
+async def test_a_relay_shows_its_path_and_takes_up_tables_too(
+    server: Fanout, tmp_path: Path
+) -> None:
     below = relay(tmp_path / "relay", server.grpc_port, A)
     with started(server), started(below):
         async with below.follower("public.a") as a:
             await until(lambda: len(a.rows) == 50)
+            source = page_of(below.program.get("/")).section("Source up")
+            addresses = [line.all("td")[0].text for line in source.all("table")[0].all("tr")[1:]]
+            assert addresses == ["this one", f"127.0.0.1:{server.grpc_port}"]
+            assert "slot" not in [name.text for name in source.all("dt")]
             rewrite(server, f"{A}, {B}")
             reload(server)
             rewrite(below, f"{B}, {A}")

@@ -24,62 +24,59 @@ def server(tmp_path: Path, database: Database) -> Fanout:
     return fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
 
 
-async def test_another_file_of_tokens_is_read_and_a_wrong_one_refused(
+async def test_other_tokens_hold_at_once_and_wrong_ones_are_refused(
     server: Fanout, tmp_path: Path
 ) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+    first, second, of_http = tmp_path / "first", tmp_path / "second", tmp_path / "token"
     first.write_text("one\n")
     second.write_text("two\n")
-    rewrite(server, "{ table = a }", f'fanout.grpc.tokens_file = "{first}"')
+    of_http.write_text("one")
+    http = f'http {{ token_file = "{of_http}", public = [health] }}'
+
+    def tokens(file: object) -> None:
+        rewrite(server, "{ table = a }", f'fanout.grpc.tokens_file = "{file}"\n{http}')
+
+    def reloaded(token: str) -> httpx.Response:
+        bearer = {"Authorization": f"Bearer {token}"}
+        return httpx.post(f"{server.program.http}/reload", headers=bearer, timeout=PATIENCE_S)
+
+    tokens(first)
     address = f"127.0.0.1:{server.grpc_port}"
     with started(server):
         former = Follower(Endpoint(address, token="one"), "public.a", "former")
         with pytest.raises(AssertionError, match="the client ended") as ended:
             async with former:
                 await until(lambda: len(former.rows) == 50)
-                rewrite(server, "{ table = a }", f'fanout.grpc.tokens_file = "{second}.not"')
-                refused = httpx.post(f"{server.program.http}/reload", timeout=PATIENCE_S)
+                tokens(f"{second}.not")
+                refused = reloaded("one")
                 assert refused.status_code == 422
                 assert "No such file" in refused.json()["error"]
-                rewrite(server, "{ table = a }", f'fanout.grpc.tokens_file = "{second}"')
-                assert reload(server)["changed"] == ["fanout.grpc.tokens_file"]
+                tokens(second)
+                assert reloaded("one").json()["changed"] == ["fanout.grpc.tokens_file"]
                 await until(lambda: former._task is not None and former._task.done())
         assert "this token is unknown" in str(ended.value.__cause__)
         async with Follower(Endpoint(address, token="two"), "public.a", "now") as now:
             await until(lambda: len(now.rows) == 50)
-        rewrite(server, "{ table = a }")
-        assert reload(server)["needs_restart"] == ["fanout.grpc.tokens_file"]
+        of_http.write_text("two")
+        assert reloaded("one").json()["changed"] == ["http.token"]
+        for token, code in (("one", 401), ("two", 200)):
+            bearer = {"Authorization": f"Bearer {token}"}
+            asked = httpx.get(f"{server.program.http}/status", headers=bearer, timeout=PATIENCE_S)
+            assert asked.status_code == code
+        assert server.run("reload").stdout == "nothing has changed\n"
+        rewrite(server, "{ table = a }", http)
+        assert reloaded("two").json()["needs_restart"] == ["fanout.grpc.tokens_file"]
         async with Follower(Endpoint(address, token="two"), "public.a", "still") as still:
             await until(lambda: len(still.rows) == 50)
 
 
-def test_another_http_token_holds_at_once(server: Fanout, tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("one")
-    extra = f'http {{ token_file = "{file}", public = [health] }}'
-    rewrite(server, "{ table = a }", extra)
-    with started(server):
-        file.write_text("two")
-        answered = httpx.post(
-            f"{server.program.http}/reload",
-            headers={"Authorization": "Bearer one"},
-            timeout=PATIENCE_S,
-        )
-        assert answered.json()["changed"] == ["http.token"]
-        for token, code in (("one", 401), ("two", 200)):
-            asked = httpx.get(
-                f"{server.program.http}/status",
-                headers={"Authorization": f"Bearer {token}"},
-                timeout=PATIENCE_S,
-            )
-            assert asked.status_code == code
-        assert server.run("reload").stdout == "nothing has changed\n"
-
-
-async def test_limits_and_a_schedule_of_snapshots_hold_at_once(server: Fanout) -> None:
+async def test_limits_a_schedule_of_snapshots_and_a_role_hold_at_once(
+    server: Fanout, database: Database
+) -> None:
     with started(server):
         async with server.follower("public.a", "first") as first:
             await until(lambda: len(first.rows) == 50)
+            await _a_journal_is_pruned_to_its_new_bound(server, database, first)
             target = "{ journal { max_entries = 2 }, snapshot { interval = 1s } }"
             table = f"{{ table = a, targets = [ {target} ] }}"
             rewrite(server, table, "fanout { grpc { max_clients = 1 }, drain_grace = 1s }")
@@ -99,43 +96,40 @@ async def test_limits_and_a_schedule_of_snapshots_hold_at_once(server: Fanout) -
                 assert reload(server)["altered"] == ["public.a"]
                 await until(lambda: len(second.rows) == 50)
             assert server.table("public.a")["snapshots"] is None
+            await _another_role_connects(server, database, first)
 
 
-async def test_a_journal_is_pruned_to_its_new_bound(server: Fanout, database: Database) -> None:
-    with started(server), database.connect() as owner:
-        async with server.follower("public.a") as a:
-            await until(lambda: len(a.rows) == 50)
-            for number in range(20):
-                owner.execute(f"UPDATE a SET v = 'n{number}' WHERE id = 1".encode())
-            await until(lambda: len(a.positions) == 20)
-            eventually(lambda: server.table("public.a")["journal"]["entries"], 20)
-            rewrite(server, "{ table = a, targets = [ { journal { max_entries = 3 } } ] }")
-            reload(server)
-            wait_until(lambda: server.table("public.a")["journal"]["entries"] <= 3, "pruned")
+async def _a_journal_is_pruned_to_its_new_bound(
+    server: Fanout, database: Database, a: Follower
+) -> None:
+    with database.connect() as owner:
+        for number in range(20):
+            owner.execute(f"UPDATE a SET v = 'n{number}' WHERE id = 1".encode())
+    await until(lambda: len(a.positions) == 20)
+    eventually(lambda: server.table("public.a")["journal"]["entries"], 20)
+    rewrite(server, "{ table = a, targets = [ { journal { max_entries = 3 } } ] }")
+    reload(server)
+    wait_until(lambda: server.table("public.a")["journal"]["entries"] <= 3, "pruned")
 
 
-async def test_another_role_connects(server: Fanout, database: Database) -> None:
+async def _another_role_connects(server: Fanout, database: Database, a: Follower) -> None:
     role = f"second_{database.name}"
     with database.connect() as owner:
         owner.execute(f"CREATE ROLE {role} SUPERUSER LOGIN".encode())
-    try:
-        with started(server):
-            async with server.follower("public.a") as a:
-                await until(lambda: len(a.rows) == 50)
-                connection = make_conninfo(database.dsn, user=role)
-                extra = f'sources.pg.connection = "{connection}"'
-                rewrite(server, "{ table = a }", extra)
-                assert reload(server)["changed"] == ["sources.pg.connection"]
-                with database.connect() as owner:
-                    connected = (
-                        "SELECT DISTINCT usename FROM pg_stat_activity WHERE datname ="
-                        " current_database() AND pid <> pg_backend_pid()"
-                    )
-                    eventually(lambda: owner.execute(connected).fetchall(), [(role,)])
-                    owner.execute("INSERT INTO a VALUES (51, 'x')")
-                await until(lambda: len(a.rows) == 51)
-                assert len(a.handshakes) == 1
-                assert server.table("public.a")["copied_rows"] == 50
-    finally:
-        with database.connect() as owner:
+        try:
+            connection = make_conninfo(database.dsn, user=role)
+            extra = f'fanout.drain_grace = 1s\nsources.pg.connection = "{connection}"'
+            rewrite(server, "{ table = a }", extra)
+            assert reload(server)["changed"] == ["sources.pg.connection"]
+            connected = (
+                "SELECT DISTINCT usename FROM pg_stat_activity WHERE datname ="
+                " current_database() AND pid <> pg_backend_pid()"
+            )
+            eventually(lambda: owner.execute(connected).fetchall(), [(role,)])
+            owner.execute("INSERT INTO a VALUES (51, 'x')")
+            await until(lambda: len(a.rows) == 51)
+            assert len(a.handshakes) == 1
+            assert server.table("public.a")["copied_rows"] == 50
+        finally:
+            server.program.stop()
             owner.execute(f"DROP ROLE {role}".encode())

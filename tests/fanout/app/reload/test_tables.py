@@ -22,7 +22,7 @@ from tests.support.server.fanout_program import Fanout, Follower, fanout, starte
 
 TWO = "fanout.grpc.workers = 2"
 A, B, C = ("{ table = a }", "{ table = b }", "{ table = c }")
-ROWS = 20_000
+ROWS = 5_000
 
 
 @pytest.fixture
@@ -146,14 +146,14 @@ async def test_a_table_without_a_key_comes_while_another_is_copied(
     with database.connect() as owner:
         owner.execute("CREATE TABLE log (line int)")
         owner.execute("INSERT INTO log SELECT generate_series(1, 500)")
-    slow = "sources.pg.copy { workers = 1, max_rows_per_second = 2000 }"
+    slow = "sources.pg.copy { workers = 1, max_rows_per_second = 1000 }"
     rewrite(server, A)
     with started(server):
         async with server.follower("public.a") as a:
             await until(lambda: len(a.rows) == ROWS)
             rewrite(server, f"{A}, {C}", slow)
             reload(server)
-            wait_until(lambda: server.table("public.c")["ranges_done"] >= 5, "half is copied")
+            wait_until(lambda: server.table("public.c")["ranges_done"] >= 3, "a part is copied")
             with written(database, "a", "c"), database.connect() as owner:
                 rewrite(server, f"{A}, {C}, {{ table = log, append_only = true }}", slow)
                 assert reload(server)["added"] == ["public.log"]
@@ -167,7 +167,7 @@ async def test_a_table_without_a_key_comes_while_another_is_copied(
                 await has_rows(c, database)
             await has_rows(a, database)
             # What was copied before the second reload wasn't copied again.
-            assert server.table("public.c")["copied_rows"] < ROWS + 3 * 2000
+            assert server.table("public.c")["copied_rows"] < ROWS + 2 * 1000
             assert len(a.handshakes) == 1
 
 
@@ -175,7 +175,7 @@ async def test_a_table_without_a_key_comes_while_another_is_copied(
 async def test_a_server_that_is_killed_goes_on_with_the_new_tables(
     server: Fanout, database: Database, moment: str
 ) -> None:
-    throttled = "sources.pg.copy { workers = 1, max_rows_per_second = 4000 }"
+    throttled = "sources.pg.copy { workers = 1, max_rows_per_second = 2000 }"
     with server.program.config.open("a") as config:
         config.write(throttled)
     with started(server):

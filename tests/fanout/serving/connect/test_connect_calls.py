@@ -1,6 +1,5 @@
 """The service's calls over Connect: the same answers as by gRPC, framed as its protocol says."""
 
-import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.connect_client import (
     SERVICE,
     connected,
@@ -27,35 +26,17 @@ INSERT, UPDATE, DELETE, TRUNCATE = Action
 STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
 
 
-async def test_snapshot_then_changes_then_the_client_leaves(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (world, client):
-        world.writer.publish(rows(0, 3))
-        async with client.sync(client_id="c") as stream:
-            assert stream.response.status_code == 200
-            assert stream.response.headers["content-type"] == "application/connect+proto"
-            assert stream.response.headers["transfer-encoding"] == "chunked"
-            handshake = await stream.next("handshake")
-            assert handshake.mode == wire.SYNC_MODE_FULL_SNAPSHOT
-            await stream.next("snapshot_begin")
-            found = [(await stream.next("snapshot_row")).row["name"] for _ in range(3)]
-            assert found == ["name 0", "name 1", "name 2"]
-            assert (await stream.next("snapshot_end")).rows_sent == 3
-            world.writer.commit((UPDATE, line(1, "new")))
-            entry = await stream.next("journal_entry")
-            assert (entry.action, entry.new_values["name"]) == ("UPDATE", "new")
-            assert [lease.state.info.client_id for lease in world.registry.leases] == ["c"]
-        async with asyncio.timeout(PATIENCE_S):
-            while not world.registry.closed:
-                await asyncio.sleep(0.01)
-        assert world.registry.closed == [("c", "client")]
-
-
 @pytest.mark.parametrize("batch", [False, True])
-async def test_the_same_messages_as_by_grpc(tmp_path: Path, batch: bool) -> None:
+async def test_the_same_messages_as_by_grpc_until_the_client_leaves(
+    tmp_path: Path, batch: bool
+) -> None:
     async with connected(tmp_path) as (world, client):
         world.writer.publish(rows(0, 500))
         by_grpc = world.sync(batch=batch, client_id="g")
         async with client.sync(batch=batch, client_id="c") as stream:
+            assert stream.response.status_code == 200
+            assert stream.response.headers["content-type"] == "application/connect+proto"
+            assert stream.response.headers["transfer-encoding"] == "chunked"
             while True:
                 expected, found = await by_grpc.next(), await stream.next()
                 assert found == expected
@@ -63,6 +44,10 @@ async def test_the_same_messages_as_by_grpc(tmp_path: Path, batch: bool) -> None
                     break
             world.writer.commit_all([[(UPDATE, line(1, "new"))], [(DELETE, b"2")]])
             assert await stream.next() == await by_grpc.next()
+            known = {lease.state.info.client_id for lease in world.registry.leases}
+            assert known == {"g", "c"}
+        await until(lambda: world.registry.closed)
+        assert world.registry.closed == [("c", "client")]
 
 
 async def test_unary_calls(tmp_path: Path) -> None:
@@ -71,6 +56,15 @@ async def test_unary_calls(tmp_path: Path) -> None:
         answer = await client.unary("GetReplicationStatus", STATUS)
         assert answer.status_code == 200 and answer.headers["content-type"] == "application/proto"
         assert wire.GetReplicationStatusResponse.FromString(answer.content).row_count == 3
+        packed_ = await client.unary(
+            "GetReplicationStatus", packed(STATUS), {"Content-Encoding": "gzip"}
+        )
+        assert packed_.content == answer.content
+        kind = {"Content-Type": "application/json; charset=utf-8"}
+        asked = orjson.dumps({"schema": "public", "table": "users"})
+        as_json = await client.unary("GetReplicationStatus", asked, kind)
+        assert as_json.headers["content-type"] == "application/json"
+        assert as_json.json()["rowCount"] == "3"
         listed = await client.unary(
             "ListSnapshots", wire.ListSnapshotsRequest(schema="public", table="users")
         )
@@ -78,14 +72,21 @@ async def test_unary_calls(tmp_path: Path) -> None:
 
 
 async def test_unary_errors_are_statuses_and_json(tmp_path: Path) -> None:
+    nope = wire.GetReplicationStatusRequest(schema="public", table="nope")
     async with connected(tmp_path) as (_, client):
-        request = wire.GetReplicationStatusRequest(schema="public", table="nope")
-        answer = await client.unary("GetReplicationStatus", request)
-        assert answer.status_code == 404 and answer.headers["content-type"] == "application/json"
-        error = answer.json()
-        assert error["code"] == "not_found" and "public.nope" in error["message"]
-        wrong = await client.unary("GetReplicationStatus", b"\xff\xff")
-        assert wrong.status_code == 400 and wrong.json()["code"] == "invalid_argument"
+        for request, headers, status, code, said in (
+            (nope, {}, 404, "not_found", "public.nope"),
+            (b"\xff\xff", {}, 400, "invalid_argument", ""),
+            (STATUS, {"Content-Encoding": "br"}, 501, "unimplemented", "gzip"),
+            (STATUS, {"Connect-Timeout-Ms": "1.5"}, 400, "invalid_argument", ""),
+        ):
+            answer = await client.unary("GetReplicationStatus", request, headers)
+            assert answer.headers["content-type"] == "application/json"
+            assert (answer.status_code, answer.json()["code"]) == (status, code)
+            assert said in answer.json()["message"]
+        header = {"Connect-Content-Encoding": "br"}
+        async with client.stream("Sync", sync_request(), header) as stream:
+            assert (await stream.ends())["code"] == "unimplemented"
 
 
 async def test_a_stream_that_is_refused_is_200_with_an_end(tmp_path: Path) -> None:
@@ -132,7 +133,9 @@ async def test_fetch_snapshot_and_go_on_from_there(tmp_path: Path) -> None:
             assert (await stream.next("journal_entry")).new_values["name"] == "after it"
 
 
-async def test_a_snapshot_of_connect_that_is_damaged_never_looks_whole(tmp_path: Path) -> None:
+async def test_a_snapshot_that_is_damaged_or_gone_never_looks_whole(
+    tmp_path: Path,
+) -> None:
     directory = tmp_path / "snapshots"
     options = ServingTableOptions(snapshot_path=directory)
     async with connected(tmp_path / "s", table=options) as (world, client):
@@ -143,16 +146,8 @@ async def test_a_snapshot_of_connect_that_is_damaged_never_looks_whole(tmp_path:
         request = wire.FetchSnapshotRequest(snapshot_id=taken.snapshot_id)
         async with client.stream("FetchSnapshot", request) as stream:
             assert (await stream.ends())["code"] == "data_loss"
-
-
-async def test_fetch_snapshot_of_none_that_is_there(tmp_path: Path) -> None:
-    directory = tmp_path / "snapshots"
-    async with connected(tmp_path / "s", table=ServingTableOptions(snapshot_path=directory)) as (
-        _,
-        client,
-    ):
-        request = wire.FetchSnapshotRequest(snapshot_id="public.users.1.2")
-        async with client.stream("FetchSnapshot", request) as stream:
+        none = wire.FetchSnapshotRequest(snapshot_id="public.users.1.2")
+        async with client.stream("FetchSnapshot", none) as stream:
             assert (await stream.ends())["code"] == "not_found"
 
 
@@ -172,23 +167,9 @@ async def test_streaming_json(tmp_path: Path) -> None:
         assert error["code"] == "invalid_argument" and "SyncRequest" in error["message"]
 
 
-async def test_unary_json(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (world, client):
-        world.writer.publish(rows(0, 2))
-        asked = orjson.dumps({"schema": "public", "table": "users"})
-        kind = {"Content-Type": "application/json; charset=utf-8"}
-        answer = await client.unary("GetReplicationStatus", asked, kind)
-        assert answer.headers["content-type"] == "application/json"
-        assert answer.json()["rowCount"] == "2"
-
-
 async def test_gzip_requests(tmp_path: Path) -> None:
     async with connected(tmp_path) as (world, client):
         world.writer.publish(rows(0, 2))
-        answer = await client.unary(
-            "GetReplicationStatus", packed(STATUS), {"Content-Encoding": "gzip"}
-        )
-        assert wire.GetReplicationStatusResponse.FromString(answer.content).row_count == 2
         header = {"Connect-Content-Encoding": "gzip"}
         body = envelope(packed(sync_request()), flags=1)
         async with client.stream("Sync", b"", header, content=body) as stream:
@@ -199,16 +180,6 @@ async def test_gzip_requests(tmp_path: Path) -> None:
             await stream.next("handshake")
 
 
-async def test_compressions_that_are_not_known(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (_, client):
-        answer = await client.unary("GetReplicationStatus", STATUS, {"Content-Encoding": "br"})
-        assert answer.status_code == 501 and answer.json()["code"] == "unimplemented"
-        assert "gzip" in answer.json()["message"]
-        header = {"Connect-Content-Encoding": "br"}
-        async with client.stream("Sync", sync_request(), header) as stream:
-            assert (await stream.ends())["code"] == "unimplemented"
-
-
 async def test_a_call_ends_when_its_caller_no_longer_waits(tmp_path: Path) -> None:
     async with connected(tmp_path) as (world, client):
         world.writer.publish(rows(0, 2))
@@ -217,8 +188,6 @@ async def test_a_call_ends_when_its_caller_no_longer_waits(tmp_path: Path) -> No
             error = await stream.ends()
         assert error["code"] == "deadline_exceeded" and "0.3 s" in error["message"]
         assert world.registry.closed == [("test", "client")]
-        wrong = await client.unary("GetReplicationStatus", STATUS, {"Connect-Timeout-Ms": "1.5"})
-        assert wrong.json()["code"] == "invalid_argument"
 
 
 async def test_a_request_in_chunks(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import socket
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from laredo_fanout.serving.options import BufferPolicy, ServingTableOptions, Tls
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from laredo_service.http import connections
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.connect_client import (
     SERVICE,
     STREAMING,
@@ -35,12 +34,6 @@ SERVER_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key")
 STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
 WIDE = "w" * 200_000
 DROP = ServingTableOptions(buffer_max_size=10, buffer_policy=BufferPolicy.DROP_DISCONNECT)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def raw(client: ConnectClient) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -27,6 +27,9 @@ from tests.support.server.serving_world import USERS, World, line, rows
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 ASKED = {"schema": "public", "table": "users"}
 
+# Go builds its client for a minute; a client in Python proves the protocol in `make test`.
+pytestmark = pytest.mark.thorough
+
 
 def in_postgres(database: Database, where: str = "true") -> dict[int, Any]:
     """The table's rows as the base form has them, by id."""

@@ -20,6 +20,7 @@ from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.store import reader
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
+from tests.support import drawn
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, World, line, rows, running
 
@@ -78,7 +79,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Passes:
     return found
 
 
-@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("batch", drawn.first(1, [False, True]))
 async def test_a_filter_that_nothing_passes_yields_within_a_snapshot(
     tmp_path: Path, parsed: Passes, batch: bool
 ) -> None:
@@ -94,7 +95,7 @@ async def test_a_filter_that_nothing_passes_yields_within_a_snapshot(
         assert parsed.passes >= 20_000 // slices.SLICE_ROWS
 
 
-@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("batch", drawn.first(1, [False, True]))
 @pytest.mark.parametrize("changes", [1, 400])
 async def test_a_filter_that_nothing_passes_yields_within_the_journal(
     tmp_path: Path, parsed: Passes, changes: int, batch: bool
@@ -217,7 +218,7 @@ async def test_backlogs_are_counted_in_turns(
 async def test_others_are_served_while_one_scans(tmp_path: Path, parsed: Passes) -> None:
     """Between the beginning and the end of a long scan each commit reaches another client."""
     async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 60_000))
+        world.writer.publish(rows(0, 30_000))
         other = world.sync(batch=True, filters=[wire.FieldPredicate(field="name", prefix="mine")])
         await other.next("handshake")
         await other.snapshot()
@@ -226,7 +227,7 @@ async def test_others_are_served_while_one_scans(tmp_path: Path, parsed: Passes)
         await busy.next("snapshot_begin")
         ends = asyncio.create_task(busy.next("snapshot_end"))
         served = await _served_until(world, other, ends)
-        assert (await ends).rows == 60_000
+        assert (await ends).rows == 30_000
         assert served >= 5
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from google.protobuf import struct_pb2
@@ -19,7 +19,8 @@ from laredo_fanout.serving.session.live_group import LiveGroup
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from laredo_model.position import text
-from tests.support.processes import PATIENCE_S
+from tests.support import drawn
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.connect_client import ConnectClient, ConnectStream, connected
 from tests.support.server.serving_world import COLUMNS, USERS, World, key_of, line, rows
 
@@ -36,20 +37,28 @@ KINDS: tuple[dict[str, Any], ...] = (
 EACH = 3
 
 
+MADE: WeakSet[LiveGroup] = WeakSet()
+
+
+@pytest.fixture(autouse=True)
+def _remember_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = LiveGroup.__init__
+
+    def remember(self: LiveGroup, *given: Any) -> None:
+        begin(self, *given)
+        MADE.add(self)
+
+    monkeypatch.setattr(LiveGroup, "__init__", remember)
+
+
 def groups() -> set[LiveGroup]:
     """The groups that have members now."""
-    return {each for each in gc.get_objects() if isinstance(each, LiveGroup) and len(each)}
+    return {each for each in MADE if len(each)}
 
 
 def members() -> int:
     """Number of clients in groups now."""
     return sum(map(len, groups()))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -111,7 +120,7 @@ async def test_random_changes_reach_every_kind_as_they_reach_one_client_alone(
             while not isinstance(await stream.next(), wire.SnapshotEnd):
                 pass
             alone.append(stream)
-        for _ in range(150):
+        for _ in range(100):
             changes = [
                 (
                     UPDATE,
@@ -147,23 +156,54 @@ async def _by_grpc(stream: Any, sequence: int, position: int) -> list[Any]:
                 return found
 
 
-async def test_a_change_wakes_no_session(tmp_path: Path) -> None:
+async def test_a_change_wakes_no_session_and_others_end_the_groups_until_they_were_sent(
+    tmp_path: Path,
+) -> None:
     # A heartbeat of its own wakes it.
     table = ServingTableOptions(heartbeat_interval_s=3600)
     async with fleet(tmp_path, table=table) as (world, streams):
         before = groups()
-        for _ in range(20):
+        for _ in range(10):
             world.writer.commit((UPDATE, line(1, "a")))
             for stream in streams:
                 await stream.next()
             assert members() == len(streams)
         assert groups() == before and len(before) == len(KINDS)
+        last = world.writer.store.reader().table(USERS).sequence
+        leases = world.registry.leases
+        await until(lambda: all(lease.state.sequence == last for lease in leases))
+        assert {lease.state.state for lease in leases} == {"live"}
+        await _a_large_record_is_sent_one_by_one(world, streams)
+        # A table that was copied again.
+        world.writer.publish(rows(0, 2))
+        for stream in streams:
+            await stream.next("schema_change")
+            while not isinstance(await stream.next(), wire.SnapshotEnd):
+                pass
+        await until(lambda: members() == len(streams))
+        world.drain.set()
+        for stream in streams:
+            await stream.next("go_away")
+        assert members() == 0
+        for stream in streams:
+            assert (await stream.ends())["code"] == "unavailable"
+
+
+async def _a_large_record_is_sent_one_by_one(world: World, streams: list[ConnectStream]) -> None:
+    wide = "x" * (live_group.MOST_BYTES + 1)
+    world.writer.commit((UPDATE, line(1, "a", tags=wide)))
+    first = [await stream.next() for stream in streams]
+    await until(lambda: members() == len(streams))
+    world.writer.commit((UPDATE, line(1, "a")))
+    second = [await stream.next() for stream in streams]
+    for large, small in zip(first[:EACH], second[:EACH], strict=True):
+        assert small.sequence == large.sequence + 1
 
 
 async def test_a_client_that_takes_nothing_is_left_alone_and_loses_nothing(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (world, streams):
         slow, *others = streams[:EACH]
-        wide = "x" * 30_000
+        wide = "x" * 60_000
         count = 0
         while members() == len(streams):
             world.writer.commit((UPDATE, line(1, "a", tags=wide)))
@@ -179,48 +219,7 @@ async def test_a_client_that_takes_nothing_is_left_alone_and_loses_nothing(tmp_p
         await until(lambda: members() == len(streams))
 
 
-async def test_a_record_that_is_too_large_is_sent_one_by_one(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as (world, streams):
-        wide = "x" * (live_group.MOST_BYTES + 1)
-        world.writer.commit((UPDATE, line(1, "a", tags=wide)))
-        first = [await stream.next() for stream in streams]
-        await until(lambda: members() == len(streams))
-        world.writer.commit((UPDATE, line(1, "a")))
-        second = [await stream.next() for stream in streams]
-        for large, small in zip(first[:EACH], second[:EACH], strict=True):
-            assert small.sequence == large.sequence + 1
-
-
-async def test_a_table_that_was_copied_again_ends_the_groups(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as (world, streams):
-        world.writer.publish(rows(0, 2))
-        for stream in streams:
-            await stream.next("schema_change")
-            while not isinstance(await stream.next(), wire.SnapshotEnd):
-                pass
-        await until(lambda: members() == len(streams))
-
-
-async def test_a_drain_reaches_every_member(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as (world, streams):
-        world.drain.set()
-        for stream in streams:
-            await stream.next("go_away")
-        assert members() == 0
-        for stream in streams:
-            assert (await stream.ends())["code"] == "unavailable"
-
-
-async def test_the_figures_of_members_are_shown(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as (world, streams):
-        world.writer.commit((UPDATE, line(1, "a")))
-        last = world.writer.store.reader().table(USERS).sequence
-        await until(lambda: all(lease.state.sequence == last for lease in world.registry.leases))
-        assert {lease.state.state for lease in world.registry.leases} == {"live"}
-        assert members() == len(streams)
-
-
-@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("most", drawn.first(1, [2, 1]))
 async def test_a_full_group_is_followed_by_another(
     tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

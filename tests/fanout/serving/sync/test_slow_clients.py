@@ -45,6 +45,14 @@ def depth_of(world: World, client_id: str) -> int:
     )  # fmt: skip
 
 
+@pytest.fixture
+def every_client_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its snapshot is put aside, whatever room there is."""
+    monkeypatch.setattr(snapshot_rows, "SLOW_AFTER_S", 0.2)
+    monkeypatch.setattr(snapshot_rows, "SLOW_BYTES_PER_S", 1 << 60)
+    monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 0)
+
+
 async def flood(world: World, transactions: int) -> None:
     """Wide transactions, one durable step each, until a client that doesn't read is stuck."""
     for number in range(transactions):
@@ -161,7 +169,7 @@ async def test_the_journal_is_pinned_from_snapshot_to_live(tmp_path: Path) -> No
 async def test_a_pin_does_not_last_for_ever(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, pin_limit_s=0.2)
     async with running(tmp_path, listener=listener) as world:
-        world.writer.publish([line(n, "x" * 2000) for n in range(20_000)])
+        world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
         stream = world.sync(batch=True, client_id="slow")
         await stream.next("handshake")
         await until(lambda: ("slow", None) in world.registry.pins)
@@ -175,12 +183,10 @@ async def test_a_pin_does_not_last_for_ever(tmp_path: Path) -> None:
         assert line(1, "2") in second
 
 
+@pytest.mark.usefixtures("every_client_is_slow")
 async def test_a_slow_snapshot_is_put_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_rows, "SLOW_AFTER_S", 0.2)
-    monkeypatch.setattr(snapshot_rows, "SLOW_BYTES_PER_S", 1 << 60)
-    monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 0)
     opened: list[Snapshot] = []
     reader_snapshot = Snapshot.__init__
 
@@ -190,7 +196,7 @@ async def test_a_slow_snapshot_is_put_aside(
 
     monkeypatch.setattr(Snapshot, "__init__", remember)
     async with running(tmp_path) as world:
-        given = [line(n, "x" * 2000) for n in range(20_000)]
+        given = [line(n, "x" * 20_000) for n in range(2_000)]
         world.writer.publish(given)
         stream = world.sync(batch=True)
         await stream.next("handshake")
@@ -207,14 +213,13 @@ async def test_a_slow_snapshot_is_put_aside(
         assert list((await stream.next("change_batch")).lines) == [line(1, "later")]
 
 
+@pytest.mark.usefixtures("every_client_is_slow")
 async def test_a_slow_snapshot_without_room_ends_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_rows, "SLOW_AFTER_S", 0.2)
-    monkeypatch.setattr(snapshot_rows, "SLOW_BYTES_PER_S", 1 << 60)
     monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 1 << 60)
     async with running(tmp_path) as world:
-        world.writer.publish([line(n, "x" * 2000) for n in range(20_000)])
+        world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
         stream = world.sync(batch=True)
         await stream.next("handshake")
         await asyncio.sleep(0.6)
@@ -223,14 +228,13 @@ async def test_a_slow_snapshot_without_room_ends_with_a_word(
         assert "spooled" in details and str(tmp_path) in details
 
 
+@pytest.mark.usefixtures("every_client_is_slow")
 async def test_leaving_while_the_snapshot_is_put_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_rows, "SLOW_AFTER_S", 0.1)
-    monkeypatch.setattr(snapshot_rows, "SLOW_BYTES_PER_S", 1 << 60)
-    monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 0)
     async with running(tmp_path) as world:
-        world.writer.publish([line(n, "x" * 2000) for n in range(20_000)])
+        world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
         for wait in (0.1, 0.105, 0.11, 0.2):
             stream = world.sync(batch=True, client_id=str(wait))
             await stream.next("handshake")
@@ -243,7 +247,7 @@ async def test_leaving_while_the_snapshot_is_put_aside(
 async def test_a_client_that_takes_nothing_of_its_snapshot_is_let_go(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.3)
     async with running(tmp_path, listener=listener) as world:
-        world.writer.publish([line(n, "x" * 2000) for n in range(20_000)])
+        world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
         stream = world.sync(batch=True)
         await stream.next("handshake")
         await until(lambda: world.registry.leases == [] or stream.call.done())
@@ -278,12 +282,10 @@ def spooled(directory: Path) -> list[int]:
     return sizes
 
 
+@pytest.mark.usefixtures("every_client_is_slow")
 async def test_clients_that_never_read_share_one_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_rows, "SLOW_AFTER_S", 0.2)
-    monkeypatch.setattr(snapshot_rows, "SLOW_BYTES_PER_S", 1 << 60)
-    monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 0)
     spools: list[snapshot_rows.SpoolDirectory] = []
     made = snapshot_rows.SpoolDirectory.__init__
 
@@ -301,7 +303,7 @@ async def test_clients_that_never_read_share_one_spool(
 
     monkeypatch.setattr(Snapshot, "spill", spilling)
     async with running(tmp_path) as world:
-        given = [line(n, "x" * 2000) for n in range(10_000)]
+        given = [line(n, "x" * 20_000) for n in range(1_000)]
         world.writer.publish(given)
         streams = [world.sync(batch=True, client_id=str(number)) for number in range(6)]
         for stream in streams:
@@ -319,12 +321,10 @@ async def test_clients_that_never_read_share_one_spool(
         assert spools[0].spools.bytes == 0
 
 
+@pytest.mark.usefixtures("every_client_is_slow")
 async def test_a_full_spool_ends_the_slow_client_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_rows, "SLOW_AFTER_S", 0.2)
-    monkeypatch.setattr(snapshot_rows, "SLOW_BYTES_PER_S", 1 << 60)
-    monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 0)
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, spool_max_bytes=1 << 20)
     failures: list[SpoolFailed] = []
     spill = Snapshot.spill
@@ -338,7 +338,7 @@ async def test_a_full_spool_ends_the_slow_client_only(
 
     monkeypatch.setattr(Snapshot, "spill", spilling)
     async with running(tmp_path, listener=listener) as world:
-        world.writer.publish([line(n, "x" * 2000) for n in range(10_000)])
+        world.writer.publish([line(n, "x" * 20_000) for n in range(1_000)])
         slow = world.sync(batch=True, client_id="slow")
         await slow.next("handshake")
         await until(lambda: failures)
