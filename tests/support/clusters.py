@@ -5,7 +5,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +142,19 @@ def wait_replayed(standby: EmbeddedPostgres, position: int) -> None:
 
 
 def wait_synced(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
-    """Until the standby has the primary's logical slot (sync_replication_slots)."""
+    """Until the standby has the primary's logical slot.
+
+    By the function: the worker (sync_replication_slots) sleeps for up to 30 s.
+    """
 
     def synced() -> bool:
         with primary.connect() as connection:
             # Of what runs, which the standby's slot begins with, a note is made every 15 s.
             connection.execute("SELECT pg_log_standby_snapshot()")
+        wait_replayed(standby, position_of(primary))
         with standby.connect() as connection:
+            with suppress(psycopg.Error):  # what the slot has confirmed isn't replayed yet
+                connection.execute("SELECT pg_sync_replication_slots()")
             return bool(
                 connection.execute(
                     "SELECT FROM pg_replication_slots WHERE synced AND NOT temporary"

@@ -78,6 +78,12 @@ class Database:
     def connect(self) -> "psycopg.Connection[tuple[object, ...]]":
         return self.server.connect(self.name)
 
+    def run(self, *statements: str) -> None:
+        """Run the statements, each in a transaction of its own."""
+        with self.connect() as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
 
 @contextmanager
 def data_directory() -> Iterator[Path]:

@@ -9,11 +9,9 @@ import pytest
 
 from laredo_model import value_sql
 from tests.support import drawn
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database
 from tests.support.server.journal_oracle import Commits, Replay, Rows
-
-Start = Callable[..., RunningIngest]
 
 _TABLES = {
     "public.simple": "id int PRIMARY KEY, a numeric, b text, big text",

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -12,11 +11,9 @@ import laredo_fanout
 from laredo_fanout.ingest.loop import IngestLoop
 from laredo_fanout.ingest.session_tables import SessionTables
 from laredo_fanout.postgres.replication_stream import ReplicationStream
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import Start
 from tests.support.postgres import Database
 from tests.support.repository import DOCS
-
-Start = Callable[..., RunningIngest]
 
 _ROOT = Path(laredo_fanout.__file__).parent.parent
 _SCAN = re.compile(r"decode/(_?row_|plain_)")

@@ -1,7 +1,6 @@
 """Any role of the database may write messages with our prefix into the WAL; they are nobody's."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +11,8 @@ from laredo_fanout.ingest import session as streaming
 from laredo_fanout.postgres import connections
 from laredo_fanout.slot.timeline import differs_at
 from laredo_fanout.store.environment import Marker
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database
-
-Start = Callable[..., RunningIngest]
 
 
 def _filled(database: Database) -> None:

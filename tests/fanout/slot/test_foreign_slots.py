@@ -3,7 +3,7 @@
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +16,9 @@ from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.writer import Store
 from tests.support.clusters import Clusters
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import wait_until
-
-Start = Callable[..., RunningIngest]
 
 
 def _slots(database: Database) -> dict[str, object]:
