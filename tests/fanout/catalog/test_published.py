@@ -63,9 +63,7 @@ def test_equals_the_view(database: Database) -> None:
 def test_a_table_that_is_being_altered_holds_up_no_other(
     database: Database, ingesting: Callable[..., RunningIngest]
 ) -> None:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        connection.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
     ingest = ingesting("public.t", "public.other", heartbeat_interval=0.1)
     ingest.wait_live()
     before = ingest.record("public.other")

@@ -128,8 +128,7 @@ def test_table_that_is_dropped_while_it_enters_the_publication(
     for name in ("public.bad", "gone.t"):
         error = ingest.status.tables[name].error
         assert error is not None and error.startswith(f"table {name}: it "), error
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE bad (id int PRIMARY KEY)")
+    database.run("CREATE TABLE bad (id int PRIMARY KEY)")
     ingest.wait_live("public.bad")
 
 

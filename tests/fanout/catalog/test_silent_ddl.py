@@ -57,22 +57,6 @@ def looks_pass(ingest: RunningIngest) -> None:
         wait_verified(ingest, before + 1, "public.other")
 
 
-def here(database: Database) -> int:
-    """Position at or after the end of the last commit."""
-    with database.connect() as connection:
-        row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
-    assert row is not None
-    return int(str(row[0]))
-
-
-@VERSIONS
-def test_a_quiet_table_is_verified_as_far_as_wal_reached(
-    database: Database, ingest: RunningIngest
-) -> None:
-    database.run("INSERT INTO t VALUES (2, 2)")
-    wait_verified(ingest, here(database))
-
-
 STATEMENTS = (
     ("public.t", REWRITE),
     ("public.t", "ALTER TABLE t ADD COLUMN b int DEFAULT 7"),
@@ -92,7 +76,7 @@ def test_while_tables_are_altered_their_verified_positions_stay(
     for table, statement in STATEMENTS:
         with database.connect() as altering:
             altering.execute(f"BEGIN; {statement}".encode())
-            begun = here(database)
+            begun = database.position()
             looks_pass(ingest)
             assert verified(ingest, table) <= begun
             held_by = ingest.status.tables[table].altered_by
@@ -107,7 +91,7 @@ def test_a_prepared_transaction_that_alters_a_table_holds_it_up(
     database: Database, ingest: RunningIngest
 ) -> None:
     database.run(f"BEGIN; {REWRITE}; PREPARE TRANSACTION 'rewrites'")
-    prepared = here(database)
+    prepared = database.position()
     try:
         looks_pass(ingest)
         assert verified(ingest) <= prepared
@@ -115,7 +99,7 @@ def test_a_prepared_transaction_that_alters_a_table_holds_it_up(
     finally:
         database.run("COMMIT PREPARED 'rewrites'")
     wait_copied_again(ingest)
-    wait_verified(ingest, here(database))
+    wait_verified(ingest, database.position())
     ingest.assert_equal()
 
 
@@ -139,7 +123,7 @@ def test_a_rewrite_whose_commit_waits_for_a_standby_is_not_passed(
                 ),
                 "the commit waits",
             )
-        committed = here(database)
+        committed = database.position()
         looks_pass(ingest)
         assert verified(ingest) < committed
         now = ingest.record("public.t")
@@ -172,7 +156,7 @@ def test_after_a_restart_nothing_beyond_what_is_durable_is_verified(
     database: Database, ingest: RunningIngest
 ) -> None:
     database.run("INSERT INTO t VALUES (2, 2)")
-    wait_verified(ingest, here(database))
+    wait_verified(ingest, database.position())
     ingest.stop()
     with Store.open(ingest.path, max_size=4 << 30) as store:
         record = next(each for each in store.tables.values() if each.qualified == "public.t")

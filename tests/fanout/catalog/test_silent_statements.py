@@ -104,11 +104,7 @@ class Scene:
                 else:
                     for each in case.statements:
                         connection.execute(self._of(name, each))
-                row = connection.execute(
-                    "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
-                ).fetchone()
-                assert row is not None
-                self._last[name] = int(str(row[0]))
+                self._last[name] = self._database.position()
 
     def failures(self) -> Iterator[str]:
         """Say of each table what is wrong with it, once all of them are verified."""
@@ -312,18 +308,13 @@ def _published(database: Database, ingesting: Start, published: str) -> RunningI
 
 def _run(database: Database, ingest: RunningIngest, owner: str, statement: str) -> None:
     statement = statement.replace("{p}", ingest.options.publication.name).replace("{o}", owner)
-    with database.connect() as connection:
-        connection.execute(statement.encode())
+    database.run(statement)
 
 
 def _wait_verified(database: Database, ingest: RunningIngest) -> None:
-    with database.connect() as connection:
-        row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
-    assert row is not None
+    position = database.position()
     for name in ("public.t", "public.r"):
         ingest.wait_until(
-            lambda name=name: (
-                ingest.is_live(name) and ingest.record(name).verified >= int(str(row[0]))
-            ),
+            lambda name=name: ingest.is_live(name) and ingest.record(name).verified >= position,
             f"{name} is verified",
         )

@@ -23,8 +23,7 @@ _TABLE = "public.t"
 @contextmanager
 def _following(clusters: Clusters, path: Path, version: int) -> Iterator[RunningIngest]:
     database = clusters.lead_to(clusters.new(version))
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY, a text)")
     ingest = RunningIngest(
         database,
         path / "store",

@@ -208,17 +208,16 @@ def test_auto_splits_above_the_threshold_and_manual_does_not(
 ) -> None:
     """By as many segments as are configured, whatever the cores of this machine."""
     small = replace(options, threshold_bytes=200_000, max_segments=3)
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY, a text)")
     ingest = ingesting("public.t", catchup=small)
     ingest.wait_live()
     ingest.stop()
-    _insert(database, 0, 20)
+    _insert(database, 0, 5)
     ingest.start()
     ingest.assert_equal()
     assert status_of(ingest).plans == 0
     ingest.stop()
-    _insert(database, 1000, 40)
+    _insert(database, 1000, 15)
     ingest.catchup = replace(small, mode=CatchupMode.AUTO)
     held = Held(ingest)
     ingest.start()
@@ -243,7 +242,7 @@ def test_a_large_transaction_is_not_begun_anew(
         _insert(database, 0, 5)
         connection.execute("UPDATE t SET a = repeat('y', 60)")
         connection.execute(
-            "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(100000, 160000) g"
+            "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(100000, 130000) g"
         )
     start_behind(ingest)
     wait_level(ingest)

@@ -23,13 +23,12 @@ _SMALL_RANGES = 64 << 10
 
 
 def _make(database: Database, name: str, rows: int = 300) -> None:
-    with database.connect() as connection:
-        connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, a int, big text)".encode())
-        connection.execute(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL".encode())
-        connection.execute(
-            f"INSERT INTO {name} SELECT g, g, repeat(md5(g::text), 100)"
-            f" FROM generate_series(1, {rows}) g".encode()
-        )
+    database.run(
+        f"CREATE TABLE {name} (id int PRIMARY KEY, a int, big text)",
+        f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL",
+        f"INSERT INTO {name} SELECT g, g, repeat(md5(g::text), 100)"
+        f" FROM generate_series(1, {rows}) g",
+    )
 
 
 QUEUED = {

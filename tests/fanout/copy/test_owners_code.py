@@ -85,15 +85,14 @@ def test_copies_call_no_casts_of_others(owned: Database, ingesting: Start) -> No
     columns = ", ".join(f"c{number} {name}" for number, name in enumerate(_COLUMNS))
     values = ", ".join(_COLUMNS.values())
     nulls = ", ".join("NULL" for _ in _COLUMNS)
-    with owned.connect() as admin:
-        admin.execute(f"SET ROLE owner_{owned.name}".encode())
-        admin.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})".encode())
-        admin.execute(f"INSERT INTO t VALUES (1, {values}), (2, {nulls})".encode())
+    owned.run(
+        f"SET ROLE owner_{owned.name}",
+        f"CREATE TABLE t (id int PRIMARY KEY, {columns})",
+        f"INSERT INTO t VALUES (1, {values}), (2, {nulls})",
+    )
     ingest = ingesting("public.t")
     ingest.wait_live()
-    with owned.connect() as admin:
-        admin.execute(f"SET ROLE owner_{owned.name}".encode())
-        admin.execute(f"INSERT INTO t VALUES (3, {values}), (4, {nulls})".encode())
+    owned.run(f"SET ROLE owner_{owned.name}", f"INSERT INTO t VALUES (3, {values}), (4, {nulls})")
     ingest.catch_up()
     state = ingest.state("public.t")
     for copied, streamed in ((b"1", b"3"), (b"2", b"4")):
@@ -195,8 +194,7 @@ def test_arrays_with_a_delimiter_of_their_own(database: Database, ingesting: Sta
         admin.execute("INSERT INTO t (id) VALUES (3)")
     ingest = ingesting("public.t")
     ingest.wait_live()
-    with database.connect() as admin:
-        admin.execute("INSERT INTO t SELECT id + 10, one, many FROM t")
+    database.run("INSERT INTO t SELECT id + 10, one, many FROM t")
     ingest.catch_up()
     state = ingest.state("public.t")
     assert state[b"1"] == b'{"id":1,"one":"x:y","many":[["a,b","c"],[null,"d:\\"e"]]}'

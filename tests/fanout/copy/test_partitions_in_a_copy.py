@@ -146,11 +146,10 @@ def test_read_by_a_chunk_that_is_cut_off(database: Database, ingesting: Start, g
         _attach_when_it_waits(ingest)
     with gate.holding(ingest):
         assert 2000 <= gate.rows < 20_000
-        with database.connect() as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
-                " WHERE application_name LIKE '%% copy' AND datname = current_database()"
-            )
+        database.run(
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+            " WHERE application_name LIKE '%% copy' AND datname = current_database()"
+        )
         database.run(_DETACH)
     ingest.wait_live()
     _assert_right(ingest)

@@ -1,9 +1,7 @@
 """Transactions that PostgreSQL sends before their commit (protocol version 2), in parts."""
 
-import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from laredo_fanout.errors import SpoolFull
 from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import PATIENCE_S, wait_until
-from tests.support.server.interleaving import TABLES, Interleaving
+from tests.support.server.interleaving import TABLES, Interleaving, killing
 from tests.support.server.journal_oracle import Replay
 
 _SMALL_MEMORY = "logical_decoding_work_mem = '64kB'"
@@ -64,7 +62,7 @@ def test_interleaved_transactions_are_in_the_journal_as_they_were(
         ingest.wait_live()
         writing.begin(ingest)
         starts = [Replay(ingest, name) for name in TABLES]
-        with _killing_streams(database, seed):
+        with killing(database, seed, "stream"):
             for _ in range(450):
                 writing.step()
         writing.finish()
@@ -73,28 +71,6 @@ def test_interleaved_transactions_are_in_the_journal_as_they_were(
             assert start.compare(writing.commits) > 30
     ingest.wait_until(lambda: _streamed(database) > 20, "transactions were streamed")
     assert not list((ingest.path / "streamed").glob("*")), "what was spooled is gone"
-
-
-@contextmanager
-def _killing_streams(database: Database, seed: int) -> Iterator[None]:
-    stop = threading.Event()
-
-    def kill() -> None:
-        chance = random.Random(seed)
-        with database.connect() as connection:
-            while not stop.wait(chance.uniform(0.2, 0.6)):
-                connection.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND application_name LIKE '% stream'"
-                )
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        killer.join()
 
 
 def _two_tables(database: Database, ingesting: Start, **options: Any) -> RunningIngest:
@@ -180,14 +156,7 @@ def test_a_streamed_transaction_begins_anew_with_the_stream(
         ingest.wait_until(lambda: _spooled(ingest), "a part was spooled")
         before = ingest.store.position
         ingest.stop()
-        with database.connect() as looking:
-            found = looking.execute(
-                "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots"
-                " WHERE slot_name = %s",
-                (f"slot_{database.name}",),
-            ).fetchone()
-        assert found is not None
-        assert int(str(found[0])) <= max(before, ingest.store.position)
+        assert database.confirmed() <= max(before, ingest.store.position)
         (ingest.path / "streamed").mkdir(exist_ok=True)
         left = ingest.path / "streamed" / "12345"
         left.write_bytes(b"of an earlier life")

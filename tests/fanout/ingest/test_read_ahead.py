@@ -16,8 +16,7 @@ def test_the_socket_is_read_while_rows_are_written(
     database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     """Else PostgreSQL's sender sleeps with a full one, until all of the batch is written."""
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY, a text)")
     ingest = ingesting("public.t")
     ingest.wait_live()
     reads = written = reads_between = 0

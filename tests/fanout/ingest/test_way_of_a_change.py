@@ -30,13 +30,12 @@ def _drawn() -> list[str]:
 def test_an_update_passes_the_files_that_are_drawn(
     database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        connection.execute("INSERT INTO t VALUES (1, 'a'), (2, 'a')")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)", "INSERT INTO t VALUES (1, 'a'), (2, 'a')"
+    )
     ingest = ingesting("public.t", heartbeat_interval=60.0)
     ingest.wait_live()
-    with database.connect() as connection:
-        connection.execute("UPDATE t SET a = 'b' WHERE id = 1")
+    database.run("UPDATE t SET a = 'b' WHERE id = 1")
     ingest.assert_equal()
     passed: list[list[str]] = []
     confirmed: list[list[str]] = []
@@ -61,8 +60,7 @@ def test_an_update_passes_the_files_that_are_drawn(
     monkeypatch.setattr(ReplicationStream, "confirm", confirming)
     # A turn that waits already isn't followed.
     ingest.wait_until(lambda: passed, "a turn that is followed")
-    with database.connect() as connection:
-        connection.execute("UPDATE t SET a = 'c' WHERE id = 2")
+    database.run("UPDATE t SET a = 'c' WHERE id = 2")
     journal = "laredo_fanout/store/format.py"
     ingest.wait_until(lambda: any(journal in each for each in confirmed), "it is confirmed")
     files = next(each for each in confirmed if journal in each)

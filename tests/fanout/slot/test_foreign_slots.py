@@ -32,9 +32,10 @@ def _slots(database: Database) -> dict[str, object]:
 
 
 def _filled(database: Database) -> None:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        connection.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 50) g")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'x' FROM generate_series(1, 50) g",
+    )
 
 
 def test_a_slot_that_was_made_since_ours_was_seen_is_not_dropped(database: Database) -> None:
@@ -253,8 +254,7 @@ def test_two_databases_of_a_cluster_with_all_defaults(
         assert {one.store.source.slot, other.store.source.slot} == set(slots)  # type: ignore[union-attr]
         for ingest in ingests:
             ingest.restart()
-            with ingest.database.connect() as connection:
-                connection.execute("INSERT INTO t VALUES (1000, 'later')")
+            ingest.database.run("INSERT INTO t VALUES (1000, 'later')")
             ingest.assert_equal()
             assert ingest.status.slot_losses == 0
         assert set(_slots(two[0])) == set(slots)

@@ -23,9 +23,10 @@ from tests.support.server.stuck_proxy import Proxy
 
 @pytest.fixture
 def filled(database: Database) -> Database:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        connection.execute("INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g",
+    )
     return database
 
 
@@ -166,8 +167,7 @@ def test_a_walsender_that_a_lost_connection_left_is_ended(
     filled: Database, tmp_path: Path, proxy: Proxy
 ) -> None:
     """PostgreSQL itself would never: wal_sender_timeout is off."""
-    with filled.connect() as connection:
-        connection.execute(f"ALTER DATABASE {filled.name} SET wal_sender_timeout = 0".encode())
+    filled.run(f"ALTER DATABASE {filled.name} SET wal_sender_timeout = 0")
     dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
     ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=2)
     ingest.options = replace(ingest.options, connection=dsn)
@@ -175,8 +175,7 @@ def test_a_walsender_that_a_lost_connection_left_is_ended(
     try:
         ingest.wait_live()
         proxy.stuck.set()
-        with filled.connect() as connection:
-            connection.execute("UPDATE t SET a = 'b' WHERE id < 10")
+        filled.run("UPDATE t SET a = 'b' WHERE id < 10")
         ingest.assert_equal()
         assert ingest.status.senders_ended >= 1
         assert len(ingest.store.streams) == 1
@@ -232,8 +231,7 @@ def test_a_streams_name_is_stored_before_it_is_used(
     ingest = ingesting("public.t")
     ingest.wait_live()
     monkeypatch.setattr(ReplicationStream, "start", looked_at)
-    with filled.connect() as connection:
-        connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+    filled.run("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
     ingest.wait_until(lambda: known, "it begins again")
     ingest.assert_equal()
     assert all(known)
