@@ -150,8 +150,9 @@ class Misfortunes:
         world.database.finish()
         world.oracle.last_commit()
         former = world.postgres
-        standby = world.clusters.standby(former, world.version, **world.settings)
-        if world.version >= 17 and self.chance.random() < 0.7 and world.server_has_slot():
+        slots = {"sync_replication_slots": "on"} if world.version >= 17 else {}
+        standby = world.clusters.standby(former, world.version, **world.settings, **slots)
+        if slots and self.chance.random() < 0.7 and world.server_has_slot():
             wait_synced(former, standby)
         wait_replayed(standby, position_of(former))
         if self.chance.random() < 0.5:

@@ -161,7 +161,7 @@ def test_no_history_is_mixed_with_another(tmp_path: Path, clusters: Clusters) ->
 
 
 def failed_over(world: World) -> None:
-    standby = world.clusters.standby(world.postgres)
+    standby = world.clusters.standby(world.postgres, sync_replication_slots="on")
     world.write(2)
     world.archived()
     wait_synced(world.postgres, standby)

@@ -36,7 +36,7 @@ def _following(clusters: Clusters, path: Path, version: int) -> Iterator[Running
             piece_bytes=100_000,
             keep_interval=0.1,
         ),
-        heartbeat_interval=0.2,
+        heartbeat_interval=2.0,
     )
     ingest.start()
     try:

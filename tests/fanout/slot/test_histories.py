@@ -46,9 +46,8 @@ def follow(tmp_path: Path) -> Iterator[Follow]:
                 database,
                 tmp_path / "store",
                 (TABLE,),
-                heartbeat_interval=0.2,
                 receive_timeout=3,
-                **options,  # type: ignore[arg-type]
+                **{"heartbeat_interval": 0.2, **options},  # type: ignore[arg-type]
             )
             stack.callback(ingest.stop)
             run(
@@ -104,12 +103,14 @@ def failed_over(
     """An ingest that followed a primary that is gone now, with all its WAL on the new one."""
     primary = clusters.new(version)
     database = clusters.lead_to(primary)
-    ingest = follow(database)
+    ingest = follow(database, heartbeat_interval=2.0)
     standby = clusters.standby(primary, version)
     run(primary, "UPDATE t SET a = 'b' WHERE id <= 50")
     ingest.catch_up()
     if synced:
         wait_synced(primary, standby)
+        # A server that shuts down waits for its streams' confirmations.
+        ingest.catch_up()
     wait_replayed(standby, position_of(primary))
     record = table_id(ingest)
     primary.stop()
