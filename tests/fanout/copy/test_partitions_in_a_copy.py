@@ -104,6 +104,7 @@ def test_read_by_the_initial_copies(
         )
         for number, table in enumerate(tables):
             _attach_when_it_waits(ingest, table, *numbered([_ATTACH], number))
+    ingest.wait_until(lambda: ingest.status.copy_connections == 3, "all are read")
     with gate.holding(ingest):
         for number in range(3):
             database.run(*numbered([_DETACH], number))

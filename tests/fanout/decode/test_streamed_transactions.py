@@ -63,7 +63,7 @@ def test_interleaved_transactions_are_in_the_journal_as_they_were(
         writing.begin(ingest)
         starts = [Replay(ingest, name) for name in TABLES]
         with killing(database, seed, "stream"):
-            for _ in range(450):
+            for _ in range(750):
                 writing.step()
         writing.finish()
         ingest.assert_equal()

@@ -22,7 +22,7 @@ def test_every_commit_is_in_the_journal_as_it_was(
                 writing.step()
                 assert ingest.error is None
             starts = [Replay(ingest, name) for name in TABLES]
-            for _ in range(900):
+            for _ in range(1300):
                 writing.step()
         writing.finish()
         ingest.assert_equal()
