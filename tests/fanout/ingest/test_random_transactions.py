@@ -15,7 +15,7 @@ def test_every_commit_is_in_the_journal_as_it_was(
     database: Database, ingesting: Start, seed: int
 ) -> None:
     with Interleaving(database, seed) as writing:
-        ingest = ingesting(*TABLES, range_bytes=32 << 10, heartbeat_interval=0.2)
+        ingest = ingesting(*TABLES, range_bytes=128 << 10, heartbeat_interval=0.2)
         writing.begin(ingest)
         with killing(database, seed, "stream", "copy", "side"):
             while not all(map(ingest.is_live, TABLES)):
