@@ -12,11 +12,11 @@ import pytest
 
 from laredo_fanout.source_options import CopyOptions
 from tests.fanout.ingest.partition_cases import CASES, FOLLOWED, FollowedCase
-from tests.fanout.ingest_process import IngestProcess
 from tests.support.drawn import first, thorough
 from tests.support.ingest import Gate, Start
 from tests.support.postgres import Database, on_versions
 from tests.support.server.behind import splitting_little, start_behind, status_of, wait_level
+from tests.support.server.ingest_process import IngestProcess
 from tests.support.server.moving_partitions import ROOT, History, numbered, settle, watched
 
 _ROOTS = {f"root: {name}": FollowedCase(statements, ()) for name, statements in CASES.items()}

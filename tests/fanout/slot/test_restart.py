@@ -9,9 +9,9 @@ from laredo_fanout.postgres.connections import SlotLost
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
-from tests.fanout.ingest_process import IngestProcess
 from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
+from tests.support.server.ingest_process import IngestProcess
 
 pytestmark = on_versions(16, 18)
 
