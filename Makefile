@@ -57,7 +57,6 @@ demo: $(DEMO_STAMP)  ## rows change in a real PostgreSQL and land in an archive 
 PYTEST := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: export LAREDO_FUZZ_SECONDS ?= 1
-test: export LAREDO_TEST_SECONDS ?= 5
 test: $(STAMP)  ## before a push, and in CI: each rule once, with real PostgreSQL, S3 servers and Spark
 	@tests/java.sh
 	@tests/postgres15.sh

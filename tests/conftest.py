@@ -49,7 +49,6 @@ LONG = (
     "tests/archive/chaos/test_chaos.py",
     "tests/fanout/slot/test_histories.py",
     "tests/archive/write/test_kill.py",
-    "tests/end_to_end/test_oracle.py",
     "tests/end_to_end/test_histories.py",
     "tests/end_to_end/test_cold_replay.py",
     "tests/end_to_end/test_relay_returns.py",

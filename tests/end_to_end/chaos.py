@@ -188,9 +188,14 @@ class Run:
             self._rivals,
             self._stores_away,
         ]
-        for _ in range(count):
+        # Both programs are killed in every run.
+        for scene in (
+            self._server_killed,
+            self._writer_killed,
+            *self.chance.choices(scenes, k=count),
+        ):
             self._live()
-            self.chance.choice(scenes)()
+            scene()
 
     def _live(self) -> None:
         """For as long as some requests take: not by the clock, since machines differ."""
@@ -373,7 +378,7 @@ def _mark(artifact: Artifact) -> tuple[int, int]:
     return artifact.epoch, artifact.to_position
 
 
-def run(seed: int, database: Database, server: AwsServer, directory: Path, scenes: int = 4) -> Run:
+def run(seed: int, database: Database, server: AwsServer, directory: Path, scenes: int = 2) -> Run:
     """One whole run, in which so many things go wrong.
 
     :raises AssertionError: naming what was broken.

@@ -19,9 +19,10 @@ REWRITE = "ALTER TABLE t ALTER v TYPE int USING v + 1000"
 
 @pytest.fixture
 def road(tmp_path: Path, database: Database) -> Iterator[Road]:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
-        owner.execute("INSERT INTO t SELECT i, 0 FROM generate_series(1, 20) i")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, v int)",
+        "INSERT INTO t SELECT i, 0 FROM generate_series(1, 20) i",
+    )
     server = fanout(
         tmp_path / "server",
         database.dsn,

@@ -81,6 +81,8 @@ def test_tables_of_any_name_are_archived_and_proven_equal(
         Named(SCHEMAS[number % len(SCHEMAS)], name, f"n{number}/")
         for number, name in enumerate(names)
     ]
+    # By default a table's objects are below its name.
+    tables += [Named("public", f"{name} by default", None) for name in ('quo"te', "é", "per%cent")]
     for table in tables:
         _create(database, table)
     programs = configured(tmp_path, database, tables)
@@ -95,7 +97,7 @@ def test_tables_of_any_name_are_archived_and_proven_equal(
             assert shown.returncode == 0, f"{table}: {shown.stdout}{shown.stderr}"
     assert {path.name for path in (tmp_path / "archive").iterdir()} == {
         *("catalog.json", ".catalog.json.lock"),
-        *(str(table.key_prefix)[:-1] for table in tables),
+        *(table.key_prefix[:-1] if table.key_prefix else table.table for table in tables),
     }
 
 
@@ -108,55 +110,28 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return command_line.run(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_refused"),
-    [
-        *drawn.first(1, [(name, True) for name in ("../..", "..", "a/../../b", "/absolute")]),
-        *drawn.first(1, [(name, False) for name in ('quo"te', "plain", "é", "per%cent")]),
-    ],
-)
-def test_by_default_a_table_writes_below_its_destination_or_is_refused(
-    tmp_path: Path, database: Database, name: str, is_refused: bool
-) -> None:
-    table = Named("public", name, None)
-    _create(database, table)
-    before = {path.name for path in tmp_path.iterdir()}
-    programs = configured(tmp_path, database, [table])
-    with programs.server, programs.writer:
-        if is_refused:
-            assert programs.writer.wait() == 2, programs.writer.tail()
-            assert "Traceback" not in programs.writer.tail()
-            assert name in programs.writer.tail()
-        else:
-            programs.server.wait_ready()
-            programs.writer.wait_ready()
-            programs.equal(table)
-    ours = {"server", "snapshotter.conf", "writer.log", "archive"}
-    assert {path.name for path in tmp_path.iterdir()} - before <= ours
-    assert ".." not in {path.name for path in tmp_path.rglob("*")}
+SHARED = [
+    [("public", "t", None), ("other", "t", None)],
+    [("public", "a", None), ("public", "a/b", None)],
+    [("public", "t", None), ("public", "t/", None)],
+    [("public", "x", "p"), ("public", "y", "p/")],
+]
+OUTSIDE = [[("public", name, None)] for name in ("../..", "..", "a/../../b", "/absolute")]
 
 
-@pytest.mark.parametrize(
-    "tables",
-    drawn.first(
-        2,
-        [
-            [("public", "t", None), ("other", "t", None)],
-            [("public", "a", None), ("public", "a/b", None)],
-            [("public", "t", None), ("public", "t/", None)],
-            [("public", "x", "p"), ("public", "y", "p/")],
-        ],
-    ),
-    ids=["schemas", "below", "slash", "prefixes"],
-)
-def test_tables_that_would_share_a_place_are_refused(
+@pytest.mark.parametrize("tables", [*drawn.first(2, SHARED), *drawn.first(1, OUTSIDE)])
+def test_tables_that_would_share_a_place_or_leave_theirs_are_refused(
     tmp_path: Path, database: Database, tables: list[tuple[str, str, str | None]]
 ) -> None:
+    before = {path.name for path in tmp_path.iterdir()}
     programs = configured(tmp_path, database, [Named(*table) for table in tables])
     with programs.writer:
         assert programs.writer.wait(PATIENCE_S) == 2, programs.writer.tail()
-        assert "key_prefix" in programs.writer.tail()
+        assert ("key_prefix" if tables in SHARED else tables[0][1]) in programs.writer.tail()
         assert "Traceback" not in programs.writer.tail()
+    ours = {"server", "snapshotter.conf", "writer.log", "archive"}
+    assert {path.name for path in tmp_path.iterdir()} - before <= ours
+    assert ".." not in {path.name for path in tmp_path.rglob("*")}
 
 
 def test_a_schema_with_a_dot_is_refused(tmp_path: Path, database: Database) -> None:

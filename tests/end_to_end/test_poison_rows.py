@@ -72,11 +72,10 @@ def _insert(database: Database, tag: str) -> None:
 
 @on_versions(15, 18)
 def test_poison_rows_are_archived_and_proven_equal(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute(
-            "CREATE TABLE poison (k text PRIMARY KEY, j json, t text, n numeric, f float8,"
-            " b bytea, s timestamp)"
-        )
+    database.run(
+        "CREATE TABLE poison (k text PRIMARY KEY, j json, t text, n numeric, f float8,"
+        " b bytea, s timestamp)"
+    )
     _insert(database, "")
     programs = configured(tmp_path, database, [TABLE])
     with programs.running():

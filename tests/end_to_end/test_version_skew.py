@@ -33,9 +33,10 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path, database: Database) -> Iterator[Programs]:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
-        owner.execute("INSERT INTO users SELECT i, 'name ' || i FROM generate_series(1, 500) i")
+    database.run(
+        "CREATE TABLE users (id int PRIMARY KEY, name text)",
+        "INSERT INTO users SELECT i, 'name ' || i FROM generate_series(1, 500) i",
+    )
     both = configured(tmp_path, database, [TABLE])
     yield both
     for program in (both.server, both.writer):
@@ -91,11 +92,10 @@ def test_each_server_refuses_the_store_of_the_other(
     state = programs.directory / "server" / "state"
     (written,) = state.glob("data.mdb")
     written.unlink()
-    with database.connect() as owner:
-        owner.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-            " WHERE database = current_database()"
-        )
+    database.run(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+        " WHERE database = current_database()"
+    )
     older.run_as(programs.server, tree)
     with programs.server:
         programs.server.wait_ready()
@@ -112,9 +112,10 @@ def _refusal(server: Program) -> str:
 def test_a_relay_and_its_upstream_of_two_versions(
     tmp_path: Path, database: Database, tree: Path
 ) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
-        owner.execute("INSERT INTO users SELECT i, 'x' FROM generate_series(1, 100) i")
+    database.run(
+        "CREATE TABLE users (id int PRIMARY KEY, name text)",
+        "INSERT INTO users SELECT i, 'x' FROM generate_series(1, 100) i",
+    )
     upstream = fanout(tmp_path / "up", database.dsn, "{ table = users }", slot=f"s_{database.name}")
     below = relay(tmp_path / "relay", upstream.grpc_port, "{ table = users }")
     for earlier, now in ((upstream, below), (below, upstream)):

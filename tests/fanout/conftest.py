@@ -1,11 +1,21 @@
-"""A proxy before the session's server."""
+"""A proxy before the session's server, and short waits of an ingest in the test's process."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_fanout.ingest import loop
+from laredo_fanout.pg_catalog import side_connection
 from tests.support.server.stuck_proxy import Proxy
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests wait for positions and catalog checks all the time, and programs seldom."""
+    monkeypatch.setattr(loop, "_POSITION_INTERVAL_S", 0.02)
+    monkeypatch.setattr(side_connection, "_PAUSE_AT_LEAST", 0.02)
+    monkeypatch.setattr(side_connection, "_PAUSE_SHARE", 4)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +142,22 @@ def wait_replayed(standby: EmbeddedPostgres, position: int) -> None:
 
 
 def wait_synced(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
-    """Until the standby has the primary's logical slot (sync_replication_slots)."""
+    """Until the standby has the primary's logical slot.
+
+    Made by the function, unless by a worker (sync_replication_slots), which sleeps for up to 30 s.
+    The function makes it if no transaction began since the slot's last confirmation.
+    """
 
     def synced() -> bool:
         with primary.connect() as connection:
             # Of what runs, which the standby's slot begins with, a note is made every 15 s.
             connection.execute("SELECT pg_log_standby_snapshot()")
+            # It is used once something after it is confirmed: what has no transaction id.
+            connection.execute("SELECT pg_logical_emit_message(false, 'filler', 'x', true)")
+        wait_replayed(standby, position_of(primary))
         with standby.connect() as connection:
+            with suppress(psycopg.Error):  # of a worker; what is confirmed isn't replayed yet
+                connection.execute("SELECT pg_sync_replication_slots()")
             return bool(
                 connection.execute(
                     "SELECT FROM pg_replication_slots WHERE synced AND NOT temporary"

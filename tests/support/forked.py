@@ -29,7 +29,8 @@ PRELOADED = [
 ]
 
 
-def _context() -> ForkServerContext:
+def forking() -> ForkServerContext:
+    """Context whose processes are such forks."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
@@ -65,7 +66,7 @@ class Forked:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         variables = dict(os.environ if environment is None else environment)
-        self._process: ForkServerProcess = _context().Process(
+        self._process: ForkServerProcess = forking().Process(
             target=_run, args=(script, arguments, (stdout, stderr or stdout), variables)
         )
         self._process.start()

@@ -18,6 +18,7 @@ from laredo_fanout.copy.range_reader import CopyReader
 from laredo_fanout.ingest.supervisor import CommitInfo, Ingest
 from laredo_fanout.pg_catalog import table_definitions
 from laredo_fanout.source_options import (
+    CommitIntervals,
     CopyOptions,
     OnSlotLost,
     PublicationOptions,
@@ -66,6 +67,7 @@ class RunningIngest:
             heartbeat_interval=heartbeat_interval,
             on_slot_lost=on_slot_lost,
             receive_timeout=receive_timeout,
+            commits=CommitIntervals(0.1, 0.1),
         )
         self.append_only = frozenset(append_only)
         self.tables = self._configured(tables)
@@ -304,6 +306,10 @@ def _wait_for_readers(ingest: RunningIngest) -> None:
             ),
             "readers have read",
         )
+
+
+Start = Callable[..., RunningIngest]
+"""The fixture ``ingesting``."""
 
 
 @pytest.fixture

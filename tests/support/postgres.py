@@ -78,6 +78,29 @@ class Database:
     def connect(self) -> "psycopg.Connection[tuple[object, ...]]":
         return self.server.connect(self.name)
 
+    def run(self, *statements: str) -> None:
+        """Run the statements, each in a transaction of its own."""
+        with self.connect() as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def position(self) -> int:
+        """Position at or after the end of the last commit."""
+        return self._lsn("pg_current_wal_insert_lsn()")
+
+    def confirmed(self) -> int:
+        """Position that the slot of a test's ingest is confirmed to."""
+        return self._lsn(
+            "(SELECT confirmed_flush_lsn FROM pg_replication_slots"
+            f" WHERE slot_name = 'slot_{self.name}')"
+        )
+
+    def _lsn(self, selected: str) -> int:
+        with self.connect() as connection:
+            row = connection.execute(f"SELECT {selected} - '0/0'::pg_lsn".encode()).fetchone()
+        assert row is not None
+        return int(str(row[0]))
+
 
 @contextmanager
 def data_directory() -> Iterator[Path]:

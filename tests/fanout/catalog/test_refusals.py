@@ -1,6 +1,5 @@
 """Unfit tables are refused before they can do harm, with the cure; the others go on."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -12,102 +11,93 @@ from laredo_fanout.pg_catalog import requirements
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import RightsMissing, SourceUnavailable
 from laredo_fanout.source_options import SourceOptions
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, data_directory
-
-Start = Callable[..., RunningIngest]
-
-
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
 
 UNFIT = {
     "no key": (
-        "CREATE TABLE bad (id int, a text)",
-        'ALTER TABLE "public"."bad" ADD PRIMARY KEY (...);',
+        "CREATE TABLE {t} (id int, a text)",
+        'ALTER TABLE "public"."{t}" ADD PRIMARY KEY (...);',
     ),
     "no key but an index that could be one": (
-        "CREATE TABLE bad (id int NOT NULL UNIQUE, a text)",
-        'ALTER TABLE "public"."bad" REPLICA IDENTITY USING INDEX "bad_id_key";',
+        "CREATE TABLE {t} (id int NOT NULL UNIQUE, a text)",
+        'ALTER TABLE "public"."{t}" REPLICA IDENTITY USING INDEX "{t}_id_key";',
     ),
     "identity nothing": (
-        "CREATE TABLE bad (id int PRIMARY KEY); ALTER TABLE bad REPLICA IDENTITY NOTHING",
-        'ALTER TABLE "public"."bad" REPLICA IDENTITY DEFAULT;',
+        "CREATE TABLE {t} (id int PRIMARY KEY); ALTER TABLE {t} REPLICA IDENTITY NOTHING",
+        'ALTER TABLE "public"."{t}" REPLICA IDENTITY DEFAULT;',
     ),
     "full, without a key": (
-        "CREATE TABLE bad (id int); ALTER TABLE bad REPLICA IDENTITY FULL",
+        "CREATE TABLE {t} (id int); ALTER TABLE {t} REPLICA IDENTITY FULL",
         "ADD PRIMARY KEY",
     ),
     "deferrable key": (
-        "CREATE TABLE bad (id int PRIMARY KEY DEFERRABLE)",
+        "CREATE TABLE {t} (id int PRIMARY KEY DEFERRABLE)",
         "ADD PRIMARY KEY",
     ),
-    "missing": ("SELECT 1", "create it, or take public.bad out of tables"),
-    "view": ("CREATE VIEW bad AS SELECT 1 AS id", "take public.bad out of tables"),
+    "missing": ("SELECT 1", "create it, or take public.{t} out of tables"),
+    "view": ("CREATE VIEW {t} AS SELECT 1 AS id", "take public.{t} out of tables"),
     "unlogged": (
-        "CREATE UNLOGGED TABLE bad (id int PRIMARY KEY)",
-        'ALTER TABLE "public"."bad" SET LOGGED;',
+        "CREATE UNLOGGED TABLE {t} (id int PRIMARY KEY)",
+        'ALTER TABLE "public"."{t}" SET LOGGED;',
     ),
     "generated key": (
-        "CREATE TABLE bad (a int, id int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY)",
+        "CREATE TABLE {t} (a int, id int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY)",
         "SET (publish_generated_columns = stored)",
     ),
     "partitioned, without a key": (
-        "CREATE TABLE bad (id int) PARTITION BY RANGE (id)",
-        'ALTER TABLE "public"."bad" ADD PRIMARY KEY (...);',
+        "CREATE TABLE {t} (id int) PARTITION BY RANGE (id)",
+        'ALTER TABLE "public"."{t}" ADD PRIMARY KEY (...);',
     ),
 }
 
 
-@pytest.mark.parametrize("kind", UNFIT)
-def test_unfit_table_is_refused_and_the_others_go_on(
-    database: Database, ingesting: Start, kind: str
+def test_unfit_tables_are_refused_until_they_are_cured_and_the_others_go_on(
+    database: Database, ingesting: Start
 ) -> None:
-    statement, cure = UNFIT[kind]
-    _run(
-        database, statement, "CREATE TABLE good (id int PRIMARY KEY)", "INSERT INTO good VALUES (1)"
-    )
-    ingest = ingesting("public.bad", "public.good")
+    names = {kind: f"bad_{number}" for number, kind in enumerate(UNFIT)}
+    for kind, (statement, _) in UNFIT.items():
+        database.run(statement.replace("{t}", names[kind]))
+    database.run("CREATE TABLE good (id int PRIMARY KEY)", "INSERT INTO good VALUES (1)")
+    tables = [f"public.{name}" for name in names.values()]
+    ingest = ingesting(*tables, "public.good", heartbeat_interval=0.1)
     ingest.wait_live("public.good")
     ingest.assert_equal("public.good")
-    error = ingest.status.tables["public.bad"].error
-    assert error is not None
-    assert error.startswith("table public.bad: ") and cure in error
+    for kind, (_, cure) in UNFIT.items():
+        error = ingest.status.tables[f"public.{names[kind]}"].error
+        assert error is not None, kind
+        assert error.startswith(f"table public.{names[kind]}: "), error
+        assert cure.replace("{t}", names[kind]) in error
     with database.connect() as connection:
         published = connection.execute("SELECT tablename FROM pg_publication_tables").fetchall()
         assert published == [("good",)]
-        if kind in ("no key", "identity nothing", "deferrable key"):
-            connection.execute("INSERT INTO bad VALUES (1)")
-            connection.execute("UPDATE bad SET id = 2")
-            connection.execute("DELETE FROM bad")
-
-
-def test_cured_table_is_copied_without_a_restart(database: Database, ingesting: Start) -> None:
-    _run(database, "CREATE TABLE bad (id int, a text)", "INSERT INTO bad VALUES (1, 'a')")
-    ingest = ingesting("public.bad", heartbeat_interval=0.1)
-    ingest.wait_until(lambda: ingest.status.tables["public.bad"].error, "it is refused")
-    _run(database, "ALTER TABLE bad ADD PRIMARY KEY (id)")
-    ingest.wait_live()
-    ingest.assert_equal()
-    assert ingest.status.tables["public.bad"].error is None
+        for kind in ("no key", "identity nothing", "deferrable key"):
+            for statement in (
+                "INSERT INTO {t} VALUES (1)",
+                "UPDATE {t} SET id = 2",
+                "DELETE FROM {t}",
+                "INSERT INTO {t} VALUES (3)",
+            ):
+                connection.execute(statement.replace("{t}", names[kind]).encode())
+    cured = names["no key"]
+    database.run(f"ALTER TABLE {cured} ADD PRIMARY KEY (id)")
+    ingest.wait_live(f"public.{cured}")
+    ingest.assert_equal(f"public.{cured}")
+    assert ingest.status.tables[f"public.{cured}"].error is None
 
 
 def test_generated_key_is_followed_where_it_is_published(
     database: Database, ingesting: Start
 ) -> None:
     """Before the table is in the publication, too: then it has no column list to go by."""
-    _run(
-        database,
+    database.run(
         "CREATE TABLE t (a int, id int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY, b text)",
         "INSERT INTO t SELECT g FROM generate_series(1, 10) g",
         f"CREATE PUBLICATION pub_{database.name} WITH (publish_generated_columns = stored)",
     )
     ingest = ingesting("public.t")
     ingest.wait_live()
-    _run(database, "UPDATE t SET a = 100 WHERE a = 1", "INSERT INTO t VALUES (11, DEFAULT, 'b')")
+    database.run("UPDATE t SET a = 100 WHERE a = 1", "INSERT INTO t VALUES (11, DEFAULT, 'b')")
     ingest.assert_equal()
     assert ingest.state("public.t")[b"200"] == b'{"a":100,"id":200,"b":null}'
 
@@ -116,8 +106,7 @@ def test_table_that_is_dropped_while_it_enters_the_publication(
     database: Database, ingesting: Start
 ) -> None:
     """The catalog shows it until the drop commits, and ALTER PUBLICATION waits for that."""
-    _run(
-        database,
+    database.run(
         "CREATE TABLE good (id int PRIMARY KEY)",
         "INSERT INTO good VALUES (1)",
         "CREATE SCHEMA gone",
@@ -139,14 +128,12 @@ def test_table_that_is_dropped_while_it_enters_the_publication(
     for name in ("public.bad", "gone.t"):
         error = ingest.status.tables[name].error
         assert error is not None and error.startswith(f"table {name}: it "), error
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE bad (id int PRIMARY KEY)")
+    database.run("CREATE TABLE bad (id int PRIMARY KEY)")
     ingest.wait_live("public.bad")
 
 
 def test_publication_that_we_may_not_change(database: Database, ingesting: Start) -> None:
-    _run(
-        database,
+    database.run(
         "CREATE TABLE inside (id int PRIMARY KEY)",
         "CREATE TABLE outside (id int PRIMARY KEY)",
         f"CREATE PUBLICATION pub_{database.name} FOR TABLE inside",
@@ -159,15 +146,14 @@ def test_publication_that_we_may_not_change(database: Database, ingesting: Start
 
 
 def test_column_list_and_row_filter_hold_in_the_copy(database: Database, ingesting: Start) -> None:
-    _run(
-        database,
+    database.run(
         "CREATE TABLE t (id int PRIMARY KEY, shown text, hidden text)",
         "INSERT INTO t SELECT g, 's' || g, 'h' || g FROM generate_series(1, 20) g",
         f"CREATE PUBLICATION pub_{database.name} FOR TABLE t (id, shown) WHERE (id > 10)",
     )
     ingest = ingesting("public.t", create_publication=False)
     ingest.wait_live()
-    _run(database, "INSERT INTO t VALUES (-5, 'no', 'x'), (50, 'yes', 'x')")
+    database.run("INSERT INTO t VALUES (-5, 'no', 'x'), (50, 'yes', 'x')")
     ingest.catch_up()
     state = ingest.state("public.t")
     assert state.keys() == {str(number).encode() for number in (*range(11, 21), 50)}
@@ -178,8 +164,7 @@ def test_column_list_and_row_filter_hold_in_the_copy(database: Database, ingesti
 @pytest.fixture
 def plain_role(database: Database) -> str:
     role = f"plain_{database.name}"
-    _run(
-        database,
+    database.run(
         f"DROP ROLE IF EXISTS {role}",
         f"CREATE ROLE {role} LOGIN REPLICATION",
         "CREATE TABLE t (id int PRIMARY KEY)",
@@ -207,23 +192,22 @@ def test_plain_replication_role_is_told_what_an_owner_must_run(
         ingest.start()
         ingest.wait_until(lambda: ingest.status.error, "it says what is missing")
         assert "CREATE PUBLICATION" in ingest.status.error
-        _run(database, f"CREATE PUBLICATION {ingest.options.publication.name} FOR TABLE t")
+        database.run(f"CREATE PUBLICATION {ingest.options.publication.name} FOR TABLE t")
         ingest.wait_until(lambda: ingest.status.tables["public.t"].error, "the table is refused")
         error = ingest.status.tables["public.t"].error
         assert f'GRANT SELECT ON "public"."t" TO "{plain_role}";' in error
-        _run(database, f"GRANT SELECT ON t TO {plain_role}")
+        database.run(f"GRANT SELECT ON t TO {plain_role}")
         ingest.wait_live()
         ingest.assert_equal()
     finally:
         ingest.stop()
-        _run(database, f"DROP OWNED BY {plain_role}", f"DROP ROLE {plain_role}")
+        database.run(f"DROP OWNED BY {plain_role}", f"DROP ROLE {plain_role}")
 
 
 def test_row_level_security_is_refused_rather_than_copied_in_part(
     database: Database, tmp_path: Path, plain_role: str
 ) -> None:
-    _run(
-        database,
+    database.run(
         "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
         f"GRANT SELECT ON t TO {plain_role}",
         f"CREATE PUBLICATION pub_{database.name} FOR TABLE t",
@@ -235,12 +219,12 @@ def test_row_level_security_is_refused_rather_than_copied_in_part(
         assert f'ALTER ROLE "{plain_role}" BYPASSRLS;' in ingest.status.tables["public.t"].error
     finally:
         ingest.stop()
-        _run(database, f"DROP OWNED BY {plain_role}", f"DROP ROLE {plain_role}")
+        database.run(f"DROP OWNED BY {plain_role}", f"DROP ROLE {plain_role}")
 
 
 def test_role_without_replication_is_named_with_its_cure(database: Database) -> None:
     role = f"weak_{database.name}"
-    _run(database, f"DROP ROLE IF EXISTS {role}", f"CREATE ROLE {role} LOGIN")
+    database.run(f"DROP ROLE IF EXISTS {role}", f"CREATE ROLE {role} LOGIN")
     dsn = database.dsn.replace("postgres@", f"{role}@")
     with psycopg.connect(dsn, autocommit=True) as connection:
         problems = requirements.server_problems(connection)
@@ -249,7 +233,7 @@ def test_role_without_replication_is_named_with_its_cure(database: Database) -> 
     ]
     with pytest.raises(RightsMissing, match="grant the right"):
         connections.connect(SourceOptions(dsn), role="stream", replication=True)
-    _run(database, f"DROP ROLE {role}")
+    database.run(f"DROP ROLE {role}")
 
 
 def test_wal_level_is_named_with_its_cure() -> None:

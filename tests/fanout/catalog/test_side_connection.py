@@ -46,8 +46,7 @@ class Defective:
 def defective(database: Database, directory: Path) -> tuple[Ingest, Store, list[Future[None]]]:
     """An ingest whose side connection fails while its loop is held, where a re-copy is asked for
     after that."""
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    database.run("CREATE TABLE users (id int PRIMARY KEY)")
     options = SourceOptions(
         database.dsn,
         slot_name=f"slot_{database.name}",

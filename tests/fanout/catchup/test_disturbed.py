@@ -1,6 +1,6 @@
 """Changes of the tables, the slot and the backlog while the backlog is split."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +12,13 @@ from laredo_fanout.catchup.plan import CatchupOptions
 from laredo_fanout.postgres.connections import SlotLost
 from laredo_fanout.source_options import OnSlotLost
 from tests.fanout.catchup.holding import Held
+from tests.support import drawn
 from tests.support.clusters import Clusters
-from tests.support.ingest import PATIENCE_S, RunningIngest
+from tests.support.ingest import PATIENCE_S, RunningIngest, Start
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import wait_until
 from tests.support.server.behind import splitting_little, start_behind, status_of, wait_level
 
-Start = Callable[..., RunningIngest]
 _KINDS = ("public.plain", "public.log", "public.parts")
 _MADE = """
 CREATE TABLE plain (id int PRIMARY KEY, a text);
@@ -38,17 +38,10 @@ def options(tmp_path: Path) -> CatchupOptions:
     return replace(splitting_little(tmp_path), threshold_bytes=1_000_000)
 
 
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
 def _work(database: Database, rounds: int) -> None:
     """Rows come, change, move and go in tables of every kind."""
     for number in range(rounds):
-        _run(
-            database,
+        database.run(
             f"INSERT INTO plain SELECT g, repeat('x', 60) FROM generate_series({number * 50},"
             f" {number * 50 + 49}) g ON CONFLICT DO NOTHING",
             f"INSERT INTO log SELECT {number} % 7, 'twice' FROM generate_series(1, 20)",
@@ -72,17 +65,16 @@ def _live(ingest: RunningIngest) -> Iterator[None]:
 def test_tables_without_keys_and_in_partitions_and_a_recopy_meanwhile(
     database: Database, ingesting: Start, options: CatchupOptions
 ) -> None:
-    _run(database, _MADE)
+    database.run(_MADE)
     ingest = ingesting(
         *_KINDS, catchup=options, append_only=("public.log",), heartbeat_interval=0.2
     )
     with _live(ingest):
         _work(database, 20)
-        _run(database, "TRUNCATE log", "TRUNCATE parts_1")
+        database.run("TRUNCATE log", "TRUNCATE parts_1")
         _work(database, 20)
         # Rows go and come that no change is sent for.
-        _run(
-            database,
+        database.run(
             "ALTER TABLE parts DETACH PARTITION parts_0",
             "UPDATE parts_0 SET a = 'unseen' WHERE id % 2 = 0",
             "ALTER TABLE parts ATTACH PARTITION parts_0 FOR VALUES FROM (0) TO (10)",
@@ -105,12 +97,12 @@ def test_tables_without_keys_and_in_partitions_and_a_recopy_meanwhile(
 def test_a_backlog_that_grows_behind_its_last_segment_is_split_again(
     database: Database, ingesting: Start, options: CatchupOptions
 ) -> None:
-    _run(database, _MADE)
+    database.run(_MADE)
     ingest = ingesting("public.plain", catchup=options, heartbeat_interval=0.2)
     with _live(ingest):
         for _ in range(10):
             _work(database, 3)
-            _run(database, _FILLER)
+            database.run(_FILLER)
 
     def heard() -> bool:
         tail = status_of(ingest).segments[-1]
@@ -124,7 +116,7 @@ def test_a_backlog_that_grows_behind_its_last_segment_is_split_again(
         psutil.Process(pid).suspend()
         for _ in range(10):
             _work(database, 1)
-            _run(database, _FILLER)
+            database.run(_FILLER)
     ingest.wait_until(lambda: status_of(ingest).plans == 2, "it is split again")
     wait_level(ingest)
     ingest.assert_equal()
@@ -132,14 +124,14 @@ def test_a_backlog_that_grows_behind_its_last_segment_is_split_again(
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("full", ["max_replication_slots", "max_wal_senders"])
+@pytest.mark.parametrize("full", drawn.first(1, ["max_replication_slots", "max_wal_senders"]))
 def test_a_server_with_little_room_has_fewer_segments(
     clusters: Clusters, tmp_path: Path, options: CatchupOptions, full: str
 ) -> None:
     """One slot is the server's own; each segment needs one more, and a walsender."""
     room = {"max_replication_slots": "3", "max_wal_senders": "2"}
     database = Database(clusters.new(18, **{full: room[full]}), "postgres")
-    _run(database, _MADE)
+    database.run(_MADE)
     ingest = RunningIngest(
         database,
         tmp_path / "store",
@@ -167,7 +159,7 @@ def test_a_slot_that_somebody_moves_beyond_the_plan(
     database: Database, ingesting: Start, options: CatchupOptions, policy: OnSlotLost
 ) -> None:
     """Its copies would begin there, in silence."""
-    _run(database, _MADE)
+    database.run(_MADE)
     ingest = ingesting("public.plain", catchup=options, heartbeat_interval=0.2, on_slot_lost=policy)
     with _live(ingest):
         _work(database, 30)
@@ -176,7 +168,7 @@ def test_a_slot_that_somebody_moves_beyond_the_plan(
     held.stop()
     before = ingest.record("public.plain")
     slot = ingest.options.slot_name
-    _run(database, f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())")
+    database.run(f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())")
     ingest.start()
     if policy is OnSlotLost.FAIL:
         wait_until(lambda: ingest.error, "it is told", PATIENCE_S)
@@ -184,7 +176,7 @@ def test_a_slot_that_somebody_moves_beyond_the_plan(
         return
     # It isn't dropped either: it may be somebody else's by now.
     ingest.wait_until(lambda: "isn't touched" in str(ingest.status.error), "it is refused")
-    _run(database, f"SELECT pg_drop_replication_slot('{slot}')")
+    database.run(f"SELECT pg_drop_replication_slot('{slot}')")
     ingest.wait_until(lambda: ingest.record("public.plain") != before, "it is copied anew")
     ingest.wait_live()
     ingest.assert_equal()

@@ -128,8 +128,7 @@ async def test_segments_give_way_where_there_is_no_room(
                 _split(server, database)
             else:
                 backlogs = _let_the_others_fill_the_disk(server, database)
-            with database.connect() as owner:
-                owner.execute("DELETE FROM t WHERE id = 1")
+            database.run("DELETE FROM t WHERE id = 1")
             await follower.until([str(number).encode() for number in range(2, _ROWS + 1)])
             assert _sum(follower.rows) == backlogs * (_ROWS * (_ROWS + 1) // 2 - 1)
         wait_until(

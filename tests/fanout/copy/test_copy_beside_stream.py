@@ -2,16 +2,13 @@
 database end up equal. The cases are those of the design's "Tests to have"."""
 
 import threading
-from collections.abc import Callable
 
-import pytest
-
-from tests.support.ingest import Gate, RunningIngest
+from laredo_fanout.source_options import CopyOptions
+from tests.support.ingest import Gate, Start
 from tests.support.postgres import Database, on_versions
 
 pytestmark = on_versions(16, 18)
 
-Start = Callable[..., RunningIngest]
 
 _SMALL_RANGES = 64 << 10
 
@@ -26,46 +23,36 @@ def _fill(database: Database, rows: int = 1000) -> None:
         )
 
 
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
-def test_row_deleted_between_reading_and_writing_stays_deleted(
+def test_rows_are_deleted_and_truncated_between_reading_and_writing(
     database: Database, ingesting: Start, gate: Gate
 ) -> None:
     _fill(database)
-    ingest = ingesting("public.t")
-    with gate.holding(ingest):
-        _run(database, "DELETE FROM t WHERE id % 2 = 0", "UPDATE t SET a = -1 WHERE id % 3 = 0")
-        ingest.catch_up()
-    ingest.wait_live()
-    ingest.assert_equal()
-
-
-def test_truncate_between_reading_and_writing(
-    database: Database, ingesting: Start, gate: Gate
-) -> None:
     # Few enough that they all fit into buffers: the reader's lock is gone by then.
-    _fill(database, 20)
-    ingest = ingesting("public.t", workers=1)
+    database.run("CREATE TABLE few AS SELECT * FROM t WHERE id <= 20")
+    database.run("ALTER TABLE few ADD PRIMARY KEY (id)")
+    ingest = ingesting("public.few", "public.t", copy=CopyOptions(workers=1, max_connections=2))
+    ingest.wait_until(lambda: ingest.status.copy_connections == 2, "both are read")
     with gate.holding(ingest):
-        _run(database, "TRUNCATE t", "INSERT INTO t VALUES (7, 7, 'seven'), (100000, 1, 'new')")
+        database.run(
+            "TRUNCATE few",
+            "INSERT INTO few VALUES (7, 7, 'seven'), (100000, 1, 'new')",
+            "DELETE FROM t WHERE id % 2 = 0",
+            "UPDATE t SET a = -1 WHERE id % 3 = 0",
+        )
         ingest.catch_up()
     ingest.wait_live()
     ingest.assert_equal()
-    assert ingest.state("public.t").keys() == {b"7", b"100000"}
+    assert ingest.state("public.few").keys() == {b"7", b"100000"}
 
 
 def test_vacuum_full_between_chunks(database: Database, ingesting: Start, gate: Gate) -> None:
     _fill(database, 3000)
-    _run(database, "DELETE FROM t WHERE id < 500")
+    database.run("DELETE FROM t WHERE id < 500")
     gate.close_after(300)
     ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
     with gate.holding(ingest):
         assert ingest.status.tables["public.t"].ranges > 2
-        _run(database, "SET lock_timeout = '240s'", "CLUSTER t USING t_pkey", "VACUUM FULL t")
+        database.run("SET lock_timeout = '240s'", "CLUSTER t USING t_pkey", "VACUUM FULL t")
     ingest.wait_live()
     ingest.assert_equal()
 
@@ -78,8 +65,7 @@ def test_key_moved_into_a_range_that_was_read_keeps_its_toast_value(
     ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
     with gate.holding(ingest):
         # From ranges that aren't read yet to keys below all of them, and again, and back.
-        _run(
-            database,
+        database.run(
             "UPDATE t SET id = id - 1000000 WHERE id > 900",
             "UPDATE t SET a = -a WHERE id < 0",
             "UPDATE t SET id = id - 1000000 WHERE id % 2 = 0 AND id < 0",
@@ -92,37 +78,32 @@ def test_key_moved_into_a_range_that_was_read_keeps_its_toast_value(
     ingest.assert_equal()
 
 
-def test_unchanged_toast_after_the_barrier(database: Database, ingesting: Start) -> None:
+def test_changes_of_tables_of_any_replica_identity(database: Database, ingesting: Start) -> None:
+    """Those of t leave a value in TOAST as it was."""
     _fill(database, 50)
-    ingest = ingesting("public.t")
+    tables = {"FULL": "whole", "USING INDEX other": "other_key", "DEFAULT": "usual"}
+    for identity, name in tables.items():
+        database.run(
+            f"CREATE TABLE {name} (LIKE t INCLUDING ALL)",
+            f"INSERT INTO {name} SELECT * FROM t",
+            f"ALTER TABLE {name} ADD b text NOT NULL DEFAULT 'b'",
+            f"ALTER TABLE {name} ADD c uuid NOT NULL DEFAULT gen_random_uuid()",
+            f"CREATE UNIQUE INDEX {name}_other ON {name} (b, c)",
+            f"ALTER TABLE {name} REPLICA IDENTITY {identity.replace('other', f'{name}_other')}",
+        )
+    ingest = ingesting("public.t", *(f"public.{name}" for name in tables.values()))
     ingest.wait_live()
-    _run(
-        database,
+    for name in tables.values():
+        database.run(
+            f"UPDATE {name} SET a = 1 WHERE id < 10",
+            f"UPDATE {name} SET b = 'moved' WHERE id < 20",
+            f"UPDATE {name} SET id = -id WHERE id > 40",
+            f"DELETE FROM {name} WHERE id = 3",
+        )
+    database.run(
         "UPDATE t SET a = 77",
         "UPDATE t SET id = id + 1000 WHERE id < 20",
         "BEGIN; UPDATE t SET id = id + 5000 WHERE id = 30; UPDATE t SET a = 1 WHERE id = 5030; END",
-    )
-    ingest.assert_equal()
-
-
-@pytest.mark.parametrize("identity", ["FULL", "USING INDEX other", "DEFAULT"])
-def test_replica_identities(database: Database, ingesting: Start, identity: str) -> None:
-    _fill(database, 50)
-    _run(
-        database,
-        "ALTER TABLE t ADD b text NOT NULL DEFAULT 'b'",
-        "ALTER TABLE t ADD c uuid NOT NULL DEFAULT gen_random_uuid()",
-        "CREATE UNIQUE INDEX other ON t (b, c)",
-        f"ALTER TABLE t REPLICA IDENTITY {identity}",
-    )
-    ingest = ingesting("public.t")
-    ingest.wait_live()
-    _run(
-        database,
-        "UPDATE t SET a = 1 WHERE id < 10",
-        "UPDATE t SET b = 'moved' WHERE id < 20",
-        "UPDATE t SET id = -id WHERE id > 40",
-        "DELETE FROM t WHERE id = 3",
     )
     ingest.assert_equal()
 
@@ -131,8 +112,7 @@ def test_transaction_that_was_open_when_the_table_was_added_is_waited_for(
     database: Database, ingesting: Start
 ) -> None:
     _fill(database, 10)
-    _run(
-        database,
+    database.run(
         "CREATE TABLE late (id int PRIMARY KEY)",
         "CREATE TABLE other (id int PRIMARY KEY)",
     )
@@ -157,42 +137,49 @@ def test_transaction_that_was_open_when_the_table_was_added_is_waited_for(
 
 
 KEYS = {
-    "int and text": ("a int, b text", "g %% 7, 'k' || g"),
-    "text, uuid and int": ("a text, b uuid, c int", "'x\"' || g %% 3, gen_random_uuid(), g"),
+    "int and text": ("a int, b text", "g % 7, 'k' || g"),
+    "text, uuid and int": ("a text, b uuid, c int", "'x\"' || g % 3, gen_random_uuid(), g"),
     "uuid": ("a uuid", "gen_random_uuid()"),
     "char and timestamptz": ("a char(9), b timestamptz", "'c' || g, now() + g * interval '1 s'"),
     "bool, numeric and bytea": (
         "a bool, b numeric, c bytea",
-        "g %% 2 = 0, g / 3.0, decode(md5(g::text), 'hex')",
+        "g % 2 = 0, g / 3.0, decode(md5(g::text), 'hex')",
     ),
-    "array": ("a int[]", "ARRAY[g, NULL, g %% 3]"),
+    "array": ("a int[]", "ARRAY[g, NULL, g % 3]"),
     "inet": ("a inet", "'10.0.0.0'::inet + g"),
 }
 
 
-@pytest.mark.parametrize("kind", KEYS)
 def test_keys_of_any_types_in_ranges_under_writes(
-    database: Database, ingesting: Start, gate: Gate, kind: str
+    database: Database, ingesting: Start, gate: Gate
 ) -> None:
-    columns, values = KEYS[kind]
-    names = ", ".join(column.split()[0] for column in columns.split(", "))
+    tables = [f"k{number}" for number in range(len(KEYS))]
+    qualified = [f"public.{name}" for name in tables]
     with database.connect() as connection:
-        connection.execute(
-            f"CREATE TABLE k ({columns}, v int, big text, PRIMARY KEY ({names}))".encode()
-        )
-        connection.execute("ALTER TABLE k ALTER big SET STORAGE EXTERNAL")
-        insert = (
-            f"INSERT INTO k SELECT {values}, g, repeat(md5(g::text), 90)"
-            " FROM generate_series(%s::int, %s::int) g"
-        ).encode()
-        connection.execute(insert, (1, 900))
-        gate.close_after(300)
-        ingest = ingesting("public.k", workers=2, range_bytes=_SMALL_RANGES)
+
+        def insert(first: int, last: int) -> None:
+            for name, (_, values) in zip(tables, KEYS.values(), strict=True):
+                connection.execute(
+                    f"INSERT INTO {name} SELECT {values}, g, repeat(md5(g::text), 90)"
+                    f" FROM generate_series({first}, {last}) g".encode()
+                )
+
+        for name, (columns, _) in zip(tables, KEYS.values(), strict=True):
+            key = ", ".join(column.split()[0] for column in columns.split(", "))
+            connection.execute(
+                f"CREATE TABLE {name} ({columns}, v int, big text, PRIMARY KEY ({key}));"
+                f" ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL".encode()
+            )
+        insert(1, 300)
+        gate.close_after(100 * len(KEYS))
+        copies = CopyOptions(workers=1, range_bytes=_SMALL_RANGES, max_connections=len(KEYS))
+        ingest = ingesting(*qualified, copy=copies)
         with gate.holding(ingest):
-            assert ingest.status.tables["public.k"].ranges > 2
-            connection.execute("UPDATE k SET v = -v WHERE v % 3 = 0")
-            connection.execute("DELETE FROM k WHERE v % 5 = 0")
-            connection.execute(insert, (1000, 1100))
+            assert all(ingest.status.tables[name].ranges > 2 for name in qualified)
+            for name in tables:
+                connection.execute(f"UPDATE {name} SET v = -v WHERE v % 3 = 0".encode())
+                connection.execute(f"DELETE FROM {name} WHERE v % 5 = 0".encode())
+            insert(1000, 1040)
             ingest.catch_up()
         ingest.wait_live()
         ingest.assert_equal()
@@ -210,7 +197,7 @@ def test_copy_goes_on_where_it_was_stopped(
             getattr(ingest.status.tables["public.t"], name) for name in ("ranges", "ranges_done")
         )
         ingest.stop()
-    _run(database, "DELETE FROM t WHERE id % 7 = 0", "UPDATE t SET a = 0 WHERE id % 11 = 0")
+    database.run("DELETE FROM t WHERE id % 7 = 0", "UPDATE t SET a = 0 WHERE id % 11 = 0")
     ingest.start()
     ingest.wait_live()
     ingest.assert_equal()

@@ -1,17 +1,15 @@
 """Limits of a copy: rows a second, memory, connections; no lock or snapshot outlives a chunk."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 
 from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
 from laredo_fanout.source_options import CopyOptions
-from tests.support.ingest import Gate, RunningIngest
+from tests.support.ingest import Gate, Start
 from tests.support.postgres import Database
-
-Start = Callable[..., RunningIngest]
 
 _SMALL_RANGES = 64 << 10
 

@@ -5,80 +5,81 @@ Seen by a client, its changes keep their order.
 
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 
 from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
-from tests.support.ingest import Gate, RunningIngest
+from laredo_fanout.source_options import CopyOptions
+from tests.support import drawn
+from tests.support.ingest import Gate, Start
 from tests.support.postgres import Database, on_versions
 
 pytestmark = on_versions(16, 18)
 
-Start = Callable[..., RunningIngest]
 
 _SMALL_RANGES = 64 << 10
 
 
 def _make(database: Database, name: str, rows: int = 300) -> None:
-    with database.connect() as connection:
-        connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, a int, big text)".encode())
-        connection.execute(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL".encode())
-        connection.execute(
-            f"INSERT INTO {name} SELECT g, g, repeat(md5(g::text), 100)"
-            f" FROM generate_series(1, {rows}) g".encode()
-        )
-
-
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
+    database.run(
+        f"CREATE TABLE {name} (id int PRIMARY KEY, a int, big text)",
+        f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL",
+        f"INSERT INTO {name} SELECT g, g, repeat(md5(g::text), 100)"
+        f" FROM generate_series(1, {rows}) g",
+    )
 
 
 QUEUED = {
     "dropped and made again": (
-        "DROP TABLE u",
-        "CREATE TABLE u (id int PRIMARY KEY, b text)",
-        "INSERT INTO u VALUES (1, 'another')",
+        "DROP TABLE {u}",
+        "CREATE TABLE {u} (id int PRIMARY KEY, b text)",
+        "INSERT INTO {u} VALUES (1, 'another')",
     ),
     "another renamed to it": (
-        "ALTER TABLE u RENAME TO former",
-        "ALTER TABLE other RENAME TO u",
-        "UPDATE u SET a = -a WHERE id < 10",
-        "UPDATE former SET a = 0",
+        "ALTER TABLE {u} RENAME TO {u}_former",
+        "ALTER TABLE {u}_other RENAME TO {u}",
+        "UPDATE {u} SET a = -a WHERE id < 10",
+        "UPDATE {u}_former SET a = 0",
     ),
     "renamed there and back": (
-        "ALTER TABLE u RENAME TO away",
-        "UPDATE away SET a = -a WHERE id < 10",
-        "ALTER TABLE away RENAME TO u",
-        "DELETE FROM u WHERE id = 12",
+        "ALTER TABLE {u} RENAME TO {u}_away",
+        "UPDATE {u}_away SET a = -a WHERE id < 10",
+        "ALTER TABLE {u}_away RENAME TO {u}",
+        "DELETE FROM {u} WHERE id = 12",
     ),
     "another replica identity": (
-        "ALTER TABLE u REPLICA IDENTITY FULL",
-        "UPDATE u SET a = -a WHERE id < 10",
-        "DELETE FROM u WHERE id = 12",
-        "UPDATE u SET id = -id WHERE id > 250",
+        "ALTER TABLE {u} REPLICA IDENTITY FULL",
+        "UPDATE {u} SET a = -a WHERE id < 10",
+        "DELETE FROM {u} WHERE id = 12",
+        "UPDATE {u} SET id = -id WHERE id > 250",
     ),
 }
 
 
-@pytest.mark.parametrize("what", QUEUED)
 @pytest.mark.parametrize("begun", [False, True], ids=["queued", "being copied"])
-def test_what_happens_to_a_table_that_is_not_live_yet(
-    database: Database, ingesting: Start, gate: Gate, what: str, *, begun: bool
+def test_what_happens_to_tables_that_are_not_live_yet(
+    database: Database, ingesting: Start, gate: Gate, *, begun: bool
 ) -> None:
-    for name in ("t", "u", "other"):
-        _make(database, name, 100 if name == "other" else 300)
+    names = [f"u{number}" for number in range(len(QUEUED))]
+    _make(database, "t")
+    for name in names:
+        _make(database, name)
+        _make(database, f"{name}_other", 100)
+    tables = [f"public.{name}" for name in names]
     if begun:
-        gate.close_after(100)
-        ingest = ingesting("public.u", workers=1, range_bytes=_SMALL_RANGES)
+        gate.close_after(100 * len(names))
+        copies = CopyOptions(workers=1, range_bytes=_SMALL_RANGES, max_connections=len(names))
+        ingest = ingesting(*tables, copy=copies)
     else:
         # Of the first table, whose whole chunk lies in no buffer, its one reader is not done.
-        ingest = ingesting("public.t", "public.u", workers=1)
+        ingest = ingesting("public.t", *tables, workers=1)
     with gate.holding(ingest):
-        _run(database, "SET lock_timeout = '240s'", *QUEUED[what])
+        if begun:
+            assert all(ingest.status.tables[name].copy for name in tables)
+        for name, statements in zip(names, QUEUED.values(), strict=True):
+            database.run("SET lock_timeout = '240s'", *(each.format(u=name) for each in statements))
         ingest.catch_up()
     ingest.wait_live()
     ingest.assert_equal()
@@ -98,7 +99,7 @@ def test_rows_updated_one_after_the_other_are_never_seen_in_another_order(
                 connection.execute("UPDATE t SET a = %s WHERE id = 300", (number,))
                 connection.execute("UPDATE t SET a = %s WHERE id = 1", (number,))
 
-    _run(database, "UPDATE t SET a = 1000 WHERE id IN (1, 300)")
+    database.run("UPDATE t SET a = 1000 WHERE id IN (1, 300)")
     writer = threading.Thread(target=write)
     seen: list[tuple[int, int]] = []
     ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
@@ -130,7 +131,7 @@ def test_rows_updated_one_after_the_other_are_never_seen_in_another_order(
     assert all(first - second in (0, 1) for first, second in seen), seen
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@drawn.seeds(1, 2)
 def test_deletes_while_chunks_wait_at_random(
     database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

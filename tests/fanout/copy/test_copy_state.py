@@ -18,6 +18,7 @@ from laredo_fanout.copy.table_copy import (
     Event,
     IllegalTransition,
 )
+from tests.support.drawn import examples
 
 RANGES = 4
 KEYS = [b"%d" % number for number in range(1200)]
@@ -233,7 +234,7 @@ class AnyEvents(RuleBasedStateMachine):
 
 
 TestAnyEvents = AnyEvents.TestCase
-TestAnyEvents.settings = settings(max_examples=400, stateful_step_count=60)
+TestAnyEvents.settings = settings(max_examples=examples(400), stateful_step_count=60)
 
 
 def test_chunks_that_are_refused_again_and_again_end_the_copy() -> None:

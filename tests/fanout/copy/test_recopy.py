@@ -1,8 +1,6 @@
 """Re-copies that are asked for: only what the store had wrong enters the journal, at one position,
 whatever happens to the table meanwhile; readers see ordinary changes."""
 
-from collections.abc import Callable
-
 import pytest
 
 from laredo_fanout.errors import RecopyRefused
@@ -10,10 +8,9 @@ from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
-from tests.support.ingest import PATIENCE_S, Gate, RunningIngest
+from tests.support.ingest import PATIENCE_S, Gate, RunningIngest, Start
 from tests.support.postgres import Database
 
-Start = Callable[..., RunningIngest]
 Entry = tuple[str, bytes, bytes, bytes]
 
 _SMALL_RANGES = 64 << 10
@@ -29,12 +26,6 @@ def _fill(database: Database, rows: int = 600) -> None:
             (rows,),
         )
         connection.execute("ANALYZE t")
-
-
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
 
 
 def _live(ingest: RunningIngest) -> TableRecord:
@@ -156,8 +147,7 @@ def test_nothing_enters_where_nothing_differs_under_writes_of_every_kind(
     _ask(ingest)
     with gate.holding(ingest):
         sequence = _live(ingest).sequence
-        _run(
-            database,
+        database.run(
             "UPDATE t SET id = id - 1000000 WHERE id > 400",
             "UPDATE t SET a = -a WHERE id < 0",
             "UPDATE t SET id = 500000 - a WHERE id % 2 = 0 AND id < 0",
@@ -181,7 +171,7 @@ def test_truncate_meanwhile(database: Database, ingesting: Start, gate: Gate) ->
     gate.close_again()
     _ask(ingest)
     with gate.holding(ingest):
-        _run(database, "TRUNCATE t", "INSERT INTO t VALUES (7, 7, 'seven')")
+        database.run("TRUNCATE t", "INSERT INTO t VALUES (7, 7, 'seven')")
         ingest.catch_up()
     assert _wait_done(ingest) == 0
     ingest.assert_equal()
@@ -203,8 +193,7 @@ def test_wrong_values_that_the_stream_carries_to_other_keys_are_put_right(
     _ask(ingest)
     with gate.holding(ingest):
         # The value that is wrong in the store isn't sent: the row takes it along.
-        _run(
-            database,
+        database.run(
             "UPDATE t SET id = -id WHERE id IN (100, 400)",
             "UPDATE t SET a = 3 WHERE id = 401",
         )
@@ -260,7 +249,7 @@ def test_another_schema_ends_it_and_the_table_is_copied_anew(
     live = _live(ingest)
     _ask(ingest)
     with gate.holding(ingest):
-        _run(database, *statements)
+        database.run(*statements)
     ingest.wait_until(
         lambda: ingest.is_live(_TABLE) and _live(ingest).id > live.id + 1, "it is copied anew"
     )
@@ -290,7 +279,7 @@ def test_it_goes_on_after_a_restart_where_it_was(
         ingest.wait_until(lambda: ingest.status.tables[_TABLE].copy.ranges_done > 2, "ranges done")
         progress = ingest.status.tables[_TABLE].copy
         ingest.stop()
-    _run(database, "DELETE FROM t WHERE id % 7 = 0", "UPDATE t SET a = 0 WHERE id % 11 = 0")
+    database.run("DELETE FROM t WHERE id % 7 = 0", "UPDATE t SET a = 0 WHERE id % 11 = 0")
     ingest.start()
     assert _wait_done(ingest) == 2
     ingest.assert_equal()
@@ -311,14 +300,14 @@ def test_one_that_does_not_fit_into_the_store_is_given_up(
     ingest.error = None
     ingest.restart()
     assert "max_size" in ingest.status.tables[_TABLE].last_recopy.error
-    _run(database, "UPDATE t SET a = 0 WHERE id < 20", "DELETE FROM t WHERE id < 10")
+    database.run("UPDATE t SET a = 0 WHERE id < 20", "DELETE FROM t WHERE id < 10")
     ingest.assert_equal()
     ingest.wait_until(lambda: len(ingest.store.tables) == 1, "nothing else is left")
 
 
 def test_who_asks_in_vain_is_told_why(database: Database, ingesting: Start, gate: Gate) -> None:
     _fill(database, 20)
-    _run(database, "CREATE TABLE log (a int)")
+    database.run("CREATE TABLE log (a int)")
     ingest = ingesting(_TABLE, "public.log", append_only=("public.log",))
     with pytest.raises(KeyError):
         ingest.ingest.recopy("public.other")

@@ -1,14 +1,11 @@
 """A table that gets another replica identity in the middle of a transaction: it is still one."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import Start
 from tests.support.postgres import Database
-
-Start = Callable[..., RunningIngest]
 
 
 @pytest.mark.parametrize("many", [2, 60_000])

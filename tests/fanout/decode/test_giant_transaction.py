@@ -1,20 +1,10 @@
 """A transaction too big for memory is spooled and applied at its commit, whole."""
 
-from collections.abc import Callable
-
 import pytest
 
 from laredo_fanout.decode import stream_decoder, transaction_spool
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import Start
 from tests.support.postgres import Database
-
-Start = Callable[..., RunningIngest]
-
-
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
 
 
 @pytest.fixture
@@ -25,8 +15,7 @@ def small_spool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_spool")
 def test_giant_transactions_arrive_whole(database: Database, ingesting: Start) -> None:
-    _run(
-        database,
+    database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         "CREATE TABLE u (id int PRIMARY KEY, a text)",
         "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 5000) g",
@@ -37,8 +26,7 @@ def test_giant_transactions_arrive_whole(database: Database, ingesting: Start) -
     assert record is not None
     seen: list[int] = []
     ingest.on_commit = lambda commit: seen.append(ingest.store.tables[record.id].rows)
-    _run(
-        database,
+    database.run(
         "INSERT INTO t VALUES (-1, 'before')",
         "BEGIN; UPDATE t SET a = a || '!'; INSERT INTO u SELECT id, a FROM t;"
         " DELETE FROM t WHERE id > 100; UPDATE u SET id = id + 100000;"
@@ -61,8 +49,7 @@ def test_giant_transactions_arrive_whole(database: Database, ingesting: Start) -
 
 @pytest.mark.usefixtures("small_spool")
 def test_schema_change_within_a_giant_transaction(database: Database, ingesting: Start) -> None:
-    _run(
-        database,
+    database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         "CREATE TABLE other (id int PRIMARY KEY)",
         "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 3000) g",
@@ -71,8 +58,7 @@ def test_schema_change_within_a_giant_transaction(database: Database, ingesting:
     ingest.wait_live()
     before = ingest.record("public.t")
     assert before is not None
-    _run(
-        database,
+    database.run(
         "BEGIN; UPDATE t SET a = a || '!'; ALTER TABLE t ADD b int; UPDATE t SET b = id;"
         " INSERT INTO other VALUES (1); COMMIT",
     )

@@ -1,20 +1,9 @@
 """Types that are rarer, nested or an extension's: the streamed line is the copied one."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import Start
 from tests.support.postgres import Database, on_versions
-
-Start = Callable[..., RunningIngest]
-
-
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
 
 RARE = {
     "path": "'((1,2),(3.5,-4e-20))'",
@@ -73,23 +62,23 @@ _SETUP = (
 def _make(database: Database, types: dict[str, str]) -> str:
     """A table with a column of each type; returns the SELECT of one row's values."""
     columns = ", ".join(f"c{number} {name}" for number, name in enumerate(types))
-    _run(database, f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
+    database.run(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
     values = ", ".join(f"{value}::{name}" for name, value in types.items())
     return f"INSERT INTO t SELECT g, {values} FROM generate_series"
 
 
 @on_versions(15, 18)
 def test_rare_and_nested_types(database: Database, ingesting: Start) -> None:
-    _run(database, *_SETUP)
+    database.run(*_SETUP)
     # The wheel's is built without libxml.
     types = {
         name: value for name, value in RARE.items() if _version(database) < 16 or "xml" not in name
     }
     insert = _make(database, types)
-    _run(database, f"{insert}(1, 2) g", "INSERT INTO t VALUES (3)")
+    database.run(f"{insert}(1, 2) g", "INSERT INTO t VALUES (3)")
     ingest = ingesting("public.t")
     ingest.wait_live()
-    _run(database, f"{insert}(4, 5) g", "INSERT INTO t VALUES (6)", "UPDATE t SET id = id + 10")
+    database.run(f"{insert}(4, 5) g", "INSERT INTO t VALUES (6)", "UPDATE t SET id = id + 10")
     ingest.assert_equal()
 
 
@@ -119,18 +108,17 @@ EXTENSIONS = {
 def test_types_of_extensions(database: Database, ingesting: Start) -> None:
     """hstore has a cast to json, which to_json would use; its line is its text all the same."""
     if _version(database) == 15:
-        _run(
-            database,
+        database.run(
             *(f"CREATE EXTENSION {name}" for name in ("citext", "hstore", "ltree", "cube")),
         )
-        _run(database, "CREATE TYPE int4_or_hstore AS (n int, h hstore)")
+        database.run("CREATE TYPE int4_or_hstore AS (n int, h hstore)")
     else:
-        _run(database, "CREATE EXTENSION vector")
+        database.run("CREATE EXTENSION vector")
     insert = _make(database, EXTENSIONS[_version(database)])
-    _run(database, f"{insert}(1, 2) g")
+    database.run(f"{insert}(1, 2) g")
     ingest = ingesting("public.t")
     ingest.wait_live()
-    _run(database, f"{insert}(3, 4) g", "UPDATE t SET id = id + 10 WHERE id < 3")
+    database.run(f"{insert}(3, 4) g", "UPDATE t SET id = id + 10 WHERE id < 3")
     ingest.assert_equal()
 
 
@@ -147,21 +135,20 @@ def test_keys_of_extensions_types(database: Database, ingesting: Start, key: str
         "ltree": "('a.k' || g)::ltree",
         "hstore": "hstore('k', g::text)",
     }
-    _run(database, f"CREATE EXTENSION {key}", f"CREATE TABLE t (id {key} PRIMARY KEY, big text)")
-    _run(database, "ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
+    database.run(f"CREATE EXTENSION {key}", f"CREATE TABLE t (id {key} PRIMARY KEY, big text)")
+    database.run("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
     insert = f"INSERT INTO t SELECT {values[key]}, repeat(md5(g::text), 90)"
-    _run(database, f"{insert} FROM generate_series(1, 200) g")
+    database.run(f"{insert} FROM generate_series(1, 200) g")
     ingest = ingesting("public.t", range_bytes=64 << 10)
     ingest.wait_live()
-    _run(
-        database,
+    database.run(
         f"{insert} FROM generate_series(201, 210) g",
         "DELETE FROM t WHERE ctid IN (SELECT ctid FROM t LIMIT 20)",
         "UPDATE t SET big = 'x' WHERE ctid IN (SELECT ctid FROM t OFFSET 5 LIMIT 20)",
     )
     if key == "citext":
         # The same key to PostgreSQL, another text: known by its text, it moves.
-        _run(database, "UPDATE t SET id = upper(id::text) WHERE id = 'key150'")
+        database.run("UPDATE t SET id = upper(id::text) WHERE id = 'key150'")
     ingest.assert_equal()
 
 
@@ -179,15 +166,14 @@ GENERATED = {
 def test_generated_columns(database: Database, ingesting: Start) -> None:
     """A line has those that are published; a virtual one never is."""
     parameters, generated, published = GENERATED[_version(database)]
-    _run(
-        database,
+    database.run(
         f"CREATE TABLE t (id int PRIMARY KEY, n int, {generated}, a text)",
         "INSERT INTO t (id, n) SELECT g, g FROM generate_series(1, 5) g",
         f"CREATE PUBLICATION pub_{database.name} FOR TABLE t{parameters}",
     )
     ingest = ingesting("public.t", create_publication=False)
     ingest.wait_live()
-    _run(database, "INSERT INTO t (id, n) VALUES (6, 6)", "UPDATE t SET n = 10 WHERE id = 2")
+    database.run("INSERT INTO t (id, n) VALUES (6, 6)", "UPDATE t SET n = 10 WHERE id = 2")
     ingest.assert_equal()
     twice = b'"twice":20,' if published else b""
     assert ingest.state("public.t")[b"2"] == b'{"id":2,"n":10,' + twice + b'"a":null}'

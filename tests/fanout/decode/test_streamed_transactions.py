@@ -1,9 +1,7 @@
 """Transactions that PostgreSQL sends before their commit (protocol version 2), in parts."""
 
-import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +11,18 @@ from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.decode import transaction_spool
 from laredo_fanout.decode.change_buffer import Route
 from laredo_fanout.errors import SpoolFull
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import PATIENCE_S, wait_until
-from tests.support.server.interleaving import TABLES, Interleaving
+from tests.support.server.interleaving import TABLES, Interleaving, killing
 from tests.support.server.journal_oracle import Replay
-
-Start = Callable[..., RunningIngest]
 
 _SMALL_MEMORY = "logical_decoding_work_mem = '64kB'"
 _AT_ONCE = "debug_logical_replication_streaming = 'immediate'"
 
 
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
 def _stream(database: Database, setting: str = _SMALL_MEMORY) -> None:
-    _run(database, f"ALTER DATABASE {database.name} SET {setting}")
+    database.run(f"ALTER DATABASE {database.name} SET {setting}")
 
 
 def _streamed(database: Database) -> int:
@@ -72,8 +62,8 @@ def test_interleaved_transactions_are_in_the_journal_as_they_were(
         ingest.wait_live()
         writing.begin(ingest)
         starts = [Replay(ingest, name) for name in TABLES]
-        with _killing_streams(database, seed):
-            for _ in range(900):
+        with killing(database, seed, "stream"):
+            for _ in range(750):
                 writing.step()
         writing.finish()
         ingest.assert_equal()
@@ -83,33 +73,10 @@ def test_interleaved_transactions_are_in_the_journal_as_they_were(
     assert not list((ingest.path / "streamed").glob("*")), "what was spooled is gone"
 
 
-@contextmanager
-def _killing_streams(database: Database, seed: int) -> Iterator[None]:
-    stop = threading.Event()
-
-    def kill() -> None:
-        chance = random.Random(seed)
-        with database.connect() as connection:
-            while not stop.wait(chance.uniform(0.2, 0.6)):
-                connection.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND application_name LIKE '% stream'"
-                )
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        killer.join()
-
-
 def _two_tables(database: Database, ingesting: Start, **options: Any) -> RunningIngest:
     """Tables t and u, live; every transaction over 64 kB is streamed."""
     _stream(database)
-    _run(
-        database,
+    database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         "CREATE TABLE u (id int PRIMARY KEY, a text)",
         "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 1000) g",
@@ -141,13 +108,13 @@ def test_a_table_announced_within_a_streamed_transaction(
     ingest = _two_tables(database, ingesting)
     record = ingest.record("public.u")
     _while_streamed(database, ingest, _MANY.format(1, 3000), "ROLLBACK")
-    _run(database, "INSERT INTO u VALUES (-1)")
+    database.run("INSERT INTO u VALUES (-1)")
     ingest.assert_equal()
     ingest.restart()
     ingest.wait_live()
     _while_streamed(database, ingest, _MANY.format(1, 3000), "COMMIT")
     # The announcement isn't repeated after the commit.
-    _run(database, "INSERT INTO u VALUES (-2)")
+    database.run("INSERT INTO u VALUES (-2)")
     ingest.assert_equal()
     after = ingest.record("public.u")
     assert record is not None and after is not None and after.id == record.id
@@ -159,7 +126,7 @@ def test_schema_changes_within_streamed_transactions(database: Database, ingesti
     record = ingest.record("public.u")
     assert record is not None
     altered = "ALTER TABLE u ADD b int; UPDATE u SET b = id"
-    _run(database, _MANY.format(1, 3000))
+    database.run(_MANY.format(1, 3000))
     _while_streamed(database, ingest, f"{altered}; {_MANY.format(3001, 6000)}", "ROLLBACK")
     _while_streamed(
         database,
@@ -167,7 +134,7 @@ def test_schema_changes_within_streamed_transactions(database: Database, ingesti
         f"SAVEPOINT s; {altered}; {_MANY.format(3001, 6000)}",
         f"ROLLBACK TO s; {_MANY.format(6001, 9000)}; COMMIT",
     )
-    _run(database, "INSERT INTO u VALUES (-1)")
+    database.run("INSERT INTO u VALUES (-1)")
     ingest.assert_equal()
     same = ingest.record("public.u")
     assert same is not None and same.id == record.id, "what was rolled back changed nothing"
@@ -189,14 +156,7 @@ def test_a_streamed_transaction_begins_anew_with_the_stream(
         ingest.wait_until(lambda: _spooled(ingest), "a part was spooled")
         before = ingest.store.position
         ingest.stop()
-        with database.connect() as looking:
-            found = looking.execute(
-                "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots"
-                " WHERE slot_name = %s",
-                (f"slot_{database.name}",),
-            ).fetchone()
-        assert found is not None
-        assert int(str(found[0])) <= max(before, ingest.store.position)
+        assert database.confirmed() <= max(before, ingest.store.position)
         (ingest.path / "streamed").mkdir(exist_ok=True)
         left = ingest.path / "streamed" / "12345"
         left.write_bytes(b"of an earlier life")
@@ -213,7 +173,7 @@ def test_no_room_to_spool_a_part(database: Database, ingesting: Start) -> None:
     ingest = _two_tables(database, ingesting)
     # No directory can be made where a file is.
     (ingest.path / "streamed").write_bytes(b"")
-    _run(database, "INSERT INTO t VALUES (-1, 'before')")
+    database.run("INSERT INTO t VALUES (-1, 'before')")
     ingest.catch_up()
     with database.connect() as writing:
         writing.execute(b"BEGIN")
@@ -245,7 +205,7 @@ def test_stopped_while_a_giant_transaction_is_applied(
             assert go_on.wait(PATIENCE_S)
 
     monkeypatch.setattr(WriteBatch, "apply", held)
-    _run(database, "BEGIN; " + _MANY.format(1, 20000) + "; COMMIT")
+    database.run("BEGIN; " + _MANY.format(1, 20000) + "; COMMIT")
     assert within.wait(PATIENCE_S), "pieces are applied"
     ingest.ingest.stop()
     go_on.set()

@@ -77,6 +77,32 @@ CASES = {
         "DROP TABLE a1",
         _AFTER,
     ),
+    "attach filled, in one transaction": (f"BEGIN; {_FILLED}; {_ATTACH}; COMMIT", _AFTER),
+    "attach a filled tree": (
+        "CREATE TABLE a1 (LIKE a INCLUDING ALL) PARTITION BY RANGE (id)",
+        "CREATE TABLE a11 PARTITION OF a1 DEFAULT",
+        "INSERT INTO a1 VALUES (150, 'along')",
+        _ATTACH,
+        _AFTER,
+    ),
+    "detach concurrently": (_CREATE, _FILL, f"{_DETACH} CONCURRENTLY", _AFTER),
+    "a known one: detach, change, attach": (
+        "ALTER TABLE a DETACH PARTITION a0",
+        "UPDATE a0 SET v = 'unseen'",
+        "ALTER TABLE a ATTACH PARTITION a0 FOR VALUES FROM (0) TO (100)",
+        _AFTER,
+    ),
+    "a known one: detach": ("ALTER TABLE a DETACH PARTITION a0", _CREATE, _FILL),
+    "a known one: drop": ("DROP TABLE a0", _CREATE, _FILL),
+    "a known one: truncate": ("TRUNCATE a0", _AFTER),
+    # The stream shows it, but not what happens to a partition alone in the same transaction.
+    "truncate the root": (
+        _CREATE,
+        "BEGIN; INSERT INTO a VALUES (60, 'x'); TRUNCATE a; INSERT INTO a VALUES (3, 'after'),"
+        " (150, 'after'); TRUNCATE a1; INSERT INTO a VALUES (4, 'x'); TRUNCATE a0; COMMIT",
+        _AFTER,
+    ),
+    "change type": (_CREATE, _FILL, "ALTER TABLE a ALTER v TYPE text USING v || '!'", _AFTER),
 }
 
 

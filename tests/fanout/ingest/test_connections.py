@@ -1,7 +1,6 @@
 """Connections that break: the ingest goes on by itself, and nothing is lost or doubled."""
 
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,17 +8,9 @@ import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from tests.support import drawn
-from tests.support.ingest import Gate, RunningIngest
+from tests.support.ingest import Gate, RunningIngest, Start
 from tests.support.postgres import Database, data_directory
 from tests.support.server.stuck_proxy import Proxy
-
-Start = Callable[..., RunningIngest]
-
-
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
 
 
 def _kill(database: Database, role: str) -> int:
@@ -35,8 +26,7 @@ def _kill(database: Database, role: str) -> int:
 
 @pytest.fixture
 def filled(database: Database) -> Database:
-    _run(
-        database,
+    database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a int, big text)",
         "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         "INSERT INTO t SELECT g, g, repeat(md5(g::text), 80) FROM generate_series(1, 3000) g",
@@ -44,17 +34,25 @@ def filled(database: Database) -> Database:
     return database
 
 
-@pytest.mark.parametrize("role", ["stream", "side", "copy"])
-def test_connection_killed_while_copying(
-    filled: Database, ingesting: Start, gate: Gate, role: str
-) -> None:
+def test_connections_killed_while_copying(filled: Database, ingesting: Start, gate: Gate) -> None:
     gate.close_after(500)
     ingest = ingesting("public.t", range_bytes=128 << 10, heartbeat_interval=0.1)
     with gate.holding(ingest):
-        _run(filled, "UPDATE t SET a = -a WHERE id % 50 = 1", "DELETE FROM t WHERE id % 50 = 2")
-        ingest.wait_until(lambda: _kill(filled, role), "killed")
-        _run(filled, "UPDATE t SET a = -a WHERE id % 50 = 3", "DELETE FROM t WHERE id % 50 = 4")
-        assert not ingest.is_live("public.t")
+        for turn, role in enumerate(("copy", "side", "stream")):
+            changed = [
+                change.format(4 * turn + part)
+                for part, change in enumerate(
+                    (
+                        "UPDATE t SET a = -a WHERE id % 50 = {}",
+                        "DELETE FROM t WHERE id % 50 = {}",
+                    )
+                    * 2
+                )
+            ]
+            filled.run(*changed[:2])
+            ingest.wait_until(lambda role=role: _kill(filled, role), "killed")
+            filled.run(*changed[2:])
+            assert not ingest.is_live("public.t")
     ingest.wait_live()
     ingest.assert_equal()
 
@@ -65,9 +63,9 @@ def test_stream_killed_again_and_again(filled: Database, ingesting: Start) -> No
     record = ingest.record("public.t")
     assert record is not None
     for number in range(5):
-        _run(filled, f"UPDATE t SET a = -a WHERE id % 50 = {number}")
+        filled.run(f"UPDATE t SET a = -a WHERE id % 50 = {number}")
         ingest.wait_until(lambda: _kill(filled, "stream") == 1, "the stream is killed")
-        _run(filled, f"DELETE FROM t WHERE id % 50 = {number + 20}")
+        filled.run(f"DELETE FROM t WHERE id % 50 = {number + 20}")
     ingest.assert_equal()
     after = ingest.record("public.t")
     assert after is not None and after.id == record.id
@@ -75,24 +73,24 @@ def test_stream_killed_again_and_again(filled: Database, ingesting: Start) -> No
     assert ingest.status.reconnects >= 1
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["fast", "immediate"])
-def test_server_restarts(tmp_path: Path, how: signal.Signals) -> None:
+def test_server_restarts(tmp_path: Path) -> None:
     with data_directory() as data, EmbeddedPostgres(data) as server:
         database = Database(server, "postgres")
-        _run(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+        database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
         ingest = RunningIngest(database, tmp_path / "store", ("public.t",)).start()
         try:
             ingest.wait_live()
             record = ingest.record("public.t")
-            server.stop(how=how)
-            ingest.wait_until(lambda: not ingest.status.connected, "it is noticed")
-            ingest.wait_until(lambda: ingest.status.error, "it is said")
-            server.start()
-            _run(database, "INSERT INTO t VALUES (2)")
-            ingest.assert_equal()
-            after = ingest.record("public.t")
-            assert record is not None and after is not None
-            assert (after.id, after.sequence) == (record.id, record.sequence + 1)
+            for number, how in enumerate((signal.SIGINT, signal.SIGQUIT), 1):
+                server.stop(how=how)
+                ingest.wait_until(lambda: not ingest.status.connected, "it is noticed")
+                ingest.wait_until(lambda: ingest.status.error, "it is said")
+                server.start()
+                database.run(f"INSERT INTO t VALUES ({number + 1})")
+                ingest.assert_equal()
+                after = ingest.record("public.t")
+                assert record is not None and after is not None
+                assert (after.id, after.sequence) == (record.id, record.sequence + number)
         finally:
             ingest.stop()
 
@@ -101,7 +99,7 @@ def test_proxy_that_stops_forwarding_is_noticed(
     filled: Database, tmp_path: Path, proxy: Proxy
 ) -> None:
     # Of a connection that was cut here the server learns nothing, and keeps the slot for it.
-    _run(filled, f"ALTER DATABASE {filled.name} SET wal_sender_timeout = '3s'")
+    filled.run(f"ALTER DATABASE {filled.name} SET wal_sender_timeout = '3s'")
     dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
     ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=2)
     ingest.options = replace(ingest.options, connection=dsn)
@@ -109,7 +107,7 @@ def test_proxy_that_stops_forwarding_is_noticed(
     try:
         ingest.wait_live()
         proxy.stuck.set()
-        _run(filled, "UPDATE t SET a = 0 WHERE id < 100")
+        filled.run("UPDATE t SET a = 0 WHERE id < 100")
         ingest.assert_equal()
         assert ingest.status.reconnects >= 1
     finally:
@@ -119,10 +117,10 @@ def test_proxy_that_stops_forwarding_is_noticed(
 @pytest.mark.parametrize(
     "asked",
     drawn.first(
-        2,
+        1,
         [
-            b"transaction_timeout",
             b"START_REPLICATION",
+            b"transaction_timeout",
             b"pg_publication",
             b"IDENTIFY_SYSTEM",
             b"pg_create_logical_replication_slot",
@@ -146,7 +144,9 @@ def test_an_answer_that_never_comes_while_the_stream_is_prepared(
         ingest.stop()
 
 
-@pytest.mark.parametrize("asked", [b"transaction_timeout", b"lock_timeout"], ids=bytes.decode)
+@pytest.mark.parametrize(
+    "asked", drawn.first(1, [b"transaction_timeout", b"lock_timeout"]), ids=bytes.decode
+)
 def test_a_connection_that_is_never_answered_as_it_is_opened_again(
     filled: Database, tmp_path: Path, proxy: Proxy, asked: bytes
 ) -> None:

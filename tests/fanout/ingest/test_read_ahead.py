@@ -1,16 +1,14 @@
 """While a large batch is written, the replication connection's socket is emptied in between."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.decode.change_buffer import Route
 from laredo_fanout.postgres.replication_stream import ReplicationStream
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import Start
 from tests.support.postgres import Database
-
-Start = Callable[..., RunningIngest]
 
 
 @pytest.mark.parametrize("rows", [5_000, 30_000])
@@ -18,8 +16,7 @@ def test_the_socket_is_read_while_rows_are_written(
     database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     """Else PostgreSQL's sender sleeps with a full one, until all of the batch is written."""
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY, a text)")
     ingest = ingesting("public.t")
     ingest.wait_live()
     reads = written = reads_between = 0

@@ -15,11 +15,9 @@ from laredo_fanout.postgres.connections import (
     SourceUnavailable,
 )
 from laredo_fanout.postgres.replication_stream import end_of_stream
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database
 from tests.support.server.stuck_proxy import Proxy
-
-Start = Callable[..., RunningIngest]
 
 _ROWS = "INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(%d, %d) g"
 _REJECTED = (
@@ -35,12 +33,6 @@ _REJECTED = (
     "COMMIT",
 )
 """PostgreSQL 18 can't decode it in parts: could not map filenumber ... to relation OID."""
-
-
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
 
 
 def _streamed(database: Database) -> int:
@@ -77,15 +69,14 @@ def _sampled(ingest: RunningIngest, until: Callable[[], Any], what: str) -> list
 def test_a_transaction_that_cannot_be_decoded_in_parts_is_taken_whole(
     database: Database, ingesting: Start
 ) -> None:
-    _run(
-        database,
+    database.run(
         f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'",
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
     )
     ingest = ingesting("public.t", heartbeat_interval=0.2)
     ingest.wait_live()
     ingest.stop()
-    _run(database, *_REJECTED)
+    database.run(*_REJECTED)
     ingest.start()
     ingest.wait_until(lambda: _kinds(ingest), "PostgreSQL can't decode it in parts")
     assert "could not map filenumber" in str(ingest.status.error)
@@ -98,7 +89,7 @@ def test_a_transaction_that_cannot_be_decoded_in_parts_is_taken_whole(
 
     def come_in_parts() -> bool:
         first = next(rows)
-        _run(database, _ROWS.replace("t SELECT g", "t (id, v) SELECT g") % (first, first + 1999))
+        database.run(_ROWS.replace("t SELECT g", "t (id, v) SELECT g") % (first, first + 1999))
         ingest.catch_up()
         return _streamed(database) > before
 
@@ -111,8 +102,7 @@ def test_a_decoding_error_that_stays_is_a_state_until_the_slot_is_given_up(
     database: Database, ingesting: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = database.name
-    _run(
-        database,
+    database.run(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         f"CREATE PUBLICATION pub_{name} FOR TABLE t WHERE (100 / id > 0)",
         "INSERT INTO t VALUES (1, 'a')",
@@ -120,7 +110,7 @@ def test_a_decoding_error_that_stays_is_a_state_until_the_slot_is_given_up(
     ingest = ingesting("public.t", create_publication=False, heartbeat_interval=0.1)
     ingest.wait_live()
     # Many rows before the one that fails: an attempt is connected for a while.
-    _run(database, "INSERT INTO t SELECT g, 'b' FROM generate_series(-30000, 0) g")
+    database.run("INSERT INTO t SELECT g, 'b' FROM generate_series(-30000, 0) g")
     ingest.wait_until(lambda: _kinds(ingest), "PostgreSQL can't decode it")
     seen = _sampled(ingest, lambda: _kinds(ingest)["decoding"] >= 5, "it is tried again")
     assert any(each.connected for each in seen)
@@ -134,7 +124,7 @@ def test_a_decoding_error_that_stays_is_a_state_until_the_slot_is_given_up(
     printed = capsys.readouterr().out
     assert 1 <= printed.count("neither in parts nor whole") <= 2
     # The runbook's cure.
-    _run(database, "DELETE FROM t WHERE id = 0")
+    database.run("DELETE FROM t WHERE id = 0")
     ingest.wait_until(lambda: _dropped(database), "the slot is dropped")
     ingest.wait_until(lambda: ingest.status.slot_losses == 1, "there is another slot")
     ingest.wait_live()
@@ -167,7 +157,7 @@ class _Falsifying(Proxy):
 
 
 def test_a_violation_of_the_protocol_is_a_state_too(database: Database, tmp_path: Path) -> None:
-    _run(database, "CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     socket = database.server.socket_directory / ".s.PGSQL.5432"
     directory = tmp_path / "proxy"
     directory.mkdir()
@@ -180,7 +170,7 @@ def test_a_violation_of_the_protocol_is_a_state_too(database: Database, tmp_path
     try:
         ingest.wait_live()
         proxy.falsifies = True
-        _run(database, "INSERT INTO t VALUES (1)")
+        database.run("INSERT INTO t VALUES (1)")
         ingest.wait_until(lambda: _kinds(ingest), "it is noticed")
         seen = _sampled(ingest, lambda: _kinds(ingest)["protocol"] >= 4, "it is tried again")
         assert seen[-1].stream_fault.kind == "protocol"

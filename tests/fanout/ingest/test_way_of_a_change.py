@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -12,11 +11,9 @@ import laredo_fanout
 from laredo_fanout.ingest.loop import IngestLoop
 from laredo_fanout.ingest.session_tables import SessionTables
 from laredo_fanout.postgres.replication_stream import ReplicationStream
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import Start
 from tests.support.postgres import Database
 from tests.support.repository import DOCS
-
-Start = Callable[..., RunningIngest]
 
 _ROOT = Path(laredo_fanout.__file__).parent.parent
 _SCAN = re.compile(r"decode/(_?row_|plain_)")
@@ -33,13 +30,12 @@ def _drawn() -> list[str]:
 def test_an_update_passes_the_files_that_are_drawn(
     database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        connection.execute("INSERT INTO t VALUES (1, 'a'), (2, 'a')")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)", "INSERT INTO t VALUES (1, 'a'), (2, 'a')"
+    )
     ingest = ingesting("public.t", heartbeat_interval=60.0)
     ingest.wait_live()
-    with database.connect() as connection:
-        connection.execute("UPDATE t SET a = 'b' WHERE id = 1")
+    database.run("UPDATE t SET a = 'b' WHERE id = 1")
     ingest.assert_equal()
     passed: list[list[str]] = []
     confirmed: list[list[str]] = []
@@ -64,8 +60,7 @@ def test_an_update_passes_the_files_that_are_drawn(
     monkeypatch.setattr(ReplicationStream, "confirm", confirming)
     # A turn that waits already isn't followed.
     ingest.wait_until(lambda: passed, "a turn that is followed")
-    with database.connect() as connection:
-        connection.execute("UPDATE t SET a = 'c' WHERE id = 2")
+    database.run("UPDATE t SET a = 'c' WHERE id = 2")
     journal = "laredo_fanout/store/format.py"
     ingest.wait_until(lambda: any(journal in each for each in confirmed), "it is confirmed")
     files = next(each for each in confirmed if journal in each)

@@ -1,7 +1,6 @@
 """Any role of the database may write messages with our prefix into the WAL; they are nobody's."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +11,15 @@ from laredo_fanout.ingest import session as streaming
 from laredo_fanout.postgres import connections
 from laredo_fanout.slot.timeline import differs_at
 from laredo_fanout.store.environment import Marker
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database
-
-Start = Callable[..., RunningIngest]
 
 
 def _filled(database: Database) -> None:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-        connection.execute("INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 100) g")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 100) g",
+    )
 
 
 def _emit(database: Database, *contents: bytes, transactional: bool = True) -> None:
@@ -52,9 +50,9 @@ def _sent(database: Database, slot: str) -> list[bytes]:
 
 def test_what_isnt_awaited_is_nobodys(database: Database, ingesting: Start) -> None:
     _filled(database)
-    with database.connect() as connection:
-        connection.execute("CREATE PUBLICATION none")
-        connection.execute("SELECT pg_create_logical_replication_slot('spy', 'pgoutput')")
+    database.run(
+        "CREATE PUBLICATION none", "SELECT pg_create_logical_replication_slot('spy', 'pgoutput')"
+    )
     ingest = ingesting("public.t", heartbeat_interval=0.1)
     ingest.wait_live()
     with database.connect() as connection:
@@ -77,8 +75,7 @@ def test_what_isnt_awaited_is_nobodys(database: Database, ingesting: Start) -> N
     )
     assert ingest.error is None
     assert ingest.status.reconnects == 0
-    with database.connect() as connection:
-        connection.execute("INSERT INTO t VALUES (1000, 'later')")
+    database.run("INSERT INTO t VALUES (1000, 'later')")
     ingest.assert_equal()
     assert ingest.status.strange_messages == 2 * len(forged)
 
@@ -144,8 +141,7 @@ def test_the_room_of_somebodys_large_message_is_freed(
     ingest.wait_until(lambda: ingest.ingest._streaming is not first, "another connection is used")
     ingest.assert_equal()
     second = ingest.ingest._streaming
-    with database.connect() as connection:
-        connection.execute("INSERT INTO t VALUES (1000, 'later')")
+    database.run("INSERT INTO t VALUES (1000, 'later')")
     ingest.assert_equal()
     assert ingest.ingest._streaming is second
     assert ingest.status.reconnects == 0
@@ -155,10 +151,7 @@ def test_the_room_of_somebodys_large_message_is_freed(
 def test_somebodys_messages_in_streamed_transactions_arent_spooled(
     database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
-    with database.connect() as connection:
-        connection.execute(
-            f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'".encode()
-        )
+    database.run(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
     largest = 0
     add = TransactionSpool.add
 

@@ -3,7 +3,7 @@
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +16,9 @@ from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.writer import Store
 from tests.support.clusters import Clusters
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import wait_until
-
-Start = Callable[..., RunningIngest]
 
 
 def _slots(database: Database) -> dict[str, object]:
@@ -34,9 +32,10 @@ def _slots(database: Database) -> dict[str, object]:
 
 
 def _filled(database: Database) -> None:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        connection.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 50) g")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'x' FROM generate_series(1, 50) g",
+    )
 
 
 def test_a_slot_that_was_made_since_ours_was_seen_is_not_dropped(database: Database) -> None:
@@ -255,8 +254,7 @@ def test_two_databases_of_a_cluster_with_all_defaults(
         assert {one.store.source.slot, other.store.source.slot} == set(slots)  # type: ignore[union-attr]
         for ingest in ingests:
             ingest.restart()
-            with ingest.database.connect() as connection:
-                connection.execute("INSERT INTO t VALUES (1000, 'later')")
+            ingest.database.run("INSERT INTO t VALUES (1000, 'later')")
             ingest.assert_equal()
             assert ingest.status.slot_losses == 0
         assert set(_slots(two[0])) == set(slots)

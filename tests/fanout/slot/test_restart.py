@@ -1,8 +1,5 @@
 """Starting again: from the stored position when nothing is lost, never over a gap in silence."""
 
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,24 +9,16 @@ from laredo_fanout.postgres.connections import SlotLost
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
+from tests.support.server.ingest_process import IngestProcess
 
 pytestmark = on_versions(16, 18)
-
-Start = Callable[..., RunningIngest]
-
-
-def _run(database: Database, *statements: str) -> None:
-    with database.connect() as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
 
 
 @pytest.fixture
 def filled(database: Database) -> Database:
-    _run(
-        database,
+    database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 500) g",
     )
@@ -42,8 +31,7 @@ def test_restart_goes_on_without_a_copy_or_a_gap(filled: Database, ingesting: St
     before = ingest.record("public.t")
     assert before is not None
     ingest.stop()
-    _run(
-        filled,
+    filled.run(
         "UPDATE t SET a = 'while away' WHERE id < 50",
         "DELETE FROM t WHERE id > 450",
         "INSERT INTO t VALUES (1000, 'new')",
@@ -63,8 +51,7 @@ def test_journal_leads_from_the_barrier_to_now(filled: Database, ingesting: Star
     record = ingest.record("public.t")
     assert record is not None
     rows, after = ingest.state("public.t"), record.sequence
-    _run(
-        filled,
+    filled.run(
         "UPDATE t SET a = a || '!' WHERE id % 3 = 0",
         "UPDATE t SET id = id + 10000 WHERE id < 20",
         "BEGIN; DELETE FROM t WHERE id < 100; INSERT INTO t VALUES (5, 'again'); COMMIT",
@@ -85,55 +72,34 @@ def test_journal_leads_from_the_barrier_to_now(filled: Database, ingesting: Star
     assert positions[-1] <= ingest.store.position
 
 
-def test_an_idle_slot_advances(filled: Database, ingesting: Start) -> None:
+def test_an_idle_slot_advances_to_durable_positions_alone(
+    filled: Database, ingesting: Start
+) -> None:
     ingest = ingesting("public.t", heartbeat_interval=0.1)
     ingest.wait_live()
-    with filled.connect() as connection:
-
-        def confirmed() -> int:
-            row = connection.execute(
-                "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots"
-                " WHERE slot_name = %s",
-                (ingest.options.slot_name,),
-            ).fetchone()
-            assert row is not None
-            return int(str(row[0]))
-
-        start = confirmed()
-        _run(filled, "CREATE TABLE unrelated AS SELECT generate_series(1, 1000)")
-        now = ingest.store.position
-        ingest.wait_until(lambda: confirmed() > max(start, now), "the slot advances")
-
-
-def test_only_durable_positions_are_confirmed(filled: Database, ingesting: Start) -> None:
-    ingest = ingesting("public.t", heartbeat_interval=0.1)
-    ingest.wait_live()
-    with filled.connect() as connection:
-        for number in range(200):
-            connection.execute("INSERT INTO t VALUES (%s, 'x')", (number + 5000,))
-            row = connection.execute(
-                "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots"
-                " WHERE slot_name = %s",
-                (ingest.options.slot_name,),
-            ).fetchone()
-            assert row is not None and int(str(row[0])) <= ingest.store.position
+    start = filled.confirmed()
+    filled.run("CREATE TABLE unrelated AS SELECT generate_series(1, 1000)")
+    now = ingest.store.position
+    ingest.wait_until(lambda: filled.confirmed() > max(start, now), "the slot advances")
+    for number in range(200):
+        filled.run(f"INSERT INTO t VALUES ({number + 5000}, 'x')")
+        assert filled.confirmed() <= ingest.store.position
     ingest.assert_equal()
 
 
 def _drop_slot(ingest: RunningIngest, database: Database) -> None:
     name = ingest.options.slot_name
-    _run(database, f"SELECT pg_drop_replication_slot('{name}')")
+    database.run(f"SELECT pg_drop_replication_slot('{name}')")
 
 
 def _advance_slot(ingest: RunningIngest, database: Database) -> None:
     name = ingest.options.slot_name
-    _run(database, f"SELECT pg_replication_slot_advance('{name}', pg_current_wal_lsn())")
+    database.run(f"SELECT pg_replication_slot_advance('{name}', pg_current_wal_lsn())")
 
 
 def _make_publication_again(ingest: RunningIngest, database: Database) -> None:
     name = ingest.options.publication.name
-    _run(
-        database,
+    database.run(
         f"DROP PUBLICATION {name}",
         f"CREATE PUBLICATION {name} FOR TABLE t",
     )
@@ -147,15 +113,27 @@ GAPS = {
 
 
 @pytest.mark.parametrize("gap", GAPS)
-def test_a_gap_is_noticed_and_copied_over(filled: Database, ingesting: Start, gap: str) -> None:
-    make_gap, _ = GAPS[gap]
-    ingest = ingesting("public.t")
+def test_a_gap_stops_the_ingest_or_is_copied_over(
+    filled: Database, ingesting: Start, gap: str
+) -> None:
+    make_gap, message = GAPS[gap]
+    ingest = ingesting("public.t", on_slot_lost=OnSlotLost.FAIL)
     ingest.wait_live()
-    before = ingest.record("public.t")
+    before, position = ingest.record("public.t"), ingest.store.position
     ingest.stop()
-    _run(filled, "UPDATE t SET a = 'lost' WHERE id < 50", "DELETE FROM t WHERE id > 450")
+    filled.run("UPDATE t SET a = 'lost' WHERE id < 50", "DELETE FROM t WHERE id > 450")
     make_gap(ingest, filled)
     ingest.start()
+    with pytest.raises(AssertionError, match=message) as raised:
+        ingest.wait_until(lambda: False, "it fails")
+    assert isinstance(raised.value.__cause__, SlotLost)
+    assert "on_slot_lost = recreate" in str(raised.value.__cause__)
+    assert ingest.store.position == position
+    record = ingest.record("public.t")
+    assert record is not None and record.status is Status.LIVE
+    ingest.options = replace(ingest.options, on_slot_lost=OnSlotLost.RECREATE)
+    ingest.error = None
+    ingest.restart()
     if gap == "slot moved":
         # By whom isn't known: it may be another server's by now.
         ingest.wait_until(lambda: "isn't touched" in str(ingest.status.error), "it is refused")
@@ -170,25 +148,6 @@ def test_a_gap_is_noticed_and_copied_over(filled: Database, ingesting: Start, ga
     assert after.floor > before.floor
     assert after.sequence > before.sequence
     assert len(ingest.store.tables) == 1
-
-
-@pytest.mark.parametrize("gap", GAPS)
-def test_a_gap_stops_the_ingest_if_told_so(filled: Database, ingesting: Start, gap: str) -> None:
-    make_gap, message = GAPS[gap]
-    ingest = ingesting("public.t", on_slot_lost=OnSlotLost.FAIL)
-    ingest.wait_live()
-    position = ingest.store.position
-    ingest.stop()
-    _run(filled, "UPDATE t SET a = 'lost' WHERE id < 50")
-    make_gap(ingest, filled)
-    ingest.start()
-    with pytest.raises(AssertionError, match=message) as raised:
-        ingest.wait_until(lambda: False, "it fails")
-    assert isinstance(raised.value.__cause__, SlotLost)
-    assert "on_slot_lost = recreate" in str(raised.value.__cause__)
-    assert ingest.store.position == position
-    record = ingest.record("public.t")
-    assert record is not None and record.status is Status.LIVE
 
 
 def test_another_cluster_under_the_same_name(filled: Database, ingesting: Start) -> None:
@@ -218,7 +177,7 @@ def test_another_cluster_under_the_same_name(filled: Database, ingesting: Start)
 def test_a_slot_of_another_store_is_not_taken_if_configured_so(
     filled: Database, ingesting: Start
 ) -> None:
-    _run(filled, f"SELECT pg_create_logical_replication_slot('slot_{filled.name}', 'pgoutput')")
+    filled.run(f"SELECT pg_create_logical_replication_slot('slot_{filled.name}', 'pgoutput')")
     ingest = ingesting("public.t", on_slot_lost=OnSlotLost.FAIL)
     with pytest.raises(AssertionError, match="has never used it"):
         ingest.wait_until(lambda: False, "it fails")
@@ -227,14 +186,14 @@ def test_a_slot_of_another_store_is_not_taken_if_configured_so(
 def test_table_taken_out_of_the_configuration_is_dropped_and_may_come_back(
     filled: Database, ingesting: Start
 ) -> None:
-    _run(filled, "CREATE TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1)")
+    filled.run("CREATE TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1)")
     ingest = ingesting("public.t", "public.u")
     ingest.wait_live()
     ingest.stop()
     ingest.start("public.t")
     ingest.assert_equal()
     assert ingest.record("public.u") is None
-    _run(filled, "INSERT INTO u VALUES (2)", "DELETE FROM u WHERE id = 1")
+    filled.run("INSERT INTO u VALUES (2)", "DELETE FROM u WHERE id = 1")
     ingest.catch_up()
     ingest.stop()
     ingest.start("public.t", "public.u")
@@ -242,28 +201,11 @@ def test_table_taken_out_of_the_configuration_is_dropped_and_may_come_back(
     ingest.assert_equal()
 
 
-_PROCESS = """
-import sys
-from pathlib import Path
-from laredo_fanout.ingest.supervisor import Ingest
-from laredo_fanout.source_options import *
-from laredo_fanout.store.writer import Store
-dsn, slot, publication, path, range_bytes = sys.argv[1:6]
-options = SourceOptions(dsn, slot_name=slot, publication=PublicationOptions(publication),
-    copy=CopyOptions(2, int(range_bytes)), heartbeat_interval=0.2,
-    commits=CommitIntervals(0.1, 0.1))
-tables = [SourceTableOptions("public", name) for name in sys.argv[6:]]
-store = Store.open(Path(path), max_size=4 << 30)
-Ingest(options, tables, store, lambda commit: print(commit.position, flush=True)).run()
-"""
-
-
 def test_killed_again_and_again_while_copying_under_writes(
-    database: Database, ingesting: Start, tmp_path: object
+    database: Database, ingesting: Start
 ) -> None:
     """kill -9 after a number of commits that differs each time; then the rest in this process."""
-    _run(
-        database,
+    database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a int, big text)",
         "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         "CREATE TABLE c (a int, b text, v int, PRIMARY KEY (b, a))",
@@ -272,19 +214,11 @@ def test_killed_again_and_again_while_copying_under_writes(
     )
     ingest = ingesting("public.t", "public.c", range_bytes=256 << 10)
     ingest.stop()
-    options = ingest.options
     with database.connect() as connection:
         for commits in (3, 1, 4, 9, 6, 12):
-            command = [
-                *(sys.executable, "-c", _PROCESS),
-                *(options.connection, options.slot_name, options.publication.name),
-                *(str(ingest.path), str(options.copy.range_bytes), "t", "c"),
-            ]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            assert process.stdout is not None
+            following = IngestProcess(ingest.options, ingest.path, "t", "c")
             for number in range(commits):
-                line = process.stdout.readline()
-                assert line, "the ingest ended by itself"
+                following.wait_commit()
                 step = sql.SQL("{}").format(number * 7 + commits)
                 for statement in (
                     "UPDATE t SET a = -a WHERE id % 97 = {}",
@@ -294,9 +228,7 @@ def test_killed_again_and_again_while_copying_under_writes(
                     "DELETE FROM c WHERE v % 73 = {}",
                 ):
                     connection.execute(sql.SQL(statement).format(step))  # type: ignore[arg-type]
-            process.kill()
-            process.wait()
-            process.stdout.close()
+            following.kill()
     ingest.start()
     ingest.wait_live()
     ingest.assert_equal()

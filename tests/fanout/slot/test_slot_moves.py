@@ -1,6 +1,6 @@
 """The slot moves, is watched, is taken back from a lost connection, and can be waited for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +13,20 @@ from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.slot import health
 from laredo_fanout.slot.slot import Oldest, Slot
+from tests.support import drawn
 from tests.support.clusters import Clusters
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import wait_until
 from tests.support.server.stuck_proxy import Proxy
 
-Start = Callable[..., RunningIngest]
-
 
 @pytest.fixture
 def filled(database: Database) -> Database:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        connection.execute("INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g",
+    )
     return database
 
 
@@ -114,7 +114,7 @@ def test_dangers(case: str) -> None:
     assert all(warning.cure and "slot s" in warning.text for warning in found)
 
 
-@pytest.mark.parametrize("version", [15, 16, 18])
+@pytest.mark.parametrize("version", drawn.first(1, [18, 16, 15]))
 def test_a_transaction_that_is_left_open_brings_the_slot_in_danger(
     clusters: Clusters, tmp_path: Path, version: int
 ) -> None:
@@ -167,8 +167,7 @@ def test_a_walsender_that_a_lost_connection_left_is_ended(
     filled: Database, tmp_path: Path, proxy: Proxy
 ) -> None:
     """PostgreSQL itself would never: wal_sender_timeout is off."""
-    with filled.connect() as connection:
-        connection.execute(f"ALTER DATABASE {filled.name} SET wal_sender_timeout = 0".encode())
+    filled.run(f"ALTER DATABASE {filled.name} SET wal_sender_timeout = 0")
     dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
     ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=2)
     ingest.options = replace(ingest.options, connection=dsn)
@@ -176,8 +175,7 @@ def test_a_walsender_that_a_lost_connection_left_is_ended(
     try:
         ingest.wait_live()
         proxy.stuck.set()
-        with filled.connect() as connection:
-            connection.execute("UPDATE t SET a = 'b' WHERE id < 10")
+        filled.run("UPDATE t SET a = 'b' WHERE id < 10")
         ingest.assert_equal()
         assert ingest.status.senders_ended >= 1
         assert len(ingest.store.streams) == 1
@@ -233,8 +231,7 @@ def test_a_streams_name_is_stored_before_it_is_used(
     ingest = ingesting("public.t")
     ingest.wait_live()
     monkeypatch.setattr(ReplicationStream, "start", looked_at)
-    with filled.connect() as connection:
-        connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+    filled.run("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
     ingest.wait_until(lambda: known, "it begins again")
     ingest.assert_equal()
     assert all(known)

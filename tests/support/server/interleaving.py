@@ -1,6 +1,9 @@
 """Sessions whose transactions overlap, driven by one hand: nested, prepared, rolled back."""
 
 import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from laredo_model import value_sql
@@ -11,14 +14,17 @@ from tests.support.server.journal_oracle import Commits, Rows
 TABLES = {
     "public.plain": "id int PRIMARY KEY, a numeric, big text",
     "public.pair": "x text, y int, a numeric, big text, PRIMARY KEY (y, x)",
+    "public.whole": "id uuid PRIMARY KEY, a float8, v jsonb, big text",
 }
 _INSERTED = {
     "public.plain": "n, n / 7.0, repeat(md5(n::text), 90)",
     "public.pair": "'k' || n, mod(n, 5), n, repeat(md5(n::text), 90)",
+    "public.whole": "md5(n::text)::uuid, n / 3.0, '[\"é\"]', repeat(md5(n::text), 90)",
 }
 _UPDATES = {
     "public.plain": ["a = a + 1", "id = id + 1000000", "big = left(big, -1)"],
     "public.pair": ["a = a + 1", "x = x || 'x'", "y = y + 1, big = NULL"],
+    "public.whole": ["a = 'NaN'", "id = gen_random_uuid()", "v = v || '[1]'"],
 }
 
 
@@ -56,6 +62,7 @@ class Interleaving:
             self._looking.execute(f"CREATE TABLE {name} ({columns})".encode())
             self._looking.execute(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL".encode())
             self._looking.execute(_insert(name, 50).encode())
+        self._looking.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
         self._sessions = [_Session(database, number) for number in range(sessions)]
         self._rows: dict[str, Rows] = {}
         self._selected: dict[str, str] = {}
@@ -184,3 +191,27 @@ class Interleaving:
 def _insert(name: str, count: int) -> str:
     numbers = f"SELECT nextval('numbers')::int AS n FROM generate_series(1, {count})"
     return f"INSERT INTO {name} SELECT {_INSERTED[name]} FROM ({numbers}) q"
+
+
+@contextmanager
+def killing(database: Database, seed: int, *roles: str) -> Iterator[None]:
+    """Connections of these roles are ended, again and again."""
+    stop = threading.Event()
+
+    def kill() -> None:
+        chance = random.Random(seed)
+        with database.connect() as connection:
+            while not stop.wait(chance.uniform(0.2, 0.6)):
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE"
+                    " datname = current_database() AND application_name LIKE %s",
+                    (f"% {chance.choice(roles)}",),
+                )
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        killer.join()
