@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.end_to_end.fanout import SNAPSHOTTER, SNAPSHOTTER_TABLE, fanout
 from tests.end_to_end.workload import TABLES, Table, Writer
+from tests.support import drawn
 from tests.support.archive import command_line
 from tests.support.oracle import Oracle, assert_same, boundaries
 from tests.support.postgres import Database
@@ -66,8 +65,7 @@ def _integer(position: str) -> int:
     return int(high, 16) << 32 | int(low, 16)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", [1, 2])
+@drawn.seeds(0, 2)
 def test_every_boundary_equals_postgresql_whatever_was_killed(
     seed: int, tmp_path: Path, database: Database
 ) -> None:
