@@ -7,12 +7,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from laredo_service import build
 from tests.install.bare import ROOT, source, wheel
-from tests.support.processes import BIN, PATIENCE_S
+from tests.install.test_command_lines import PROGRAMS
+from tests.support.processes import PATIENCE_S
 
-COMMANDS = ("laredo-archive", "laredo-fanout", "laredo-snapshotter", "laredo-spark")
 WRITTEN = "laredo_service/commit.txt"
 
 
@@ -87,11 +88,9 @@ def test_a_source_distribution_carries_it_to_the_wheel(tree: Path, tmp_path: Pat
     assert named(made) == commit
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", PROGRAMS)
 def test_the_four_commands_show_version_and_commit(command: str) -> None:
-    shown = subprocess.run(
-        [BIN / command, "--version"], capture_output=True, text=True, check=True
-    ).stdout
+    shown = CliRunner().invoke(PROGRAMS[command], ["--version"], prog_name=command).output
     assert shown == f"{command}, version {build.version()}, commit {build.commit()}\n"
 
 
