@@ -27,7 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Lo
         patch.setattr(merged, "LISTED_AT_MOST", 3)
         places = [LocalDestination(directory / name) for name in ("first", "second")]
         long = LongArchive(opened(places), formats=("jsonl", "protobuf"))
-        compacted(long, rounds=8, truncating=0.1)
+        compacted(long, truncating=0.1)
         long.archive.close()
     yield directory, long
 

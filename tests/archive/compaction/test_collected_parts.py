@@ -41,7 +41,7 @@ def collected(destination: ScriptedDestination, hours: float = 2.0, **more: obje
 
 
 def compacted_archive(destination: ScriptedDestination, **more: object) -> LongArchive:
-    long = compacted(LongArchive(opened([destination], **more)), rounds=8)
+    long = compacted(LongArchive(opened([destination], **more)))
     files = [key for key in destination.store.objects if "/parts-" in key]
     assert len(files) > 3
     assert len(files) > sum(key in destination.manifest.known_keys() for key in files)

@@ -37,7 +37,7 @@ def test_every_boundary_is_still_there(new_stores: NewStores, truncating: float)
     destinations = new_stores(2)
     long = LongArchive(opened(destinations))
     long.begin()
-    for _ in range(10):
+    for _ in range(12):
         long.grow(7, truncating=truncating)
         long.compacted()
     for destination in destinations:

@@ -112,7 +112,7 @@ def _net(before: State, after: State) -> list[Change]:
     return changes
 
 
-def compacted(archive: LongArchive, rounds: int = 7, truncating: float = 0.0) -> LongArchive:
+def compacted(archive: LongArchive, rounds: int = 8, truncating: float = 0.0) -> LongArchive:
     """The archive after so many times ten diffs and what merges are due: 60 make every level."""
     if not archive.states:
         archive.begin()
