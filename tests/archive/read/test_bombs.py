@@ -121,8 +121,8 @@ def test_an_array_of_dictionary_values_is_no_bomb(archive: Path, tmp_path: Path)
 
 
 def test_long_values_are_read_all_the_same(archive: Path, tmp_path: Path) -> None:
-    """Honest ones, of which some hundred at once wouldn't fit."""
-    numbers = list(range(1000))
+    """Honest ones, of which some thousand at once wouldn't fit."""
+    numbers = list(range(2000))
     values = [chr(97 + number % 20) * 300_000 for number in numbers]
     data = parquet(tmp_path, pa.array(numbers, pa.int32()), pa.array(values))
     replaced(archive, data, "parquet", len(numbers))
@@ -135,11 +135,11 @@ def test_long_values_are_read_all_the_same(archive: Path, tmp_path: Path) -> Non
         f"rows = read_snapshot('parquet', columns, open({str(path)!r}, 'rb'))\n"
         "print(sum(len(lines) for _, lines in rows))\n"
     )
-    limited = LIMITED.format(memory=MEMORY_BYTES // 2) + code
+    limited = LIMITED.format(memory=MEMORY_BYTES) + code
     done = subprocess.run(
         [sys.executable, "-c", limited], capture_output=True, text=True, timeout=600, check=False
     )
-    assert done.stdout.split() == ["1000"], done.stderr[-2000:]
+    assert done.stdout.split() == ["2000"], done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("length", [1 << 31, 1 << 60, 1 << 69])
