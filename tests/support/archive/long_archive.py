@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from copy import copy
 from datetime import datetime, timedelta
 
 from laredo_archive.maintain import compact
@@ -20,9 +21,16 @@ FIRST = 10
 class LongArchive:
     """Writes diffs to an archive, and knows the table's rows at each of their ends."""
 
-    def __init__(self, archive: TableArchive, seed: int = 0, *, keys: int = 12) -> None:
+    def __init__(
+        self,
+        archive: TableArchive,
+        seed: int = 0,
+        *,
+        keys: int = 12,
+        formats: Sequence[str] = ("jsonl",),
+    ) -> None:
         self.archive = archive
-        self.formats: Sequence[str] = ("jsonl",)
+        self.formats = formats
         self.states: dict[int, State] = {}
         self.times: dict[int, datetime] = {}
         self._chance = random.Random(seed)
@@ -33,6 +41,12 @@ class LongArchive:
         """The first base."""
         self.states[position], self.times[position] = self._changed({}, 6)[0], MORNING
         rebased(self.archive, position, self.states[position], continues=False)
+
+    def copied(self) -> "LongArchive":
+        """What is known of it, for a copy of its files."""
+        same = copy(self)
+        same.states, same.times = dict(self.states), dict(self.times)
+        return same
 
     @property
     def head(self) -> int:
@@ -96,6 +110,16 @@ def _net(before: State, after: State) -> list[Change]:
         elif old != new:
             changes.append(Change(Action.UPDATE, key, old, new))
     return changes
+
+
+def compacted(archive: LongArchive, rounds: int = 8, truncating: float = 0.0) -> LongArchive:
+    """The archive after so many times ten diffs and what merges are due: 60 make every level."""
+    if not archive.states:
+        archive.begin()
+    for _ in range(rounds):
+        archive.grow(10, truncating=truncating)
+        archive.compacted()
+    return archive
 
 
 def rows_at(destination: Destination, position: int | datetime) -> State:
