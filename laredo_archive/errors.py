@@ -12,7 +12,7 @@ ArchiveError
 ├── ArchiveMissing            no archive at that location
 ├── NoSuchBoundary            no artifact ends where the reader wants to be
 ├── FormatUnknown             an artifact in none of the formats that are known here
-├── ZstandardNeeded           (codec.zstd.errors) compressed, and zstandard is missing
+├── ZstandardNeeded           compressed, and zstandard is missing
 ├── NoRoomToFetch             no room for an object that is fetched before it is read
 ├── TemporarySpaceLacking     no room for the temporary file that a reader sorts with
 ├── TemporaryFileUnreadable   that file can't be read again, or was changed
@@ -178,6 +178,16 @@ class PyarrowNeeded(ArchiveError):
         super().__init__(
             f"{uri}: reading parquet needs pyarrow, which isn't installed: pip install"
             " 'laredo-snapshotter[parquet]'"
+        )
+        self.uri = uri
+
+
+class ZstandardNeeded(ArchiveError):
+    """The artifact is there compressed only, and what reads that isn't installed."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(
+            f"{uri}: reading it needs zstandard, which isn't installed: pip install zstandard"
         )
         self.uri = uri
 
