@@ -114,7 +114,7 @@ class Terminal:
         self.names: dict[str, Any] = {}
         """Of the page's Python."""
         self.before_spark: Callable[[str], str] | None = None
-        """What replaces in Python that needs Spark; None: there is none."""
+        """Prepares Python that needs Spark; None: there is no Spark."""
 
     def follow(self, page: Path) -> None:
         """Run all blocks of the page."""
@@ -131,7 +131,7 @@ class Terminal:
                 self.execute(text)
 
     def run(self, command: str) -> str:
-        """What the command prints; it must succeed."""
+        """Run a command, which must succeed; its output."""
         word = command.split(maxsplit=1)[0]
         if command in NOT_RUN or (word in THOROUGH and self.before_spark is None):
             return ""
@@ -149,7 +149,7 @@ class Terminal:
         return self.shell(command)
 
     def shell(self, command: str, user: str | None = None) -> str:
-        """What it prints in a shell; Enter is pressed when it asks."""
+        """Run it in a shell, and press Enter when it asks; its output."""
         done = subprocess.run(
             ["bash", "-ec", command],
             cwd=self.directory,
@@ -199,7 +199,7 @@ class Terminal:
         return ""
 
     def _prometheus(self, command: str) -> str:
-        """What it logs until it is ready; its port and its data are the test's."""
+        """Run it until it is ready; its port and its data are the test's."""
         port, log = free_port(), self.log("prometheus")
         own = f" --web.listen-address=127.0.0.1:{port} --storage.tsdb.path={self.directory}/data"
         with log.open("wb") as output:
@@ -312,7 +312,7 @@ UPDATE = "UPDATE users SET name = 'changed again' WHERE id = 9"
 
 
 def _connected(terminal: Terminal, port: int, command: str) -> str:
-    """What curl shows of a table, until it has shown a change too."""
+    """Let curl show a table, and then a change."""
     with (terminal.directory / "fanout.conf").open("a") as file:
         file.write(f"fanout.connect.port = {port}\n")
     server = terminal.programs["laredo-fanout"]
