@@ -275,9 +275,8 @@ def test_quickstart(tmp_path: Path, ports: dict[str, int]) -> None:
         )
         programs = EmbeddedPostgres(data).bin
         terminal.environment["PATH"] = f"{programs}:{terminal.environment['PATH']}"
-        grace = "fanout.drain_grace = 1s\n"
         terminal.settings = {
-            "fanout.conf": f"{grace}fanout.grpc.port = {grpc}\nhttp.port = {ports['http']}\n",
+            "fanout.conf": f"fanout.grpc.port = {grpc}\nhttp.port = {ports['http']}\n",
             "snapshotter.conf": f"snapshotter.http.port = {ports['writer']}\n",
         }
         terminal.ready = {
