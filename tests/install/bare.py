@@ -7,12 +7,23 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import click
 from packaging.requirements import Requirement
 
+from laredo_archive.cli import main as archive
+from laredo_fanout.cli import main as fanout
+from laredo_snapshotter.cli import cli as snapshotter
+from laredo_spark.cli import main as spark
 from tests.support.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("laredo-archive", "laredo-fanout", "laredo-snapshotter", "laredo-spark")
+PROGRAMS: dict[str, click.Command] = {
+    "laredo-archive": archive,
+    "laredo-fanout": fanout,
+    "laredo-snapshotter": snapshotter,
+    "laredo-spark": spark,
+}
+COMMANDS = tuple(PROGRAMS)
 
 
 def source(directory: Path) -> Path:

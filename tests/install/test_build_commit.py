@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from laredo_service import build
-from tests.install.bare import ROOT, source
-from tests.install.test_command_lines import PROGRAMS
+from tests.install.bare import PROGRAMS, ROOT, source
 from tests.support.processes import PATIENCE_S
 
 WRITTEN = "laredo_service/commit.txt"
@@ -54,9 +53,13 @@ def named(tree: Path, into: Path, **environment: str) -> str:
 def setup(tree: Path, command: str, into: Path, **environment: str) -> None:
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", command, "-d", into],
-        cwd=tree, env={**os.environ, **environment}, capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        cwd=tree,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -8,19 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from laredo_archive.cli import main as archive
-from laredo_fanout.cli import main as fanout
-from laredo_snapshotter.cli import cli as snapshotter
-from laredo_spark.cli import main as spark
+from tests.install.bare import PROGRAMS
 from tests.support import drawn
 from tests.support.processes import BIN, PATIENCE_S
-
-PROGRAMS: dict[str, click.Command] = {
-    "laredo-archive": archive,
-    "laredo-fanout": fanout,
-    "laredo-snapshotter": snapshotter,
-    "laredo-spark": spark,
-}
 
 
 def commands(
@@ -67,9 +57,13 @@ def test_log_formats_have_the_same_names() -> None:
 
 
 def test_the_former_name_of_a_log_format_is_still_taken() -> None:
-    old = CliRunner().invoke(snapshotter, ["--log-format", "console", "--config", "nowhere.conf"])
+    old = CliRunner().invoke(
+        PROGRAMS["laredo-snapshotter"], ["--log-format", "console", "--config", "nowhere.conf"]
+    )
     assert old.exit_code == 2 and "nowhere.conf" in old.output and "Usage" not in old.output
-    wrong = CliRunner().invoke(snapshotter, ["--log-format", "xml", "--config", "nowhere.conf"])
+    wrong = CliRunner().invoke(
+        PROGRAMS["laredo-snapshotter"], ["--log-format", "xml", "--config", "nowhere.conf"]
+    )
     assert "'auto', 'json', 'text'" in wrong.output
 
 

@@ -45,9 +45,3 @@ def _linked(source: str, copy: str) -> None:
         os.link(source, copy)
     else:
         shutil.copy(source, copy)
-
-
-def spoil(path: Path, data: bytes) -> None:
-    """Other bytes in the place of an object's."""
-    path.unlink()
-    path.write_bytes(data)

@@ -20,7 +20,6 @@ from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
 from laredo_model.position import Position
-from tests.archive.compaction.conftest import spoil
 from tests.support.archive.archiving import (
     PREFIX,
     TABLE,
@@ -29,7 +28,7 @@ from tests.support.archive.archiving import (
     memory,
     opened,
 )
-from tests.support.archive.long_archive import LongArchive, compacted, rows_at
+from tests.support.archive.long_archive import LongArchive, compacted, rows_at, spoil
 
 pytestmark = pytest.mark.usefixtures("short_lists")
 

@@ -12,10 +12,9 @@ from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
-from tests.archive.compaction.conftest import spoil
 from tests.support import drawn
 from tests.support.archive.archiving import PREFIX, opened
-from tests.support.archive.long_archive import LongArchive, compacted, rows_at
+from tests.support.archive.long_archive import LongArchive, compacted, rows_at, spoil
 
 
 class Two:

@@ -12,9 +12,8 @@ from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
-from tests.archive.compaction.conftest import spoil
 from tests.support.archive.archiving import PREFIX, opened, rebased
-from tests.support.archive.long_archive import LongArchive
+from tests.support.archive.long_archive import LongArchive, spoil
 
 
 def archive_at(directory: Path) -> Archive:

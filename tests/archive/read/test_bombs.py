@@ -82,7 +82,7 @@ def parquet(tmp_path: Path, ids: pa.Array, values: pa.Array) -> bytes:
 
 
 def refused(archive: Path, *commands: str) -> list[str]:
-    """What each of them says when it refuses the archive; all in one process."""
+    """The refusal of the archive by each command, all in one process."""
     code = LIMITED + READING
     given = [[command, str(archive)] for command in commands]
     environ = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}

@@ -15,7 +15,7 @@ from laredo_spark.cli import main
 from laredo_spark.sync.delta import AGED_S, DeltaLog
 from laredo_spark.sync.errors import TargetBusy, TargetRefused
 from laredo_spark.sync.sync import SyncOutcome
-from tests.spark import lakehouse
+from tests.support import lakehouse
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names
 

@@ -17,7 +17,7 @@ from laredo_spark.sync.errors import (
 )
 from laredo_spark.sync.iceberg import IcebergTable
 from laredo_spark.sync.sync import SyncOutcome
-from tests.spark import lakehouse
+from tests.support import lakehouse
 from tests.support.archive.archiving import PREFIX, opened
 from tests.support.archive.long_archive import LongArchive
 from tests.support.spark_reading import Reading

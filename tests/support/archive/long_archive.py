@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from copy import copy
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from laredo_archive.maintain import compact
 from laredo_archive.reader import Archive
@@ -43,7 +44,7 @@ class LongArchive:
         rebased(self.archive, position, self.states[position], continues=False)
 
     def copied(self) -> "LongArchive":
-        """What is known of it, for a copy of its files."""
+        """The archive's states and times, for a copy of its files."""
         same = copy(self)
         same.states, same.times = dict(self.states), dict(self.times)
         return same
@@ -132,3 +133,9 @@ def rows_at(destination: Destination, position: int | datetime) -> State:
         for keys, lines in archive.rows(boundary)
         for key, line in zip(keys, lines, strict=True)
     }
+
+
+def spoil(path: Path, data: bytes) -> None:
+    """Put other bytes in an object's place, and leave what is linked to it alone."""
+    path.unlink()
+    path.write_bytes(data)
