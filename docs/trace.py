@@ -267,7 +267,8 @@ def _table(part: Part, old: str, known: set[str]) -> str:
     again = [f"`{file}`" for file in part.files if file in known]
     if again:
         lines += ["", f"Entered again: {', '.join(again)}."]
-    lines += ["", f"{len(part.files)} files, {len(part.calls_back)} calls back."]
+    back = len(part.calls_back)
+    lines += ["", f"{len(part.files)} files, {back} call{'s' * (back != 1)} back."]
     return "\n".join(lines) + "\n"
 
 
