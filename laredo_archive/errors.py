@@ -186,6 +186,16 @@ class PyarrowNeeded(ArchiveError):
         self.uri = uri
 
 
+class ZstandardNeeded(ArchiveError):
+    """The artifact is there compressed only, and what reads that isn't installed."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(
+            f"{uri}: reading it needs zstandard, which isn't installed: pip install zstandard"
+        )
+        self.uri = uri
+
+
 class NoRoomToFetch(ArchiveError):
     """There is no room to spool an object, which is fetched whole before it is read."""
 

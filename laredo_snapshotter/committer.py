@@ -30,7 +30,7 @@ from laredo_model.checksum import StateChecksum
 from laredo_model.position import Position
 from laredo_service.retry import Backoff
 from laredo_snapshotter.diff.buffer import DiffSummary, Sealed
-from laredo_snapshotter.diff.feed_ports import VerifiedPosition
+from laredo_snapshotter.diff.cuts import VerifiedPosition
 from laredo_snapshotter.errors import NeverVerified
 
 # The commit of a diff: a sealed buffer is encoded, and appended to the archive.

@@ -1,6 +1,6 @@
 """Re-base: a new base from a second stream, while diffs go on. docs/commit-protocol.md, Re-base.
 
-stream that brings them; whole, it waits in the committer's queue.
+Whole, the base waits in the committer's queue.
 
 The live stream brings one when it can't resume (table/session.py), a second stream brings one for
 a re-base (rebase.py).

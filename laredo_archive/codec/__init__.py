@@ -5,7 +5,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
-from laredo_archive.codec import jsonl, protobuf, zstd
+from laredo_archive.codec import jsonl, protobuf
 from laredo_archive.codec.output import ByteSink, ByteSource, EncodedFile, FileWriter, Output
 from laredo_archive.codec.row_keys import KeyBounds
 from laredo_archive.codec.struct_reader import Projection
@@ -23,8 +23,14 @@ from laredo_model.line import Change
 JSONL = "jsonl"
 PROTOBUF = "protobuf"
 PARQUET = "parquet"
-JSONL_ZST = JSONL + zstd.SUFFIX
-PROTOBUF_ZST = PROTOBUF + zstd.SUFFIX
+_FRAMES = ".zst"
+"""End of the ids, and of the files' names, of formats in zstd frames.
+
+Such a file is a series of frames (RFC 8878), each of whole records. A frame begins at each split,
+so that a range of keys is a range of whole frames, as it is a range of bytes in the plain formats.
+"""
+JSONL_ZST = JSONL + _FRAMES
+PROTOBUF_ZST = PROTOBUF + _FRAMES
 DIFF_FORMATS = frozenset({JSONL, PROTOBUF, JSONL_ZST, PROTOBUF_ZST})
 FORMATS = DIFF_FORMATS | {PARQUET}
 """Of snapshots; parquet needs pyarrow, and .zst zstandard."""
@@ -99,7 +105,9 @@ def is_readable(format_id: str) -> bool:
     """True if check_format() accepts it."""
     if format_id == PARQUET:
         return find_spec("pyarrow") is not None
-    return format_id in FORMATS and (not zstd.is_compressed(format_id) or zstd.is_installed())
+    if _is_compressed(format_id):
+        return format_id in FORMATS and find_spec("zstandard") is not None
+    return format_id in FORMATS
 
 
 def check_diff_format(format_id: str) -> None:
@@ -113,12 +121,18 @@ def check_diff_format(format_id: str) -> None:
     check_format(format_id)
 
 
-plain_format = zstd.plain_format
+def plain_format(format_id: str) -> str:
+    """The format of what is in the frames: ``jsonl.zst`` -> ``jsonl``; others stay."""
+    return format_id.removesuffix(_FRAMES)
+
+
+def _is_compressed(format_id: str) -> bool:
+    return format_id.endswith(_FRAMES)
 
 
 def compressed_format(format_id: str) -> str:
     """The compressed format of a plain one; parquet, which compresses itself, stays."""
-    return format_id if format_id == PARQUET else format_id + zstd.SUFFIX
+    return format_id if format_id == PARQUET else format_id + _FRAMES
 
 
 def plain_bytes(
@@ -130,7 +144,7 @@ def plain_bytes(
 
     :raises ZstandardMissing: if it is compressed, and zstandard isn't installed.
     """
-    if not zstd.is_compressed(format_id):
+    if not _is_compressed(format_id):
         return stream
     check_format(format_id)
     from laredo_archive.codec.zstd_frames import PlainBytes
@@ -139,7 +153,7 @@ def plain_bytes(
 
 
 def _output(format_id: str) -> Output:
-    if not zstd.is_compressed(format_id):
+    if not _is_compressed(format_id):
         return FileWriter
     from laredo_archive.codec.zstd_frames import FrameWriter
 
@@ -207,7 +221,7 @@ def read_snapshot(
 
         return parquet.read_snapshot(stream, columns, key, start, stop)
     read = jsonl.read_snapshot if plain_format(format_id) == JSONL else protobuf.read_snapshot
-    if zstd.is_compressed(format_id):
+    if _is_compressed(format_id):
         stream, start, stop = plain_bytes(format_id, stream, start, stop), None, None
     return read(stream, columns, key, start, stop)
 
@@ -266,7 +280,7 @@ def read_diff(
     :raises BadBytes: where the file isn't of its format, while it is read.
     """
     check_diff_format(format_id)
-    if zstd.is_compressed(format_id):
+    if _is_compressed(format_id):
         stream, start, stop = plain_bytes(format_id, stream, start, stop), None, None
     if plain_format(format_id) == JSONL:
         return jsonl.read_diff(stream, start, stop)

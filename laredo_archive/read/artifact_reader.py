@@ -15,12 +15,12 @@ from typing import BinaryIO, NoReturn, TypeVar
 from laredo_archive import codec
 from laredo_archive.codec import BadBytes, ByteSource
 from laredo_archive.codec.ranged_file import ranged
-from laredo_archive.codec.zstd import ZstandardNeeded
 from laredo_archive.errors import (
     ArtifactDamaged,
     ArtifactMissing,
     FormatUnknown,
     PyarrowNeeded,
+    ZstandardNeeded,
 )
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.read import original

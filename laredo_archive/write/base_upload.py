@@ -14,6 +14,7 @@ from laredo_archive.manifest import object_keys
 from laredo_archive.manifest.model import Artifact, ArtifactKind, FormatEntry
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.destination import Upload
+from laredo_archive.write.diff_encoding import entry_of
 from laredo_archive.write.manifest_store import ManifestStore
 from laredo_archive.write.uploads import finish, holds, stored
 from laredo_model.checksum import StateChecksum
@@ -200,17 +201,3 @@ class _Tee:
     def write(self, data: bytes, /) -> None:
         for upload in self._uploads:
             upload.write(data)
-
-
-def entry_of(encoded: EncodedFile, key: str, *, exact: bool = True) -> FormatEntry:
-    """A manifest's entry of what an encoder made; each destination adds its own URI."""
-    return FormatEntry(
-        uri="",
-        size_bytes=encoded.size_bytes,
-        key=key,
-        sha256=encoded.sha256,
-        sorted=encoded.sorted,
-        splits=encoded.splits,
-        blocks=encoded.blocks,
-        exact=exact,
-    )

@@ -14,8 +14,7 @@ from laredo_archive import codec
 from laredo_archive.codec import ByteSource, DiffEncoder, EncodedFile
 from laredo_archive.errors import SpoolUnavailable
 from laredo_archive.manifest import object_keys
-from laredo_archive.manifest.model import Artifact, ArtifactKind
-from laredo_archive.write.base_upload import entry_of
+from laredo_archive.manifest.model import Artifact, ArtifactKind, FormatEntry
 from laredo_archive.write.uploads import Content
 from laredo_model.column import Column
 from laredo_model.line import Change
@@ -192,3 +191,17 @@ def encode(
     )
     contents = {id_: spool.content(id_, result) for id_, result in encoded.items()}
     return EncodedDiff(artifact, contents, spool)
+
+
+def entry_of(encoded: EncodedFile, key: str, *, exact: bool = True) -> FormatEntry:
+    """A manifest's entry of what an encoder made; each destination adds its own URI."""
+    return FormatEntry(
+        uri="",
+        size_bytes=encoded.size_bytes,
+        key=key,
+        sha256=encoded.sha256,
+        sorted=encoded.sorted,
+        splits=encoded.splits,
+        blocks=encoded.blocks,
+        exact=exact,
+    )

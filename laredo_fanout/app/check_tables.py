@@ -79,21 +79,7 @@ SELECT pg_has_role(current_user, pubowner, 'USAGE') FROM pg_publication WHERE pu
 """
 
 
-_FOREIGN_TEXT = """
-WITH RECURSIVE used(relation, attribute, type) AS (
-    SELECT attrelid, attname, atttypid FROM pg_attribute
-    WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped
-    UNION
-    SELECT used.relation, used.attribute, part.type FROM used
-    JOIN pg_type t ON t.oid = used.type
-    CROSS JOIN LATERAL (
-        SELECT unnest(ARRAY[t.typelem, t.typbasetype])
-        UNION ALL SELECT rngsubtype FROM pg_range WHERE t.oid IN (rngtypid, rngmultitypid)
-        UNION ALL SELECT atttypid FROM pg_attribute
-        WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
-    ) AS part(type)
-    WHERE part.type <> 0
-)
+_FOREIGN_TEXT = f"""{table_definitions.USED_TYPES}
 SELECT DISTINCT relation::int8, attribute::text, t.typname::text
 FROM used JOIN pg_type t ON t.oid = used.type
 WHERE t.typnamespace = 'pg_catalog'::regnamespace AND t.oid < 16384 AND t.typtype = 'b'
@@ -204,10 +190,10 @@ def _publication(
         if not (absent.partitioned and not found.via_root):
             yield _not_published(connection, chosen.name, absent, may_add=may_alter)
     if problem_of_it is None:
-        inside = len(sound) - len(missing)
-        yield ServerFinding(
-            "publication", Verdict.RIGHT, f"{chosen.name} exists, with {inside} of them"
-        )
+        detail = f"{chosen.name} exists, with {len(sound) - len(missing)} of them"
+        if any(not table.version.by_name for table in sound):
+            detail += "; it doesn't name each: TRUNCATE, VACUUM FULL or CLUSTER of one costs a copy"
+        yield ServerFinding("publication", Verdict.RIGHT, detail)
 
 
 def _of_foreign_text(

@@ -1,7 +1,4 @@
-"""Tables of one ingest session: messages, catalog checks, orders of other threads, keepalives.
-
-side connection, means for them.
-"""
+"""Tables of one ingest session: messages, catalog checks, orders of other threads, keepalives."""
 
 from __future__ import annotations
 

@@ -114,13 +114,12 @@ def _type_changed(before: Sequence[str], now: Sequence[str]) -> str | None:
     return "a type that its columns are made of was changed"
 
 
-# A renamed label has another row, of another transaction. relnatts also counts what was dropped.
-_TYPES = """
-WITH RECURSIVE used(relation, type) AS (
-    SELECT attrelid, atttypid FROM pg_attribute
+USED_TYPES = """
+WITH RECURSIVE used(relation, attribute, type) AS (
+    SELECT attrelid, attname, atttypid FROM pg_attribute
     WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped
     UNION
-    SELECT used.relation, part.type FROM used
+    SELECT used.relation, used.attribute, part.type FROM used
     JOIN pg_type t ON t.oid = used.type
     CROSS JOIN LATERAL (
         SELECT unnest(ARRAY[t.typelem, t.typbasetype])
@@ -128,11 +127,15 @@ WITH RECURSIVE used(relation, type) AS (
         UNION ALL SELECT atttypid FROM pg_attribute
         WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
     ) AS part(type)
-    WHERE part.type >= 16384
+    WHERE part.type <> 0
 )
+"""
+"""The beginning of a query about the types that each column of some tables is made of."""
+# A renamed label has another row, of another transaction. relnatts also counts what was dropped.
+_TYPE_MARKS = f"""{USED_TYPES}
 SELECT relation::int8, format('%%s@%%s=%%s', e.oid, e.xmin, e.enumlabel)
 FROM used JOIN pg_enum e ON e.enumtypid = used.type
-UNION ALL
+UNION
 SELECT relation::int8, format('%%s@%%s(%%s)', c.oid, c.relnatts, (
     SELECT string_agg(format('%%s:%%s', attnum, atttypid), ',' ORDER BY attnum) FROM pg_attribute
     WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped))
@@ -144,7 +147,7 @@ JOIN pg_class c ON c.oid = t.typrelid
 def read_type_marks(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[str, ...]]:
     """The types that these tables' columns are made of, in the form of ``Version.types``."""
     found: dict[int, list[str]] = {oid: [] for oid in oids}
-    for oid, part in connection.execute(_TYPES, (list(oids),)).fetchall():
+    for oid, part in connection.execute(_TYPE_MARKS, (list(oids),)).fetchall():
         found[oid].append(part)
     return {oid: tuple(sorted(parts)) for oid, parts in found.items()}
 

@@ -20,6 +20,7 @@ KINDS = {
     "upheaval": ["tests/end_to_end/test_upheaval.py"],
     "writers": ["tests/archive/chaos/test_chaos.py"],
     "programs": ["tests/end_to_end/test_chaos.py"],
+    "killed": ["tests/end_to_end/test_oracle.py"],
     "archive": [
         "tests/archive/write/test_rivals.py",
         "tests/archive/write/test_kill.py",
@@ -27,7 +28,8 @@ KINDS = {
     ],
     "fuzz": ["tests/fuzz"],
 }
-TURNS = ["upheaval", "writers", "upheaval", "programs", "upheaval", "archive", "fuzz"]
+TURNS = ["upheaval", "writers", "upheaval", "programs", "upheaval", "killed", "upheaval", "archive"]
+TURNS += ["fuzz"]
 SCENES = 25
 FUZZ_S = 180
 """Of each fuzz target in a round."""

@@ -16,6 +16,7 @@ import random
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Collection
 from pathlib import Path
 
 SOURCES = {
@@ -42,15 +43,21 @@ def sanitizer_library() -> Path | None:
     return library.resolve() if library.is_absolute() else None
 
 
-def build(directory: Path, sources: Path = ROOT) -> None:
-    """Build the extensions, whose sources are below ``sources``, into ``directory``.
+def build(directory: Path, sources: Path = ROOT, only: Collection[str] = tuple(SOURCES)) -> None:
+    """Build ``only`` these extensions, whose sources are below ``sources``, into ``directory``.
 
     :raises subprocess.CalledProcessError: if the compiler refuses one.
     """
     options = ["-shared", "-fPIC", "-O1", "-g", "-fno-omit-frame-pointer", "-Wall", "-Wextra"]
     options += [SANITIZERS, "-fno-sanitize-recover=all", f"-I{sysconfig.get_path('include')}"]
-    for name, source in SOURCES.items():
-        command = [COMPILER, *options, str(sources / source), "-o", str(directory / f"{name}.so")]
+    for name in only:
+        command = [
+            COMPILER,
+            *options,
+            str(sources / SOURCES[name]),
+            "-o",
+            str(directory / f"{name}.so"),
+        ]
         subprocess.run(command, check=True)
 
 

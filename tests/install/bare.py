@@ -4,12 +4,26 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
+import click
+from packaging.requirements import Requirement
+
+from laredo_archive.cli import main as archive
+from laredo_fanout.cli import main as fanout
+from laredo_snapshotter.cli import cli as snapshotter
+from laredo_spark.cli import main as spark
 from tests.support.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("laredo-archive", "laredo-fanout", "laredo-snapshotter", "laredo-spark")
+PROGRAMS: dict[str, click.Command] = {
+    "laredo-archive": archive,
+    "laredo-fanout": fanout,
+    "laredo-snapshotter": snapshotter,
+    "laredo-spark": spark,
+}
+COMMANDS = tuple(PROGRAMS)
 
 
 def source(directory: Path) -> Path:
@@ -37,7 +51,18 @@ def wheel(tree: Path, into: Path, **environment: str) -> tuple[Path, str]:
     # What an earlier build compiled would be taken as it is.
     shutil.rmtree(tree / "build", ignore_errors=True)
     made = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "-w", into, tree],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-v",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            into,
+            tree,
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
@@ -53,11 +78,43 @@ class Bare:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
+        venv = [sys.executable, "-m", "venv", "--without-pip", directory / "venv"]
+        subprocess.run(venv, check=True)
         self.bin = directory / "venv" / "bin"
+        [self._packages] = (directory / "venv" / "lib").glob("python*/site-packages")
 
-    def install(self, what: Path, *options: str) -> None:
-        self.run("python", "-m", "pip", "install", *options, str(what), check=True)
+    def pip(self, *arguments: str | Path) -> None:
+        """Run the common environment's pip for this one."""
+        subprocess.run(
+            [sys.executable, "-m", "pip", "--quiet", "--python", self.bin / "python", *arguments],
+            check=True,
+        )
+
+    def install(self, what: Path) -> None:
+        """Install a wheel or a tree without what it needs."""
+        self.pip("install", "--no-deps", "--no-build-isolation", "--no-compile", what)
+
+    def link(self, distribution: str = "laredo-snapshotter") -> None:
+        """Have what a distribution needs without extras from the common environment."""
+        todo, linked = [Requirement(distribution)], set[str]()
+        while todo:
+            wanted = todo.pop()
+            found = metadata.distribution(wanted.name)
+            environments = [{"extra": extra} for extra in ("", *wanted.extras)]
+            for each in map(Requirement, found.requires or ()):
+                needed = each.marker is None or any(map(each.marker.evaluate, environments))
+                if needed and str(each) not in linked:
+                    linked.add(str(each))
+                    todo.append(each)
+            if wanted.name != distribution:
+                self._link_files(found)
+
+    def _link_files(self, found: metadata.Distribution) -> None:
+        for file in found.files or ():
+            link = self._packages / file
+            if ".." not in file.parts and not link.exists():
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(found.locate_file(file))
 
     def run(self, command: str, *arguments: str, check: bool = False) -> "Ended":
         """Run it with a stdout that is no terminal."""

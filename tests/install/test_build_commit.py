@@ -1,5 +1,6 @@
 """Every installation names the commit that it was built from, or says that it doesn't know."""
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -7,12 +8,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from laredo_service import build
-from tests.install.bare import ROOT, source, wheel
-from tests.support.processes import BIN, PATIENCE_S
+from tests.install.bare import PROGRAMS, ROOT, source
+from tests.support.processes import PATIENCE_S
 
-COMMANDS = ("laredo-archive", "laredo-fanout", "laredo-snapshotter", "laredo-spark")
 WRITTEN = "laredo_service/commit.txt"
 
 
@@ -42,56 +43,57 @@ def committed(tree: Path) -> str:
     return git(tree, "rev-parse", "--short=12", "HEAD")
 
 
-def named(made: Path) -> str:
-    """The commit in a wheel."""
-    with zipfile.ZipFile(made) as opened:
+def named(tree: Path, into: Path, **environment: str) -> str:
+    """The commit in a wheel made of the tree."""
+    setup(tree, "bdist_wheel", into, **environment)
+    with zipfile.ZipFile(next(into.glob("*.whl"))) as opened:
         return opened.read(WRITTEN).decode().strip()
+
+
+def setup(tree: Path, command: str, into: Path, **environment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", command, "-d", into],
+        cwd=tree,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_wheel_names_the_repository_s_commit(tree: Path, tmp_path: Path) -> None:
     commit = committed(tree)
-    made, _ = wheel(tree, tmp_path / "clean")
-    assert named(made) == commit
+    assert named(tree, tmp_path / "clean") == commit
     readme = tree / "README.md"
     readme.write_text(readme.read_text() + "\n")
-    made, _ = wheel(tree, tmp_path / "dirty")
-    assert named(made) == f"{commit}-dirty"
+    assert named(tree, tmp_path / "dirty") == f"{commit}-dirty"
 
 
 @pytest.mark.thorough
 def test_a_build_without_a_repository_is_given_it_or_says_unknown(
     tree: Path, tmp_path: Path
 ) -> None:
-    made, _ = wheel(tree, tmp_path / "given", SOURCE_COMMIT="0123456789ab")
-    assert named(made) == "0123456789ab"
+    assert named(tree, tmp_path / "given", SOURCE_COMMIT="0123456789ab") == "0123456789ab"
     # Within another project's repository, whose commit isn't ours.
     git(tmp_path, "init", "-q")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "another's")
-    made, _ = wheel(tree, tmp_path / "unknown")
-    assert named(made) == "unknown"
+    assert named(tree, tmp_path / "unknown") == "unknown"
 
 
 @pytest.mark.thorough
 def test_a_source_distribution_carries_it_to_the_wheel(tree: Path, tmp_path: Path) -> None:
     commit = committed(tree)
-    subprocess.run(
-        [sys.executable, "setup.py", "-q", "sdist", "-d", tmp_path / "dist"],
-        cwd=tree,
-        check=True,
-        capture_output=True,
-        timeout=PATIENCE_S,
-    )
+    setup(tree, "sdist", tmp_path / "dist")
     with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as packed:
         packed.extractall(tmp_path / "unpacked", filter="data")
-    made, _ = wheel(next((tmp_path / "unpacked").iterdir()), tmp_path / "wheel")
-    assert named(made) == commit
+    assert named(next((tmp_path / "unpacked").iterdir()), tmp_path / "wheel") == commit
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", PROGRAMS)
 def test_the_four_commands_show_version_and_commit(command: str) -> None:
-    shown = subprocess.run(
-        [BIN / command, "--version"], capture_output=True, text=True, check=True
-    ).stdout
+    shown = CliRunner().invoke(PROGRAMS[command], ["--version"], prog_name=command).output
     assert shown == f"{command}, version {build.version()}, commit {build.commit()}\n"
 
 

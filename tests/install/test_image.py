@@ -68,18 +68,14 @@ def test_the_lock_has_all_that_the_image_needs(tmp_path: Path) -> None:
     names = {re.split(r"[\[<>=]", each)[0] for each in wanted}
     assert names <= locked, "make lock"
     image = Bare(tmp_path)
-    image.run(
-        *("python", "-m", "pip", "install", "--require-hashes"),
-        *("-r", str(ROOT / "requirements.lock")),
-        check=True,
-    )
+    image.pip("install", "--require-hashes", "-r", ROOT / "requirements.lock")
     tree = source(tmp_path / "tree")
     file = tree / "pyproject.toml"
     text = re.sub(r"^laredo-spark = .*\n", "", file.read_text(), flags=re.MULTILINE)
     file.write_text(text)
-    image.install(tree, "--no-deps")
+    image.install(tree)
     image.run("python", "-m", "laredo_fanout.app.compiled", check=True)
-    image.run("python", "-m", "pip", "check", check=True)
+    image.pip("check")
     image.run("python", "-c", "import boto3, pyarrow", check=True)
     scripts = sorted(path.name for path in image.bin.glob("laredo-*"))
     assert scripts == ["laredo-archive", "laredo-fanout", "laredo-snapshotter"]

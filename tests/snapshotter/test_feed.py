@@ -15,8 +15,8 @@ from laredo_model.column import Column
 from laredo_model.position import Position
 from laredo_snapshotter import config
 from laredo_snapshotter.diff.buffer import Sealed
+from laredo_snapshotter.diff.cuts import VerifiedPosition
 from laredo_snapshotter.diff.feed import Feed
-from laredo_snapshotter.diff.feed_ports import VerifiedPosition
 from tests.snapshotter.change_stream import State, Stream, assert_leads
 from tests.support.drawn import examples
 

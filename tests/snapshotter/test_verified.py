@@ -1,7 +1,7 @@
 """The position up to which a table is verified."""
 
 from laredo_model.position import Position
-from laredo_snapshotter.diff.feed_ports import VerifiedPosition
+from laredo_snapshotter.diff.cuts import VerifiedPosition
 
 
 def test_where_the_server_does_not_tell_everything_is_verified() -> None:

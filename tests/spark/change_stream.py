@@ -9,6 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from laredo_spark import register
 from laredo_spark.changes.stream import ChangesStreamReader, Offset
 from laredo_spark.source import LaredoDataSource
+from tests.spark.simple_archive import found
 
 FIRST: Offset = {"position": "", "epoch": 0, "history": ""}
 
@@ -55,5 +56,4 @@ class Stream:
         return self._spark.read.parquet(str(self._target))
 
     def found(self) -> list[tuple[Any, ...]]:
-        rows = [tuple(row) for row in self.rows().collect()]
-        return sorted(rows, key=lambda row: (row[1], row[0], row[2] or ""))
+        return found(self.rows())

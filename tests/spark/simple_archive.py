@@ -1,5 +1,6 @@
 """An archive of two epochs whose changes are read, and the rows that Spark makes of them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,5 +46,9 @@ AT_40 = [
 
 
 def found(changes: DataFrame) -> list[tuple[Any, ...]]:
-    rows = [tuple(row) for row in changes.collect()]
+    return sorted_changes(tuple(row) for row in changes.collect())
+
+
+def sorted_changes(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """By position, action and key."""
     return sorted(rows, key=lambda row: (row[1], row[0], row[2] or ""))

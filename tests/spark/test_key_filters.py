@@ -142,7 +142,7 @@ _COMPARED = {
 }
 
 
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(400, push=40))
 @given(
     asked=st.lists(st.tuples(st.sampled_from(list(_COMPARED)), _TEXTS), min_size=1, max_size=3),
     keys=st.lists(_TEXTS | st.sampled_from(["\ud7ff", "\ue000", "\U0010ffff"])),
@@ -186,7 +186,7 @@ def fragment(value: Any) -> bytes:
     return f'"{value.isoformat()}"'.encode() if isinstance(value, date) else b"%d" % value
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(150, push=20))
 @given(data=st.data(), place=st.sampled_from(["alone", "first", "last"]))
 @pytest.mark.parametrize("type_name", list(_VALUES))
 def test_from_and_to(type_name: str, data: st.DataObject, place: str) -> None:

@@ -15,7 +15,7 @@ from laredo_spark.errors import own_message
 from laredo_spark.objects import PrefixReader
 from tests.spark.change_stream import Stream
 from tests.spark.s3_archive import put, reached
-from tests.spark.simple_archive import AT_20, AT_30, AT_40, FOUR, found, simple
+from tests.spark.simple_archive import AT_20, AT_30, AT_40, found, simple
 from tests.support import drawn
 from tests.support.archive.building import Builder
 from tests.support.aws import AwsServer
@@ -32,7 +32,7 @@ def built(directory: Path, *, shuffled: bool = False) -> Path:
 
 @pytest.mark.parametrize(
     ("scheme", "shuffled"),
-    drawn.first(2, [("s3", False), ("s3a", True), ("s3", True), ("s3a", False)]),
+    drawn.first(1, [("s3a", True), ("s3", False), ("s3", True), ("s3a", False)]),
 )
 def test_read_by_tasks(
     spark: SparkSession, moto: AwsServer, tmp_path: Path, scheme: str, shuffled: bool
@@ -89,18 +89,13 @@ def test_many_diffs_in_slices(
 
 
 def test_changes_and_a_stream_of_them(spark: SparkSession, moto: AwsServer, tmp_path: Path) -> None:
-    builder = simple(tmp_path / "archive")
-    bucket = put(moto, builder.write())
+    bucket = put(moto, simple(tmp_path / "archive").write())
     given = {**reached(moto), "max_diffs_per_trigger": "2"}
     changes = read_changes(spark, f"s3a://{bucket}/lake/users/", **given)
     assert found(changes) == AT_20 + AT_30 + AT_40
     stream = Stream(spark, f"s3://{bucket}/lake/users/manifest.json", tmp_path, **given)
     stream.run()
     assert stream.found() == AT_20 + AT_30 + AT_40
-    put(moto, builder.base(0x40, FOUR).diff(0x50, {}).write(), bucket)
-    stream.run()
-    gone = {(line[0], line[1], line[2]) for line in stream.found()[len(AT_20 + AT_30 + AT_40) :]}
-    assert gone == {("DELETE", "0/50", "9"), ("DELETE", "0/50", "10")}
 
 
 def test_changes_of_many_diffs_in_slices(
@@ -111,19 +106,19 @@ def test_changes_of_many_diffs_in_slices(
     monkeypatch.setattr(reader_, "TASK_BYTES", 5000)
     builder = Builder(tmp_path).base(0x10, names({}))
     state: dict[int, str] = {}
-    for number in range(40):
+    for number in range(20):
         state |= dict.fromkeys(range(number, 300, 7 if number % 10 else 1), f"diff {number}")
         builder.diff(0x20 + number, names(state))
     archive = builder.write()
     place = f"s3://{put(moto, archive)}/lake/users/"
-    for given in ({}, {"partitions": 3}, {"key": "120"}, {"key": "0"}):
+    for given in ({"partitions": 3}, {"key": "120"}):
         here = Reading(archive, mode="changes", **given).rows()
         there = Reading(place, mode="changes", **given, **reached(moto)).rows()
         assert here == there
         assert here
     source, tasks = Reading(place, mode="changes", partitions=3, **reached(moto)).partitions()
     assert len(tasks) == 3
-    key = "lake/users/epoch=1/diff-0_46-0_47.jsonl"
+    key = "lake/users/epoch=1/diff-0_32-0_33.jsonl"
     moto.client("s3").delete_object(Bucket=place.split("/")[2], Key=key)
     with pytest.raises(ArtifactMissing, match=f"{key}: the manifest names"):
         [line for task in tasks for line in source.read(task)]

@@ -11,7 +11,7 @@ from laredo_spark import read_tables
 from laredo_spark.errors import NoCommonBoundary, OptionRefused
 from tests.spark.simple_archive import simple
 from tests.support.archive.building import START, Builder
-from tests.support.spark_reading import manifest_of, names
+from tests.support.spark_reading import manifest_of, names, together
 
 ONE, TWO, THREE, FOUR = ({number: f"at {number}"} for number in (1, 2, 3, 4))
 
@@ -26,28 +26,24 @@ def uris(tmp_path: Path) -> dict[str, str]:
     return {"people": str(people.write()), "pets": str(pets.write())}
 
 
-@pytest.mark.parametrize(
-    ("as_of", "position", "expected"),
-    [
+def test_all_are_at_the_last_common_position(spark: SparkSession, uris: dict[str, str]) -> None:
+    frames = {}
+    expected = {}
+    for as_of, position, rows in (
         (None, "0/40", FOUR),
         ("0/40", "0/40", FOUR),
         ("0/3F", "0/20", TWO),
         (START + timedelta(seconds=0x3F), "0/20", TWO),
         ("0/10", "0/10", ONE),
-    ],
-)
-def test_all_are_at_the_last_common_position(
-    spark: SparkSession,
-    uris: dict[str, str],
-    as_of: str | None,
-    position: str,
-    expected: dict[int, str],
-) -> None:
-    found = read_tables(spark, uris, as_of, columns=["id"])
-    assert (found.position, list(found)) == (position, ["people", "pets"])
-    assert found.time == START + timedelta(seconds=int(position[2:], 16))
-    for frame in found.values():
-        assert [row.id for row in frame.collect()] == list(expected)
+    ):
+        found = read_tables(spark, uris, as_of, columns=["id"])
+        assert (found.position, list(found)) == (position, ["people", "pets"])
+        assert found.time == START + timedelta(seconds=int(position[2:], 16))
+        for name, frame in found.items():
+            frames[f"{name} at {as_of}"] = frame
+            expected[f"{name} at {as_of}"] = list(rows)
+    ids = {name: [row.id for row in rows] for name, rows in together(frames).items()}
+    assert ids == expected
 
 
 def test_a_table_without_changes_is_at_its_own_boundary(

@@ -58,8 +58,13 @@ def thorough(value: object) -> "ParameterSet":
     return pytest.param(*values, marks=pytest.mark.thorough)
 
 
-def examples(thorough: int) -> int:
-    """Number of examples for a test that has ``thorough`` of them in `make test-all`."""
+def examples(thorough: int, push: int | None = None) -> int:
+    """Number of examples for a test that has ``thorough`` of them in `make test-all`.
+
+    ``push``: in `make test`; else as the profiles are to one another.
+    """
+    if push is not None and settings.default.max_examples < _THOROUGH:
+        return push
     return max(5, thorough * settings.default.max_examples // _THOROUGH)
 
 

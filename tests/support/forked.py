@@ -41,9 +41,11 @@ def _run(
     arguments: Sequence[str],
     output: tuple[Path, Path],
     environment: Mapping[str, str],
+    directory: Path,
 ) -> None:
     # The garbage collector would copy every page that is shared with the fork's parent.
     gc.freeze()
+    os.chdir(directory)
     for descriptor, path in enumerate(output, 1):
         with path.open("ab") as file:
             os.dup2(file.fileno(), descriptor)
@@ -64,10 +66,19 @@ class Forked:
         stdout: Path,
         stderr: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        *,
+        directory: Path | None = None,
     ) -> None:
         variables = dict(os.environ if environment is None else environment)
         self._process: ForkServerProcess = forking().Process(
-            target=_run, args=(script, arguments, (stdout, stderr or stdout), variables)
+            target=_run,
+            args=(
+                script,
+                arguments,
+                (stdout, stderr or stdout),
+                variables,
+                directory or Path.cwd(),
+            ),
         )
         self._process.start()
         assert self._process.pid is not None

@@ -2,12 +2,15 @@
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 from pyspark.sql.datasource import Filter
 
 from laredo_spark.source import LaredoDataSource
@@ -42,6 +45,15 @@ class Reading:
 
     def ids(self, filters: list[Filter] | None = None) -> list[int]:
         return sorted(line["id"] for line in self.rows(filters))
+
+
+def together(frames: Mapping[str, DataFrame]) -> dict[str, list[Row]]:
+    """The rows of several reads, in one job."""
+    marked = [frame.withColumn("read", F.lit(name)) for name, frame in frames.items()]
+    found: dict[str, list[Row]] = {name: [] for name in frames}
+    for each in reduce(DataFrame.unionByName, marked).collect():
+        found[each.read].append(each)
+    return found
 
 
 def names(rows: dict[int, str], doc: str = '{"a": [1]}') -> State:

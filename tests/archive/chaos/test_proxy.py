@@ -7,7 +7,9 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from random import Random
+from typing import Any
 
 import boto3
 import pytest
@@ -57,20 +59,25 @@ def proxy(store: Recorder) -> Iterator[FaultProxy]:
         yield proxy
 
 
-@pytest.fixture
-def s3(proxy: FaultProxy):  # type: ignore[no-untyped-def]
-    client = boto3.client(
-        "s3",
+def client_of(service: str, proxy: FaultProxy, **config: Any) -> Any:
+    return boto3.client(
+        service,
         endpoint_url=proxy.endpoint,
         region_name="us-east-1",
         aws_access_key_id="test",
         aws_secret_access_key="test",
-        config=Config(
-            retries={"total_max_attempts": 1},
-            s3={"addressing_style": "path"},
-            read_timeout=60,
-            request_checksum_calculation="when_required",
-        ),
+        config=Config(retries={"total_max_attempts": 1}, **config),
+    )
+
+
+@pytest.fixture
+def s3(proxy: FaultProxy) -> Iterator[Any]:
+    client = client_of(
+        "s3",
+        proxy,
+        s3={"addressing_style": "path"},
+        read_timeout=60,
+        request_checksum_calculation="when_required",
     )
     yield client
     client.close()
@@ -105,34 +112,43 @@ def test_what_is_signed_is_sent_on_as_it_is(s3, store: Recorder, proxy: FaultPro
     assert set(signed) <= {name.lower() for name in headers}
 
 
-@pytest.mark.parametrize("code", [400, 403, 409, 412, 500, 503])
-def test_an_answer_in_the_place_of_the_effect(
-    s3, store: Recorder, proxy: FaultProxy, code: int
-) -> None:  # type: ignore[no-untyped-def]
-    proxy.add(Rule(answer(code, "SomeCode")))
-    with pytest.raises(ClientError) as refused:
+LATE = late(0.3)
+FAULTS: list[tuple[Fault, Any, int]] = [
+    *((answer(code, "SomeCode"), ClientError, 0) for code in (400, 403, 409, 412, 500)),
+    (answer(503, "SomeCode", after=True), ClientError, 1),
+    *((drop(after=after), LOST, int(after)) for after in (False, True)),
+    *((reset(after=after), LOST, int(after)) for after in (False, True)),
+    (delay(0.3), None, 1),
+    (delay(0.3, after=True), None, 1),
+    (LATE, LOST, 1),
+    (duplicate(), None, 2),
+    (duplicate(second=False), None, 2),
+    (duplicate_late(0.01), None, 2),
+]
+"""A fault, what the client meets, and how often it is written in the end."""
+
+
+@pytest.mark.parametrize("case", FAULTS, ids=lambda case: str(case[0]))
+def test_a_fault_of_a_put(s3, store: Recorder, proxy: FaultProxy, case) -> None:  # type: ignore[no-untyped-def]
+    fault, met, times = case
+    proxy.add(Rule(fault))
+    start = time.monotonic()
+    with nullcontext() if met is None else pytest.raises(met) as refused:
         put(s3)
-    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == code
-    assert refused.value.response["Error"]["Code"] == "SomeCode"
-    assert written(store) == []
+    if str(fault).startswith("delay"):
+        assert time.monotonic() - start >= 0.3
+    if met is ClientError:
+        told = refused.value.response
+        assert str(fault).startswith(f"{told['ResponseMetadata']['HTTPStatusCode']} SomeCode ")
+        assert told["Error"]["Code"] == "SomeCode"
+    if fault is LATE:
+        assert written(store) == []
+    proxy.settle()
+    assert written(store) == [b"0123456789"] * times
+    if met is None:
+        assert proxy.log[0].statuses == [200] * times
     put(s3)
-    assert written(store) == [b"0123456789"]
-
-
-def test_an_answer_in_spite_of_the_effect(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
-    proxy.add(Rule(answer(500, "InternalError", after=True)))
-    with pytest.raises(ClientError):
-        put(s3)
-    assert written(store) == [b"0123456789"]
-
-
-@pytest.mark.parametrize("cut", [drop, reset])
-@pytest.mark.parametrize("after", [False, True])
-def test_a_connection_ends(s3, store: Recorder, proxy: FaultProxy, cut, after: bool) -> None:  # type: ignore[no-untyped-def]
-    proxy.add(Rule(cut(after=after)))
-    with pytest.raises(LOST):
-        put(s3)
-    assert len(written(store)) == after
+    assert len(written(store)) == times + 1
 
 
 def test_end_and_reset_are_two_things(proxy: FaultProxy) -> None:
@@ -146,33 +162,6 @@ def test_end_and_reset_are_two_things(proxy: FaultProxy) -> None:
         assert dropped.recv(100) == b""
     with sent() as broken, pytest.raises(ConnectionResetError):
         broken.recv(100)
-
-
-@pytest.mark.parametrize("after", [False, True])
-def test_a_delay(s3, store: Recorder, proxy: FaultProxy, after: bool) -> None:  # type: ignore[no-untyped-def]
-    proxy.add(Rule(delay(0.3, after=after)))
-    start = time.monotonic()
-    put(s3)
-    assert time.monotonic() - start >= 0.3
-    assert written(store) == [b"0123456789"]
-
-
-def test_a_late_request(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
-    proxy.add(Rule(late(0.3)))
-    with pytest.raises(LOST):
-        put(s3)
-    assert written(store) == []
-    proxy.settle()
-    assert written(store) == [b"0123456789"]
-
-
-@pytest.mark.parametrize("fault", [duplicate(), duplicate(second=False), duplicate_late(0.01)])
-def test_a_duplicate(s3, store: Recorder, proxy: FaultProxy, fault: Fault) -> None:  # type: ignore[no-untyped-def]
-    proxy.add(Rule(fault))
-    put(s3)
-    proxy.settle()
-    assert written(store) == [b"0123456789"] * 2
-    assert proxy.log[0].statuses == [200, 200]
 
 
 def test_which_answer_of_a_duplicate(s3, store: Recorder, proxy: FaultProxy, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -393,14 +382,7 @@ def test_operations_by_name(
 )
 def test_other_services_word_errors_their_way(proxy: FaultProxy, service: str, call) -> None:  # type: ignore[no-untyped-def]
     proxy.add(Rule(answer(403, "SomeCode", message="and why")))
-    client = boto3.client(
-        service,
-        endpoint_url=proxy.endpoint,
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        config=Config(retries={"total_max_attempts": 1}),
-    )
+    client = client_of(service, proxy)
     with pytest.raises(ClientError, match=r"SomeCode.*and why"):
         call(client)
     client.close()

@@ -64,19 +64,6 @@ def test_a_directory_is_repaired_from_a_bucket(
     assert again == [f"{local.as_uri()}/manifest.json: 7 objects, restored 0, lost 0"]
 
 
-def test_a_bucket_is_repaired_from_a_directory(
-    local: Path, bucket: str, s3_server: AwsServer, environment: dict[str, str]
-) -> None:
-    s3, name = s3_server.client("s3"), bucket.split("/")[2]
-    s3.delete_object(Bucket=name, Key=f"eu/users/{BASE}")
-    s3.put_object(Bucket=name, Key=f"eu/users/{DIFF}", Body=(local / DIFF).read_bytes()[:-3])
-    assert run("verify", bucket, env=environment).returncode == 1
-    done = rows(run("repair", bucket, "--from", local, env=environment))
-    assert done[-1] == f"{bucket}/manifest.json: 7 objects, restored 2, lost 0"
-    assert run("verify", bucket, env=environment).returncode == 0
-    assert rows(run("cat", bucket, env=environment)) == lines(TWO)
-
-
 def test_two_services_are_reached_each_by_its_options(
     local: Path, bucket: str, s3_server: AwsServer, moto: AwsServer
 ) -> None:

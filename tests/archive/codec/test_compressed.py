@@ -215,9 +215,8 @@ def test_without_the_library_it_is_named() -> None:
     program = (
         "import sys; sys.modules['zstandard'] = None\n"
         "import io, importlib.util\n"
-        "from laredo_archive.codec import zstd\n"
-        "zstd.find_spec = lambda name: None\n"
         "from laredo_archive import codec\n"
+        "codec.find_spec = lambda name: None\n"
         "assert not codec.is_readable('jsonl.zst') and codec.is_readable('jsonl')\n"
         "try:\n"
         "    codec.read_diff('jsonl.zst', None, io.BytesIO())\n"

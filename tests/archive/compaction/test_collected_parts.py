@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -20,16 +19,12 @@ from tests.support.archive.archiving import (
     opened,
     rebased,
 )
-from tests.support.archive.long_archive import LongArchive, rows_at
+from tests.support.archive.long_archive import LongArchive, compacted, rows_at
 
 HOUR = 3600.0
 
 
-@pytest.fixture(autouse=True)
-def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lists of parts go into files soon, and files into files."""
-    monkeypatch.setattr(merged_, "LISTED_AT_MOST", 3)
-    return
+pytestmark = pytest.mark.usefixtures("short_lists")
 
 
 def collected(destination: ScriptedDestination, hours: float = 2.0, **more: object) -> Collected:
@@ -46,11 +41,7 @@ def collected(destination: ScriptedDestination, hours: float = 2.0, **more: obje
 
 
 def compacted_archive(destination: ScriptedDestination, **more: object) -> LongArchive:
-    long = LongArchive(opened([destination], **more))
-    long.begin()
-    for _ in range(20):
-        long.grow(10)
-        long.compacted()
+    long = compacted(LongArchive(opened([destination], **more)))
     files = [key for key in destination.store.objects if "/parts-" in key]
     assert len(files) > 3
     assert len(files) > sum(key in destination.manifest.known_keys() for key in files)
@@ -84,7 +75,7 @@ def test_dropped_parts_are_deleted_to_the_last(
     due = collected(destination, dry_run=True)
     done = collected(destination, 0)
     assert set(done.deleted) == set(due.deleted)
-    assert len(done.deleted) > 200
+    assert len(done.deleted) > 80
     collected(destination)
     left = set(destination.store.objects) - destination.manifest.known_keys()
     assert left == {MANIFEST}

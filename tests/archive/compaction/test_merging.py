@@ -54,11 +54,11 @@ def test_a_reader_of_the_head_needs_a_few_diffs() -> None:
     [destination] = memory()
     long = LongArchive(opened([destination]))
     long.begin()
-    for _ in range(60):
+    for _ in range(24):
         long.grow(10)
         long.compacted()
     boundary = Archive.open(destination, PREFIX).boundary()
-    assert len(boundary.diffs) <= 3 + 2 + 4 + 10  # 20 s of 5, a minute of 20, 5 minutes, 50 in all
+    assert len(boundary.diffs) <= 3 + 2 + 4 + 4  # 20 s of 5, a minute of 20, 5 minutes, 20 in all
 
 
 def test_periods_that_are_not_over_stay() -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
@@ -13,7 +12,6 @@ import pytest
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, CopyStopped
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import copy
-from laredo_archive.maintain.repair import repair
 from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest, Parts
@@ -22,7 +20,6 @@ from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
 from laredo_model.position import Position
-from tests.support import drawn
 from tests.support.archive.archiving import (
     PREFIX,
     TABLE,
@@ -31,29 +28,14 @@ from tests.support.archive.archiving import (
     memory,
     opened,
 )
-from tests.support.archive.long_archive import LongArchive, rows_at
+from tests.support.archive.long_archive import LongArchive, compacted, rows_at, spoil
 
-
-@pytest.fixture(autouse=True)
-def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(merged_, "LISTED_AT_MOST", 3)
-    return
-
-
-def compacted(archive: LongArchive, rounds: int = 12) -> LongArchive:
-    if not archive.states:
-        archive.begin()
-    for _ in range(rounds):
-        archive.grow(10)
-        archive.compacted()
-    return archive
+pytestmark = pytest.mark.usefixtures("short_lists")
 
 
 def all_there(destination: ScriptedDestination, long: LongArchive) -> None:
     manifest = destination.manifest
     assert list(rules.check(manifest)) == []
-    for position, state in long.states.items():
-        assert rows_at(destination, position) == state
     # A collector takes nothing that is needed.
     for _ in range(3):
         destination.store.world.now += 7200
@@ -86,7 +68,7 @@ def test_a_destination_that_comes_back_keeps_its_diffs() -> None:
     one, two = memory(2)
     long = compacted(LongArchive(opened([one, two])), rounds=3)
     long.archive = opened([one], "w2")
-    compacted(long, rounds=9)
+    compacted(long, rounds=5)
     puts = len(two.requests)
     opened([one, two], "w3")
     assert shape(two.manifest) == shape(one.manifest)
@@ -112,13 +94,9 @@ def test_a_merge_that_reached_one_destination_only() -> None:
         all_there(destination, long)
 
 
-def local_archive(directory: Path) -> LongArchive:
-    return compacted(LongArchive(opened([LocalDestination(directory)])))
-
-
-def test_a_copy_has_every_boundary(tmp_path: Path) -> None:
-    long = local_archive(tmp_path / "source")
-    source, target = tmp_path / "source" / PREFIX, tmp_path / "copies" / "t"
+def test_a_copy_has_every_boundary(long: LongArchive, tmp_path: Path) -> None:
+    source, target = tmp_path / "first" / PREFIX, tmp_path / "copies" / "t"
+    long.archive = opened([LocalDestination(tmp_path / "first")], "w2")
     for _ in range(2):
         copy(location.find(str(source)), location.parse(str(target)))
         copied = Archive.at(str(target))
@@ -131,11 +109,12 @@ def test_a_copy_has_every_boundary(tmp_path: Path) -> None:
         compacted(long, rounds=3)
 
 
-def test_a_copy_of_an_archive_whose_list_is_damaged_stops(tmp_path: Path) -> None:
-    local_archive(tmp_path / "source")
-    source = tmp_path / "source" / PREFIX
+def test_a_copy_of_an_archive_whose_list_is_damaged_stops(
+    long: LongArchive, tmp_path: Path
+) -> None:
+    source = tmp_path / "first" / PREFIX
     victim = sorted(source.glob("epoch=1/parts-*"))[-1]
-    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    spoil(victim, victim.read_bytes()[:-1] + b"?")
     with pytest.raises(CopyStopped, match="parts-"):
         copy(location.find(str(source)), location.parse(str(tmp_path / "copy")))
     assert not (tmp_path / "copy" / "manifest.json").exists()
@@ -162,11 +141,10 @@ def test_a_list_is_no_bomb(tmp_path: Path) -> None:
     assert most < 64 * len(data) + (8 << 20)
 
 
-def test_lists_within_lists_have_a_bound(tmp_path: Path) -> None:
+def test_lists_within_lists_have_a_bound(written: tuple[Path, LongArchive], tmp_path: Path) -> None:
     """Each file names the next one, whose diffs begin a position later."""
-    local_archive(tmp_path)
     destination = LocalDestination(tmp_path)
-    manifest = Archive.at(str(tmp_path / PREFIX)).manifest
+    manifest = Archive.at(str(written[0] / "first" / PREFIX)).manifest
     base, plain = manifest.artifacts[0], replace(manifest.artifacts[1], parts=None)
     start, levels = base.to_position, 2000
 
@@ -188,44 +166,22 @@ def test_lists_within_lists_have_a_bound(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "other", "bomb"])
-def test_a_list_that_is_not_whole_is_named(tmp_path: Path, damage: str) -> None:
-    long = local_archive(tmp_path / "source")
-    source = tmp_path / "source" / PREFIX
-    archive = Archive.at(str(source))
+def test_a_list_that_is_not_whole_is_named(long: LongArchive, tmp_path: Path, damage: str) -> None:
+    archive = Archive.at(str(tmp_path / "first" / PREFIX))
     merged = next(a for a in archive.manifest.artifacts if a.parts and a.parts.file)
     assert merged.parts is not None and merged.parts.file is not None
-    path = tmp_path / "source" / merged.parts.file.key
+    path = tmp_path / "first" / merged.parts.file.key
     if damage == "gone":
         path.unlink()
     elif damage == "cut":
-        path.write_bytes(path.read_bytes()[:-4])
+        spoil(path, path.read_bytes()[:-4])
     elif damage == "bomb":
-        path.write_bytes(b"\0" * (64 << 20))
+        spoil(path, b"\0" * (64 << 20))
     else:
-        path.write_bytes(merged_.to_bytes(archive.manifest.artifacts[1:2]))
+        spoil(path, merged_.to_bytes(archive.manifest.artifacts[1:2]))
     inside = next(p for p in long.states if (merged.from_position or 0) < p < merged.to_position)
     with pytest.raises((ArtifactMissing, ArtifactDamaged), match=path.name):
         archive.boundary(inside)  # type: ignore[arg-type]
     # What isn't inside is read all the same.
     assert archive.boundary().position == long.head
     assert archive.boundary(merged.to_position).position == merged.to_position
-
-
-@pytest.mark.parametrize("damage", drawn.first(1, ["changed", "gone"]))
-def test_a_part_is_restored_from_another_destination(tmp_path: Path, damage: str) -> None:
-    places = [LocalDestination(tmp_path / name) for name in ("one", "two")]
-    long = compacted(LongArchive(opened(places)), rounds=1)
-    manifest = long.archive.manifest
-    assert manifest is not None
-    part = next(a.parts.diffs[0] for a in manifest.artifacts if a.parts and a.parts.diffs)
-    path = tmp_path / "one" / part.keys[0]
-    if damage == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes().replace(b"id", b"ID"))
-    one, two = (location.find(str(tmp_path / name / PREFIX)) for name in ("one", "two"))
-    report = repair(one, [two])
-    assert [repaired.origin for repaired in report.repaired] == [places[1].uri_of(part.keys[0])]
-    assert report.lost == []
-    for position, state in long.states.items():
-        assert rows_at(places[0], position) == state

@@ -14,25 +14,14 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
 from tests.support import drawn
 from tests.support.archive.archiving import PREFIX, opened
-from tests.support.archive.long_archive import LongArchive
-
-
-@pytest.fixture(autouse=True)
-def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merged, "LISTED_AT_MOST", 3)
+from tests.support.archive.long_archive import LongArchive, compacted, rows_at, spoil
 
 
 class Two:
     """Two destinations of an archive with several levels of parts, whose writer is gone."""
 
-    def __init__(self, directory: Path, rounds: int = 12) -> None:
+    def __init__(self, directory: Path) -> None:
         self.first, self.second = directory / "first", directory / "second"
-        long = LongArchive(opened([LocalDestination(self.first), LocalDestination(self.second)]))
-        long.begin()
-        for _ in range(rounds):
-            long.grow(10)
-            long.compacted()
-        long.archive.close()
 
     def archive(self) -> Archive:
         return Archive.at(str(self.first / PREFIX))
@@ -70,7 +59,7 @@ def _parts(archive: Archive, artifacts: tuple[Artifact, ...]) -> Iterator[Artifa
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Two:
+def two(long: LongArchive, tmp_path: Path) -> Two:
     return Two(tmp_path)
 
 
@@ -103,14 +92,14 @@ def test_one_that_nobody_has_is_named_with_what_it_costs(two: Two) -> None:
     (lost,) = map(str, two.repaired(alone=True).lost)
     assert key in lost and "only boundaries inside the merged diff" in lost
     assert "POST /snapshot" not in lost
-    (two.second / key).write_bytes(b"?")
+    spoil(two.second / key, b"?")
     (lost,) = map(str, two.repaired().lost)
     assert str(two.second / key) in lost and not (two.first / key).exists()
 
 
 def test_a_damaged_one_stays_since_no_list_is_changed(two: Two) -> None:
     key = two.listed()[0]
-    (two.first / key).write_bytes(b"?")
+    spoil(two.first / key, b"?")
     before = two.files()
     (lost,) = map(str, two.repaired().lost)
     assert key in lost and "no other object can take its place" in lost
@@ -133,11 +122,19 @@ def test_a_part_that_the_manifest_names_costs_no_more(
 ) -> None:
     """Its merged diff leads past it."""
     monkeypatch.setattr(merged, "LISTED_AT_MOST", 64)
-    two = Two(tmp_path, rounds=4)
+    two = Two(tmp_path)
+    places = [LocalDestination(two.first), LocalDestination(two.second)]
+    long = compacted(LongArchive(opened(places)), rounds=4)
     tops = two.archive().manifest.artifacts
     part = next(each.parts.diffs[0] for each in tops if each.parts and each.parts.diffs)
     (two.first / part.keys[0]).unlink()
     (lost,) = map(str, two.repaired(alone=True).lost)
     assert "only boundaries inside the merged diff" in lost
     assert len(two.repaired().repaired) == 1
-    assert (two.first / part.keys[0]).exists()
+    path = two.first / part.keys[0]
+    spoil(path, path.read_bytes().replace(b"id", b"ID"))
+    report = two.repaired()
+    origin = LocalDestination(two.second).uri_of(part.keys[0])
+    assert ([repaired.origin for repaired in report.repaired], report.lost) == ([origin], [])
+    for position, state in long.states.items():
+        assert rows_at(LocalDestination(two.first), position) == state

@@ -1,7 +1,6 @@
 """``verify`` proves merged diffs by their parts, and ``ls`` shows them."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,28 +13,11 @@ from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
 from tests.support.archive.archiving import PREFIX, opened, rebased
-from tests.support.archive.long_archive import LongArchive
-
-
-@pytest.fixture(autouse=True)
-def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(merged_, "LISTED_AT_MOST", 3)
-    return
-
-
-@pytest.fixture
-def long(tmp_path: Path) -> LongArchive:
-    made = LongArchive(opened([LocalDestination(tmp_path)]))
-    made.formats = ("jsonl", "protobuf")
-    made.begin()
-    for _ in range(8):
-        made.grow(10, truncating=0.1)
-        made.compacted()
-    return made
+from tests.support.archive.long_archive import LongArchive, spoil
 
 
 def archive_at(directory: Path) -> Archive:
-    return Archive.at(str(directory / PREFIX))
+    return Archive.at(str(directory / "first" / PREFIX))
 
 
 def deepest(archive: Archive) -> Artifact:
@@ -54,8 +36,8 @@ def test_every_level_is_proven(long: LongArchive, tmp_path: Path) -> None:
 
 def test_a_damaged_part_is_named_with_what_it_costs(long: LongArchive, tmp_path: Path) -> None:
     key = deepest(archive_at(tmp_path)).formats["jsonl"].key
-    path = tmp_path / key
-    path.write_bytes(path.read_bytes().replace(b'"id"', b'"ID"') + b"\n")
+    path = tmp_path / "first" / key
+    spoil(path, path.read_bytes().replace(b'"id"', b'"ID"') + b"\n")
     report = verify(archive_at(tmp_path))
     assert any(path.name in problem for problem in report.problems)
     assert any("can't be read, those at both can" in problem for problem in report.problems)
@@ -87,7 +69,7 @@ def test_a_list_that_is_gone(long: LongArchive, tmp_path: Path) -> None:
 
 
 def test_ls_shows_what_was_merged(long: LongArchive, tmp_path: Path) -> None:
-    archive = str(tmp_path / PREFIX)
+    archive = str(tmp_path / "first" / PREFIX)
     listed = CliRunner().invoke(main, ["ls", archive]).output.splitlines()
     merged = [json.loads(line)["merged_from"] for line in listed]
     assert merged[0] is None
@@ -98,9 +80,10 @@ def test_ls_shows_what_was_merged(long: LongArchive, tmp_path: Path) -> None:
 
 
 def test_a_summary_has_a_line_for_each_epoch(long: LongArchive, tmp_path: Path) -> None:
+    long.archive = opened([LocalDestination(tmp_path / "first")], "w2")
     rebased(long.archive, long.head, long.states[long.head])
     long.grow(3)
-    archive = str(tmp_path / PREFIX)
+    archive = str(tmp_path / "first" / PREFIX)
     output = CliRunner().invoke(main, ["ls", "--summary", archive]).output
     one, two = map(json.loads, output.splitlines())
     assert (one["epoch"], one["diffs"], one["from_position"]) == (1, 80, "0/A")

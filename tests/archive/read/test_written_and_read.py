@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
-from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
@@ -17,7 +16,6 @@ from laredo_model.checksum import StateChecksum
 from laredo_model.position import Position
 from tests.support.archive.building import HISTORY, START, State
 from tests.support.archive.rows import Table, changes, tables
-from tests.support.archive.s3_maker import S3Maker
 from tests.support.drawn import examples
 
 
@@ -73,15 +71,6 @@ def test_every_boundary_of_what_was_written(
     destination = LocalDestination(tmp_path_factory.mktemp("archive"))
     writer = written(destination, formats, data)
     assert_read(Archive.at(destination.uri + "s.t"), writer)
-
-
-@settings(max_examples=examples(5))
-@given(data=st.data())
-def test_on_s3_too(s3: S3Maker, data: st.DataObject) -> None:
-    destination = s3()
-    writer = written(destination, ("jsonl", "protobuf"), data)
-    access = S3Access(endpoint=s3.server.endpoint, addressing="path")
-    assert_read(Archive.at(destination.uri + "s.t", access=access), writer)
 
 
 def written(destination: Destination, formats: tuple[str, ...], data: st.DataObject) -> Writer:

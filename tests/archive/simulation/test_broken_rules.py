@@ -191,11 +191,8 @@ RULES: list[Break] = [
     relabelled_diffs_stay_where_they_are,
     former_objects_are_forgotten,
     no_look_at_a_copy_before_the_swap,
-    retired_objects_are_named_again,
     a_foreign_claim_is_ignored,
-    nothing_is_reconciled,
     deleted_without_grace,
-    dated_by_the_writers_clock,
     dated_when_entered,
     what_leaves_is_forgotten,
     unclear_counts_as_done,
@@ -211,10 +208,11 @@ RULES: list[Break] = [
     a_sink_is_told_before_the_commit,
     a_copy_is_not_planned_anew,
     a_copy_replaces_what_isnt_its_earlier_state,
+    retired_objects_are_named_again,
 ]
 
 
-@pytest.mark.parametrize("broken", drawn.first(9, RULES))
+@pytest.mark.parametrize("broken", drawn.first(6, RULES))
 def test_without_a_rule_some_seed_fails(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     broken(monkeypatch)

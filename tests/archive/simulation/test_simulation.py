@@ -1,6 +1,6 @@
 """The commit protocol under crashes, lost and late requests, rival writers and wrong clocks.
 
-`make test` runs a fifth of the seeds, `make test-all` all of them; LAREDO_SIMULATION_SEEDS=N runs
+`make test` runs a tenth of the seeds, `make test-all` all of them; LAREDO_SIMULATION_SEEDS=N runs
 more, LAREDO_SIMULATION_FIRST=K from another start; a failing seed is printed with its history and
 repeats exactly. On one core (``taskset -c 0``) about 36 seeds a second; on two, turns that move
 between them cost a third.
@@ -13,9 +13,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from tests.archive.simulation.simulation import (
-    simulate,
-)
+from tests.archive.simulation.simulation import simulate
 from tests.support import drawn
 
 SEEDS = int(os.environ.get("LAREDO_SIMULATION_SEEDS", "400"))
@@ -31,25 +29,23 @@ def _quiet() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-@pytest.mark.parametrize("group", drawn.first(2, range(GROUPS)))
+@pytest.mark.parametrize("group", drawn.first(1, range(GROUPS)))
 def test_what_must_hold_holds_whatever_happens(group: int) -> None:
-    for seed in range(FIRST + group, FIRST + SEEDS, GROUPS):
-        simulate(seed)
+    """The first group's are eventful, too."""
+    scenes = [simulate(seed) for seed in range(FIRST + group, FIRST + SEEDS, GROUPS)]
+    if (group, FIRST, SEEDS) != (0, 0, 400):
+        return
+    happened = sum((scene.happened for scene in scenes), Counter())
+    assert happened["commits"] > 240
+    assert happened["reads"] > 40
+    assert happened["copies"] > 40
+    assert happened["merges"] > 10
+    assert happened["Fenced"] > 10
+    killed = [line for scene in scenes for line in scene.world.log if "is killed" in line]
+    assert len(killed) > 10
 
 
 def test_a_seed_repeats_exactly() -> None:
     one, two = (simulate(SOME_SEED).world.log for _ in range(2))
     assert one == two
     assert len(one) > 100
-
-
-def test_the_histories_are_eventful() -> None:
-    scenes = [simulate(seed) for seed in range(20)]
-    happened = sum((scene.happened for scene in scenes), Counter())
-    assert happened["commits"] > 120
-    assert happened["reads"] > 20
-    assert happened["copies"] > 20
-    assert happened["merges"] > 5
-    assert happened["Fenced"] > 5
-    killed = [line for scene in scenes for line in scene.world.log if "is killed" in line]
-    assert len(killed) > 5

@@ -74,7 +74,7 @@ def rivals(
 
 def test_each_newer_writer_takes_over(rivals: Rivals) -> None:
     losers: list[subprocess.Popen[str]] = []
-    for _ in range(3):
+    for _ in range(2):
         before = rivals.head()
         newest = rivals.start(ENDLESS)
         if losers:
@@ -84,29 +84,29 @@ def test_each_newer_writer_takes_over(rivals: Rivals) -> None:
             writer = rivals.manifests()[0].writer_id
             assert f"writer {writer} " in told, "it says who"
         losers.append(newest)
-        wait_until(lambda before=before: rivals.head() > before + 50, "it writes")  # type: ignore[misc]
-    end = rivals.head() + 200
+        wait_until(lambda before=before: rivals.head() > before + 20, "it writes")  # type: ignore[misc]
+    end = rivals.head() + 50
     last = rivals.start(end)
     last.communicate(timeout=PATIENCE_S)
     assert last.returncode == 0
     losers[-1].communicate(timeout=PATIENCE_S)
-    assert [loser.returncode for loser in losers] == [FENCED] * 3
+    assert [loser.returncode for loser in losers] == [FENCED] * 2
     rivals.check()
     for manifest in rivals.manifests():
-        assert manifest.writer_term == 4
+        assert manifest.writer_term == 3
         assert manifest.epoch == 1, "a handover needs no new epoch"
         assert manifest.head_position is not None
         assert manifest.head_position >= end
 
 
-@pytest.mark.parametrize("count", drawn.first(1, [4, 2]))
+@pytest.mark.parametrize("count", drawn.first(1, [3, 2, 4]))
 def test_of_writers_that_start_together_one_writes(rivals: Rivals, count: int) -> None:
-    writers = [rivals.start(300) for _ in range(count)]
+    writers = [rivals.start(150) for _ in range(count)]
     told = [writer.communicate(timeout=PATIENCE_S)[0] for writer in writers]
     codes = [writer.returncode for writer in writers]
     assert set(codes) <= {0, FENCED}
     assert codes.count(0) >= 1, told
     rivals.check()
     for manifest in rivals.manifests():
-        assert manifest.head_position == 300
-        assert len(manifest.artifacts) == 30
+        assert manifest.head_position == 150
+        assert len(manifest.artifacts) == 15

@@ -93,6 +93,18 @@ def test_columns_whose_text_depends_on_something_else_are_named(
     assert "recopy public.a" in named["column public.a.kind"]["cure"]
 
 
+@pytest.mark.parametrize(("chosen", "said"), [("ALL TABLES", True), ("TABLE a", False)])
+def test_what_a_new_file_costs_is_said_of_tables_that_are_not_named(
+    tmp_path: Path, database: Database, chosen: str, said: bool
+) -> None:
+    with database.connect() as owner:
+        owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
+        owner.execute(f"CREATE PUBLICATION laredo FOR {chosen}".encode())
+    code, found = check(tmp_path, database.dsn, "{ table = a }")
+    assert code == 0
+    assert ("TRUNCATE, VACUUM FULL or CLUSTER" in found["publication"]["detail"]) is said
+
+
 @pytest.fixture
 def reader(database: Database) -> Any:
     """A role that may log in and nothing else."""

@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Sequence
+from copy import copy
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from laredo_archive.maintain import compact
 from laredo_archive.reader import Archive
@@ -20,9 +22,16 @@ FIRST = 10
 class LongArchive:
     """Writes diffs to an archive, and knows the table's rows at each of their ends."""
 
-    def __init__(self, archive: TableArchive, seed: int = 0, *, keys: int = 12) -> None:
+    def __init__(
+        self,
+        archive: TableArchive,
+        seed: int = 0,
+        *,
+        keys: int = 12,
+        formats: Sequence[str] = ("jsonl",),
+    ) -> None:
         self.archive = archive
-        self.formats: Sequence[str] = ("jsonl",)
+        self.formats = formats
         self.states: dict[int, State] = {}
         self.times: dict[int, datetime] = {}
         self._chance = random.Random(seed)
@@ -33,6 +42,12 @@ class LongArchive:
         """The first base."""
         self.states[position], self.times[position] = self._changed({}, 6)[0], MORNING
         rebased(self.archive, position, self.states[position], continues=False)
+
+    def copied(self) -> "LongArchive":
+        """The archive's states and times, for a copy of its files."""
+        same = copy(self)
+        same.states, same.times = dict(self.states), dict(self.times)
+        return same
 
     @property
     def head(self) -> int:
@@ -98,6 +113,16 @@ def _net(before: State, after: State) -> list[Change]:
     return changes
 
 
+def compacted(archive: LongArchive, rounds: int = 8, truncating: float = 0.0) -> LongArchive:
+    """The archive after so many times ten diffs and what merges are due: 60 make every level."""
+    if not archive.states:
+        archive.begin()
+    for _ in range(rounds):
+        archive.grow(10, truncating=truncating)
+        archive.compacted()
+    return archive
+
+
 def rows_at(destination: Destination, position: int | datetime) -> State:
     """The table as a reader finds it as of a position or a time."""
     as_of = position if isinstance(position, datetime) else Position(position)
@@ -108,3 +133,9 @@ def rows_at(destination: Destination, position: int | datetime) -> State:
         for keys, lines in archive.rows(boundary)
         for key, line in zip(keys, lines, strict=True)
     }
+
+
+def spoil(path: Path, data: bytes) -> None:
+    """Put other bytes in an object's place, and leave what is linked to it alone."""
+    path.unlink()
+    path.write_bytes(data)

@@ -35,7 +35,7 @@ def messages_of(columns: list[Column], lines: list[bytes]) -> tuple[list[bytes],
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(200, push=15))
 @given(data=st.data())
 def test_fragments_are_those_of_the_lines(data: st.DataObject, is_compiled: bool) -> None:
     table: Table = data.draw(tables())
