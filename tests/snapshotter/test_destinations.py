@@ -78,20 +78,29 @@ def assert_same_artifacts(writer: Writer, one: Path | BucketPath, other: Path | 
     assert told[0] == told[1]
 
 
-def test_a_bucket_that_is_away_holds_the_commit_and_is_level_when_it_returns(
-    tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
+def test_buckets_that_are_away_hold_the_commit_and_are_level_when_they_return(
+    tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath, s3_server: AwsServer
 ) -> None:
-    here = tmp_path / "archive"
-    with Writer(tmp_path, served, destinations=(here, through(proxy, bucket))) as writer:
+    here, other = tmp_path / "archive", new_bucket(s3_server)
+    with (
+        FaultProxy(s3_server.endpoint) as second,
+        Writer(
+            tmp_path,
+            served,
+            destinations=(here, through(proxy, bucket), through(second, other)),
+        ) as writer,
+    ):
         writer.program.wait_ready()
         assert writer.destination(bucket)["state"] == "level"
         assert metric(writer, "snapshotter_destination_up", destination=bucket.uri) == 1
-        with proxy.away():
+        with proxy.away(), second.away():
             held = served.commit("users", put(1, "held"))
             status = writer.wait_status({"state": "holding", "ready": False})
-            assert bucket.uri in status["problem"]
+            assert bucket.uri in status["problem"] or other.uri in status["problem"]
+            assert status["holding"]["attempts"] >= 1
             away, level = writer.destination(bucket), writer.destination(here)
             assert (away["state"], level["state"]) == ("away", "level")
+            assert writer.destination(other)["state"] == "away"
             assert away["since"] is not None and bucket.uri in away["problem"]
             assert level["problem"] is None
             served.commit("users", put(2, "waits"))
@@ -110,11 +119,13 @@ def test_a_bucket_that_is_away_holds_the_commit_and_is_level_when_it_returns(
             assert writer.head() < held
         writer.wait_head(served.commit("users", put(3, "after")))
         writer.program.wait_ready()
-        assert writer.destination(bucket)["state"] == "level"
-        assert writer.destination(bucket)["problem"] is None
+        for each in (bucket, other):
+            told = writer.destination(each)
+            assert (told["state"], told["problem"]) == ("level", None)
         assert metric(writer, "snapshotter_destination_up", destination=bucket.uri) == 1
         assert writer.program.stop() == 0
     assert_same_artifacts(writer, here, bucket)
+    assert_same_artifacts(writer, here, other)
 
 
 IMPATIENT = """
@@ -272,6 +283,28 @@ def test_two_buckets_in_two_regions_each_with_a_role_of_its_own(
     # STS gives out ASIA..., the environment's own begins with AKIA.
     assert len(keys) == 2 and all(key.startswith("ASIA") for key in keys)
     assert_same_artifacts(writer, *buckets)
+
+
+@pytest.mark.thorough
+def test_a_rolling_restart_hands_over_without_a_new_epoch(
+    tmp_path: Path, served: Served, s3_server: AwsServer
+) -> None:
+    buckets = new_bucket(s3_server), new_bucket(s3_server)
+    with Writer(tmp_path, served, destinations=buckets) as older:
+        older.program.wait_ready()
+        older.wait_head(served.commit("users", put(1, "by the older")))
+        newer = Writer(tmp_path, served, destinations=buckets, name="newer")
+        with newer:
+            newer.program.wait_ready()
+            newer.wait_head(served.commit("users", put(1, "by the newer")))
+            status = older.wait_status({"state": "fenced", "ready": False})
+            assert newer.status()["writer_id"] in status["problem"]
+            assert not older.program.is_ready() and older.program.is_running()
+            assert older.program.stop() == 0
+            newer.wait_head(served.commit("users", put(2, "alone")))
+            assert newer.program.stop() == 0
+    assert {epoch for _, epoch in newer.kinds()} == {1}
+    assert_same_artifacts(newer, *buckets)
 
 
 class Unconditional:

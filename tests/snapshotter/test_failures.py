@@ -105,6 +105,7 @@ def test_the_newer_writer_fences_the_older_for_good(tmp_path: Path, served: Serv
         newer.wait_head(served.commit("users", put(1, "x")))
         status = older.wait_status({"state": "fenced", "ready": False})
         assert newer.status()["writer_id"] in status["problem"]
+        assert "stop one of the two" in status["problem"]
         assert older.program.is_running()
         assert older.post("/snapshot").status_code == 409
         fenced = 'snapshotter_fenced_total{table="public.users"}'

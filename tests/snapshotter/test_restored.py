@@ -43,17 +43,18 @@ def test_a_bucket_and_a_directory_get_from_each_other_what_they_lost(
     written(tmp_path, served, (here, bucket), 1, 2, 3)
     with_writer = Writer(tmp_path, served, destinations=(here, bucket))
     with_writer.archive = bucket
-    _, lost, damaged, whole = (entry["formats"]["jsonl"] for entry in with_writer.artifacts())
+    base, lost, damaged, whole = (entry["formats"]["jsonl"] for entry in with_writer.artifacts())
     s3 = s3_server.client("s3")
     s3.delete_object(Bucket=bucket.bucket, Key=lost["key"])
     s3.put_object(Bucket=bucket.bucket, Key=damaged["key"], Body=b"x" * damaged["size_bytes"])
     (here / whole["key"]).unlink()
+    (here / base["key"]).write_bytes(b"x" * base["size_bytes"])
     with with_writer as writer:
         writer.program.wait_ready()
         wait_until(
-            lambda: total(writer, "snapshotter_objects_restored_total") == 3, "all are restored"
+            lambda: total(writer, "snapshotter_objects_restored_total") == 4, "all are restored"
         )
-        eventually(lambda: len(writer.logged("object restored")), 3)
+        eventually(lambda: len(writer.logged("object restored")), 4)
         assert total(writer, "snapshotter_objects_lost") == 0
         writer.wait_head(served.commit("users", put(4, "goes on")))
         assert writer.program.stop() == 0

@@ -51,6 +51,21 @@ def test_changes_that_cancel_out_are_no_diff(tmp_path: Path, served: Served) -> 
         assert writer.kinds() == [("snapshot", 1)], f"a diff up to {last:#x} or so"
 
 
+def test_a_table_whose_changes_always_cancel_out_is_seen(tmp_path: Path, served: Served) -> None:
+    with Writer(tmp_path, served, interval="100ms") as writer:
+        writer.program.wait_ready()
+        first = served.position
+
+        def seen_after_one_more() -> bool:
+            # In one transaction: no cut lies between the two.
+            served.commit("users", put(500, "new"), delete(500))
+            writer.wait_status({"buffer_depth": 0, "stream_position": f"0/{served.position:X}"})
+            return int(writer.manifest()["seen_position"].partition("/")[2], 16) > first
+
+        wait_until(seen_after_one_more, "seen")
+        assert writer.kinds() == [("snapshot", 1)]
+
+
 def test_a_quiet_table_is_seen_without_artifacts(tmp_path: Path, served: Served) -> None:
     with Writer(tmp_path, served) as writer:
         writer.program.wait_ready()

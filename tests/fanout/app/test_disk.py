@@ -1,4 +1,4 @@
-"""The server on a disk that is full."""
+"""The server on a disk that is full, and on one that can't be written."""
 
 from __future__ import annotations
 
@@ -87,6 +87,17 @@ async def test_a_full_disk_is_told_and_room_is_all_it_takes(
             await a.until([str(n).encode() for n in range(1 + 50 * written)])
         server.program.wait_ready()
         assert server.table("public.a")["copied_rows"] == 1, "it was copied anew"
+
+
+@pytest.mark.thorough
+def test_a_disk_that_cannot_be_written_ends_it_with_a_message(server: Fanout) -> None:
+    server = on_a_tmpfs(server, "ro")
+    server.program.start()
+    assert server.program.wait() == 1
+    said = server.program.tail()
+    assert f"{server.directory}/state" in said
+    assert "Read-only file system" in said
+    assert "Traceback" not in said
 
 
 def test_one_transaction_that_has_no_room(server: Fanout, database: Database) -> None:

@@ -23,6 +23,8 @@ from tests.support.processes import BIN, PATIENCE_S, eventually, until, wait_unt
 from tests.support.server.fanout_program import Fanout, Follower, fanout, started
 
 Connection = psycopg.Connection[tuple[object, ...]]
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 # No heartbeat may hide that nobody was woken.
 QUIET = "targets = [ { heartbeat_interval = 1h } ]"
@@ -182,9 +184,12 @@ async def test_kill_9_and_a_drain_need_no_copy(server: Fanout, database: Databas
 async def _a_serving_process_is_killed(server: Fanout, owner: Connection, a: Follower) -> None:
     (pid,) = server.status["fanout"]["pids"]
     os.kill(pid, signal.SIGKILL)
-    owner.execute("INSERT INTO a VALUES (101, 'x')")
-    await a.until(keys(*range(1, 102)))
+    seen = len(a.positions)
+    for number in range(101, 111):
+        owner.execute("INSERT INTO a VALUES (%s, 'x')", (number,))
+    await a.until(keys(*range(1, 111)))
     assert [h.mode for h in a.handshakes] == [Mode.FULL_SNAPSHOT, Mode.DELTA]
+    assert len(a.positions) == seen + 10 and a.positions == sorted(set(a.positions))
     fanout_status = server.status["fanout"]
     assert fanout_status["restarts"] == 1, server.program.tail(20000)
     assert pid not in fanout_status["pids"]
@@ -199,7 +204,7 @@ async def _the_main_process_is_killed(server: Fanout, owner: Connection, a: Foll
     server.program.kill()
     wait_until(lambda: all(map(has_ended, others)), "serving processes gone")
     wait_until(lambda: is_free(server.grpc_port), "its port free")
-    owner.execute("INSERT INTO a SELECT i, 'late' FROM generate_series(102, 200) i")
+    owner.execute("INSERT INTO a SELECT i, 'late' FROM generate_series(111, 200) i")
     owner.execute("DELETE FROM a WHERE id <= 50")
     server.program.start()
     server.program.wait_ready()
@@ -219,10 +224,10 @@ async def test_one_table_s_failure_leaves_the_others_running_and_is_cured(
         with server.program, grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
             health, asked = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
 
-            def serves() -> bool:
-                """True if the gRPC port's health is as /health/ready has it: SERVING."""
-                found = health.Check(asked, wait_for_ready=True, timeout=PATIENCE_S)
-                return bool(found.status == health_pb2.HealthCheckResponse.SERVING)
+            def status() -> int:
+                """The gRPC port's health, as /health/ready has it."""
+                found: int = health.Check(asked, wait_for_ready=True, timeout=PATIENCE_S).status
+                return found
 
             wait_until(
                 lambda: (
@@ -234,7 +239,7 @@ async def test_one_table_s_failure_leaves_the_others_running_and_is_cured(
             async with server.follower("public.a") as a:
                 owner.execute("INSERT INTO a VALUES (1, 'x')")
                 await a.until(keys(1))
-            assert not server.program.is_ready() and not serves()
+            assert not server.program.is_ready() and status() == NOT_SERVING
             assert len(server.problems) == 2
             assert "ADD PRIMARY KEY" in server.table("public.nokey")["error"]
             assert "doesn't exist" in server.table("public.nosuch")["error"]
@@ -243,11 +248,11 @@ async def test_one_table_s_failure_leaves_the_others_running_and_is_cured(
             owner.execute("ALTER TABLE nokey ADD PRIMARY KEY (id)")
             owner.execute("CREATE TABLE nosuch (id int PRIMARY KEY)")
             server.program.wait_ready()
-            wait_until(serves, "it serves")
+            wait_until(lambda: status() == SERVING, "it serves")
             watched = health.Watch(asked, timeout=PATIENCE_S)
-            assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
-            server.program.stop()
-            assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert next(watched).status == SERVING
+            assert server.program.stop(signal.SIGINT) == 0, "it drains as by SIGTERM"
+            assert next(watched).status == NOT_SERVING
 
 
 def test_what_cannot_be_used_ends_it_with_a_message(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from laredo_fanout.client import (
     Changes,
     Endpoint,
     FanoutClient,
+    GoAway,
     Handshake,
     NotAReplicationServer,
     NotReadyInTime,
     ProtocolViolation,
     ServerUnavailable,
+    SnapshotRows,
     StreamBroken,
     StreamError,
     SyncOptions,
@@ -198,6 +200,38 @@ async def test_files_and_tokens_that_cannot_be_used(tmp_path: Path) -> None:
         await client.start()
     with pytest.raises(BadEndpoint, match="transport"):
         FanoutClient("localhost:4003", TABLE, transport="http")  # type: ignore[arg-type]
+
+
+async def test_a_client_that_leaves_is_gone_at_the_server(source: Source) -> None:
+    """The server's drain waits for clients: one that has left doesn't hold it up."""
+    port = free_port()
+    async with asyncio.timeout(PATIENCE_S), serving(source, connect=port, grace=3600):
+        endpoint = Endpoint(f"127.0.0.1:{port}", transport="connect")
+        async with open_stream(endpoint, OPTIONS) as events:
+            await anext(events)
+
+
+async def test_snapshots_in_many_reads_and_go_away_come_by_connect(source: Source) -> None:
+    source.write([(INSERT, "many", str(number), "t" * 500, number) for number in range(5000)])
+    port, keys, whole = free_port(), set[bytes](), asyncio.Event()
+
+    async def follow() -> list[object]:
+        found: list[object] = []
+        with suppress(StreamError):
+            endpoint = Endpoint(f"127.0.0.1:{port}", transport="connect")
+            async with open_stream(endpoint, OPTIONS) as events:
+                async for event in events:
+                    found.append(event)
+                    if isinstance(event, SnapshotRows):
+                        keys.update(event.keys)
+                    if len(keys) == 5003:
+                        whole.set()
+        return found
+
+    async with serving(source, connect=port, grace=0.2):
+        following = asyncio.create_task(follow())
+        await asyncio.wait_for(whole.wait(), PATIENCE_S)
+    assert any(isinstance(event, GoAway) for event in await following)
 
 
 # ------------------------------------------------------------------ others' answers

@@ -273,6 +273,22 @@ async def test_another_history_begins_with_a_snapshot(tmp_path: Path) -> None:
             assert source.former_reach >= old.position
 
 
+async def test_several_tables_have_a_position_each(tmp_path: Path) -> None:
+    names = (USERS, "public.other")
+    async with running(tmp_path / "up", names=names) as world:
+        writer = world.writer
+        writer.publish(rows(0, 10))
+        writer.publish(rows(0, 3), table=names[1])
+        async with relaying(tmp_path / "relay", world.port, names) as relay:
+            for number in range(20):
+                writer.commit((Action.INSERT, line(100 + number)), table=names[number % 2])
+            for name in names:
+                await relay.until(writer.position, name)
+            await until(lambda: relay.store.position == writer.position)
+            assert relay.record(names[0]).rows == 20
+            assert relay.record(names[1]).rows == 13
+
+
 async def test_a_transaction_larger_than_a_message_is_one_there_too(tmp_path: Path) -> None:
     async with running(tmp_path / "up") as world:
         writer = world.writer

@@ -264,7 +264,10 @@ def test_what_retention_took_away_is_counted_and_not_told(
         with writer_for(tmp_path, served, config, more=more) as writer:
             with proxy.away():
                 writer.program.wait_ready()
+                missed = f'sink="{config.name}",table="public.users"'
+                name = f"snapshotter_notices_missed_total{{{missed}}}"
                 commit(writer, served, 2)
+                assert writer.metrics()[name] == 0
                 assert writer.post("/snapshot?wait=true").status_code == 200
                 wait_until(
                     lambda: writer.logged(
@@ -272,9 +275,9 @@ def test_what_retention_took_away_is_counted_and_not_told(
                     ),
                     "said",
                 )
-                missed = f'sink="{config.name}",table="public.users"'
-                name = f"snapshotter_notices_missed_total{{{missed}}}"
-                wait_until(lambda: writer.metrics()[name] >= 1, "counted")
+                wait_until(
+                    lambda: writer.metrics()[name] == 3, "the base and its diffs are counted"
+                )
             commit(writer, served, 1)
             wanted = marks(writer)
             assert {epoch for _, epoch, _ in wanted} == {2}

@@ -7,6 +7,7 @@ from typing import Any
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.client import Mode
+from laredo_service.http.page import WIDTH
 from tests.fanout.app.reload.reloading import is_live, reload, rewrite
 from tests.support.page import Element, page_of
 from tests.support.postgres import data_directory
@@ -27,9 +28,10 @@ def page(server: Fanout) -> Element:
     return page_of(server.program.get("/"))
 
 
-def gaps(server: Fanout) -> int:
-    """Number of stretches of the charts in which the lag isn't known."""
-    return len(page(server).all("rect", "gap"))
+def lag_is_known(server: Fanout) -> bool:
+    """True unless a chart of the lag ends with a gap."""
+    gaps = [each.attributes for each in page(server).all("rect", "gap")]
+    return all(float(gap["x"]) + float(gap["width"]) < WIDTH - 0.2 for gap in gaps)
 
 
 def health(server: Fanout, what: str) -> tuple[int, list[str]]:
@@ -67,15 +69,26 @@ async def test_an_outage_is_told_and_costs_nothing(tmp_path: Path) -> None:
             async with server.follower("public.a") as a:
                 await until(lambda: len(a.rows) == 50)
                 wait_until(lambda: server.metrics.get(SAFE, 0) > 0, "room for WAL is shown")
-                before = gaps(server)
                 postgres.stop()
-                wait_until(lambda: gaps(server) > before, "the lag isn't known")
-                _shown_while_it_is_away(server)
+                wait_until(lambda: not server.program.is_ready(), "it is away")
                 _taken_up_while_it_is_away(server)
+                postgres.start()
+                execute(postgres, "INSERT INTO a VALUES (51)")
+                wait_until(lambda: is_live(server, "public.b"), "copied when it is back")
+                await until(lambda: len(a.rows) == 51)
+                server.program.wait_ready()
+                assert page(server).section("Ready")
+                wait_until(lambda: lag_is_known(server), "the lag is known")
+                postgres.stop()
+                wait_until(lambda: not lag_is_known(server), "the lag isn't known")
+                _shown_while_it_is_away(server)
                 assert len(a.handshakes) == 1, "clients are no part of the source's trouble"
                 server.program.kill()
                 server.program.start()
                 wait_until(lambda: unreachable(server), "it is told again")
+                wait_until(lambda: health(server, "serving") == (200, []), "it serves")
+                code, problems = health(server, "ready")
+                assert code == 503 and problems[0].startswith("source ")
                 expected = {f"public.{name}" for name in ("a", "b", "orders_a", "orders_b")}
                 assert set(server.status["tables"]) == expected
                 assert reload(server)["removed"] == []
@@ -85,13 +98,10 @@ async def test_an_outage_is_told_and_costs_nothing(tmp_path: Path) -> None:
                     await until(lambda: len(orders.rows) == 50)
                 postgres.start()
                 make(postgres, "orders_c")
-                execute(postgres, "INSERT INTO a VALUES (51)")
-                for name in ("public.b", "public.orders_c"):
-                    wait_until(lambda n=name: is_live(server, n), f"{name} is live")
-                await until(lambda: len(a.rows) == 51)
+                execute(postgres, "INSERT INTO a VALUES (52)")
+                wait_until(lambda: is_live(server, "public.orders_c"), "the new one is live")
+                await until(lambda: len(a.rows) == 52)
                 assert server.table("public.a")["copied_rows"] == 0
-                server.program.wait_ready()
-                assert page(server).section("Ready")
         finally:
             server.program.stop()
             postgres.stop()

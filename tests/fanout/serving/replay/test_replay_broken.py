@@ -155,7 +155,7 @@ async def test_an_object_that_is_broken_in_the_middle(tmp_path: Path, how: str) 
         assert outcomes == [Outcome.BROKEN, Outcome.UNREADABLE]
 
 
-async def test_a_slow_archive_is_not_held_against_the_client_who_hears_heartbeats(
+async def test_heartbeats_while_the_archive_keeps_us_waiting(
     tmp_path: Path, gated: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "CHECK_EVERY_S", 0.05)
@@ -176,6 +176,24 @@ async def test_a_slow_archive_is_not_held_against_the_client_who_hears_heartbeat
         gated.gate.set()
         while reader.position < table.position:
             reader.take(await stream.next_of_any())
+        assert reader.state == table.state
+
+
+async def test_a_slow_archive_is_not_held_against_the_client(
+    tmp_path: Path, gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No heartbeat, which would count as progress, comes meanwhile."""
+    monkeypatch.setattr(replay, "CHECK_EVERY_S", 0.05)
+    listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.2)
+    async with archived(tmp_path, listener=listener, heartbeat_interval_s=60) as (world, table):
+        start = windows(table, 2)
+        gated.gate.clear()
+        reader = Reader(world, table.state_at(start), start)
+        reading = asyncio.create_task(reader.level())
+        await until(lambda: bool(gated.opened))
+        await asyncio.sleep(1)  # several times the stall guard's patience
+        gated.gate.set()
+        assert await reading == REPLAY
         assert reader.state == table.state
 
 
