@@ -27,9 +27,10 @@ SIZE = "state.max_size = 64 MB\n"
 
 @pytest.fixture
 def owned(database: Database) -> Database:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-        owner.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 100) i")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, 'x' FROM generate_series(1, 100) i",
+    )
     return database
 
 

@@ -26,8 +26,7 @@ def _server(
     clusters: Clusters, directory: Path, version: int, extra: str, **settings: str
 ) -> Fanout:
     database = clusters.lead_to(clusters.new(version, **settings))
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     return fanout(directory / "server", database.dsn, "{ table = t }", extra)
 
 

@@ -28,8 +28,7 @@ def made(
     """A server over a cluster whose slot may keep little, not started."""
     postgres = clusters.new(version, **settings)
     database = clusters.lead_to(postgres)
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     return fanout(directory / "server", database.dsn, TABLES, extra)
 
 

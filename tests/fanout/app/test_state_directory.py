@@ -23,9 +23,7 @@ _RETRIES = 2
 @contextmanager
 def served(directory: Path, database: Database) -> Iterator[tuple[Fanout, psycopg.Connection]]:
     """A server of the table ``t``, that has its first row."""
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        owner.execute("INSERT INTO t VALUES (0)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (0)")
     server = fanout(directory, database.dsn, "{ table = t }", slot=f"s_{database.name}")
     with started(server), database.connect() as owner:
         yield server, owner

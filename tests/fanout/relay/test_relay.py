@@ -19,9 +19,10 @@ class Chain:
 
     def __init__(self, directory: Path, database: Database) -> None:
         self.database = database
-        with database.connect() as owner:
-            owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
-            owner.execute("INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 50) i")
+        database.run(
+            "CREATE TABLE a (id int PRIMARY KEY, v text)",
+            "INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 50) i",
+        )
         self.top = fanout(
             directory / "top", database.dsn, "{ table = a }", slot=f"s_{database.name}"
         )
