@@ -136,14 +136,28 @@ class RunningIngest:
     def status(self) -> Any:
         return self.ingest.status()
 
-    def record(self, table: str) -> TableRecord | None:
-        """The newest incarnation."""
+    def known(self, table: str) -> TableRecord | None:
+        """The newest incarnation, if the store has one."""
         records = [each for each in self.store.tables.values() if each.qualified == table]
         return max(records, key=lambda each: each.id, default=None)
 
+    def record(self, table: str) -> TableRecord:
+        """The newest incarnation."""
+        record = self.known(table)
+        assert record is not None, f"{table} isn't in the store"
+        return record
+
     def is_live(self, table: str) -> bool:
-        record = self.record(table)
+        record = self.known(table)
         return record is not None and record.status is Status.LIVE
+
+    def wait_copied_again(self, before: TableRecord) -> None:
+        """Wait until a newer incarnation of this table is live."""
+        name = before.qualified
+        self.wait_until(
+            lambda: self.is_live(name) and self.record(name).id != before.id,
+            f"{name} is copied again",
+        )
 
     def wait_live(self, *tables: str) -> None:
         for table in tables or [each.qualified for each in self.tables]:
@@ -161,7 +175,6 @@ class RunningIngest:
     def state(self, table: str) -> dict[bytes, bytes]:
         """The store's rows."""
         record = self.record(table)
-        assert record is not None
         rows: dict[bytes, bytes] = {}
         with self.store.reader().snapshot(record.id) as snapshot:
             for keys, lines in snapshot.batches():
@@ -219,9 +232,7 @@ class RunningIngest:
             ]
             shown = [_difference(state.get(key), truth.get(key), key) for key in differing[:3]]
             assert not differing, f"{table}: {len(differing)} rows differ, such as {shown}"
-            record = self.record(table)
-            assert record is not None
-            assert record.rows == len(truth)
+            assert self.record(table).rows == len(truth)
 
 
 def numbered_rows(lines: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -309,7 +320,7 @@ def _wait_for_readers(ingest: RunningIngest) -> None:
 
 
 Start = Callable[..., RunningIngest]
-"""The fixture ``ingesting``."""
+"""The fixtures ``ingesting`` and ``live``."""
 
 
 @pytest.fixture
@@ -330,3 +341,15 @@ def ingesting(database: Database, tmp_path: Path) -> Iterator[Callable[..., Runn
     yield start
     for ingest in running:
         ingest.stop()
+
+
+@pytest.fixture
+def live(ingesting: Start) -> Start:
+    """Start an ingest as ``ingesting`` does, and wait until its tables are live."""
+
+    def start(*tables: str, **options: Any) -> RunningIngest:
+        ingest = ingesting(*tables, **options)
+        ingest.wait_live()
+        return ingest
+
+    return start

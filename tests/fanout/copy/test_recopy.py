@@ -137,12 +137,11 @@ def test_exactly_the_rows_that_were_wrong_enter_the_journal(
 
 
 def test_nothing_enters_where_nothing_differs_under_writes_of_every_kind(
-    database: Database, ingesting: Start, gate: Gate
+    database: Database, live: Start, gate: Gate
 ) -> None:
     _fill(database)
     gate.open()
-    ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
-    ingest.wait_live()
+    ingest = live(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
     gate.close_again(after=100)
     _ask(ingest)
     with gate.holding(ingest):
@@ -163,11 +162,10 @@ def test_nothing_enters_where_nothing_differs_under_writes_of_every_kind(
     ingest.assert_equal()
 
 
-def test_truncate_meanwhile(database: Database, ingesting: Start, gate: Gate) -> None:
+def test_truncate_meanwhile(database: Database, live: Start, gate: Gate) -> None:
     _fill(database, 20)
     gate.open()
-    ingest = ingesting(_TABLE, workers=1)
-    ingest.wait_live()
+    ingest = live(_TABLE, workers=1)
     gate.close_again()
     _ask(ingest)
     with gate.holding(ingest):
@@ -179,12 +177,11 @@ def test_truncate_meanwhile(database: Database, ingesting: Start, gate: Gate) ->
 
 
 def test_wrong_values_that_the_stream_carries_to_other_keys_are_put_right(
-    database: Database, ingesting: Start, gate: Gate
+    database: Database, live: Start, gate: Gate
 ) -> None:
     _fill(database)
     gate.open()
-    ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
-    ingest.wait_live()
+    ingest = live(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
     ingest.stop()
     _spoil_big(ingest, [b"100", b"400", b"401"])
     ingest.start()
@@ -263,12 +260,11 @@ def test_another_schema_ends_it_and_the_table_is_copied_anew(
 
 
 def test_it_goes_on_after_a_restart_where_it_was(
-    database: Database, ingesting: Start, gate: Gate
+    database: Database, live: Start, gate: Gate
 ) -> None:
     _fill(database)
     gate.open()
-    ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
-    ingest.wait_live()
+    ingest = live(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
     ingest.stop()
     _spoil_big(ingest, [b"1", b"599"])
     ingest.start()
@@ -287,12 +283,9 @@ def test_it_goes_on_after_a_restart_where_it_was(
     assert 0 < again < 600 * (progress.ranges - progress.ranges_done + 1) / progress.ranges
 
 
-def test_one_that_does_not_fit_into_the_store_is_given_up(
-    database: Database, ingesting: Start
-) -> None:
+def test_one_that_does_not_fit_into_the_store_is_given_up(database: Database, live: Start) -> None:
     _fill(database)
-    ingest = ingesting(_TABLE, max_size=4 << 20)
-    ingest.wait_live()
+    ingest = live(_TABLE, max_size=4 << 20)
     _ask(ingest)
     with pytest.raises(AssertionError, match=r"state\.max_size"):
         ingest.wait_until(lambda: False, "it is full")

@@ -20,7 +20,7 @@ from laredo_fanout.serving.endpoints.probes import Readiness
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from tests.support.processes import PATIENCE_S
-from tests.support.server.serving_world import World, rows, running
+from tests.support.server.serving_world import World, running
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -88,8 +88,7 @@ async def test_health_is_what_ready_says_without_a_token(tmp_path: Path) -> None
 
 async def test_a_drain_is_known_before_go_away(tmp_path: Path) -> None:
     readiness = Readiness(ready=True)
-    async with running(tmp_path, readiness=readiness) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, readiness=readiness, users=3) as world:
         stream = world.sync()
         await stream.next("handshake")
         await stream.base_snapshot()
@@ -152,8 +151,7 @@ async def names(call: Any) -> list[str]:
 
 async def test_a_tool_that_knows_nothing_calls_the_service(tmp_path: Path) -> None:
     """As grpcurl does: by the descriptors that the server gives it."""
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
 
         def found() -> Any:
             with grpc.insecure_channel(world.address) as channel:

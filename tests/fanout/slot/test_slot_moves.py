@@ -47,10 +47,9 @@ def _slot(database: Database) -> tuple[int, int]:
 
 @on_versions(14, 15, 16, 17, 18)
 def test_another_database_writes_and_our_idle_ones_slot_follows(
-    filled: Database, ingesting: Start
+    filled: Database, live: Start
 ) -> None:
-    ingest = ingesting("public.t", heartbeat_interval=0.2)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.2)
     before, kept = _slot(filled)
     with filled.server.connect() as other:
         for _ in range(3):
@@ -194,9 +193,8 @@ def _streaming_from(database: Database, run: str) -> Iterator[ReplicationStream]
 
 
 @on_versions(14, 15, 16, 17, 18)
-def test_anybody_elses_stream_is_named_and_left_alone(filled: Database, ingesting: Start) -> None:
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+def test_anybody_elses_stream_is_named_and_left_alone(filled: Database, live: Start) -> None:
+    ingest = live("public.t")
     ingest.stop()
     with _streaming_from(filled, "feedfeedfeedfeed") as other, filled.connect() as connection:
         row = connection.execute("SELECT active_pid FROM pg_replication_slots").fetchone()
@@ -216,7 +214,7 @@ def test_anybody_elses_stream_is_named_and_left_alone(filled: Database, ingestin
 
 
 def test_a_streams_name_is_stored_before_it_is_used(
-    filled: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
+    filled: Database, live: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a crash right after its start would leave a stranger."""
     known: list[bool] = []
@@ -228,8 +226,7 @@ def test_a_streams_name_is_stored_before_it_is_used(
         known.append(name.decode() in ingest.store.streams)
         start(stream, *names, **options)
 
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     monkeypatch.setattr(ReplicationStream, "start", looked_at)
     filled.run("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
     ingest.wait_until(lambda: known, "it begins again")
@@ -238,11 +235,10 @@ def test_a_streams_name_is_stored_before_it_is_used(
 
 
 def test_a_store_that_was_copied_while_it_ran_ends_no_later_stream(
-    filled: Database, ingesting: Start
+    filled: Database, live: Start
 ) -> None:
     """Its names are those of then: each connection has a new one, stored before it is used."""
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     copied = ingest.store.streams
     with filled.connect() as connection:
         connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")

@@ -294,9 +294,13 @@ async def running(
     listener: ListenerOptions | None = None,
     max_clients: int = 1000,
     names: Sequence[str] = (USERS,),
+    users: int | None = None,
     **serving: Any,
 ) -> AsyncIterator[World]:
-    """A server over a fresh store; `serving` is told to `serve`."""
+    """A server over a fresh store; `serving` is told to `serve`.
+
+    `users`: number of rows of the table users, which is live then.
+    """
     wakeups, registry, drain = Wakeups(), Registry(max_clients), asyncio.Event()
     options = ServingOptions(
         listener or ListenerOptions("127.0.0.1", 0, drain_grace_s=0.5),
@@ -321,6 +325,8 @@ async def running(
         if task.done():
             task.result()
         world = World(writer, registry, wakeups, listening.result(), drain, task)
+        if users is not None:
+            writer.publish(rows(0, users))
         try:
             yield world
         finally:

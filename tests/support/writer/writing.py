@@ -169,6 +169,15 @@ class Writer:
         return [(found["kind"], found["epoch"]) for found in self.artifacts(table)]
 
 
+class ReadyWriter(Writer):
+    """A writer that is waited for when it is entered."""
+
+    def __enter__(self) -> "ReadyWriter":
+        super().__enter__()
+        self.program.wait_ready()
+        return self
+
+
 def _configured(place: Path | BucketPath | str) -> str:
     if isinstance(place, str):
         return place

@@ -152,8 +152,7 @@ async def test_the_values_of_a_request_are_read_in_slices(
 ) -> None:
     added = Passes()
     monkeypatch.setattr(filters.AllowedValues, "add", added.counted(filters.AllowedValues.add))
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         predicate = wire.FieldPredicate(field="id")
         listed = getattr(predicate, "in").values
         listed.extend(struct_pb2.Value(number_value=n) for n in range(2, 10_002))
@@ -192,8 +191,7 @@ async def test_backlogs_are_counted_in_turns(
     monkeypatch.setattr(Backlog, "_count", counted.counted(Backlog._count))
     monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
     options = ServingTableOptions(buffer_max_size=1000, heartbeat_interval_s=3600)
-    async with running(tmp_path, table=options) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=options, users=3) as world:
         for number in range(3):
             stream = world.sync(batch=True, client_id=str(number))
             await stream.next("handshake")

@@ -54,8 +54,7 @@ async def test_by_sequence_a_base_client_is_sent_what_follows_it(tmp_path: Path)
 
 
 async def test_by_sequence_on_a_quiet_table_is_an_empty_delta(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         fresh = world.sync()
         await fresh.next("handshake")
         _, structs, end = await fresh.base_snapshot()
@@ -112,8 +111,7 @@ async def test_by_position_a_base_client_gets_that_transaction_again(tmp_path: P
 
 
 async def test_a_position_within_a_stored_record_is_found(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 10))
+    async with running(tmp_path, users=10) as world:
         before = world.writer.position
         last = world.writer.commit_all(
             [[(UPDATE, line(n, "x")), (UPDATE, line(n, "y"))] for n in range(5)]
@@ -132,8 +130,7 @@ async def test_a_position_within_a_stored_record_is_found(tmp_path: Path) -> Non
 
 
 async def test_a_reader_of_a_quiet_table_gets_an_empty_delta(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 10))
+    async with running(tmp_path, users=10) as world:
         barrier = world.writer.position
         world.writer.prune(keep=1)
         for _ in range(5):
@@ -184,8 +181,7 @@ async def test_position_wins_over_sequence_when_it_parses(tmp_path: Path) -> Non
 
 
 async def test_from_a_snapshot_by_its_id(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         fresh = world.sync(batch=True)
         await fresh.next("handshake")
         begin, _, end = await fresh.snapshot()
@@ -204,8 +200,7 @@ async def test_from_a_snapshot_by_its_id(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_is_ahead_waits_for_the_server(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         ahead = world.writer.position + 0x20
         stream = world.sync(batch=True, last_known_source_position=text(ahead))
         handshake = asyncio.create_task(stream.next("handshake"))
@@ -220,8 +215,7 @@ async def test_a_client_that_is_ahead_waits_for_the_server(tmp_path: Path) -> No
 
 
 async def test_a_client_that_stays_ahead_is_told_that_we_are_behind(tmp_path: Path) -> None:
-    async with running(tmp_path, listener=BEHIND_SOON) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, listener=BEHIND_SOON, users=3) as world:
         for batch in (True, False):
             stream = world.sync(
                 batch=batch, last_known_source_position=text(world.writer.position + 1)
@@ -233,8 +227,7 @@ async def test_a_client_that_stays_ahead_is_told_that_we_are_behind(tmp_path: Pa
 
 
 async def test_ahead_in_another_history_means_a_snapshot(tmp_path: Path) -> None:
-    async with running(tmp_path, listener=BEHIND_SOON) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, listener=BEHIND_SOON, users=3) as world:
         stream = world.sync(
             batch=True,
             last_known_source_position=text(world.writer.position + 0x1000),

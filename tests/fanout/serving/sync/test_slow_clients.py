@@ -64,8 +64,7 @@ async def test_drop_disconnect_ends_the_slow_client_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 1.0)
-    async with running(tmp_path, table=DROP) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=DROP, users=3) as world:
         slow = await live_client(world, "slow")
         quick = await live_client(world, "quick")
 
@@ -89,8 +88,7 @@ async def test_a_client_that_never_reads_again_is_let_go_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
-    async with running(tmp_path, table=DROP) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=DROP, users=3) as world:
         await live_client(world, "slow")
         await flood(world, 100)
         await until(lambda: world.registry.closed == [("slow", "buffer")])
@@ -98,8 +96,7 @@ async def test_a_client_that_never_reads_again_is_let_go_too(
 
 
 async def test_one_large_transaction_counts_once(tmp_path: Path) -> None:
-    async with running(tmp_path, table=DROP) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=DROP, users=3) as world:
         slow = await live_client(world, "slow")
         for _ in range(3):
             world.writer.commit(*[(INSERT, line(n, WIDE)) for n in range(10, 110)])
@@ -112,8 +109,7 @@ async def test_one_large_transaction_counts_once(tmp_path: Path) -> None:
 
 
 async def test_what_comes_in_one_step_is_not_held_against_a_client(tmp_path: Path) -> None:
-    async with running(tmp_path, table=DROP) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=DROP, users=3) as world:
         client = await live_client(world, "client")
         world.writer.commit_all([[(UPDATE, line(1, str(n)))] for n in range(1000)])
         assert len((await client.next("change_batch")).actions) == 1000
@@ -121,8 +117,7 @@ async def test_what_comes_in_one_step_is_not_held_against_a_client(tmp_path: Pat
 
 
 async def test_slow_down_lets_the_client_go_on_at_its_own_pace(tmp_path: Path) -> None:
-    async with running(tmp_path, table=SLOW_DOWN) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=SLOW_DOWN, users=3) as world:
         slow = await live_client(world, "slow")
         await flood(world, 100)
         assert depth_of(world, "slow") > 10
@@ -134,8 +129,7 @@ async def test_slow_down_lets_the_client_go_on_at_its_own_pace(tmp_path: Path) -
 
 
 async def test_slow_down_sends_a_new_snapshot_once_the_journal_is_gone(tmp_path: Path) -> None:
-    async with running(tmp_path, table=SLOW_DOWN) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=SLOW_DOWN, users=3) as world:
         slow = await live_client(world, "slow")
         await flood(world, 100)
         world.writer.prune(keep=1)
@@ -159,8 +153,7 @@ def type_of(name: str) -> type:
 
 
 async def test_the_journal_is_pinned_from_snapshot_to_live(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         sequence = world.writer.store.tables[1].sequence
         await live_client(world, "new")
         assert world.registry.pins == [("new", sequence), ("new", None)]
