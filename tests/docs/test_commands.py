@@ -26,7 +26,7 @@ from laredo_fanout.client import FanoutClient
 from tests.support.aws import REGION, AwsServer
 from tests.support.forked import SCRIPTS, Forked
 from tests.support.postgres import Database, data_directory
-from tests.support.processes import BIN, PATIENCE_S, free_port, wait_until
+from tests.support.processes import BIN, PATIENCE_S, completed, free_port, wait_until
 from tests.support.repository import DOCS, ROOT
 from tests.support.server.fanout_program import fanout, started
 
@@ -150,16 +150,12 @@ class Terminal:
 
     def shell(self, command: str, user: str | None = None) -> str:
         """Run it in a shell, and press Enter when it asks; its output."""
-        done = subprocess.run(
+        done = completed(
             ["bash", "-ec", command],
             cwd=self.directory,
             env=self.environment,
             user=user,
             input="\n",
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
         )
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout

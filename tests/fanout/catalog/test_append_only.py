@@ -226,7 +226,7 @@ def test_table_that_is_published_with_its_changes_too_is_taken_out_there(
 ) -> None:
     name = f"pub_{database.name}"
     database.run(*_LOG, f"CREATE PUBLICATION {name} FOR TABLE log")
-    ingest = live("public.log", append_only=("public.log",), heartbeat_interval=0.1)
+    live("public.log", append_only=("public.log",), heartbeat_interval=0.1)
     database.run("UPDATE log SET what = 'allowed' WHERE at = 1")
     with database.connect() as connection:
         found = connection.execute("SELECT pubname FROM pg_publication_tables").fetchall()

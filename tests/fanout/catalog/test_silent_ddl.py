@@ -27,8 +27,7 @@ def ingest(database: Database, live: Start) -> RunningIngest:
         "INSERT INTO t VALUES (1, 1)",
     )
     names = ("public.t", "public.other", "public.moody", "public.parted")
-    started = live(*names, heartbeat_interval=HEARTBEAT_S)
-    return started
+    return live(*names, heartbeat_interval=HEARTBEAT_S)
 
 
 def verified(ingest: RunningIngest, table: str = "public.t") -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.support import drawn
 from tests.support.postgres import Database
-from tests.support.processes import BIN, Program, wait_until
+from tests.support.processes import BIN, Program, completed, wait_until
 from tests.support.server.fanout_program import Fanout, fanout
 
 _ROWS = 30_000
@@ -25,12 +24,7 @@ sources.pg.catchup { mode = manual, threshold_bytes = 1000000, check_interval = 
 
 
 def _may_mount() -> None:
-    tried = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tried = completed(["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"])
     if tried.returncode:
         pytest.skip(f"NO DISK WAS FILLED: unshare -Urm is forbidden here ({tried.stderr})")
 

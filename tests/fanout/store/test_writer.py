@@ -22,7 +22,7 @@ from laredo_fanout.store.errors import (
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Status
 from laredo_model.position import History
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, completed
 from tests.support.server.store_sample import (
     COLUMNS,
     apply,
@@ -42,9 +42,7 @@ SOURCE = SourceIdentity(History(7300, 1, 16384), "laredo", "laredo", "token")
 
 def in_process(program: str, *arguments: str) -> str:
     """Output of a Python program, run in a process of its own."""
-    run = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
-    )
+    run = completed([sys.executable, "-c", program, *arguments])
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 

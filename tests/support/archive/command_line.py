@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from laredo_archive.cli import main
 from tests.support.postgres import Database
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import completed
 
 PROGRAM = Path(sys.executable).with_name("laredo-archive")
 
@@ -23,15 +23,7 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     command = [str(PROGRAM), *map(str, arguments)]
     if alone or more:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-            env=env,
-            **more,
-        )
+        return completed(command, env=env, **more)
     # click takes None for a variable that is to be missing.
     variables = {} if env is None else {**dict.fromkeys(os.environ), **env}
     done = CliRunner().invoke(main, command[1:], prog_name=PROGRAM.name, env=variables)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, completed
 from tests.support.repository import ROOT
 
 SOURCE = ROOT / "tests/fanout/serving/connect/goclient"
@@ -52,7 +52,7 @@ def go_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(folder: Path, *command: str) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = completed(command, cwd=folder, timeout=None)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
 
 
