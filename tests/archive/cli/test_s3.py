@@ -305,6 +305,6 @@ def test_a_copy_that_was_killed_goes_on(point: str, s3_server: AwsServer, tmp_pa
 
 
 def test_a_copy_killed_at_every_point_in_a_directory(tmp_path: Path) -> None:
-    done = completed([sys.executable, "-m", "tests.support.archive.killed_copy", str(tmp_path)], timeout=200)  # fmt: skip
+    done = completed([sys.executable, "-m", "tests.support.archive.killed_copy", tmp_path])
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20, "points of a copy"

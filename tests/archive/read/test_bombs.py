@@ -86,7 +86,8 @@ def refused(archive: Path, *commands: str) -> list[str]:
     code = LIMITED + READING
     given = [[command, str(archive)] for command in commands]
     environ = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
-    done = completed([sys.executable, "-c", code.format(memory=MEMORY_BYTES, commands=given)], timeout=600, env=environ)  # fmt: skip
+    limited = code.format(memory=MEMORY_BYTES, commands=given)
+    done = completed([sys.executable, "-c", limited], timeout=600, env=environ)
     assert "Traceback" not in done.stderr
     *told, rest = done.stderr.split("ended by 1\n")
     assert (done.returncode, len(told), rest) == (0, len(commands), ""), done.stderr[-2000:]

@@ -151,8 +151,7 @@ async def test_a_client_that_was_away_for_long_comes_back(tmp_path: Path) -> Non
 
 
 async def test_readiness_does_not_wait_for_the_next_heartbeat(tmp_path: Path) -> None:
-    async with archived(tmp_path, heartbeat_interval_s=600) as (world, table):
-        table.copied(range(6))
+    async with archived(tmp_path, heartbeat_interval_s=600, rows=6) as (world, table):
         async with client_of(world, tmp_path) as client:
             await client.await_ready(PATIENCE_S)
         table.commit((3, None), (5, "away"))
@@ -173,8 +172,7 @@ def take(changes: Changes, rows: dict[bytes, bytes]) -> None:
 
 
 async def test_a_subscription_takes_each_window_as_a_transaction(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(6))
+    async with archived(tmp_path, rows=6) as (world, table):
         start = table.position
         await windows(table)
         rows = dict(table.state_at(start))

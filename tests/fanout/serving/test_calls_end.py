@@ -167,8 +167,7 @@ async def test_a_file_that_is_being_written_ends_nobody_and_an_empty_one_everybo
             return looks[-1]
 
         monkeypatch.setattr(Tokens, "reread", looking)
-        stream = world.sync(batch=True, metadata=bearer("secret"))
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True, metadata=bearer("secret"))
         path.write_text("")
         await until(lambda: len(looks) > 5)
         path.unlink()

@@ -89,8 +89,7 @@ async def test_health_is_what_ready_says_without_a_token(tmp_path: Path) -> None
 async def test_a_drain_is_known_before_go_away(tmp_path: Path) -> None:
     readiness = Readiness(ready=True)
     async with running(tmp_path, readiness=readiness, users=3) as world:
-        stream = world.sync()
-        await stream.next("handshake")
+        stream = await world.greeted()
         await stream.base_snapshot()
         watched = watch(world)
         assert await next_status(watched) == SERVING

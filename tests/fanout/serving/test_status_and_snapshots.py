@@ -54,8 +54,7 @@ async def test_status(tmp_path: Path) -> None:
         world.writer.commit((DELETE, b"3"), (UPDATE, line(4)))
         world.writer.commit((DELETE, b"5"))
         snapshot_id = snapshot(world, tmp_path)
-        stream = world.sync(client_id="someone")
-        await stream.next("handshake")
+        stream = await world.greeted(client_id="someone")
         _, _, end = await stream.base_snapshot()
         while not (now := await status(world)).clients or now.clients[0].state != "live":
             await asyncio.sleep(0.01)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,12 +45,6 @@ from tests.support.server.store_sample import (
 
 KEEP = Retention(keep_count=3, max_age_s=3600)
 TABLE = "public.users"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "store") as opened:
-        yield opened
 
 
 @pytest.fixture

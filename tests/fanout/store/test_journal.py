@@ -35,11 +35,6 @@ NEVER_S = 1e9
 S = 1_000_000
 
 
-@pytest.fixture
-def table(store: Store) -> int:
-    return live_table(store)
-
-
 def actions(store: Store, table: int) -> list[tuple[str, bytes]]:
     return [(each.action.name, each.key) for _, _, each in journal_of(store.reader(), table)]
 
@@ -77,13 +72,11 @@ def test_sequences_are_without_gaps_and_go_on_after_a_restart(tmp_path: Path) ->
     assert sequences == [start + 1, start + 2, start + 3]
 
 
-def test_a_fresh_store_starts_its_sequences_at_the_time(tmp_path: Path) -> None:
+def test_a_fresh_store_starts_its_sequences_at_the_time(store: Store, table: int) -> None:
     import time
 
     before = int(time.time() * S)
-    with open_store(tmp_path) as store:
-        table = live_table(store)
-        assert before <= store.tables[table].sequence <= int(time.time() * S)
+    assert before <= store.tables[table].sequence <= int(time.time() * S)
 
 
 def test_records_end_at_their_limits_and_say_what_goes_on(store: Store, table: int) -> None:

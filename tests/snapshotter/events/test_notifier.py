@@ -4,7 +4,6 @@ import gc
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -41,25 +40,6 @@ from tests.support.faults.proxy import FaultProxy
 from tests.support.processes import wait_until
 
 NEVER_S = 600.0
-
-
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    with Recorder() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(recorder: Recorder) -> Iterator[FaultProxy]:
-    with FaultProxy(recorder.endpoint) as between:
-        yield between
-
-
-@pytest.fixture
-def clients() -> Iterator[AwsClients]:
-    made = AwsClients()
-    yield made
-    made.close()
 
 
 def written(sink: Sink, *, stores: list[ScriptedDestination] | None = None) -> TableArchive:

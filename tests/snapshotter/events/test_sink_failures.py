@@ -1,7 +1,6 @@
 """Failures between a sink and its service, and their messages."""
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -44,25 +43,6 @@ OPERATIONS = {"sns": "Publish", "sqs": "SendMessage", "kinesis": "PutRecord"}
 def kind(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
-
-
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    with Recorder() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(recorder: Recorder) -> Iterator[FaultProxy]:
-    with FaultProxy(recorder.endpoint) as between:
-        yield between
-
-
-@pytest.fixture
-def clients() -> Iterator[AwsClients]:
-    made = AwsClients()
-    yield made
-    made.close()
 
 
 def config_of(kind: str, endpoint: str, credentials: str | None = None) -> SinkConfig:

@@ -1,7 +1,6 @@
 """Each kind of sink against servers that other people wrote: what is sent arrives."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,13 +21,6 @@ ACCOUNT = "000000000000"
 def server(request: pytest.FixtureRequest) -> AwsServer:
     found: AwsServer = request.getfixturevalue(request.param)
     return found
-
-
-@pytest.fixture
-def clients() -> Iterator[AwsClients]:
-    made = AwsClients()
-    yield made
-    made.close()
 
 
 def said(ear: Ear) -> list[tuple[str, int, str]]:

@@ -38,6 +38,13 @@ class LongArchive:
         self._keys = keys
         self._values = 0
 
+    @classmethod
+    def begun(cls, archive: TableArchive, seed: int = 0, **given: Any) -> Self:
+        """One with its first base."""
+        long = cls(archive, seed, **given)
+        long.begin()
+        return long
+
     def begin(self, position: int = FIRST) -> None:
         """The first base."""
         self.states[position], self.times[position] = self._changed({}, 6)[0], MORNING

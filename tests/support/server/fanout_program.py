@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -146,8 +146,28 @@ def started(server: Fanout) -> Iterator[Fanout]:
         yield server
 
 
+class Following:
+    """A client that follows a stream while it is entered."""
+
+    _task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and self._task.exception() is not None:
+            raise AssertionError("the client ended") from self._task.exception()
+
+    async def _follow(self) -> None:
+        raise NotImplementedError
+
+
 @dataclass
-class Follower:
+class Follower(Following):
     """A client that keeps the table by key, and remembers each step of its way."""
 
     endpoint: Endpoint
@@ -158,18 +178,6 @@ class Follower:
     positions: list[int] = field(default_factory=list)
     sequence: int = 0
     goaways: int = 0
-    _task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Follower:
-        self._task = asyncio.create_task(self._follow())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled() and self._task.exception() is not None:
-            raise AssertionError("the client ended") from self._task.exception()
 
     async def until(self, keys: Sequence[bytes], timeout: float = PATIENCE_S) -> None:
         """Wait until these are the keys that the table has."""

@@ -35,9 +35,10 @@ async def archived(
     outcomes: list[Outcome] | None = None,
     heartbeat_interval_s: float = 0.1,
     formats: tuple[str, ...] = ("jsonl",),
+    rows: int | None = None,
     **more: Any,
 ) -> AsyncIterator[tuple[World, Archived]]:
-    """A served table with an archive."""
+    """A served table with an archive; with ``rows``, that many were copied."""
     table = ServingTableOptions(
         archive=options(tmp_path / "archive", formats), heartbeat_interval_s=heartbeat_interval_s
     )
@@ -45,7 +46,10 @@ async def archived(
         outcomes.append(outcome) if outcomes is not None else None
     )
     async with running(tmp_path / "state", table=table, on_replay=told, **more) as world:
-        yield world, Archived(world.writer, destination or local(tmp_path / "archive"), formats)
+        archive = Archived(world.writer, destination or local(tmp_path / "archive"), formats)
+        if rows is not None:
+            archive.copied(range(rows))
+        yield world, archive
 
 
 class Reader:

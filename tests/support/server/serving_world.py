@@ -214,6 +214,12 @@ class World:
         asked = {"schema": "public", "table": "users", "client_id": "test", **request}
         return Stream(self.stub().Sync(wire.SyncRequest(**asked), metadata=metadata))
 
+    async def greeted(self, **asked: Any) -> Stream:
+        """A stream as :meth:`sync` makes it, whose handshake has come."""
+        stream = self.sync(**asked)
+        await stream.next("handshake")
+        return stream
+
     def sync_by_tls(self, files: Path, client: str | None) -> Stream:
         """A stream by TLS, with this certificate of ``files``, or none."""
         pair = (None, None)

@@ -29,8 +29,7 @@ async def test_a_client_at_a_boundary_that_was_merged(
 ) -> None:
     monkeypatch.setattr(merged_, "LISTED_AT_MOST", listed)
     outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, outcomes=outcomes, rows=5) as (world, table):
         first, ends = table.position, []
         for number in range(6):
             # It comes and goes: nobody is caught up from inside of the merged diff's window.
@@ -55,8 +54,7 @@ async def test_a_list_that_is_gone_means_a_snapshot(
 ) -> None:
     monkeypatch.setattr(merged_, "LISTED_AT_MOST", 1)
     outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, outcomes=outcomes, rows=5) as (world, table):
         ends = []
         for number in range(5):
             table.commit((number, f"at {number}"))

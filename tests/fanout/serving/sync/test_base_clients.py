@@ -207,18 +207,15 @@ async def test_a_resume_with_nothing_to_send_ends(tmp_path: Path) -> None:
             assert end.sequence == handshake.server_current_sequence == last
             assert end == wire.SnapshotEnd(sequence=last), "bare"
         # What was missed doesn't pass the filter.
-        stream = world.sync(last_known_sequence=last - 1, filters=RED)
-        await stream.next("handshake")
+        stream = await world.greeted(last_known_sequence=last - 1, filters=RED)
         assert (await stream.next("snapshot_end")).sequence == last
         # Where something is sent, that says where it is.
-        stream = world.sync(last_known_sequence=last - 1)
-        await stream.next("handshake")
+        stream = await world.greeted(last_known_sequence=last - 1)
         assert (await stream.next("journal_entry")).sequence == last
         writer.commit((UPDATE, line(3, "c")))
         assert (await stream.next("journal_entry")).sequence == last + 1
         # Our own clients are told by the handshake.
-        stream = world.sync(batch=True, last_known_sequence=last + 1)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True, last_known_sequence=last + 1)
         await stream.next("change_batch")
         writer.commit((UPDATE, line(3, "d")))
         assert (await stream.next("change_batch")).first_sequence == last + 2
@@ -243,8 +240,7 @@ async def test_a_snapshot_that_was_cut_short_begins_again(tmp_path: Path) -> Non
         writer = world.writer
         position = writer.commit((UPDATE, line(1, "a")))
         before = newest(writer)
-        fresh = world.sync()
-        await fresh.next("handshake")
+        fresh = await world.greeted()
         begin, _, end = await fresh.base_snapshot()
 
         async def mode(**asked: Any) -> int:
@@ -272,8 +268,7 @@ async def test_after_go_away_a_base_client_is_sent_no_changes(tmp_path: Path, ba
     """It goes on with this stream beside its next one, and would apply both streams' changes."""
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.5)
     async with running(tmp_path, listener=listener, users=3) as world:
-        stream = world.sync(batch=batch)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=batch)
         await (stream.snapshot() if batch else stream.base_snapshot())
         world.drain.set()
         await stream.next("go_away")

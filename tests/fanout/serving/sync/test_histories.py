@@ -93,8 +93,7 @@ async def test_ahead_of_us_but_before_the_switch_it_waits(tmp_path: Path) -> Non
 
 async def test_an_open_stream_goes_on_after_a_failover(tmp_path: Path) -> None:
     async with running(tmp_path, users=5) as world:
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         switch = world.writer.commit((UPDATE, line(1, "a")))
         fail_over(world.writer, switch)
         code, details = await stream.ends()
@@ -107,8 +106,7 @@ async def test_an_open_stream_is_told_to_come_again_when_its_table_went_with_the
 ) -> None:
     """NOT_FOUND would be for good."""
     async with running(tmp_path, users=5) as world:
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         restore(world.writer, 0x100)
         world.wakeups.notify()
         code, details = await stream.ends()
@@ -178,8 +176,7 @@ async def test_a_snapshot_says_why_to_whom_asked_for_changes(tmp_path: Path) -> 
         writer.prune(keep=1)
 
         async def reason(**asked: str) -> str:
-            stream = world.sync(batch=True, **asked)
-            await stream.next("handshake")
+            stream = await world.greeted(batch=True, **asked)
             said: str = (await stream.next("snapshot_begin")).reason
             return said
 
@@ -202,8 +199,7 @@ async def test_a_table_that_is_copied_anew_after_a_lost_slot_says_so_in_the_stre
 ) -> None:
     async with running(tmp_path, users=5) as world:
         writer = world.writer
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         await stream.snapshot()
         source = writer.store.source
         assert source is not None

@@ -55,8 +55,7 @@ async def test_by_sequence_a_base_client_is_sent_what_follows_it(tmp_path: Path)
 
 async def test_by_sequence_on_a_quiet_table_is_an_empty_delta(tmp_path: Path) -> None:
     async with running(tmp_path, users=3) as world:
-        fresh = world.sync()
-        await fresh.next("handshake")
+        fresh = await world.greeted()
         _, structs, end = await fresh.base_snapshot()
         assert len(structs) == 3
         stream = world.sync(last_known_sequence=end.sequence)
@@ -117,8 +116,7 @@ async def test_a_position_within_a_stored_record_is_found(tmp_path: Path) -> Non
             [[(UPDATE, line(n, "x")), (UPDATE, line(n, "y"))] for n in range(5)]
         )
         third = before + 3 * 0x10
-        batch_stream = world.sync(batch=True, last_known_source_position=text(third))
-        await batch_stream.next("handshake")
+        batch_stream = await world.greeted(batch=True, last_known_source_position=text(third))
         batch = await batch_stream.next("change_batch")
         assert list(batch.positions) == [third + 0x10, last]
         assert list(batch.keys) == [b"3", b"3", b"4", b"4"]
@@ -182,8 +180,7 @@ async def test_position_wins_over_sequence_when_it_parses(tmp_path: Path) -> Non
 
 async def test_from_a_snapshot_by_its_id(tmp_path: Path) -> None:
     async with running(tmp_path, users=3) as world:
-        fresh = world.sync(batch=True)
-        await fresh.next("handshake")
+        fresh = await world.greeted(batch=True)
         begin, _, end = await fresh.snapshot()
         world.writer.commit((UPDATE, line(1, "a")))
         stream = world.sync(batch=True, last_snapshot_id=begin.snapshot_id)

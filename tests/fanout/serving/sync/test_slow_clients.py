@@ -24,8 +24,7 @@ WIDE = "w" * 200_000
 
 
 async def live_client(world: World, client_id: str) -> Stream:
-    stream = world.sync(batch=True, client_id=client_id)
-    await stream.next("handshake")
+    stream = await world.greeted(batch=True, client_id=client_id)
     await stream.snapshot()
     leases = world.registry.leases
     await until(
@@ -163,8 +162,7 @@ async def test_a_pin_does_not_last_for_ever(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, pin_limit_s=0.2)
     async with running(tmp_path, listener=listener) as world:
         world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
-        stream = world.sync(batch=True, client_id="slow")
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True, client_id="slow")
         await until(lambda: ("slow", None) in world.registry.pins)
         # It isn't live yet: the journal goes on without it, and it gets another snapshot.
         for number in range(3):
@@ -191,8 +189,7 @@ async def test_a_slow_snapshot_is_put_aside(
     async with running(tmp_path) as world:
         given = [line(n, "x" * 20_000) for n in range(2_000)]
         world.writer.publish(given)
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         begin = await stream.next("snapshot_begin")
         lines = list((await stream.next("snapshot_batch")).lines)
         await until(lambda: opened[0].spilled)
@@ -213,8 +210,7 @@ async def test_a_slow_snapshot_without_room_ends_with_a_word(
     monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 1 << 60)
     async with running(tmp_path) as world:
         world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         await asyncio.sleep(0.6)
         code, details = await stream.ends()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -229,8 +225,7 @@ async def test_leaving_while_the_snapshot_is_put_aside(
     async with running(tmp_path) as world:
         world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
         for wait in (0.1, 0.105, 0.11, 0.2):
-            stream = world.sync(batch=True, client_id=str(wait))
-            await stream.next("handshake")
+            stream = await world.greeted(batch=True, client_id=str(wait))
             await asyncio.sleep(wait)
             stream.cancel()
             await until(lambda: not world.registry.leases)
@@ -241,8 +236,7 @@ async def test_a_client_that_takes_nothing_of_its_snapshot_is_let_go(tmp_path: P
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.3)
     async with running(tmp_path, listener=listener) as world:
         world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         await until(lambda: world.registry.leases == [] or stream.call.done())
         code, details = await stream.ends()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "took no message" in details
@@ -252,8 +246,7 @@ async def test_wide_rows_do_not_make_wide_messages(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         given = [line(n, "x" * (400_000 if n % 50 == 0 else 10)) for n in range(300)]
         world.writer.publish(given)
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         await stream.next("snapshot_begin")
         lines: list[bytes] = []
         while not isinstance(message := await stream.next(), type_of("SnapshotEnd")):
@@ -332,8 +325,7 @@ async def test_a_full_spool_ends_the_slow_client_only(
     monkeypatch.setattr(Snapshot, "spill", spilling)
     async with running(tmp_path, listener=listener) as world:
         world.writer.publish([line(n, "x" * 20_000) for n in range(1_000)])
-        slow = world.sync(batch=True, client_id="slow")
-        await slow.next("handshake")
+        slow = await world.greeted(batch=True, client_id="slow")
         await until(lambda: failures)
         # Whoever doesn't read hears of it when it reads again.
         code, details = await slow.ends()

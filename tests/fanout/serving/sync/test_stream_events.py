@@ -34,8 +34,7 @@ WIDER = (*COLUMNS, Column("extra", "int4", ordinal=5))
 
 
 async def begun(world: World, **asked: object) -> Stream:
-    stream = world.sync(batch=True, **asked)
-    await stream.next("handshake")
+    stream = await world.greeted(batch=True, **asked)
     await stream.snapshot()
     return stream
 
