@@ -412,7 +412,7 @@ def test_clients(tmp_path: Path, database: Database, ports: dict[str, int]) -> N
     )
     tables = "{ table = config_document }, { table = users }, { table = orders }"
     connect = f"fanout.connect.port = {ports['connect']}\n"
-    server = fanout(tmp_path / "server", database.dsn, tables, connect, f"s_{database.name}")
+    server = fanout(tmp_path / "server", database, tables, connect)
     with started(server):
         terminal = Terminal(
             tmp_path,

@@ -112,7 +112,7 @@ def test_a_relay_and_its_upstream_of_two_versions(
         "CREATE TABLE users (id int PRIMARY KEY, name text)",
         "INSERT INTO users SELECT i, 'x' FROM generate_series(1, 100) i",
     )
-    upstream = fanout(tmp_path / "up", database.dsn, "{ table = users }", slot=f"s_{database.name}")
+    upstream = fanout(tmp_path / "up", database, "{ table = users }")
     below = relay(tmp_path / "relay", upstream.grpc_port, "{ table = users }")
     for earlier, now in ((upstream, below), (below, upstream)):
         older.run_as(earlier.program, tree)

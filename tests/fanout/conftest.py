@@ -9,6 +9,7 @@ from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.ingest import loop
 from laredo_fanout.pg_catalog import side_connection
 from laredo_fanout.store.writer import Store
+from tests.support.postgres import Database
 from tests.support.server.store_sample import live_table, open_store
 from tests.support.server.stuck_proxy import Proxy
 
@@ -39,3 +40,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def table(store: Store) -> int:
     """A live table without rows."""
     return live_table(store)
+
+
+@pytest.fixture
+def filled(database: Database) -> Database:
+    """A database with a table ``t`` of 500 rows."""
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 500) g",
+    )
+    return database

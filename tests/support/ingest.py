@@ -47,11 +47,14 @@ class RunningIngest:
         on_slot_lost: OnSlotLost = OnSlotLost.RECREATE,
         create_publication: bool = True,
         receive_timeout: float = 60.0,
+        connect_timeout: float = 10.0,
+        through: Path | None = None,
         catchup: CatchupOptions | None = None,
         append_only: tuple[str, ...] = (),
         copy: CopyOptions | None = None,
         max_size: int = 4 << 30,
     ) -> None:
+        """``through``: directory of the socket of a proxy before the server."""
         self.max_size = max_size
         self.catchup = catchup
         self.fall_behind: FallBehind | None = None
@@ -60,13 +63,14 @@ class RunningIngest:
         self.path = path
         name = database.name
         self.options = SourceOptions(
-            database.dsn,
+            f"postgresql://postgres@/{name}?host={through}" if through else database.dsn,
             slot_name=f"slot_{name}",
             publication=PublicationOptions(f"pub_{name}", create_publication),
             copy=copy or CopyOptions(workers, range_bytes),
             heartbeat_interval=heartbeat_interval,
             on_slot_lost=on_slot_lost,
             receive_timeout=receive_timeout,
+            connect_timeout=connect_timeout,
             commits=CommitIntervals(0.1, 0.1),
         )
         self.append_only = frozenset(append_only)

@@ -163,8 +163,7 @@ def test_the_levels_are_lengths_of_time() -> None:
 
 
 def version_of(destination: ScriptedDestination) -> int:
-    version: int = json.loads(destination.store.objects[MANIFEST][0])["manifest_version"]
-    return version
+    return json.loads(destination.store.objects[MANIFEST][0])["manifest_version"]
 
 
 def test_only_parts_raise_the_manifest_s_version() -> None:

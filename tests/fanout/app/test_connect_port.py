@@ -23,8 +23,7 @@ def server(tmp_path: Path, database: Database, port: int) -> Fanout:
         "CREATE TABLE users (id int PRIMARY KEY, name text)", "INSERT INTO users VALUES (1, 'one')"
     )
     connect = f"fanout.connect.port = {port}\n"
-    slot = f"s_{database.name}"
-    return fanout(tmp_path / "server", database.dsn, "{ table = users }", connect, slot)
+    return fanout(tmp_path / "server", database, "{ table = users }", connect)
 
 
 async def test_a_client_follows_a_table(server: Fanout, database: Database, port: int) -> None:

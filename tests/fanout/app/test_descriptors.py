@@ -24,7 +24,7 @@ FAILURES = "laredo_http_accept_failures_total"
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
     database.run("CREATE TABLE a (id int PRIMARY KEY, v text)")
-    made = fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    made = fanout(tmp_path / "server", database, "{ table = a }")
     made.program.wrapper = WITH_FEW_DESCRIPTORS
     return made
 

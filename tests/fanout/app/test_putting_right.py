@@ -18,7 +18,7 @@ def test_it_is_shown_since_when_and_why(tmp_path: Path, database: Database) -> N
         "CREATE TABLE a1 PARTITION OF a FOR VALUES FROM (100) TO (200)",
         "INSERT INTO a SELECT generate_series(90, 109)",
     )
-    server = fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    server = fanout(tmp_path / "server", database, "{ table = a }")
     with started(server):
         assert server.table("public.a")["putting_right"] is None
         assert (server.metrics[_ACTIVE], server.metrics[_TIMES]) == (0, 0)

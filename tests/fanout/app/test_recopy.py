@@ -25,7 +25,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
         owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
         owner.execute("INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, %s) i", (ROWS,))
         owner.execute("ANALYZE a")
-    return fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    return fanout(tmp_path / "server", database, "{ table = a }")
 
 
 def _recopy(server: Fanout) -> dict[str, Any]:

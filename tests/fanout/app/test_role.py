@@ -11,7 +11,7 @@ from tests.support import drawn
 from tests.support.clusters import Clusters
 from tests.support.postgres import Database
 from tests.support.processes import wait_until
-from tests.support.server.fanout_program import fanout
+from tests.support.server.fanout_program import fanout, started
 
 
 @pytest.mark.parametrize("version", drawn.first(1, [18, 15]))
@@ -45,8 +45,7 @@ def test_a_server_runs_as_the_role_that_check_makes(
     assert (code, missing(found)) == (0, set())
     assert found["role"]["detail"] == "laredo: no superuser"
     server = fanout(tmp_path / "server", dsn, tables)
-    with server.program:
-        server.program.wait_ready()
+    with started(server):
         with database.connect() as owner:
             owner.execute("INSERT INTO a VALUES (500, 'later')")
             owner.execute("INSERT INTO log VALUES ('two')")

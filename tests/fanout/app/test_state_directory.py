@@ -24,7 +24,7 @@ _RETRIES = 2
 def served(directory: Path, database: Database) -> Iterator[tuple[Fanout, psycopg.Connection]]:
     """A server of the table ``t``, that has its first row."""
     database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (0)")
-    server = fanout(directory, database.dsn, "{ table = t }", slot=f"s_{database.name}")
+    server = fanout(directory, database, "{ table = t }")
     with started(server), database.connect() as owner:
         yield server, owner
 

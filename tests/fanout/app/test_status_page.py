@@ -56,7 +56,7 @@ def served(
         )
         tables = f"{{ table = t }}, {{ table = {hocon(HOSTILE)} }}"
         directory = tmp_path_factory.mktemp("server")
-        with started(fanout(directory, database.dsn, tables, slot=f"s_{database.name}")) as server:
+        with started(fanout(directory, database, tables)) as server:
             yield server, database
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support import drawn
 from tests.support.postgres import Database
 from tests.support.processes import BIN, Program, completed, wait_until
-from tests.support.server.fanout_program import Fanout, fanout
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 _ROWS = 30_000
 _SEEN_WITHIN_S = 20.0
@@ -35,13 +35,7 @@ def _server(directory: Path, database: Database, kilobytes: int) -> Fanout:
     database.server.socket_directory.chmod(0o755)
     spools = directory / "spools"
     spools.mkdir()
-    server = fanout(
-        directory / "s",
-        database.dsn,
-        "{ table = t }",
-        _CATCHUP % spools,
-        slot=f"s_{database.name}",
-    )
+    server = fanout(directory / "s", database, "{ table = t }", _CATCHUP % spools)
     script = directory / "fanout-with-a-small-disk"
     script.write_text(
         "#!/bin/sh\n"
@@ -113,8 +107,7 @@ async def test_segments_give_way_where_there_is_no_room(
             "INSERT INTO t SELECT g, 0, repeat('x', 80) FROM generate_series(1, %s) g", (_ROWS,)
         )
     server = _server(tmp_path, database, kilobytes)
-    with server.program:
-        server.program.wait_ready()
+    with started(server):
         async with server.follower("public.t") as follower:
             await follower.until([str(number).encode() for number in range(1, _ROWS + 1)])
             backlogs = 1

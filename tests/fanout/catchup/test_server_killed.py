@@ -33,8 +33,7 @@ def table(database: Database) -> str:
 
 
 def _server(tmp_path: Path, database: Database, table: str, mode: str) -> Fanout:
-    slot = f"s_{database.name}"
-    return fanout(tmp_path / "server", database.dsn, table, _CATCHUP % mode, slot=slot)
+    return fanout(tmp_path / "server", database, table, _CATCHUP % mode)
 
 
 def _fall_behind(server: Fanout, database: Database, round_: int) -> None:
@@ -48,8 +47,7 @@ def _fall_behind(server: Fanout, database: Database, round_: int) -> None:
 
 
 def _catchup(server: Fanout) -> dict[str, Any]:
-    shown: dict[str, Any] = server.status["sources"]["pg"]["catchup"]
-    return shown
+    return server.status["sources"]["pg"]["catchup"]
 
 
 def _is_active(server: Fanout) -> bool:

@@ -1,7 +1,6 @@
 """Connections that break: the ingest goes on by itself, and nothing is lost or doubled."""
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,22 +92,15 @@ def test_server_restarts(tmp_path: Path) -> None:
 
 
 def test_proxy_that_stops_forwarding_is_noticed(
-    filled: Database, tmp_path: Path, proxy: Proxy
+    filled: Database, live: Start, proxy: Proxy
 ) -> None:
     # Of a connection that was cut here the server learns nothing, and keeps the slot for it.
     filled.run(f"ALTER DATABASE {filled.name} SET wal_sender_timeout = '3s'")
-    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
-    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=2)
-    ingest.options = replace(ingest.options, connection=dsn)
-    ingest.start()
-    try:
-        ingest.wait_live()
-        proxy.stuck.set()
-        filled.run("UPDATE t SET a = 0 WHERE id < 100")
-        ingest.assert_equal()
-        assert ingest.status.reconnects >= 1
-    finally:
-        ingest.stop()
+    ingest = live("public.t", receive_timeout=2, through=proxy.directory)
+    proxy.stuck.set()
+    filled.run("UPDATE t SET a = 0 WHERE id < 100")
+    ingest.assert_equal()
+    assert ingest.status.reconnects >= 1
 
 
 @pytest.mark.parametrize(
@@ -126,33 +118,22 @@ def test_proxy_that_stops_forwarding_is_noticed(
     ids=bytes.decode,
 )
 def test_an_answer_that_never_comes_while_the_stream_is_prepared(
-    filled: Database, tmp_path: Path, proxy: Proxy, asked: bytes
+    filled: Database, live: Start, proxy: Proxy, asked: bytes
 ) -> None:
-    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
-    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=1)
-    ingest.options = replace(ingest.options, connection=dsn, connect_timeout=1)
     proxy.stuck_after = asked
-    ingest.start()
-    try:
-        ingest.wait_live()
-        assert proxy.stuck_after is None
-        ingest.assert_equal()
-    finally:
-        ingest.stop()
+    ingest = live("public.t", receive_timeout=1, connect_timeout=1, through=proxy.directory)
+    assert proxy.stuck_after is None
+    ingest.assert_equal()
 
 
 @pytest.mark.parametrize(
     "asked", drawn.first(1, [b"transaction_timeout", b"lock_timeout"]), ids=bytes.decode
 )
 def test_a_connection_that_is_never_answered_as_it_is_opened_again(
-    filled: Database, tmp_path: Path, proxy: Proxy, asked: bytes
+    filled: Database, live: Start, proxy: Proxy, asked: bytes
 ) -> None:
     """The side connection waits for it, and the stream's end for the side connection."""
-    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
-    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",))
-    ingest.options = replace(ingest.options, connection=dsn, connect_timeout=1)
-    ingest.start()
-    ingest.wait_live()
+    ingest = live("public.t", connect_timeout=1, through=proxy.directory)
     proxy.stuck_after = asked
     _kill(filled, "side")
     ingest.wait_until(lambda: proxy.stuck_after is None, "it is opened again")

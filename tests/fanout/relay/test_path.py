@@ -92,7 +92,7 @@ async def test_clients_notice_nothing_of_a_rolling_restart_but_a_new_stream(
     tmp_path: Path, database: Database
 ) -> None:
     database.run("CREATE TABLE a (id int PRIMARY KEY, v text)")
-    top = fanout(tmp_path / "top", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    top = fanout(tmp_path / "top", database, "{ table = a }")
     middle = relay(tmp_path / "middle", top.grpc_port, "{ table = a }")
     end = relay(tmp_path / "end", middle.grpc_port, "{ table = a }")
     with started(top), started(middle), started(end):

@@ -23,9 +23,7 @@ class Chain:
             "CREATE TABLE a (id int PRIMARY KEY, v text)",
             "INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 50) i",
         )
-        self.top = fanout(
-            directory / "top", database.dsn, "{ table = a }", slot=f"s_{database.name}"
-        )
+        self.top = fanout(directory / "top", database, "{ table = a }")
         self.middle = relay(directory / "middle", self.top.grpc_port, "{ table = a }")
         self.end = relay(directory / "end", self.middle.grpc_port, "{ table = a }")
 

@@ -86,7 +86,8 @@ async def test_tokens(tmp_path: Path) -> None:
         assert await code_of("Bearer wrong") is Code.UNAUTHENTICATED
         assert await code_of("all-tables") is Code.UNAUTHENTICATED
         assert await code_of("Bearer other") is Code.PERMISSION_DENIED
-        known = await world.greeted(metadata=[("authorization", "bearer all-tables")])
+        known = world.sync(metadata=[("authorization", "bearer all-tables")])
+        await known.next("handshake")
 
         # The file is read again when it changes.
         tokens.write_text("newcomer\n")

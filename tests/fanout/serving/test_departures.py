@@ -141,7 +141,8 @@ async def test_one_that_takes_nothing_is_a_line_with_its_own_reason(
     with capture_logs() as logs:
         async with running(tmp_path, listener=listener) as world:
             world.writer.publish([line(number, "w" * 1_000_000) for number in range(20)])
-            stuck = await world.greeted(batch=True)
+            stuck = world.sync(batch=True)
+            await stuck.next("handshake")
             await until(lambda: world.registry.closed)
     assert [reason for _, reason in world.registry.closed] == ["stalled"]
     ended = [entry for entry in logs if entry["event"] == "session ended"]

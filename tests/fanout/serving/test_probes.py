@@ -35,8 +35,7 @@ def health(world: World) -> Any:
 
 async def check(world: World, service: str = "") -> int:
     answer = await health(world).Check(health_pb2.HealthCheckRequest(service=service))
-    status: int = answer.status
-    return status
+    return answer.status
 
 
 def watch(world: World, service: str = "") -> Any:
@@ -45,8 +44,7 @@ def watch(world: World, service: str = "") -> Any:
 
 async def next_status(call: Any) -> int:
     answer = await asyncio.wait_for(call.read(), PATIENCE_S)
-    status: int = answer.status
-    return status
+    return answer.status
 
 
 async def end_of(call: Any) -> grpc.StatusCode:
@@ -57,8 +55,7 @@ async def end_of(call: Any) -> grpc.StatusCode:
                 pass
         except grpc.aio.AioRpcError:
             pass
-        code: grpc.StatusCode = await call.code()
-        return code
+        return await call.code()
 
 
 def with_tokens(path: Path) -> ListenerOptions:

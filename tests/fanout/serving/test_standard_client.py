@@ -28,8 +28,7 @@ async def start(generated: Path, world: World, *arguments: int) -> asyncio.subpr
 async def result(process: asyncio.subprocess.Process) -> dict[str, Any]:
     out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 0, err.decode()
-    saw: dict[str, Any] = json.loads(out)
-    return saw
+    return json.loads(out)
 
 
 async def test_snapshot_and_changes_in_order_without_gaps(generated: Path, tmp_path: Path) -> None:

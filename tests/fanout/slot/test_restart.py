@@ -16,15 +16,6 @@ from tests.support.server.ingest_process import IngestProcess
 pytestmark = on_versions(16, 18)
 
 
-@pytest.fixture
-def filled(database: Database) -> Database:
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY, a text)",
-        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 500) g",
-    )
-    return database
-
-
 def test_restart_goes_on_without_a_copy_or_a_gap(filled: Database, live: Start) -> None:
     ingest = live("public.t")
     before = ingest.record("public.t")

@@ -21,15 +21,6 @@ from tests.support.processes import wait_until
 from tests.support.server.stuck_proxy import Proxy
 
 
-@pytest.fixture
-def filled(database: Database) -> Database:
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY, a text)",
-        "INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g",
-    )
-    return database
-
-
 def _slot(database: Database) -> tuple[int, int]:
     """Of the slot: how far it is confirmed, and from where on it keeps WAL."""
     with database.connect() as connection:
@@ -163,23 +154,16 @@ def test_a_transaction_that_is_left_open_brings_the_slot_in_danger(
 
 
 def test_a_walsender_that_a_lost_connection_left_is_ended(
-    filled: Database, tmp_path: Path, proxy: Proxy
+    filled: Database, live: Start, proxy: Proxy
 ) -> None:
     """PostgreSQL itself would never: wal_sender_timeout is off."""
     filled.run(f"ALTER DATABASE {filled.name} SET wal_sender_timeout = 0")
-    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
-    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=2)
-    ingest.options = replace(ingest.options, connection=dsn)
-    ingest.start()
-    try:
-        ingest.wait_live()
-        proxy.stuck.set()
-        filled.run("UPDATE t SET a = 'b' WHERE id < 10")
-        ingest.assert_equal()
-        assert ingest.status.senders_ended >= 1
-        assert len(ingest.store.streams) == 1
-    finally:
-        ingest.stop()
+    ingest = live("public.t", receive_timeout=2, through=proxy.directory)
+    proxy.stuck.set()
+    filled.run("UPDATE t SET a = 'b' WHERE id < 10")
+    ingest.assert_equal()
+    assert ingest.status.senders_ended >= 1
+    assert len(ingest.store.streams) == 1
 
 
 @contextmanager

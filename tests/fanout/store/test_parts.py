@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from laredo_fanout.store import rows
 from laredo_fanout.store.rows import TableChanges
-from laredo_model.line import Action
 from laredo_fanout.store.writer import Store
+from laredo_model.line import Action
 from tests.support.server.store_sample import (
     TRUNCATION,
     Step,

@@ -21,8 +21,8 @@ from laredo_fanout.store.errors import (
 )
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Status
-from laredo_model.position import History
 from laredo_fanout.store.writer import Store
+from laredo_model.position import History
 from tests.support.processes import PATIENCE_S, completed
 from tests.support.server.store_sample import (
     COLUMNS,
@@ -235,7 +235,7 @@ time.sleep(600)
     monkeypatch.setattr("laredo_fanout.store.writer._READER_CHECK_S", 0.0)
     commit(store, table, (10, [insert("a", 1)]))
     reader = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path), str(table)], stdout=subprocess.PIPE
+        [sys.executable, "-c", program, str(tmp_path / "store"), str(table)], stdout=subprocess.PIPE
     )
     try:
         assert reader.stdout is not None

@@ -41,8 +41,7 @@ OPERATIONS = {"sns": "Publish", "sqs": "SendMessage", "kinesis": "PutRecord"}
 
 @pytest.fixture(params=CONFIGS)
 def kind(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+    return request.param
 
 
 def config_of(kind: str, endpoint: str, credentials: str | None = None) -> SinkConfig:

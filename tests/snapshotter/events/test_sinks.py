@@ -19,8 +19,7 @@ ACCOUNT = "000000000000"
 
 @pytest.fixture(params=drawn.first(1, ["moto", "ministack"]))
 def server(request: pytest.FixtureRequest) -> AwsServer:
-    found: AwsServer = request.getfixturevalue(request.param)
-    return found
+    return request.getfixturevalue(request.param)
 
 
 def said(ear: Ear) -> list[tuple[str, int, str]]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from copy import copy
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any, Self
 
 from laredo_archive.maintain import compact
 from laredo_archive.reader import Archive

@@ -31,6 +31,7 @@ from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support import processes
+from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, Program, free_port
 
 CONFIG = """
@@ -61,12 +62,10 @@ class Fanout:
     def status(self) -> dict[str, Any]:
         answer = self.program.get("/status")
         assert answer is not None, self.program.tail()
-        shown: dict[str, Any] = answer.json()
-        return shown
+        return answer.json()
 
     def table(self, name: str) -> dict[str, Any]:
-        shown: dict[str, Any] = self.status["tables"][name]
-        return shown
+        return self.status["tables"][name]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -114,8 +113,14 @@ class Fanout:
         return Follower(Endpoint(f"127.0.0.1:{self.grpc_port}"), table, name)
 
 
-def fanout(directory: Path, dsn: str, tables: str, extra: str = "", slot: str = "s") -> Fanout:
-    """Its configuration written, not started."""
+def fanout(
+    directory: Path, database: Database | str, tables: str, extra: str = "", slot: str = "s"
+) -> Fanout:
+    """Its configuration written, not started; of a :class:`Database` the slot has the name."""
+    if isinstance(database, Database):
+        dsn, slot = database.dsn, f"s_{database.name}"
+    else:
+        dsn = database
     directory.mkdir(exist_ok=True)
     grpc, http = free_port(), free_port()
     file = directory / "fanout.conf"

@@ -78,8 +78,7 @@ class GoCall:
         except Empty:
             raise AssertionError("the Go client says nothing") from None
         assert line, f"the Go client ended with {self._process.wait()}"
-        said: dict[str, Any] = json.loads(line)
-        return said
+        return json.loads(line)
 
     def until(self, key: str) -> Any:
         """The client's next line of this kind."""

@@ -24,6 +24,7 @@ from laredo_fanout.client import (
 from laredo_model.line import Action
 from laredo_model.position import Position
 from tests.support.processes import PATIENCE_S
+from tests.support.server.fanout_program import Following
 
 Rows = dict[bytes, bytes]
 

@@ -39,7 +39,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
     """It follows orders_*, but for two."""
     make(database, "orders_a", "orders_b", "orders_tmp_1", "orders_old", "customers")
     pattern = '{ table = "orders_*", exclude = ["orders_tmp_*", "public.orders_old"] }'
-    return fanout(tmp_path / "server", database.dsn, pattern, slot=f"s_{database.name}")
+    return fanout(tmp_path / "server", database, pattern)
 
 
 async def test_a_table_is_followed_once_it_is_made_and_until_it_is_dropped(

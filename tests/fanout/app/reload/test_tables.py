@@ -33,7 +33,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
             owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
             owner.execute(f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, {ROWS}) i")
             owner.execute(f"ANALYZE {table}")
-    return fanout(tmp_path / "server", database.dsn, f"{A}, {B}", slot=f"s_{database.name}")
+    return fanout(tmp_path / "server", database, f"{A}, {B}")
 
 
 async def has_rows(follower: Follower, database: Database) -> None:

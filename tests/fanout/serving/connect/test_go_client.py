@@ -62,10 +62,7 @@ def test_it_follows_a_table_through_losses_and_a_restart(
     )
     port = free_port()
     table = "{ table = users, targets = [{ type = replication-fanout, heartbeat_interval = 1s }] }"
-    server = fanout(
-        tmp_path / "server", database.dsn, table, f"fanout.connect.port = {port}\n",
-        f"s_{database.name}",
-    )  # fmt: skip
+    server = fanout(tmp_path / "server", database, table, f"fanout.connect.port = {port}\n")
     red = [{"field": "name", "prefix": "red"}]
     with (
         started(server),

@@ -245,8 +245,7 @@ async def test_a_snapshot_that_was_cut_short_begins_again(tmp_path: Path) -> Non
 
         async def mode(**asked: Any) -> int:
             stream = world.sync(last_snapshot_id=begin.snapshot_id, **asked)
-            found: int = (await stream.next("handshake")).mode
-            return found
+            return (await stream.next("handshake")).mode
 
         assert end.sequence == before
         assert await mode() == FULL, "it may not have seen the end"

@@ -55,8 +55,7 @@ def restore(writer: Writer, position: int) -> None:
 async def mode_of(world: World, position: int, history: History | None = HISTORY) -> int:
     told = {} if history is None else {"history": str(history)}
     stream = world.sync(batch=True, last_known_source_position=text(position), **told)
-    mode: int = (await stream.next("handshake")).mode
-    return mode
+    return (await stream.next("handshake")).mode
 
 
 async def test_up_to_the_switch_a_client_of_the_former_timeline_goes_on(tmp_path: Path) -> None:
@@ -128,8 +127,7 @@ async def test_after_a_restore_a_position_alone_may_be_of_before(
 
         async def mode(position: int, **more: int) -> int:
             stream = world.sync(batch=batch, last_known_source_position=text(position), **more)
-            found: int = (await stream.next("handshake")).mode
-            return found
+            return (await stream.next("handshake")).mode
 
         assert after < reach
         # Within reach of the former history: it may hold rows that never were.
@@ -177,8 +175,7 @@ async def test_a_snapshot_says_why_to_whom_asked_for_changes(tmp_path: Path) -> 
 
         async def reason(**asked: str) -> str:
             stream = await world.greeted(batch=True, **asked)
-            said: str = (await stream.next("snapshot_begin")).reason
-            return said
+            return (await stream.next("snapshot_begin")).reason
 
         said = await reason(last_known_source_position=text(old))
         assert said.startswith(f"the journal is complete from {text(pruned)} on")
