@@ -169,12 +169,9 @@ class RunningIngest:
 
     def catch_up(self) -> None:
         """Wait until everything that is committed now is in the store."""
-        with self.database.connect() as connection:
-            row = connection.execute(
-                "SELECT pg_logical_emit_message(true, 'test', 'here') - '0/0'::pg_lsn"
-            ).fetchone()
-        assert row is not None
-        self.wait_until(lambda: self.store.position >= int(str(row[0])), "the stream catches up")
+        here = "SELECT pg_logical_emit_message(true, 'test', 'here') - '0/0'::pg_lsn"
+        position = self.database.number(here)
+        self.wait_until(lambda: self.store.position >= position, "the stream catches up")
 
     def state(self, table: str) -> dict[bytes, bytes]:
         """The store's rows."""

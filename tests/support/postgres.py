@@ -84,6 +84,13 @@ class Database:
             for statement in statements:
                 connection.execute(statement.encode())
 
+    def number(self, query: str, *parameters: object) -> int:
+        """The one number that the query selects."""
+        with self.connect() as connection:
+            row = connection.execute(query.encode(), parameters or None).fetchone()
+        assert row is not None
+        return int(str(row[0]))
+
     def position(self) -> int:
         """Position at or after the end of the last commit."""
         return self._lsn("pg_current_wal_insert_lsn()")
@@ -96,10 +103,7 @@ class Database:
         )
 
     def _lsn(self, selected: str) -> int:
-        with self.connect() as connection:
-            row = connection.execute(f"SELECT {selected} - '0/0'::pg_lsn".encode()).fetchone()
-        assert row is not None
-        return int(str(row[0]))
+        return self.number(f"SELECT {selected} - '0/0'::pg_lsn")
 
 
 @contextmanager

@@ -23,15 +23,10 @@ from tests.support.archive.archiving import (
     diffed,
     rebased,
 )
+from tests.support.archive.command_line import printed
 
 AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
 ALL = ("jsonl.zst", "protobuf.zst")
-
-
-def printed(*arguments: object) -> list[str]:
-    done = CliRunner().invoke(main, list(map(str, arguments)))
-    assert done.exit_code == 0, done.output
-    return done.stdout_bytes.decode().split("\n")[:-1]
 
 
 @pytest.fixture

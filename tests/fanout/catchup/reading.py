@@ -36,10 +36,7 @@ def slot_of(database: Database) -> str:
 
 def place(database: Database, what: str = "pg_current_wal_insert_lsn()") -> int:
     """A position."""
-    with database.connect() as connection:
-        row = connection.execute(f"SELECT {what} - '0/0'::pg_lsn".encode()).fetchone()
-    assert row is not None
-    return int(str(row[0]))
+    return database.number(f"SELECT {what} - '0/0'::pg_lsn")
 
 
 def start_of(database: Database) -> int:

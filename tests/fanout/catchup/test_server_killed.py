@@ -75,10 +75,7 @@ async def test_killed_while_catching_up_it_goes_on(
                 server.program.start()
                 server.program.wait_ready()
             await follower.until([str(number).encode() for number in range(4, _ROWS + 1)])
-            with database.connect() as owner:
-                row = owner.execute("SELECT sum(v) FROM t").fetchone()
-            assert row is not None
-            wanted = int(str(row[0]))
+            wanted = database.number("SELECT sum(v) FROM t")
             assert (
                 sum(int(line.split(b'"v":')[1].split(b",")[0]) for line in follower.rows.values())
                 == wanted

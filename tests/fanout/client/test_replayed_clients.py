@@ -131,8 +131,7 @@ def client_of(world: World, tmp_path: Path) -> AsyncFanoutClient:
 
 
 async def test_a_client_that_was_away_for_long_comes_back(tmp_path: Path) -> None:
-    outcomes: list[object] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):  # type: ignore[arg-type]
+    async with archived(tmp_path) as (world, table):
         table.copied(range(6))
         async with client_of(world, tmp_path) as client:
             await client.await_ready(PATIENCE_S)
@@ -147,7 +146,7 @@ async def test_a_client_that_was_away_for_long_comes_back(tmp_path: Path) -> Non
             assert len(await client.lookup_index("by_name", "new")) == 4
             table.commit((2, "live"))
             await level(client, table)
-    assert outcomes == ["complete"]
+    assert table.outcomes == ["complete"]
 
 
 async def test_readiness_does_not_wait_for_the_next_heartbeat(tmp_path: Path) -> None:

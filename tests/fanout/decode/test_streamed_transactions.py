@@ -27,14 +27,10 @@ def _stream(database: Database, setting: str = _SMALL_MEMORY) -> None:
 
 def _streamed(database: Database) -> int:
     """Number of transactions that were sent in parts, as PostgreSQL reports it."""
-    with database.connect() as connection:
-        found = connection.execute(
-            "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots"
-            " WHERE slot_name = %s",
-            (f"slot_{database.name}",),
-        ).fetchone()
-    assert found is not None
-    return int(str(found[0]))
+    return database.number(
+        "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots WHERE slot_name = %s",
+        f"slot_{database.name}",
+    )
 
 
 @pytest.fixture(autouse=True)

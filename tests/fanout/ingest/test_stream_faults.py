@@ -37,16 +37,12 @@ _REJECTED = (
 
 def _streamed(database: Database) -> int:
     """Number of transactions that were sent in parts, as PostgreSQL reports it."""
-    with database.connect() as connection:
-        # A running walsender lets the slot's restart_lsn go on by it.
-        connection.execute("SELECT pg_log_standby_snapshot()")
-        found = connection.execute(
-            "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots"
-            " WHERE slot_name = %s",
-            (f"slot_{database.name}",),
-        ).fetchone()
-    assert found is not None
-    return int(str(found[0]))
+    # A running walsender lets the slot's restart_lsn go on by it.
+    database.run("SELECT pg_log_standby_snapshot()")
+    return database.number(
+        "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots WHERE slot_name = %s",
+        f"slot_{database.name}",
+    )
 
 
 def _kinds(ingest: RunningIngest) -> dict[str, int]:

@@ -32,6 +32,13 @@ def run(
     return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
 
 
+def printed(*arguments: object) -> list[str]:
+    """Lines of a command that succeeds."""
+    done = CliRunner().invoke(main, list(map(str, arguments)))
+    assert done.exit_code == 0, done.output
+    return done.stdout_bytes.decode().split("\n")[:-1]
+
+
 def rows(done: "subprocess.CompletedProcess[str]") -> list[str]:
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split("\n")[:-1]

@@ -25,8 +25,7 @@ from tests.support.server.serving_world import COLUMNS, line
 
 
 async def test_a_client_at_a_boundary_is_caught_up_from_the_archive(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes, rows=5) as (world, table):
+    async with archived(tmp_path, rows=5) as (world, table):
         first = table.position
         ends = []
         for number in range(4):
@@ -41,7 +40,7 @@ async def test_a_client_at_a_boundary_is_caught_up_from_the_archive(tmp_path: Pa
         assert found.state == table.state
         assert found.positions == [*ends, table.position]
         assert found.since == dict(zip(ends, [first, *ends], strict=False))
-        assert outcomes == [Outcome.COMPLETE]
+        assert table.outcomes == [Outcome.COMPLETE]
         # Net changes: two keys a diff, numbered to just below the journal's oldest entry.
         oldest = found.handshake.journal_oldest_sequence
         assert found.sequences == [*range(oldest - 8, oldest), found.sequences[-1]]
@@ -67,8 +66,7 @@ async def test_a_client_inside_a_window_that_hides_nothing(tmp_path: Path) -> No
 
 
 async def test_a_row_that_came_and_went_is_not_left_behind(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes, rows=5) as (world, table):
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         table.commit((1, "one"))
         inside = table.commit((9, "comes"))
@@ -83,7 +81,7 @@ async def test_a_row_that_came_and_went_is_not_left_behind(tmp_path: Path) -> No
         # Whoever stopped where the window begins never saw it.
         found = await read(world, table, start)
         assert (found.mode, found.state) == (REPLAY, table.state)
-        assert outcomes == [Outcome.INEXACT, Outcome.COMPLETE]
+        assert table.outcomes == [Outcome.INEXACT, Outcome.COMPLETE]
 
 
 async def test_an_older_writer_s_window_is_not_entered(tmp_path: Path) -> None:
@@ -234,8 +232,7 @@ async def test_sequences_of_what_was_replayed_are_not_the_journal_s(tmp_path: Pa
 
 
 async def test_positions_that_the_archive_does_not_lead_from(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes, rows=5) as (world, table):
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         table.commit((1, "one"))
         table.rebase(continues=False)
@@ -246,14 +243,14 @@ async def test_positions_that_the_archive_does_not_lead_from(tmp_path: Path) -> 
         assert (await read(world, table, start)).mode == FULL, "a gap between the epochs"
         other = await read(world, table, table.moments[1].position, history="9:1:1")
         assert other.mode == FULL
-        assert outcomes == [Outcome.UNCOVERED], "another history isn't the archive's concern"
+        assert table.outcomes == [Outcome.UNCOVERED], "another history isn't the archive's concern"
         table.commit((4, "four"))
         table.commit((5, "five"))
         table.prune()
-        outcomes.clear()
+        table.outcomes.clear()
         late = await read(world, table, table.moments[1].position)
         assert late.mode == FULL, "the archive ends before the journal begins"
-        assert (outcomes, late.state) == ([Outcome.UNCOVERED], table.state)
+        assert (table.outcomes, late.state) == ([Outcome.UNCOVERED], table.state)
 
 
 async def test_an_archive_that_is_ahead_of_the_server(tmp_path: Path) -> None:
@@ -281,8 +278,7 @@ async def test_an_archive_that_is_ahead_of_the_server(tmp_path: Path) -> None:
 
 
 async def test_other_columns_are_not_replayed(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+    async with archived(tmp_path) as (world, table):
         table.columns = (*COLUMNS[:1], replace(COLUMNS[1], nullable=False), *COLUMNS[2:])
         table.copied(range(5))
         start = table.position
@@ -291,7 +287,7 @@ async def test_other_columns_are_not_replayed(tmp_path: Path) -> None:
         table.commit((2, "two"))
         table.prune()
         assert (await read(world, table, start)).mode == FULL
-        assert outcomes == [Outcome.COLUMNS]
+        assert table.outcomes == [Outcome.COLUMNS]
 
 
 async def test_the_journal_is_pinned_where_it_takes_over(tmp_path: Path) -> None:
