@@ -49,8 +49,7 @@ def test_every_boundary_is_still_there(new_stores: NewStores, truncating: float)
             assert rows_at(destination, long.times[position]) == state
 
 
-def test_a_reader_of_the_head_needs_a_few_diffs() -> None:
-    [destination] = memory()
+def test_a_reader_of_the_head_needs_a_few_diffs(destination: ScriptedDestination) -> None:
     long = LongArchive.begun(opened([destination]))
     for _ in range(24):
         long.grow(10)
@@ -59,8 +58,7 @@ def test_a_reader_of_the_head_needs_a_few_diffs() -> None:
     assert len(boundary.diffs) <= 3 + 2 + 4 + 4  # 20 s of 5, a minute of 20, 5 minutes, 20 in all
 
 
-def test_periods_that_are_not_over_stay() -> None:
-    [destination] = memory()
+def test_periods_that_are_not_over_stay(destination: ScriptedDestination) -> None:
     long = LongArchive.begun(opened([destination]))
     long.grow(4)  # ends at 5, 10, 15 and 20 s; the last shows that the first period is over
     assert long.compacted() == 1
@@ -68,8 +66,7 @@ def test_periods_that_are_not_over_stay() -> None:
     assert long.compacted() == 0
 
 
-def test_changes_between_two_boundaries_inside() -> None:
-    [destination] = memory()
+def test_changes_between_two_boundaries_inside(destination: ScriptedDestination) -> None:
     long = LongArchive.begun(opened([destination]), seed=3)
     long.grow(70)
     long.compacted()
@@ -102,8 +99,7 @@ def test_a_base_at_a_boundary_that_was_merged_meanwhile() -> None:
     assert rows_at(destinations[1], long.head) == long.states[long.head]
 
 
-def test_diffs_that_a_sink_was_not_notified_of_stay() -> None:
-    [destination] = memory()
+def test_diffs_that_a_sink_was_not_notified_of_stay(destination: ScriptedDestination) -> None:
     archive = opened([destination], sinks=["arn:sink"])
     long = LongArchive.begun(archive)
     long.grow(30)
@@ -153,8 +149,7 @@ def test_parts_are_dropped_after_a_while() -> None:
         assert rows_at(destination, old[0].to_position) == long.states[old[0].to_position]
 
 
-def test_the_levels_are_lengths_of_time() -> None:
-    [destination] = memory()
+def test_the_levels_are_lengths_of_time(destination: ScriptedDestination) -> None:
     long = LongArchive.begun(opened([destination]))
     long.grow(40, seconds=30)
     long.compacted(LEVELS[1:])
@@ -166,8 +161,7 @@ def version_of(destination: ScriptedDestination) -> int:
     return json.loads(destination.store.objects[MANIFEST][0])["manifest_version"]
 
 
-def test_only_parts_raise_the_manifest_s_version() -> None:
-    [destination] = memory()
+def test_only_parts_raise_the_manifest_s_version(destination: ScriptedDestination) -> None:
     long = LongArchive.begun(opened([destination]))
     long.grow(20)
     assert version_of(destination) == 1

@@ -41,14 +41,20 @@ from tests.support.archive.archiving import (
 from tests.support.archive.truth import COLUMNS, checksum_of
 
 
+@pytest.fixture
+def destination(new_stores: NewStores) -> ScriptedDestination:
+    """The only one of the archive."""
+    [made] = new_stores()
+    return made
+
+
 def listed(destination: ScriptedDestination) -> list[tuple[str, int, int]]:
     manifest = destination.manifest
     assert list(rules.check(manifest)) == []
     return [(a.kind.value, a.epoch, a.to_position) for a in manifest.artifacts]
 
 
-def test_opening_creates_an_empty_manifest(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_opening_creates_an_empty_manifest(destination: ScriptedDestination) -> None:
     archive = opened([destination])
     manifest = destination.manifest
     assert (manifest.epoch, manifest.head_position, manifest.artifacts) == (0, None, ())
@@ -56,8 +62,7 @@ def test_opening_creates_an_empty_manifest(new_stores: NewStores) -> None:
     assert archive.head is None
 
 
-def test_the_first_base_and_a_diff(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_the_first_base_and_a_diff(destination: ScriptedDestination) -> None:
     archive = based([destination])
     diffed(archive, 10, 20, ONE, TWO)
     assert listed(destination) == [("snapshot", 1, 10), ("diff", 1, 20)]
@@ -78,8 +83,7 @@ def test_the_first_base_and_a_diff(new_stores: NewStores) -> None:
     )
 
 
-def test_another_writer_goes_on_from_there(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_another_writer_goes_on_from_there(destination: ScriptedDestination) -> None:
     first = based([destination])
     diffed(first, 10, 20, ONE, TWO)
     second = opened([destination], "w2")
@@ -89,8 +93,7 @@ def test_another_writer_goes_on_from_there(new_stores: NewStores) -> None:
     assert listed(destination)[-1] == ("diff", 1, 30)
 
 
-def test_a_rebase_relabels_what_comes_after_it(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_a_rebase_relabels_what_comes_after_it(destination: ScriptedDestination) -> None:
     archive = based([destination])
     diffed(archive, 10, 20, ONE, TWO)
     base = base_of(archive, 20, TWO)
@@ -128,8 +131,7 @@ def test_a_base_that_isnt_the_running_state_commits_nothing(new_stores: NewStore
     diffed(archive, 10, 20, ONE, TWO)
 
 
-def test_a_base_that_continues_needs_a_boundary_there(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_a_base_that_continues_needs_a_boundary_there(destination: ScriptedDestination) -> None:
     archive = based([destination])
     base = base_of(archive, 15, ONE)
     with pytest.raises(OutOfOrder, match="no artifact of history 7300:1:5 ends at 0/F"):
@@ -138,8 +140,7 @@ def test_a_base_that_continues_needs_a_boundary_there(new_stores: NewStores) -> 
         archive.commit_base(base_of(archive, 10, ONE, history=OTHER_HISTORY), continues=True)
 
 
-def test_within_a_history_the_head_never_goes_back(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_within_a_history_the_head_never_goes_back(destination: ScriptedDestination) -> None:
     archive = based([destination])
     with pytest.raises(OutOfOrder, match="0/9 is before the archive's head, 0/A"):
         rebased(archive, 9, TWO, continues=False)
@@ -152,8 +153,7 @@ def test_within_a_history_the_head_never_goes_back(new_stores: NewStores) -> Non
 
 
 @pytest.mark.parametrize("start", [5, 15])
-def test_a_diff_begins_at_the_head(new_stores: NewStores, start: int) -> None:
-    [destination] = new_stores()
+def test_a_diff_begins_at_the_head(destination: ScriptedDestination, start: int) -> None:
     archive = opened([destination])
     with pytest.raises(OutOfOrder, match="ends at nowhere"):
         diffed(archive, start, 20, ONE, TWO)
@@ -163,8 +163,7 @@ def test_a_diff_begins_at_the_head(new_stores: NewStores, start: int) -> None:
     assert not [key for key in destination.store.objects if "diff" in key]
 
 
-def test_the_same_commit_again_is_the_same_artifact(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_the_same_commit_again_is_the_same_artifact(destination: ScriptedDestination) -> None:
     archive = based([destination])
     first = diffed(archive, 10, 20, ONE, TWO)
     revision = destination.manifest.revision
@@ -173,8 +172,7 @@ def test_the_same_commit_again_is_the_same_artifact(new_stores: NewStores) -> No
     assert destination.manifest.revision == revision
 
 
-def test_old_epochs_leave_into_retired(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_old_epochs_leave_into_retired(destination: ScriptedDestination) -> None:
     archive = based([destination], keep_epochs=2)
     diffed(archive, 10, 20, ONE, TWO)
     rebased(archive, 20, TWO)
@@ -196,8 +194,7 @@ def test_old_epochs_leave_into_retired(new_stores: NewStores) -> None:
     assert set(gone) <= set(destination.store.objects), "only the collector deletes"
 
 
-def test_seen_is_raised_and_never_lowered(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_seen_is_raised_and_never_lowered(destination: ScriptedDestination) -> None:
     archive = opened([destination])
     with pytest.raises(OutOfOrder, match="can't be recorded as seen"):
         archive.see(Position(10))
@@ -215,8 +212,7 @@ def test_seen_is_raised_and_never_lowered(new_stores: NewStores) -> None:
     assert archive.head.seen_position == 50
 
 
-def test_to_time_never_goes_back(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_to_time_never_goes_back(destination: ScriptedDestination) -> None:
     archive = based([destination])
     hour = timedelta(hours=1)
     diffed(archive, 10, 20, ONE, TWO, to_time=MORNING + hour)
@@ -242,8 +238,7 @@ def test_objects_that_vanished_before_the_commit_are_uploaded_under_a_new_name(
     assert stores[0].store.objects[names[0]][0] == stores[1].store.objects[key][0]
 
 
-def test_retired_objects_are_not_named_again(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_retired_objects_are_not_named_again(destination: ScriptedDestination) -> None:
     archive = based([destination])
     base = base_of(archive, 10, ONE)
     key = "public.t/epoch=2/snapshot-0_A.jsonl"
@@ -295,8 +290,7 @@ def test_an_object_with_other_bytes_keeps_its_name(new_stores: NewStores, flip: 
     assert destination.manifest.artifacts[-1].keys == ["public.t/epoch=1/diff-0_A-0_14-w1-1.jsonl"]
 
 
-def test_several_formats_are_one_artifact(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_several_formats_are_one_artifact(destination: ScriptedDestination) -> None:
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False, formats=("jsonl", "protobuf"))
     diffed(archive, 10, 20, ONE, TWO, formats=("protobuf", "jsonl", "jsonl"))
@@ -372,8 +366,7 @@ def test_a_base_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(left) == [".manifest.json.lock", "manifest.json"]
 
 
-def test_an_empty_table_has_a_base_too(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_an_empty_table_has_a_base_too(destination: ScriptedDestination) -> None:
     archive = opened([destination])
     rebased(archive, 10, EMPTY, continues=False)
     assert destination.manifest.artifacts[0].rows == 0
@@ -381,9 +374,8 @@ def test_an_empty_table_has_a_base_too(new_stores: NewStores) -> None:
 
 
 def test_no_room_for_the_temporary_file_commits_nothing(
-    new_stores: NewStores, tmp_path: Path
+    destination: ScriptedDestination, tmp_path: Path
 ) -> None:
-    [destination] = new_stores()
     archive = based([destination], spool_directory=tmp_path / "missing")
     big = {b"%05d" % i: b'{"id":%d,"v":"%s"}' % (i, b"x" * 1000) for i in range(5000)}
     with pytest.raises(SpoolUnavailable, match=r"missing.*source.local_snapshot_path"):
@@ -392,10 +384,9 @@ def test_no_room_for_the_temporary_file_commits_nothing(
     assert listed(destination) == [("snapshot", 1, 10)]
 
 
-def test_a_manifest_of_another_table_is_refused(new_stores: NewStores) -> None:
+def test_a_manifest_of_another_table_is_refused(destination: ScriptedDestination) -> None:
     from laredo_archive.write.table_archive import TableArchive
 
-    [destination] = new_stores()
     opened([destination])
     with pytest.raises(ManifestDamaged, match=r"of table public\.t, not of public\.other"):
         TableArchive.open([destination], "public.other", key_prefix="public.t/")
