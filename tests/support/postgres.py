@@ -102,6 +102,13 @@ class Database:
             f" WHERE slot_name = 'slot_{self.name}')"
         )
 
+    def streamed(self) -> int:
+        """Number of transactions that the slot of a test's ingest was sent in parts."""
+        return self.number(
+            "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots"
+            f" WHERE slot_name = 'slot_{self.name}'"
+        )
+
     def _lsn(self, selected: str) -> int:
         return self.number(f"SELECT {selected} - '0/0'::pg_lsn")
 

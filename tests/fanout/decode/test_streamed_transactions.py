@@ -25,14 +25,6 @@ def _stream(database: Database, setting: str = _SMALL_MEMORY) -> None:
     database.run(f"ALTER DATABASE {database.name} SET {setting}")
 
 
-def _streamed(database: Database) -> int:
-    """Number of transactions that were sent in parts, as PostgreSQL reports it."""
-    return database.number(
-        "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots WHERE slot_name = %s",
-        f"slot_{database.name}",
-    )
-
-
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_spool, "_PIECE_BYTES", 20_000)
@@ -64,7 +56,7 @@ def test_interleaved_transactions_are_in_the_journal_as_they_were(
         ingest.assert_equal()
         for start in starts:
             assert start.compare(writing.commits) > 30
-    ingest.wait_until(lambda: _streamed(database) > 20, "transactions were streamed")
+    ingest.wait_until(lambda: database.streamed() > 20, "transactions were streamed")
     assert not list((ingest.path / "streamed").glob("*")), "what was spooled is gone"
 
 

@@ -39,10 +39,7 @@ def _streamed(database: Database) -> int:
     """Number of transactions that were sent in parts, as PostgreSQL reports it."""
     # A running walsender lets the slot's restart_lsn go on by it.
     database.run("SELECT pg_log_standby_snapshot()")
-    return database.number(
-        "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots WHERE slot_name = %s",
-        f"slot_{database.name}",
-    )
+    return database.streamed()
 
 
 def _kinds(ingest: RunningIngest) -> dict[str, int]:
