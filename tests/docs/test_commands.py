@@ -26,7 +26,7 @@ from laredo_fanout.client import FanoutClient
 from tests.support.aws import REGION, AwsServer
 from tests.support.forked import SCRIPTS, Forked
 from tests.support.postgres import Database, data_directory
-from tests.support.processes import BIN, PATIENCE_S, free_port, wait_until
+from tests.support.processes import BIN, PATIENCE_S, completed, free_port, wait_until
 from tests.support.repository import DOCS, ROOT
 from tests.support.server.fanout_program import fanout, started
 
@@ -150,16 +150,12 @@ class Terminal:
 
     def shell(self, command: str, user: str | None = None) -> str:
         """Run it in a shell, and press Enter when it asks; its output."""
-        done = subprocess.run(
+        done = completed(
             ["bash", "-ec", command],
             cwd=self.directory,
             env=self.environment,
             user=user,
             input="\n",
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
         )
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
@@ -339,10 +335,11 @@ def _connected(terminal: Terminal, port: int, command: str) -> str:
 @pytest.fixture
 def readme(tmp_path: Path, database: Database, ports: dict[str, int]) -> Iterator[Terminal]:
     """The README's reader, with a database that has its tables."""
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE config_document (id bigint PRIMARY KEY, body jsonb)")
-        owner.execute("INSERT INTO config_document SELECT n, '{}' FROM generate_series(1, 9) n")
-        owner.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+    database.run(
+        "CREATE TABLE config_document (id bigint PRIMARY KEY, body jsonb)",
+        "INSERT INTO config_document SELECT n, '{}' FROM generate_series(1, 9) n",
+        "CREATE TABLE orders (id bigint PRIMARY KEY)",
+    )
     grpc = f"localhost:{ports['grpc']}"
     terminal = Terminal(
         tmp_path,
@@ -406,17 +403,16 @@ def test_readme_with_spark_and_prometheus(
 
 
 def test_clients(tmp_path: Path, database: Database, ports: dict[str, int]) -> None:
-    with database.connect() as owner:
-        owner.execute(
-            "CREATE TABLE config_document (instance_id text, key text, size int,"
-            " PRIMARY KEY (instance_id, key))"
-        )
-        owner.execute("INSERT INTO config_document VALUES ('inst_abc', 'rulesets/default', 3)")
-        owner.execute("CREATE TABLE users (id bigint PRIMARY KEY)")
-        owner.execute("CREATE TABLE orders (id bigint PRIMARY KEY, user_id bigint)")
+    database.run(
+        "CREATE TABLE config_document (instance_id text, key text, size int,"
+        " PRIMARY KEY (instance_id, key))",
+        "INSERT INTO config_document VALUES ('inst_abc', 'rulesets/default', 3)",
+        "CREATE TABLE users (id bigint PRIMARY KEY)",
+        "CREATE TABLE orders (id bigint PRIMARY KEY, user_id bigint)",
+    )
     tables = "{ table = config_document }, { table = users }, { table = orders }"
     connect = f"fanout.connect.port = {ports['connect']}\n"
-    server = fanout(tmp_path / "server", database.dsn, tables, connect, f"s_{database.name}")
+    server = fanout(tmp_path / "server", database, tables, connect)
     with started(server):
         terminal = Terminal(
             tmp_path,

@@ -48,8 +48,7 @@ class Road:
         """The table in the writer's /status."""
         answer = self.writer.get("/status")
         assert answer is not None
-        found: dict[str, Any] = answer.json()["tables"]["public.t"]
-        return found
+        return answer.json()["tables"]["public.t"]
 
     def reached(self) -> int:
         """Position of the archive's head; 0 before the first artifact."""

@@ -24,11 +24,7 @@ def road(tmp_path: Path, database: Database) -> Iterator[Road]:
         "INSERT INTO t SELECT i, 0 FROM generate_series(1, 20) i",
     )
     server = fanout(
-        tmp_path / "server",
-        database.dsn,
-        "{ table = t }",
-        "sources.pg.heartbeat_interval = 10s",
-        slot=f"s_{database.name}",
+        tmp_path / "server", database, "{ table = t }", "sources.pg.heartbeat_interval = 10s"
     )
     road = Road(database, tmp_path, server)
     with started(server), road.writer:

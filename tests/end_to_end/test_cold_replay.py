@@ -146,8 +146,7 @@ class Place:
                 return {}
             answer = s3.get_object(Bucket=self.bucket, Key=f"archives/{key}")
             data = answer["Body"].read()
-        read: dict[str, Any] = json.loads(data)
-        return read
+        return json.loads(data)
 
     def head(self) -> int:
         text = self.manifest().get("head_position")

@@ -52,8 +52,7 @@ class Pipeline:
 
     def artifacts(self, table: Table) -> list[Any]:
         """Artifacts of the table's manifest."""
-        found: list[Any] = self._manifest(table).get("artifacts", [])
-        return found
+        return self._manifest(table).get("artifacts", [])
 
     def _manifest(self, table: Table) -> dict[str, Any]:
         manifest = self.archive / table.name / "manifest.json"

@@ -32,7 +32,7 @@ def server(tmp_path: Path, database: Database) -> Iterator[Fanout]:
     with database.connect() as owner:
         owner.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         owner.execute("INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, %s) i", (ROWS,))
-    server = fanout(tmp_path / "server", database.dsn, "{ table = t }", slot=f"s_{database.name}")
+    server = fanout(tmp_path / "server", database, "{ table = t }")
     with started(server):
         pass
     server.spoil()

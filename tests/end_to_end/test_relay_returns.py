@@ -66,7 +66,7 @@ def chain(tmp_path: Path, database: Database, *, archived: bool) -> Iterator[Cha
     archive = tmp_path / "first" / "archive"
     of = f', archive {{ store = local, store_config {{ path = "{archive}" }} }}'
     table = SHORT_JOURNAL.format(journal=JOURNAL, archive=of if archived else "")
-    upstream = fanout(tmp_path / "up", database.dsn, table, slot=f"s_{database.name}")
+    upstream = fanout(tmp_path / "up", database, table)
     with ExitStack() as stack:
         stack.enter_context(started(upstream))
         if archived:
@@ -212,7 +212,7 @@ async def test_the_upstream_s_recopy_reaches_clients_of_its_relay(
         owner.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         owner.execute("INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, %s) i", (ROWS,))
     table = QUICK_RELAY
-    upstream = fanout(tmp_path / "up", database.dsn, table, slot=f"s_{database.name}")
+    upstream = fanout(tmp_path / "up", database, table)
     with started(upstream):
         pass
     upstream.spoil()
@@ -249,7 +249,7 @@ async def test_a_client_goes_on_at_another_relay_or_at_the_upstream(
     with database.connect() as owner:
         owner.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
         owner.execute("INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, %s) i", (ROWS,))
-    upstream = fanout(tmp_path / "up", database.dsn, QUICK_RELAY, slot=f"s_{database.name}")
+    upstream = fanout(tmp_path / "up", database, QUICK_RELAY)
     with ExitStack() as stack:
         stack.enter_context(started(upstream))
         relays = [

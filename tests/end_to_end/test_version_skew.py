@@ -6,7 +6,6 @@ The earlier ones are real processes from their own sources, in the same virtual 
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from laredo_fanout.store.environment import FORMAT
 from tests.support import older
 from tests.support.postgres import Database
-from tests.support.processes import BIN, Program, wait_until
+from tests.support.processes import BIN, Program, completed, wait_until
 from tests.support.server.fanout_program import fanout, relay
 from tests.support.writer.archiving_programs import Named, Programs, configured
 
@@ -69,12 +68,9 @@ def test_a_writer_and_a_server_of_two_versions(
             changed(database, f"change {number}")
         programs.equal(TABLE)
         assert epoch(programs) == 1
-    earlier_reads_it = subprocess.run(
+    earlier_reads_it = completed(
         [BIN / "laredo-archive", "verify", programs.directory / "archive" / "users"],
         env={**os.environ, **older.environment(tree)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert earlier_reads_it.returncode == 0, earlier_reads_it.stderr
 
@@ -116,7 +112,7 @@ def test_a_relay_and_its_upstream_of_two_versions(
         "CREATE TABLE users (id int PRIMARY KEY, name text)",
         "INSERT INTO users SELECT i, 'x' FROM generate_series(1, 100) i",
     )
-    upstream = fanout(tmp_path / "up", database.dsn, "{ table = users }", slot=f"s_{database.name}")
+    upstream = fanout(tmp_path / "up", database, "{ table = users }")
     below = relay(tmp_path / "relay", upstream.grpc_port, "{ table = users }")
     for earlier, now in ((upstream, below), (below, upstream)):
         older.run_as(earlier.program, tree)

@@ -1,12 +1,16 @@
-"""A proxy before the session's server, and short waits of an ingest in the test's process."""
+"""A proxy before the session's server, an empty store, and short waits of an ingest in the test."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.ingest import loop
 from laredo_fanout.pg_catalog import side_connection
+from laredo_fanout.store.writer import Store
+from tests.support.postgres import Database
+from tests.support.server.store_sample import live_table, open_store
 from tests.support.server.stuck_proxy import Proxy
 
 
@@ -24,3 +28,25 @@ def proxy(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
     proxy = Proxy(str(postgres.socket_directory / ".s.PGSQL.5432"), path)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def table(store: Store) -> int:
+    """A live table without rows."""
+    return live_table(store)
+
+
+@pytest.fixture
+def filled(database: Database) -> Database:
+    """A database with a table ``t`` of 500 rows."""
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 500) g",
+    )
+    return database

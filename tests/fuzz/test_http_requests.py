@@ -71,9 +71,8 @@ HELD = 30
 @pytest.fixture
 def programs(tmp_path: Path, database: Database) -> Iterator[list[Program]]:
     """Both, each with one table."""
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    server = fanout(tmp_path / "server", database.dsn, "{ table = t }", slot=f"s_{database.name}")
+    database.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    server = fanout(tmp_path / "server", database, "{ table = t }")
     with ExitStack() as stack:
         stack.enter_context(started(server))
         served = stack.enter_context(Served(tmp_path / "state"))

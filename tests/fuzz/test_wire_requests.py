@@ -56,7 +56,7 @@ def server(tmp_path: Path, database: Database) -> Iterator[Fanout]:
     tokens.chmod(0o600)
     extra = f'fanout.grpc.tokens_file = "{tokens}"\n'
     tables = "{ table = t }, { table = secret }"
-    made = fanout(tmp_path / "server", database.dsn, tables, extra, slot=f"s_{database.name}")
+    made = fanout(tmp_path / "server", database, tables, extra)
     with started(made):
         yield made
 

@@ -84,8 +84,7 @@ class Page:
             entry["size_bytes"],
             entry["sha256"],
         )
-        found: Sequence[Json] = json.loads(gzip.decompress(data))["diffs"]
-        return found
+        return json.loads(gzip.decompress(data))["diffs"]
 
     def _rows(self, artifact: Json) -> Iterator[str]:
         data, is_lines = self._bytes(artifact)
@@ -177,8 +176,7 @@ class Page:
     def _fields(self, base: Json) -> Sequence[str]:
         columns = self.manifest.get("columns", ())
         key = sorted((c["PrimaryKeyOrdinal"], c["Name"]) for c in columns if c["PrimaryKeyOrdinal"])
-        found: Sequence[str] = base.get("key_fields") or [name for _, name in key] or ["id"]
-        return found
+        return base.get("key_fields") or [name for _, name in key] or ["id"]
 
     def _keyed(self, rows: Iterator[str], base: Json) -> Iterator[tuple[str, str]]:
         fields = self._fields(base)

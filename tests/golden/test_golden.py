@@ -17,6 +17,7 @@ from laredo_archive.cli import main
 from tests.golden import postgres
 from tests.golden.by_the_page import Page
 from tests.golden.make import made
+from tests.support.archive.command_line import printed
 from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth, all_truths, position_of
 from tests.support.postgres import Database
 
@@ -31,12 +32,6 @@ WITHOUT_CHECKSUMS = ("bare", "original", "originals_keys", "originals_windows")
 
 def of(name: str) -> Truth:
     return Truth(TRUTHS / name)
-
-
-def printed(*arguments: object) -> list[str]:
-    done = CliRunner().invoke(main, list(map(str, arguments)))
-    assert done.exit_code == 0, done.output
-    return done.stdout_bytes.decode().split("\n")[:-1]
 
 
 def in_one_format(name: str, format_id: str, directory: Path) -> Path:

@@ -14,7 +14,7 @@ from laredo_archive.cli import main as archive
 from laredo_fanout.cli import main as fanout
 from laredo_snapshotter.cli import cli as snapshotter
 from laredo_spark.cli import main as spark
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import completed
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, click.Command] = {
@@ -50,7 +50,7 @@ def wheel(tree: Path, into: Path, **environment: str) -> tuple[Path, str]:
     """The wheel made of a tree, and what its build said."""
     # What an earlier build compiled would be taken as it is.
     shutil.rmtree(tree / "build", ignore_errors=True)
-    made = subprocess.run(
+    made = completed(
         [
             sys.executable,
             "-m",
@@ -63,11 +63,7 @@ def wheel(tree: Path, into: Path, **environment: str) -> tuple[Path, str]:
             into,
             tree,
         ],
-        capture_output=True,
-        text=True,
         env={**os.environ, **environment},
-        timeout=PATIENCE_S,
-        check=False,
     )
     assert made.returncode == 0, made.stdout + made.stderr
     return next(into.glob("*.whl")), made.stdout + made.stderr
@@ -119,15 +115,7 @@ class Bare:
     def run(self, command: str, *arguments: str, check: bool = False) -> "Ended":
         """Run it with a stdout that is no terminal."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-        ended = subprocess.run(
-            [self.bin / command, *arguments],
-            cwd=self.directory,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        ended = completed([self.bin / command, *arguments], cwd=self.directory, env=environment)
         assert not check or ended.returncode == 0, ended.stdout + ended.stderr
         return ended
 

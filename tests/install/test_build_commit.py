@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from laredo_service import build
 from tests.install.bare import PROGRAMS, ROOT, source
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import completed
 
 WRITTEN = "laredo_service/commit.txt"
 
@@ -51,14 +51,10 @@ def named(tree: Path, into: Path, **environment: str) -> str:
 
 
 def setup(tree: Path, command: str, into: Path, **environment: str) -> None:
-    done = subprocess.run(
+    done = completed(
         [sys.executable, "setup.py", "-q", command, "-d", into],
         cwd=tree,
         env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

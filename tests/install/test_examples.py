@@ -3,7 +3,6 @@
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from laredo_fanout import config as fanout
 from laredo_snapshotter import config as snapshotter
 from laredo_snapshotter.app.reload import HANG_S
 from tests.install.bare import ROOT
-from tests.support.processes import BIN
+from tests.support.processes import BIN, completed
 
 EXAMPLES = ROOT / "examples"
 KUBERNETES = sorted((EXAMPLES / "kubernetes").glob("*.yaml"))
@@ -123,12 +122,7 @@ def test_what_ends_a_program_waits_for_its_last_diffs() -> None:
 
 def test_the_composition_is_valid_by_its_schema() -> None:
     file = EXAMPLES / "compose" / "compose.yaml"
-    done = subprocess.run(
-        [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", file],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed([BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", file])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -138,7 +132,5 @@ def test_units_are_what_systemd_understands(tmp_path: Path) -> None:
         unit = tmp_path / path.name
         # The programs of this environment, which are there.
         unit.write_text(path.read_text().replace("/opt/laredo/bin", str(BIN)))
-        done = subprocess.run(
-            ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
-        )
+        done = completed(["systemd-analyze", "verify", unit])
         assert done.returncode == 0 and str(unit.name) not in done.stderr, done.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from laredo_service.http.probe import main as probe
 from tests.install.bare import ROOT, Bare, source
-from tests.support.processes import BIN, free_port, wait_until
+from tests.support.processes import BIN, completed, free_port, wait_until
 from tests.support.writer.served import Served, rows
 from tests.support.writer.writing import Writer
 
@@ -36,9 +36,7 @@ def test_bases_are_pinned_and_the_user_is_a_number() -> None:
 
 
 def test_the_linter_finds_nothing() -> None:
-    done = subprocess.run(
-        [BIN / "hadolint", "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = completed([BIN / "hadolint", "Dockerfile"], cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -14,7 +14,7 @@ import httpx
 import yaml
 
 from docs.alert_tables import RULES
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import completed, free_port, wait_until
 from tests.support.repository import ROOT
 
 PROGRAMS = Path(os.environ.get("LAREDO_TEST_PROMETHEUS", ROOT / "build/prometheus/usr/bin"))
@@ -25,7 +25,7 @@ _OFTEN = "200ms"
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run promtool on a file."""
     command = [PROGRAMS / "promtool", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    return completed(command, timeout=240)
 
 
 @dataclass

@@ -28,14 +28,13 @@ _EMPTY_WHILE_ALL_IS_WELL = {
 
 
 def test_every_panel_shows_something(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        owner.execute("INSERT INTO t SELECT generate_series(1, 10)")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 10)"
+    )
     programs = configured(tmp_path, database, [Named("public", "t", None)])
     jobs = {"laredo_fanout": programs.server.http, "laredo_snapshotter": programs.writer.http}
     with programs.running(), watching(tmp_path / "prometheus", **jobs) as prometheus:
-        with database.connect() as owner:
-            owner.execute("INSERT INTO t VALUES (11)")
+        database.run("INSERT INTO t VALUES (11)")
         for dashboard in DASHBOARDS:
             for panel in json.loads(dashboard.read_text())["panels"]:
                 if panel["type"] == "row" or panel["title"] in _EMPTY_WHILE_ALL_IS_WELL:

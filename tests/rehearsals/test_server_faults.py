@@ -33,8 +33,7 @@ def rehearsed(
 
 
 def test_the_server_is_killed(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     with rehearsed(tmp_path, database.dsn, slot=f"s_{database.name}") as (server, prometheus):
         server.program.kill()
         assert "doesn't answer" in prometheus.fires("LaredoServerDown")
@@ -46,8 +45,7 @@ def test_the_server_is_killed(tmp_path: Path, database: Database) -> None:
 def test_postgresql_is_down(tmp_path: Path, clusters: Clusters) -> None:
     postgres = clusters.new()
     database = clusters.lead_to(postgres)
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     with rehearsed(tmp_path, database.dsn) as (server, prometheus):
         postgres.stop()
         prometheus.fires("LaredoSourceDisconnected")
@@ -58,9 +56,7 @@ def test_postgresql_is_down(tmp_path: Path, clusters: Clusters) -> None:
 
 def test_the_slot_is_dropped_by_hand(tmp_path: Path, database: Database) -> None:
     slot = f"s_{database.name}"
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        owner.execute("INSERT INTO t VALUES (1)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     with rehearsed(tmp_path, database.dsn, slot=slot) as (server, prometheus):
         _drop(database, slot)
         assert "was lost" in prometheus.fires("LaredoSlotLost")
@@ -72,8 +68,7 @@ def test_the_slot_is_dropped_by_hand(tmp_path: Path, database: Database) -> None
 
 def test_the_slot_is_dropped_and_the_server_is_to_wait(tmp_path: Path, database: Database) -> None:
     slot = f"s_{database.name}"
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     waits = "sources.pg.on_slot_lost = fail"
     with rehearsed(tmp_path, database.dsn, waits, slot) as (server, prometheus):
         _drop(database, slot)
@@ -92,17 +87,16 @@ def test_the_slot_is_dropped_and_the_server_is_to_wait(tmp_path: Path, database:
 
 def test_a_transaction_cannot_be_decoded(tmp_path: Path, database: Database) -> None:
     slot = f"s_{database.name}"
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        owner.execute("CREATE PUBLICATION filtered FOR TABLE t WHERE (100 / id > 0)")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE PUBLICATION filtered FOR TABLE t WHERE (100 / id > 0)",
+    )
     publication = "sources.pg.publication { name = filtered, create = false }"
     with rehearsed(tmp_path, database.dsn, publication, slot) as (server, prometheus):
-        with database.connect() as owner:
-            owner.execute("INSERT INTO t VALUES (1), (0)")
+        database.run("INSERT INTO t VALUES (1), (0)")
         assert "decoding" in prometheus.fires("LaredoStreamFault")
         assert "neither in parts nor whole" in server.problems[0]
-        with database.connect() as owner:
-            owner.execute("DELETE FROM t WHERE id = 0")
+        database.run("DELETE FROM t WHERE id = 0")
         _drop(database, slot)
         prometheus.is_over("LaredoStreamFault")
         server.program.wait_ready()
@@ -110,23 +104,19 @@ def test_a_transaction_cannot_be_decoded(tmp_path: Path, database: Database) -> 
 
 
 def test_a_table_without_a_key(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     with rehearsed(tmp_path, database.dsn, slot=f"s_{database.name}") as (server, prometheus):
-        with database.connect() as owner:
-            owner.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
+        database.run("ALTER TABLE t DROP CONSTRAINT t_pkey")
         assert "public.t" in prometheus.fires("LaredoTableNotLive")
         assert "no usable replica identity" in server.problems[0]
-        with database.connect() as owner:
-            owner.execute("ALTER TABLE t ADD PRIMARY KEY (id)")
+        database.run("ALTER TABLE t ADD PRIMARY KEY (id)")
         prometheus.is_over("LaredoTableNotLive")
 
 
 def test_a_transaction_was_forgotten(tmp_path: Path, clusters: Clusters) -> None:
     postgres = clusters.new(max_slot_wal_keep_size="64MB", max_wal_size="1GB")
     database = clusters.lead_to(postgres)
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     with (
         rehearsed(tmp_path, database.dsn) as (server, prometheus),
         database.connect() as forgotten,
@@ -149,8 +139,7 @@ def test_a_transaction_was_forgotten(tmp_path: Path, clusters: Clusters) -> None
 
 
 async def test_no_place_for_another_client(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     few = "fanout.grpc.max_clients = 1"
     with rehearsed(tmp_path, database.dsn, few, f"s_{database.name}") as (server, prometheus):
         async with server.follower("public.t"):

@@ -16,7 +16,7 @@ from laredo_fanout.store.writer import Store
 from tests.support.postgres import Database
 from tests.support.processes import Program, eventually, wait_until
 from tests.support.server.certificates import Authority, put_in_place
-from tests.support.server.fanout_program import Fanout, fanout
+from tests.support.server.fanout_program import Fanout, fanout, started
 from tests.support.writer.archiving_programs import Named, configured
 
 pytestmark = pytest.mark.thorough
@@ -27,9 +27,10 @@ SIZE = "state.max_size = 64 MB\n"
 
 @pytest.fixture
 def owned(database: Database) -> Database:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-        owner.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 100) i")
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, 'x' FROM generate_series(1, 100) i",
+    )
     return database
 
 
@@ -81,11 +82,10 @@ def test_an_old_copy_of_the_state_is_put_back(
     policy_key = f"sources.pg.on_slot_lost = {policy}\n"
     server = server_of(SIZE + policy_key)
     state, saved = server.directory / "state", tmp_path / "saved"
-    with server.program:
-        server.program.wait_ready()
+    with started(server):
+        pass
     shutil.copytree(state, saved)
-    with server.program:
-        server.program.wait_ready()
+    with started(server):
         before = server.status["sources"]["pg"]["position"]
         update(owned, "later")
         wait_until(lambda: server.table("public.t")["journal"]["entries"] == 10, "taken")
@@ -110,8 +110,8 @@ def test_a_newer_version_wrote_the_store(
     tmp_path: Path, owned: Database, server_of: ServerOf
 ) -> None:
     server = server_of(SIZE)
-    with server.program:
-        server.program.wait_ready()
+    with started(server):
+        pass
     state = server.directory / "state"
     with Store.open(state, max_size=64_000_000) as store, store.transaction() as transaction:
         head = orjson.loads(transaction.head.to_bytes()) | {"format": environment.FORMAT + 1}
@@ -135,8 +135,7 @@ def test_a_newer_version_wrote_the_store(
 def test_a_store_that_is_too_small(tmp_path: Path, owned: Database, server_of: ServerOf) -> None:
     small = "state.max_size = 2 MB\n"
     server = server_of(small)
-    with server.program:
-        server.program.wait_ready()
+    with started(server):
         with owned.connect() as owner:
             owner.execute(
                 "INSERT INTO t SELECT i, repeat('x', 2000) FROM generate_series(101, 2000) i"
@@ -147,8 +146,7 @@ def test_a_store_that_is_too_small(tmp_path: Path, owned: Database, server_of: S
         answer = server.program.get("/health/serving")
         assert answer is not None and answer.status_code == 200, "what it has isn't served"
     rewritten(server.program, small, SIZE)
-    with server.program:
-        server.program.wait_ready()
+    with started(server):
         wait_until(lambda: server.table("public.t")["rows"] == 2000, "all rows")
         assert server.table("public.t")["copied_rows"] == 0
 

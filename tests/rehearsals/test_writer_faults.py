@@ -24,9 +24,7 @@ _READY = 'snapshotter_table_ready{table="public.t"}'
 @contextmanager
 def rehearsed(directory: Path, database: Database) -> Iterator[tuple[Programs, Prometheus]]:
     """Both programs over the table ``t``, and Prometheus over the writer; nothing fires."""
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        owner.execute("INSERT INTO t VALUES (1)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     programs = configured(directory, database, [_TABLE])
     jobs = {"laredo_snapshotter": programs.writer.http}
     with programs.running(), watching(directory / "prometheus", **jobs) as prometheus:
@@ -48,8 +46,7 @@ def test_the_writer_is_killed(tmp_path: Path, database: Database) -> None:
         assert "doesn't answer" in prometheus.fires("LaredoWriterDown")
         programs.writer.start()
         prometheus.is_over("LaredoWriterDown")
-        with database.connect() as owner:
-            owner.execute("INSERT INTO t VALUES (2)")
+        database.run("INSERT INTO t VALUES (2)")
         programs.equal(_TABLE)
 
 
@@ -58,8 +55,7 @@ def test_a_destination_is_unavailable(tmp_path: Path, database: Database) -> Non
         place = tmp_path / "archive" / "t"
         place.rename(tmp_path / "aside")
         place.touch()
-        with database.connect() as owner:
-            owner.execute("INSERT INTO t VALUES (2)")
+        database.run("INSERT INTO t VALUES (2)")
         assert "public.t" in prometheus.fires("LaredoDestinationDown")
         assert "LaredoTableNotReady" in prometheus.firing()
         place.unlink()
@@ -85,8 +81,7 @@ def test_a_second_writer_takes_over(tmp_path: Path, database: Database) -> None:
         first.stop()
         first.start()
         first.wait_ready()
-        with database.connect() as owner:
-            owner.execute("INSERT INTO t VALUES (2)")
+        database.run("INSERT INTO t VALUES (2)")
         programs.equal(_TABLE)
 
 
@@ -106,8 +101,7 @@ def test_an_archive_is_fresh_while_nothing_changes_and_not_without_its_server(
         assert metrics(writer)[_SEEN] == cut
         programs.server.start()
         wait_until(lambda: metrics(writer)[_SEEN] > cut, "it is fresh again")
-        with database.connect() as owner:
-            owner.execute("INSERT INTO t VALUES (2)")
+        database.run("INSERT INTO t VALUES (2)")
         wait_until(
             lambda: metrics(writer)[_COMMITTED] > before[_COMMITTED], "the change is committed"
         )

@@ -11,13 +11,12 @@ from laredo_model import position
 from tests.support.processes import PATIENCE_S, eventually, wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.waiting import waits
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 
 @pytest.fixture
 def writer(tmp_path: Path, served: Served) -> Iterator[Writer]:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         yield writer
 
 
@@ -177,8 +176,7 @@ def signalled(writer: Writer) -> None:
 def test_a_full_buffer_of_what_is_not_verified_stops_the_stream(
     tmp_path: Path, served: Served
 ) -> None:
-    with Writer(tmp_path, served, more="diff.max_memory = 65536") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more="diff.max_memory = 65536") as writer:
         served.looks_by_itself = False
         for number in range(40):
             served.commit("users", *(put(number * 50 + i, "x" * 100) for i in range(50)))

@@ -14,7 +14,7 @@ from laredo_archive.manifest.catalog import DatabaseCatalog, GroupBoundary
 from tests.support import drawn
 from tests.support.processes import wait_until
 from tests.support.writer.served import HISTORY, Served, put, rows
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter
 
 TABLES = ("users", "orders", "quiet")
 
@@ -48,8 +48,7 @@ def test_all_tables_are_known_at_its_boundaries(tmp_path: Path, served: Served) 
     chance = random.Random(2)
     unequal = {"users": "diff.interval = 50ms", "orders": "diff.interval = 170ms"}
     archive = tmp_path / "archive"
-    with Writer(tmp_path, served, *TABLES, interval="110ms", per_table=unequal) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, *TABLES, interval="110ms", per_table=unequal):
         wait_until(lambda: has(archive, *TABLES), "a catalog of all tables")
         boundaries: set[GroupBoundary] = set()
         while len(boundaries) < 12:
@@ -75,8 +74,7 @@ def test_all_tables_are_known_at_its_boundaries(tmp_path: Path, served: Served) 
 def test_a_quiet_database_is_known_where_it_is_now(tmp_path: Path, served: Served) -> None:
     """One boundary moves on; there isn't one for every cut."""
     archive = tmp_path / "archive"
-    with Writer(tmp_path, served, *TABLES, interval="100ms") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, *TABLES, interval="100ms"):
         wait_until(lambda: has(archive, *TABLES) and newest(archive) is not None, "a boundary")
         for _ in range(3):
             position = served.advance()
@@ -88,35 +86,33 @@ def test_a_quiet_database_is_known_where_it_is_now(tmp_path: Path, served: Serve
 def test_of_one_table_there_is_none(tmp_path: Path, served: Served) -> None:
     """Its manifest says all; a second table, in the same archive, has it made."""
     archive = tmp_path / "archive"
-    with Writer(tmp_path, served, "users") as alone:
-        alone.program.wait_ready()
+    with ReadyWriter(tmp_path, served, "users") as alone:
         alone.wait_head(served.commit("users", put(1, "x")))
         assert alone.program.stop() == 0
     assert not (archive / "catalog.json").exists()
-    with Writer(tmp_path, served, "users", "orders", name="two") as both:
-        both.program.wait_ready()
+    with ReadyWriter(tmp_path, served, "users", "orders", name="two"):
         wait_until(lambda: has(archive, "users", "orders"), "there is one")
 
 
 def test_processes_share_it_and_a_restart_replaces_its_own(tmp_path: Path, served: Served) -> None:
     archive = tmp_path / "archive"
-    with Writer(tmp_path, served, "users", "orders") as first:
-        first.program.wait_ready()
-        with Writer(tmp_path, served, "quiet", "notes", name="second") as second:
-            second.program.wait_ready()
-            wait_until(lambda: has(archive, *TABLES, "notes"), "both in it")
-            assert len(catalog_of(archive).groups) == 2
-            group = catalog_of(archive).archives["users/"].group
-            first.program.kill()
-            first.program.start()
-            wait_until(
-                lambda: (
-                    has(archive, *TABLES, "notes")
-                    and group not in {each.group for each in catalog_of(archive).archives.values()}
-                ),
-                "the new one",
-            )
-            assert len(catalog_of(archive).groups) == 2
+    with (
+        ReadyWriter(tmp_path, served, "users", "orders") as first,
+        ReadyWriter(tmp_path, served, "quiet", "notes", name="second"),
+    ):
+        wait_until(lambda: has(archive, *TABLES, "notes"), "both in it")
+        assert len(catalog_of(archive).groups) == 2
+        group = catalog_of(archive).archives["users/"].group
+        first.program.kill()
+        first.program.start()
+        wait_until(
+            lambda: (
+                has(archive, *TABLES, "notes")
+                and group not in {each.group for each in catalog_of(archive).archives.values()}
+            ),
+            "the new one",
+        )
+        assert len(catalog_of(archive).groups) == 2
     shown = CliRunner().invoke(main, ["ls", str(archive)])
     described = [json.loads(line) for line in shown.stdout.splitlines()]
     assert [each["name"] for each in described] == [
@@ -141,8 +137,7 @@ def test_what_isnt_a_catalog_stays_and_the_archives_go_on(
     archive = tmp_path / "archive"
     archive.mkdir()
     (archive / "catalog.json").write_text("mine")
-    with Writer(tmp_path, served, "users", "orders") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, "users", "orders") as writer:
         wait_until(lambda: bool(writer.logged("catalog not written")), "a warning")
         writer.wait_head(served.commit("users", put(1, "x")))
         assert (archive / "catalog.json").read_text() == "mine"

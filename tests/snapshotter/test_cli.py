@@ -12,7 +12,7 @@ from tests.support import processes
 from tests.support.aws import AwsServer
 from tests.support.processes import free_port
 from tests.support.writer.served import Served, put
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 
 def run(
@@ -53,8 +53,7 @@ def test_the_configuration_file_can_come_from_the_environment(
 
 
 def test_a_port_in_use_is_told(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as first:
-        first.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as first:
         port = first.program.http.rsplit(":", 1)[1]
         second = Writer(tmp_path / "archive", served, name="second")
         ended = run("--config", second.program.config, "--set", f"snapshotter.http.port={port}")
@@ -147,8 +146,7 @@ def test_check_tells_what_keeps_a_bucket_from_being_asked(
 
 
 def test_logs_are_lines_of_json_off_a_terminal(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         assert writer.program.stop() == 0
         for line in writer.program.log.read_text().splitlines():
             assert {"event", "level", "timestamp"} <= json.loads(line).keys()

@@ -8,7 +8,7 @@ from tests.support.faults.proxy import FaultProxy
 from tests.support.processes import wait_until
 from tests.support.writer.buckets import new_bucket
 from tests.support.writer.served import Served, put
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 QUICK = "retention { keep_epochs = 1, collect_interval = 200ms, cut_off = 1s, grace = 1s }"
 
@@ -26,8 +26,7 @@ def test_epochs_beyond_keep_epochs_are_deleted_and_counted(
     tmp_path: Path, served: Served, s3_server: AwsServer
 ) -> None:
     bucket, here = new_bucket(s3_server), tmp_path / "archive"
-    with Writer(tmp_path, served, destinations=(bucket, here), more=QUICK) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, destinations=(bucket, here), more=QUICK) as writer:
         writer.wait_head(served.commit("users", put(1, "in the first epoch")))
         old = {entry["formats"]["jsonl"]["key"] for entry in writer.artifacts()}
         assert len(old) == 2
@@ -69,15 +68,13 @@ def test_an_orphan_older_than_the_cut_off_is_collected_unless_collection_is_off(
         path.parent.mkdir(parents=True)
         path.write_text("nobody names it")
     off = QUICK.replace("collect_interval = 200ms", "collect_interval = 0")
-    with Writer(tmp_path, served, more=off, name="off") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more=off, name="off") as writer:
         for number in range(10):
             writer.wait_head(served.commit("users", put(number, "x")))
         assert total(writer, "snapshotter_collections_total") == 0
         assert orphan.exists()
         assert writer.program.stop() == 0
-    with Writer(tmp_path, served, more=QUICK) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more=QUICK) as writer:
         wait_until(lambda: not orphan.exists(), "deleted")
         wait_until(lambda: total(writer, "snapshotter_objects_deleted_total") == 1, "counted")
         assert stranger.exists()
@@ -109,11 +106,9 @@ def test_a_collection_that_fails_is_told_and_the_writing_goes_on(
 
 
 def test_a_fenced_writer_collects_no_more(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, more=QUICK) as older:
-        older.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more=QUICK) as older:
         wait_until(lambda: total(older, "snapshotter_collections_total") >= 1, "collects")
-        with Writer(tmp_path, served, more=QUICK, name="newer") as newer:
-            newer.program.wait_ready()
+        with ReadyWriter(tmp_path, served, more=QUICK, name="newer") as newer:
             newer.wait_head(served.commit("users", put(1, "x")))
             older.wait_status({"state": "fenced"})
             before = total(older, "snapshotter_collections_total")

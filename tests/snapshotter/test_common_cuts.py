@@ -11,7 +11,7 @@ from laredo_archive.manifest import parser, timeline
 from laredo_archive.manifest.timeline import CommonBoundary
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, delete, put, rows
-from tests.support.writer.writing import Writer, integer
+from tests.support.writer.writing import ReadyWriter, Writer, integer
 
 TABLES = ("users", "orders", "quiet")
 UNEQUAL = {"users": "diff.interval = 60ms", "orders": "diff.interval = 250ms"}
@@ -37,8 +37,7 @@ def common_of(writer: Writer) -> list[CommonBoundary]:
 
 def test_unequal_intervals_and_a_quiet_table(tmp_path: Path, served: Served) -> None:
     chance = random.Random(5)
-    with Writer(tmp_path, served, *TABLES, interval="110ms", per_table=UNEQUAL) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, *TABLES, interval="110ms", per_table=UNEQUAL) as writer:
         while len(writer.kinds("orders")) < 12:
             table = chance.choice(["users", "users", "orders"])
             number = chance.randrange(50)
@@ -79,8 +78,7 @@ def test_what_came_to_nothing_is_known_where_all_are_cut(tmp_path: Path, served:
 
 
 def test_alone_a_table_needs_no_empty_diffs(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, "users", interval="50ms") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, "users", interval="50ms") as writer:
 
         def seen_after_one_more() -> bool:
             served.commit("users", put(500, "new"), delete(500))

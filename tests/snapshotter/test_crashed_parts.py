@@ -8,7 +8,7 @@ import pytest
 from tests.support import drawn
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 DEFECT = """
 import inspect
@@ -85,7 +85,6 @@ def test_cuts_that_crash_end_it_and_what_was_read_is_written(
         assert crashed(writer, "cuts of the tables") == 1
         writer.wait_head(last)
     last = served.commit("users", put(1, "x"))
-    with Writer(tmp_path, served) as again:
-        again.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as again:
         again.wait_head(last)
         again.assert_equal()

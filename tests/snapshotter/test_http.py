@@ -13,7 +13,7 @@ from laredo_service import build
 from tests.support.page import page_of
 from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.writer.served import Served, put, rows
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory, served: Served) -> Iterator
     """One of two tables, which has committed a diff of two rows."""
     more = "snapshot { min_interval = 1h }"
     directory = tmp_path_factory.mktemp("writer")
-    with Writer(directory, served, "users", "orders", more=more) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(directory, served, "users", "orders", more=more) as writer:
         writer.wait_head(served.commit("users", put(1, "x"), put(77, "y")))
         yield writer
 
@@ -168,8 +167,7 @@ def test_live_before_ready_and_serving_after_it(tmp_path: Path, served: Served) 
 
 
 def test_a_fenced_table_holds_up_no_other(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, "users", "orders") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, "users", "orders") as writer:
         newer = Writer(tmp_path, served, name="newer")
         with newer:
             newer.program.wait_ready()
@@ -195,8 +193,7 @@ def test_with_a_token_everything_asks_for_it_but_what_is_public(
     tmp_path: Path, served: Served
 ) -> None:
     more = 'http { token = "secret", public = [health] }'
-    with Writer(tmp_path, served, more=more) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more=more) as writer:
         for path in ("/", "/status", "/metrics", "/openapi.json", "/docs"):
             assert asked(writer, path).status_code == 401
         assert writer.post("/snapshot").status_code == 401

@@ -8,7 +8,7 @@ import pytest
 from tests.support import drawn
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put, rows
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 
 @pytest.fixture
@@ -42,8 +42,7 @@ def rebases(writer: Writer) -> list[float]:
 def test_a_trigger_begins_a_new_epoch_and_not_before(
     tmp_path: Path, served: Served, trigger: str
 ) -> None:
-    with Writer(tmp_path, served, more=f"snapshot {{ {trigger} }}") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more=f"snapshot {{ {trigger} }}") as writer:
         if trigger != "max_diffs = 1":
             writer.wait_head(served.commit("users", put(1, "little")))
             wait_until(lambda: writer.status()["diffs_since_snapshot"] == 1, "a diff")
@@ -59,8 +58,7 @@ def test_a_trigger_begins_a_new_epoch_and_not_before(
 
 
 def test_max_interval_re_bases_a_quiet_table_too(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, more="snapshot { max_interval = 1s }") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more="snapshot { max_interval = 1s }") as writer:
         writer.wait_epoch(2)
         position = served.advance()
         writer.wait_epoch(4)
@@ -73,8 +71,7 @@ def test_max_interval_re_bases_a_quiet_table_too(tmp_path: Path, served: Served)
 @pytest.mark.thorough
 def test_min_interval_holds_a_trigger_back(tmp_path: Path, served: Served) -> None:
     more = "snapshot { min_interval = 4s, max_churn_records = 1 }"
-    with Writer(tmp_path, served, more=more) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more=more) as writer:
         for number in range(3):
             writer.wait_head(served.commit("users", put(number, "x")))
         assert writer.manifest()["epoch"] == 1, "three diffs, each enough for a re-base"
@@ -86,8 +83,7 @@ def test_min_interval_holds_a_trigger_back(tmp_path: Path, served: Served) -> No
 def test_a_re_base_that_is_refused_a_second_stream_is_tried_again(
     tmp_path: Path, served: Served
 ) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         assert rebases(writer) == [0, 0]
         served.registry.max_clients = 1
         assert writer.post("/snapshot").status_code == 202
@@ -111,8 +107,7 @@ def test_the_base_that_a_diff_calls_for_waits_for_no_interval(
 ) -> None:
     """The diff is committed early, as its changes fill the memory; the next cut is in an hour."""
     more = "diff { max_memory = 64 KiB }, snapshot { max_churn_records = 100 }"
-    with Writer(tmp_path, served, interval="1h", more=more) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, interval="1h", more=more) as writer:
         many = [put(number, "x" * 50) for number in range(1000)]
         position = served.commit("users", *many)
         writer.wait_epoch(2)
@@ -125,8 +120,7 @@ def test_the_base_that_a_diff_calls_for_waits_for_no_interval(
 def test_a_churn_fraction_is_of_the_rows_that_the_table_has_now(
     tmp_path: Path, served: Served
 ) -> None:
-    with Writer(tmp_path, served, more="snapshot { max_churn_fraction = 0.95 }") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more="snapshot { max_churn_fraction = 0.95 }") as writer:
         writer.wait_head(
             served.commit("users", *(put(number, "new") for number in range(100, 900)))
         )
@@ -143,8 +137,7 @@ def test_a_churn_fraction_is_of_the_rows_that_the_table_has_now(
 def test_min_interval_holds_max_diffs_back_and_0_switches_it_off(
     tmp_path: Path, served: Served, snapshot: str
 ) -> None:
-    with Writer(tmp_path, served, more=f"snapshot {{ {snapshot} }}") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more=f"snapshot {{ {snapshot} }}") as writer:
         for number in range(4):
             writer.wait_head(served.commit("users", put(number, "x")))
         assert [kind for kind, _ in writer.kinds()] == ["snapshot"] + 4 * ["diff"]
@@ -152,8 +145,7 @@ def test_min_interval_holds_max_diffs_back_and_0_switches_it_off(
 
 
 def test_keys_are_said_as_go_prints_them_too(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, more="key_format = go") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more="key_format = go") as writer:
         writer.wait_head(served.commit("users", put(1, "one"), put(1000001, "many")))
         (diff,) = [found for found in writer.artifacts() if found["kind"] == "diff"]
         lines = (writer.archive / diff["formats"]["jsonl"]["key"]).read_bytes().splitlines()

@@ -58,8 +58,7 @@ def rewrite(programs: Programs, tables: Sequence[Named], extra: str = "") -> Non
 def reload(programs: Programs) -> dict[str, Any]:
     answered = httpx.post(f"{programs.writer.http}/reload", timeout=PATIENCE_S)
     assert answered.status_code == 200, answered.text
-    answer: dict[str, Any] = answered.json()
-    return answer
+    return answered.json()
 
 
 def commanded(programs: Programs) -> subprocess.CompletedProcess[str]:
@@ -71,8 +70,7 @@ def tables(programs: Programs) -> dict[str, Any]:
     """Tables in /status."""
     answer = programs.writer.get("/status")
     assert answer is not None
-    shown: dict[str, Any] = answer.json()["tables"]
-    return shown
+    return answer.json()["tables"]
 
 
 def clients(programs: Programs) -> dict[str, str]:

@@ -6,15 +6,14 @@ from tests.support.aws import AwsServer
 from tests.support.faults.proxy import FaultProxy
 from tests.support.writer.buckets import new_bucket
 from tests.support.writer.served import Served, delete, put, rows
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 
 def test_a_table_is_archived_in_a_bucket(
     tmp_path: Path, served: Served, s3_server: AwsServer
 ) -> None:
     bucket = new_bucket(s3_server)
-    with Writer(tmp_path, served, destinations=(bucket / "archive",)) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, destinations=(bucket / "archive",)) as writer:
         writer.wait_head(served.commit("users", put(1, "changed"), delete(2)))
         assert writer.post("/snapshot?wait=true").json() == {"epochs": {"public.users": 2}}
         writer.wait_head(served.commit("users", put(100, "new")))

@@ -8,7 +8,7 @@ from tests.support.faults.proxy import FaultProxy
 from tests.support.page import page_of
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put
-from tests.support.writer.writing import Writer, integer
+from tests.support.writer.writing import ReadyWriter, integer
 
 
 def test_what_a_sink_is_still_to_be_told_shows_with_since_and_problem(
@@ -21,8 +21,7 @@ def test_what_a_sink_is_still_to_be_told_shows_with_since_and_problem(
         events = f"""events = [
             {{ type = sqs, queue_url = "{good}", endpoint = "{moto.endpoint}" }}
             {{ type = sns, topic_arn = "{topic}", endpoint = "{proxy.endpoint}" }} ]"""
-        with Writer(tmp_path, served, more=events) as writer:
-            writer.program.wait_ready()
+        with ReadyWriter(tmp_path, served, more=events) as writer:
             for number in range(3):
                 writer.wait_head(served.commit("users", put(number, "x")))
 

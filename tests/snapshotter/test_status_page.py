@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.page import Element, page_of
 from tests.support.processes import eventually, wait_until
 from tests.support.writer.served import Served, put
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 
 def page(writer: Writer) -> Element:
@@ -31,8 +31,7 @@ def test_the_page_shows_a_tables_epochs_destinations_and_chain(
     tmp_path: Path, served: Served
 ) -> None:
     places = [tmp_path / "one", tmp_path / "two"]
-    with Writer(tmp_path, served, destinations=places) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, destinations=places) as writer:
         writer.wait_head(served.commit("users", put(1, "x")))
         writer.wait_head(served.commit("users", put(2, "x"), put(3, "x")))
 
@@ -58,8 +57,7 @@ def test_the_page_shows_a_tables_epochs_destinations_and_chain(
 def test_a_destination_that_is_unavailable_is_named_in_plain_words(
     tmp_path: Path, served: Served
 ) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         (tmp_path / "archive").rename(tmp_path / "renamed")
         (tmp_path / "archive").touch()
         served.commit("users", put(1, "x"))

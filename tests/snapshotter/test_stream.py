@@ -98,8 +98,7 @@ class Writing:
         return self.metrics.registry.get_sample_value(name, {"table": "public.users"})
 
     def manifest(self) -> dict[str, Any]:
-        found: dict[str, Any] = orjson.loads((self.archive / "users/manifest.json").read_bytes())
-        return found
+        return orjson.loads((self.archive / "users/manifest.json").read_bytes())
 
     def states(self) -> list[tuple[int, list[bytes]]]:
         found = boundaries(self.archive / "users", ["id"])

@@ -115,12 +115,10 @@ def test_tables_are_written_once_they_are_served_and_until_they_are_not(
         make(database, "orders_c")
         wait_until(lambda: "public.orders_c" in tables(programs), "the new one too")
         programs.writer.wait_ready()
-        with database.connect() as owner:
-            owner.execute("UPDATE orders_a SET v = 'w'; UPDATE orders_c SET v = 'x'")
+        database.run("UPDATE orders_a SET v = 'w'; UPDATE orders_c SET v = 'x'")
         for name in ("customers", "orders_a", "orders_b", "orders_c"):
             programs.equal(Named("public", name, None))
-        with database.connect() as owner:
-            owner.execute("DROP TABLE orders_b")
+        database.run("DROP TABLE orders_b")
         now = {"public.customers", "public.orders_a", "public.orders_c"}
         wait_until(lambda: tables(programs) == now, "what isn't served any more isn't written")
         assert programs.archive(Named("public", "orders_b", None)).manifest.artifacts

@@ -8,13 +8,12 @@ import pytest
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put
 from tests.support.writer.waiting import waits
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 
 @pytest.fixture
 def writer(tmp_path: Path, served: Served) -> Iterator[Writer]:
-    with Writer(tmp_path, served, more="diff { max_memory = 64 KiB }") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more="diff { max_memory = 64 KiB }") as writer:
         yield writer
 
 

@@ -39,6 +39,11 @@ AT_30 = [
     ("TRUNCATE", "0/30", None, None, None),
 ]
 
+SNAPSHOT_30 = [
+    ("SNAPSHOT", "0/30", "9", None, value(9, "alone")),
+    ("TRUNCATE", "0/30", None, None, None),
+]
+
 AT_40 = [
     ("INSERT", "0/40", "10", None, value(10, "not")),
     ("UPDATE", "0/40", "9", value(9, "alone"), value(9, "Alone")),

@@ -19,7 +19,7 @@ from tests.support.archive.building import Builder
 from tests.support.processes import wait_until
 from tests.support.spark_reading import Reading, names
 from tests.support.writer.served import Served, State, put, rows
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter
 
 QUICK = "retention { keep_epochs = 1, collect_interval = 200ms, cut_off = 1s, grace = 1s }"
 Tasks = Callable[[], Iterator[dict[str, Any]]]
@@ -71,8 +71,7 @@ def files_up_to(place: Path, end: Offset) -> list[Path]:
 
 def test_a_stream_whose_files_the_collector_deletes(tmp_path: Path, served: Served) -> None:
     options = {"lines": "true", "also": "epoch,lsn", "on_gap": "snapshot"}
-    with Writer(tmp_path, served, more=QUICK) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more=QUICK) as writer:
         place = tmp_path / "archive" / "users"
         for number in range(15, 25):
             writer.wait_head(served.commit("users", put(number, "one")))

@@ -12,7 +12,7 @@ import pytest
 from laredo_spark import cli
 from tests.spark.simple_archive import simple
 from tests.support.archive.building import Builder
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, completed
 from tests.support.spark_cluster import (
     HOME,
     QUIET,
@@ -63,13 +63,9 @@ def through(thin: Path, address: str, script: str) -> list[object]:
         f"spark = SparkSession.builder.remote({address!r}).getOrCreate()\n"
         f"def say(what): print(json.dumps(what, default=str))\n{script}"
     )
-    ended = subprocess.run(
+    ended = completed(
         [python(thin), "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
         env={**surroundings(PYTHONPATH=str(ROOT)), "SPARK_HOME": ""},
-        check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
@@ -131,15 +127,7 @@ def test_a_submitted_program_runs_on_workers_that_have_nothing_of_ours(tmp_path:
             *("--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1"),
             *("--py-files", str(files.modules), str(files.program), *arguments),
         ]
-        return subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=surroundings(PYSPARK_PYTHON=str(python(light))),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        return completed(command, cwd=tmp_path, env=surroundings(PYSPARK_PYTHON=str(python(light))))
 
     read = ("read", "archive/users", "--to", "parquet", "--out")
     with standalone_cluster(tmp_path, workers=2) as master:

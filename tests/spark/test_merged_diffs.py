@@ -26,8 +26,7 @@ def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def made(directory: Path, seed: int = 0, rounds: int = 8) -> tuple[LongArchive, str]:
-    long = LongArchive(opened([LocalDestination(directory)]), seed)
-    long.begin()
+    long = LongArchive.begun(opened([LocalDestination(directory)]), seed)
     go_on(long, rounds)
     return long, str(directory / PREFIX)
 

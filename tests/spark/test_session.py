@@ -9,7 +9,7 @@ import pytest
 
 from laredo_spark.errors import JavaMissing
 from laredo_spark.session import check_java
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, completed
 
 
 def java(directory: Path, version: str) -> Path:
@@ -46,13 +46,9 @@ def test_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: st
 
 def test_spark_connect_names_its_extra(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("raise ImportError('not installed')")
-    ended = subprocess.run(
+    ended = completed(
         [sys.executable, "-m", "laredo_spark", "read", str(tmp_path)],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}", "SPARK_REMOTE": "sc://127.0.0.1:1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
     )
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()

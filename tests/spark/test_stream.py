@@ -18,13 +18,18 @@ from laredo_spark.errors import (
     own_message,
 )
 from tests.spark.change_stream import FIRST, Stream, latest, reader
-from tests.spark.simple_archive import AT_20, AT_30, AT_40, FOUR, ONE, THREE, TWO, simple, value
+from tests.spark.simple_archive import (
+    AT_20,
+    AT_30,
+    AT_40,
+    FOUR,
+    ONE,
+    SNAPSHOT_30,
+    THREE,
+    TWO,
+    simple,
+)
 from tests.support.archive.building import COLUMNS, HISTORY, Builder
-
-SNAPSHOT_30 = [
-    ("SNAPSHOT", "0/30", "9", None, value(9, "alone")),
-    ("TRUNCATE", "0/30", None, None, None),
-]
 
 
 def at(position: str, epoch: int) -> Offset:

@@ -13,7 +13,7 @@ from laredo_model import position as positions
 from laredo_model.line import Action
 from tests.spark.streaming_query import Query
 from tests.support.writer.served import TRUNCATE, Change, Served, State, delete, put, rows
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 Read = tuple[str, str, str | None, str | None, str | None]
 SEED = 5
@@ -92,8 +92,7 @@ def test_ends_equal_with_each_change_once(
 ) -> None:
     directory = tmp_path / "query"
     options = {"lines": "true", "max_diffs_per_trigger": "3"}
-    with Writer(tmp_path, served, more="snapshot { max_churn_records = 40 }") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more="snapshot { max_churn_records = 40 }") as writer:
         place, work = tmp_path / "archive" / "users", Work(served, writer)
         work.some()
         for _ in range(2):

@@ -127,8 +127,7 @@ def s3_server(request: pytest.FixtureRequest) -> AwsServer:
     """An S3 whose compare-and-swap is atomic."""
     if S3_ENDPOINT is not None:
         return AwsServer(S3_ENDPOINT)
-    server: AwsServer = request.getfixturevalue("ministack")
-    return server
+    return request.getfixturevalue("ministack")
 
 
 @contextmanager

@@ -113,8 +113,7 @@ class Browser:
             assert read, "the browser ended"
             self._left += read
         message, _, self._left = self._left.partition(b"\0")
-        received: dict[str, Any] = json.loads(message)
-        return received
+        return json.loads(message)
 
     def _take(self, event: Mapping[str, Any]) -> None:
         method, parameters = event.get("method"), event.get("params", {})

@@ -47,11 +47,14 @@ class RunningIngest:
         on_slot_lost: OnSlotLost = OnSlotLost.RECREATE,
         create_publication: bool = True,
         receive_timeout: float = 60.0,
+        connect_timeout: float = 10.0,
+        through: Path | None = None,
         catchup: CatchupOptions | None = None,
         append_only: tuple[str, ...] = (),
         copy: CopyOptions | None = None,
         max_size: int = 4 << 30,
     ) -> None:
+        """``through``: directory of the socket of a proxy before the server."""
         self.max_size = max_size
         self.catchup = catchup
         self.fall_behind: FallBehind | None = None
@@ -60,13 +63,14 @@ class RunningIngest:
         self.path = path
         name = database.name
         self.options = SourceOptions(
-            database.dsn,
+            f"postgresql://postgres@/{name}?host={through}" if through else database.dsn,
             slot_name=f"slot_{name}",
             publication=PublicationOptions(f"pub_{name}", create_publication),
             copy=copy or CopyOptions(workers, range_bytes),
             heartbeat_interval=heartbeat_interval,
             on_slot_lost=on_slot_lost,
             receive_timeout=receive_timeout,
+            connect_timeout=connect_timeout,
             commits=CommitIntervals(0.1, 0.1),
         )
         self.append_only = frozenset(append_only)
@@ -136,14 +140,28 @@ class RunningIngest:
     def status(self) -> Any:
         return self.ingest.status()
 
-    def record(self, table: str) -> TableRecord | None:
-        """The newest incarnation."""
+    def known(self, table: str) -> TableRecord | None:
+        """The newest incarnation, if the store has one."""
         records = [each for each in self.store.tables.values() if each.qualified == table]
         return max(records, key=lambda each: each.id, default=None)
 
+    def record(self, table: str) -> TableRecord:
+        """The newest incarnation."""
+        record = self.known(table)
+        assert record is not None, f"{table} isn't in the store"
+        return record
+
     def is_live(self, table: str) -> bool:
-        record = self.record(table)
+        record = self.known(table)
         return record is not None and record.status is Status.LIVE
+
+    def wait_copied_again(self, before: TableRecord) -> None:
+        """Wait until a newer incarnation of this table is live."""
+        name = before.qualified
+        self.wait_until(
+            lambda: self.is_live(name) and self.record(name).id != before.id,
+            f"{name} is copied again",
+        )
 
     def wait_live(self, *tables: str) -> None:
         for table in tables or [each.qualified for each in self.tables]:
@@ -151,17 +169,13 @@ class RunningIngest:
 
     def catch_up(self) -> None:
         """Wait until everything that is committed now is in the store."""
-        with self.database.connect() as connection:
-            row = connection.execute(
-                "SELECT pg_logical_emit_message(true, 'test', 'here') - '0/0'::pg_lsn"
-            ).fetchone()
-        assert row is not None
-        self.wait_until(lambda: self.store.position >= int(str(row[0])), "the stream catches up")
+        here = "SELECT pg_logical_emit_message(true, 'test', 'here') - '0/0'::pg_lsn"
+        position = self.database.number(here)
+        self.wait_until(lambda: self.store.position >= position, "the stream catches up")
 
     def state(self, table: str) -> dict[bytes, bytes]:
         """The store's rows."""
         record = self.record(table)
-        assert record is not None
         rows: dict[bytes, bytes] = {}
         with self.store.reader().snapshot(record.id) as snapshot:
             for keys, lines in snapshot.batches():
@@ -219,9 +233,7 @@ class RunningIngest:
             ]
             shown = [_difference(state.get(key), truth.get(key), key) for key in differing[:3]]
             assert not differing, f"{table}: {len(differing)} rows differ, such as {shown}"
-            record = self.record(table)
-            assert record is not None
-            assert record.rows == len(truth)
+            assert self.record(table).rows == len(truth)
 
 
 def numbered_rows(lines: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -309,7 +321,7 @@ def _wait_for_readers(ingest: RunningIngest) -> None:
 
 
 Start = Callable[..., RunningIngest]
-"""The fixture ``ingesting``."""
+"""The fixtures ``ingesting`` and ``live``."""
 
 
 @pytest.fixture
@@ -330,3 +342,15 @@ def ingesting(database: Database, tmp_path: Path) -> Iterator[Callable[..., Runn
     yield start
     for ingest in running:
         ingest.stop()
+
+
+@pytest.fixture
+def live(ingesting: Start) -> Start:
+    """Start an ingest as ``ingesting`` does, and wait until its tables are live."""
+
+    def start(*tables: str, **options: Any) -> RunningIngest:
+        ingest = ingesting(*tables, **options)
+        ingest.wait_live()
+        return ingest
+
+    return start

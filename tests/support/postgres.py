@@ -84,6 +84,13 @@ class Database:
             for statement in statements:
                 connection.execute(statement.encode())
 
+    def number(self, query: str, *parameters: object) -> int:
+        """The one number that the query selects."""
+        with self.connect() as connection:
+            row = connection.execute(query.encode(), parameters or None).fetchone()
+        assert row is not None
+        return int(str(row[0]))
+
     def position(self) -> int:
         """Position at or after the end of the last commit."""
         return self._lsn("pg_current_wal_insert_lsn()")
@@ -95,11 +102,15 @@ class Database:
             f" WHERE slot_name = 'slot_{self.name}')"
         )
 
+    def streamed(self) -> int:
+        """Number of transactions that the slot of a test's ingest was sent in parts."""
+        return self.number(
+            "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots"
+            f" WHERE slot_name = 'slot_{self.name}'"
+        )
+
     def _lsn(self, selected: str) -> int:
-        with self.connect() as connection:
-            row = connection.execute(f"SELECT {selected} - '0/0'::pg_lsn".encode()).fetchone()
-        assert row is not None
-        return int(str(row[0]))
+        return self.number(f"SELECT {selected} - '0/0'::pg_lsn")
 
 
 @contextmanager

@@ -9,11 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -96,6 +95,16 @@ def run(
         finally:
             process.kill()
         return subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())
+
+
+def completed(
+    command: Sequence[object], *, timeout: float | None = PATIENCE_S, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run any program to its end, for its exit status and what it printed."""
+    words = [str(word) for word in command]
+    return subprocess.run(
+        words, capture_output=True, text=True, check=False, timeout=timeout, **options
+    )
 
 
 class Program:
@@ -186,11 +195,6 @@ class Program:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.is_running():
             self.stop()

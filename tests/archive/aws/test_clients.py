@@ -1,6 +1,5 @@
 """The clients: which one is given, where it asks, and what is told about its requests."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from laredo_archive.aws.explain import Cause, explain, failures
 from laredo_archive.aws.profile import AwsError, Profile, ProfileError, RegionUnknown
 from tests.archive.aws.answering import Answer, answering
 from tests.support.aws import AwsServer
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import completed
 
 ROLE = "arn:aws:iam::123456789012:role/writer"
 
@@ -181,13 +180,7 @@ def test_a_profile_that_is_not_in_the_files_is_refused() -> None:
 
 
 def _python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = completed([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -150,23 +150,19 @@ def test_a_request_without_an_answer_may_have_been_done(
     assert "may have been carried out" in explained.message
 
 
-def test_nobody_to_sign_as(clients: AwsClients, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+@pytest.mark.parametrize(
+    ("absent", "says"), [("ACCESS_KEY_ID", "AWS_PROFILE"), ("", "missing: AWS_SECRET_ACCESS_KEY")]
+)
+def test_nobody_or_half_a_key_to_sign_as(
+    clients: AwsClients, monkeypatch: pytest.MonkeyPatch, absent: str, says: str
+) -> None:
+    for name in filter(None, ("SECRET_ACCESS_KEY", absent)):
+        monkeypatch.delenv(f"AWS_{name}")
     with answering(Answer(body=LISTING)) as server:
         explained = failed(clients, server.endpoint)
         assert server.asked == []
     assert (explained.kind, explained.sent) == (Cause.NO_CREDENTIALS, False)
-    assert "AWS_PROFILE" in explained.message
-
-
-def test_half_a_key(clients: AwsClients, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with answering(Answer(body=LISTING)) as server:
-        explained = failed(clients, server.endpoint)
-        assert server.asked == []
-    assert (explained.kind, explained.sent) == (Cause.NO_CREDENTIALS, False)
-    assert "missing: AWS_SECRET_ACCESS_KEY" in explained.message
+    assert says in explained.message
 
 
 @pytest.mark.parametrize(

@@ -189,8 +189,7 @@ def test_verify_against_a_database_tells_by_its_status(database: Database, tmp_p
     equal = verified()
     assert equal.returncode == 0
     assert "against the database: equal: as the archive has it at 0/3E8" in equal.stdout
-    with database.connect() as connection:
-        connection.execute("UPDATE users SET name = 'Eve'")
+    database.run("UPDATE users SET name = 'Eve'")
     behind = verified("--wait", 0)
     assert behind.returncode == 3
     assert "undecided: the archive has seen the table up to 0/3E8" in behind.stdout

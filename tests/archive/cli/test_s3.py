@@ -4,7 +4,6 @@ what is wrong; and copies that are killed."""
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -29,6 +28,7 @@ from tests.support.archive.several_epochs import ONE, TWO, several_epochs
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import Fault, Rule, answer
 from tests.support.faults.proxy import FaultProxy
+from tests.support.processes import completed
 
 
 @pytest.fixture
@@ -305,9 +305,6 @@ def test_a_copy_that_was_killed_goes_on(point: str, s3_server: AwsServer, tmp_pa
 
 
 def test_a_copy_killed_at_every_point_in_a_directory(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.archive.killed_copy", str(tmp_path)],
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    done = completed([sys.executable, "-m", "tests.support.archive.killed_copy", tmp_path])
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20, "points of a copy"

@@ -17,6 +17,7 @@ from laredo_archive.manifest.model import FormatEntry
 from laredo_archive.storage.local import LocalDestination
 from tests.support import drawn
 from tests.support.archive.archiving import ONE, PREFIX, diffed, opened, rebased, rows
+from tests.support.processes import completed
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066[bold red]x[/]\r\u200b"
 OBEYED = ["\x1b]0;owned", "\x1b[2J", "\x9b", "\u202e", "\u2066", "\x07", "\u200b"]
@@ -104,7 +105,7 @@ def test_an_errors_names_are_escaped_in_a_pipe_too(archive: Path) -> None:
     content["artifacts"][1]["kind"] = EVIL
     path.write_text(json.dumps(content))
     command = [sys.executable, "-c", "from laredo_archive.cli import main; main()", "verify"]
-    done = subprocess.run([*command, str(archive)], capture_output=True, text=True, check=False)
+    done = completed([*command, str(archive)])
     assert done.returncode == 1
     assert re.search(r"kind is .*owned.*expected 'snapshot'", done.stderr)
     assert not any(sequence in done.stderr for sequence in OBEYED)

@@ -39,8 +39,7 @@ def read(columns: Sequence[Column] | None, data: bytes) -> list[bytes]:
 
 def rows_seen(data: bytes) -> list[dict[str, Any]]:
     """By pyarrow alone, as any other tool."""
-    found: list[dict[str, Any]] = pq.read_table(io.BytesIO(data)).to_pylist()
-    return found
+    return pq.read_table(io.BytesIO(data)).to_pylist()
 
 
 def of_column(column: Column, values: Sequence[bytes]) -> tuple[list[Column], list[bytes]]:

@@ -9,7 +9,7 @@ import pytest
 
 from laredo_archive.manifest import merged
 from laredo_archive.storage.local import LocalDestination
-from tests.support.archive.archiving import opened
+from tests.support.archive.archiving import ScriptedDestination, memory, opened
 from tests.support.archive.long_archive import LongArchive, compacted
 
 
@@ -17,6 +17,13 @@ from tests.support.archive.long_archive import LongArchive, compacted
 def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of parts go into files soon, and files into files."""
     monkeypatch.setattr(merged, "LISTED_AT_MOST", 3)
+
+
+@pytest.fixture
+def destination() -> ScriptedDestination:
+    """A store in memory."""
+    [made] = memory()
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -84,8 +84,7 @@ def test_dropped_parts_are_deleted_to_the_last(
         assert rows_at(destination, artifact.to_position) == long.states[artifact.to_position]
 
 
-def test_an_epoch_that_leaves_takes_its_parts_along() -> None:
-    [destination] = memory()
+def test_an_epoch_that_leaves_takes_its_parts_along(destination: ScriptedDestination) -> None:
     long = compacted_archive(destination, keep_epochs=1)
     rebased(long.archive, long.head, long.states[long.head])
     for _ in range(3):

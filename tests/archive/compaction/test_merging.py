@@ -35,8 +35,7 @@ def depth_of(artifact: Artifact) -> int:
 @pytest.mark.parametrize("truncating", drawn.first(1, [0.1, 0.0]))
 def test_every_boundary_is_still_there(new_stores: NewStores, truncating: float) -> None:
     destinations = new_stores(2)
-    long = LongArchive(opened(destinations))
-    long.begin()
+    long = LongArchive.begun(opened(destinations))
     for _ in range(12):
         long.grow(7, truncating=truncating)
         long.compacted()
@@ -50,10 +49,8 @@ def test_every_boundary_is_still_there(new_stores: NewStores, truncating: float)
             assert rows_at(destination, long.times[position]) == state
 
 
-def test_a_reader_of_the_head_needs_a_few_diffs() -> None:
-    [destination] = memory()
-    long = LongArchive(opened([destination]))
-    long.begin()
+def test_a_reader_of_the_head_needs_a_few_diffs(destination: ScriptedDestination) -> None:
+    long = LongArchive.begun(opened([destination]))
     for _ in range(24):
         long.grow(10)
         long.compacted()
@@ -61,20 +58,16 @@ def test_a_reader_of_the_head_needs_a_few_diffs() -> None:
     assert len(boundary.diffs) <= 3 + 2 + 4 + 4  # 20 s of 5, a minute of 20, 5 minutes, 20 in all
 
 
-def test_periods_that_are_not_over_stay() -> None:
-    [destination] = memory()
-    long = LongArchive(opened([destination]))
-    long.begin()
+def test_periods_that_are_not_over_stay(destination: ScriptedDestination) -> None:
+    long = LongArchive.begun(opened([destination]))
     long.grow(4)  # ends at 5, 10, 15 and 20 s; the last shows that the first period is over
     assert long.compacted() == 1
     assert chain_of(destination.manifest) == [(None, 10), (10, 40), (40, 50)]
     assert long.compacted() == 0
 
 
-def test_changes_between_two_boundaries_inside() -> None:
-    [destination] = memory()
-    long = LongArchive(opened([destination]), seed=3)
-    long.begin()
+def test_changes_between_two_boundaries_inside(destination: ScriptedDestination) -> None:
+    long = LongArchive.begun(opened([destination]), seed=3)
     long.grow(70)
     long.compacted()
     archive = Archive.open(destination, PREFIX)
@@ -90,8 +83,7 @@ def test_changes_between_two_boundaries_inside() -> None:
 
 def test_a_base_at_a_boundary_that_was_merged_meanwhile() -> None:
     destinations = memory(2)
-    long = LongArchive(opened(destinations))
-    long.begin()
+    long = LongArchive.begun(opened(destinations))
     long.grow(30)
     assert long.compacted() > 0
     assert all(a.to_position != 60 for a in destinations[0].manifest.artifacts)
@@ -107,11 +99,9 @@ def test_a_base_at_a_boundary_that_was_merged_meanwhile() -> None:
     assert rows_at(destinations[1], long.head) == long.states[long.head]
 
 
-def test_diffs_that_a_sink_was_not_notified_of_stay() -> None:
-    [destination] = memory()
+def test_diffs_that_a_sink_was_not_notified_of_stay(destination: ScriptedDestination) -> None:
     archive = opened([destination], sinks=["arn:sink"])
-    long = LongArchive(archive)
-    long.begin()
+    long = LongArchive.begun(archive)
     long.grow(30)
     assert long.compacted() == 0
     manifest = archive.manifest
@@ -126,8 +116,7 @@ def test_diffs_that_a_sink_was_not_notified_of_stay() -> None:
 def test_a_period_is_merged_once_however_slowly_a_sink_is_notified() -> None:
     [destination] = memory()
     archive = opened([destination], sinks=["arn:sink"])
-    long = LongArchive(archive)
-    long.begin()
+    long = LongArchive.begun(archive)
     long.grow(30)
     merges = 0
     manifest = archive.manifest
@@ -141,8 +130,7 @@ def test_a_period_is_merged_once_however_slowly_a_sink_is_notified() -> None:
 
 def test_parts_are_dropped_after_a_while() -> None:
     destinations = memory(2)
-    long = LongArchive(opened(destinations))
-    long.begin()
+    long = LongArchive.begun(opened(destinations))
     long.grow(40)
     long.compacted()
     before = destinations[0].manifest
@@ -161,10 +149,8 @@ def test_parts_are_dropped_after_a_while() -> None:
         assert rows_at(destination, old[0].to_position) == long.states[old[0].to_position]
 
 
-def test_the_levels_are_lengths_of_time() -> None:
-    [destination] = memory()
-    long = LongArchive(opened([destination]))
-    long.begin()
+def test_the_levels_are_lengths_of_time(destination: ScriptedDestination) -> None:
+    long = LongArchive.begun(opened([destination]))
     long.grow(40, seconds=30)
     long.compacted(LEVELS[1:])
     windows = [a.to_position - a.from_position for a in destination.manifest.artifacts[1:]]
@@ -172,14 +158,11 @@ def test_the_levels_are_lengths_of_time() -> None:
 
 
 def version_of(destination: ScriptedDestination) -> int:
-    version: int = json.loads(destination.store.objects[MANIFEST][0])["manifest_version"]
-    return version
+    return json.loads(destination.store.objects[MANIFEST][0])["manifest_version"]
 
 
-def test_only_parts_raise_the_manifest_s_version() -> None:
-    [destination] = memory()
-    long = LongArchive(opened([destination]))
-    long.begin()
+def test_only_parts_raise_the_manifest_s_version(destination: ScriptedDestination) -> None:
+    long = LongArchive.begun(opened([destination]))
     long.grow(20)
     assert version_of(destination) == 1
     long.compacted()
@@ -193,8 +176,7 @@ def test_only_parts_raise_the_manifest_s_version() -> None:
 
 def test_a_run_whose_epoch_left_while_it_was_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     [destination] = memory()
-    long = LongArchive(opened([destination], keep_epochs=1))
-    long.begin()
+    long = LongArchive.begun(opened([destination], keep_epochs=1))
     long.grow(20)
     run = long.archive.merging.next_run(LEVELS)
     assert run is not None
@@ -210,8 +192,7 @@ def test_lists_that_were_loaded_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(merged, "LISTED_AT_MOST", 1)
     monkeypatch.setattr(merged, "REMEMBERED", 2)
     [destination] = memory()
-    long = LongArchive(opened([destination]))
-    long.begin()
+    long = LongArchive.begun(opened([destination]))
     long.grow(70)
     long.compacted()
     parts = merged.PartsFiles(destination, str, PREFIX)

@@ -79,8 +79,7 @@ def test_a_destination_that_comes_back_keeps_its_diffs() -> None:
 
 def test_a_merge_that_reached_one_destination_only() -> None:
     one, two = memory(2)
-    long = LongArchive(opened([one, two]))
-    long.begin()
+    long = LongArchive.begun(opened([one, two]))
     long.grow(60)
     two.before_swap.append(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

@@ -22,6 +22,7 @@ from tests.support.archive.archiving import (
     TWO,
     NewStores,
     ScriptedDestination,
+    based,
     diffed,
     environment,
     opened,
@@ -36,8 +37,7 @@ A, B, C = (f"diff-0_{number}-0_{number}.jsonl" for number in (1, 2, 3))
 @pytest.fixture
 def destination(new_stores: NewStores) -> ScriptedDestination:
     [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([destination])
     diffed(archive, 10, 20, ONE, TWO)
     return destination
 
@@ -255,8 +255,7 @@ def test_on_local_disk_left_overs_go_too(tmp_path: Path) -> None:
     import os
 
     local = LocalDestination(tmp_path)
-    archive = opened([local])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([local])
     litter_file = tmp_path / "public.t/epoch=1/snapshot-0_1.jsonl"
     litter_file.write_bytes(b"x")
     half = local.upload("public.t/epoch=1/snapshot-0_2.jsonl")

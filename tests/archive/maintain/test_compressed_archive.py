@@ -13,16 +13,20 @@ from laredo_archive.manifest import object_keys
 from laredo_archive.read import fetched_diff, location
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.local import LocalDestination
-from tests.support.archive.archiving import ONE, PREFIX, TABLE, THREE, TWO, diffed, opened, rebased
+from tests.support.archive.archiving import (
+    ONE,
+    PREFIX,
+    TABLE,
+    THREE,
+    TWO,
+    based,
+    diffed,
+    rebased,
+)
+from tests.support.archive.command_line import printed
 
 AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
 ALL = ("jsonl.zst", "protobuf.zst")
-
-
-def printed(*arguments: object) -> list[str]:
-    done = CliRunner().invoke(main, list(map(str, arguments)))
-    assert done.exit_code == 0, done.output
-    return done.stdout_bytes.decode().split("\n")[:-1]
 
 
 @pytest.fixture
@@ -30,8 +34,7 @@ def archive(tmp_path: Path) -> Path:
     """Plain at first, then compressed, in two epochs."""
     directory = tmp_path / "archive"
     directory.mkdir()
-    made = opened([LocalDestination(directory)])
-    rebased(made, 10, ONE, continues=False)
+    made = based([LocalDestination(directory)])
     diffed(made, 10, 20, ONE, TWO, formats=ALL)
     rebased(made, 20, TWO, formats=ALL)
     diffed(made, 20, 30, TWO, THREE, formats=ALL)

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.local import LocalDestination
 from laredo_model.column import Column
 from tests.support.archive.archiving import ONE, PREFIX, opened, rebased
+from tests.support.processes import completed
 
 MEMORY_BYTES = 1 << 30
 """Beside what Python, pyarrow and their threads map."""
@@ -86,10 +86,8 @@ def refused(archive: Path, *commands: str) -> list[str]:
     code = LIMITED + READING
     given = [[command, str(archive)] for command in commands]
     environ = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code.format(memory=MEMORY_BYTES, commands=given)],
-        capture_output=True, text=True, timeout=600, check=False, env=environ,
-    )  # fmt: skip
+    limited = code.format(memory=MEMORY_BYTES, commands=given)
+    done = completed([sys.executable, "-c", limited], timeout=600, env=environ)
     assert "Traceback" not in done.stderr
     *told, rest = done.stderr.split("ended by 1\n")
     assert (done.returncode, len(told), rest) == (0, len(commands), ""), done.stderr[-2000:]
@@ -136,9 +134,7 @@ def test_long_values_are_read_all_the_same(archive: Path, tmp_path: Path) -> Non
         "print(sum(len(lines) for _, lines in rows))\n"
     )
     limited = LIMITED.format(memory=MEMORY_BYTES) + code
-    done = subprocess.run(
-        [sys.executable, "-c", limited], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = completed([sys.executable, "-c", limited], timeout=600)
     assert done.stdout.split() == ["2000"], done.stderr[-2000:]
 
 

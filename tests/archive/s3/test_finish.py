@@ -62,18 +62,6 @@ def test_one_that_didnt_come_in_is_finished_again(way: Way, data: bytes, fault: 
     assert way.read(KEY) == data
 
 
-@pytest.mark.parametrize("fault", AFTER, ids=str)
-def test_a_put_whose_answer_was_lost_finds_itself(way: Way, fault: Fault) -> None:
-    way.meets(fault, "PutObject")
-    upload = way.begun(KEY, SMALL)
-    with pytest.raises(CommitStateUnknown):
-        upload.finish()
-    with pytest.raises(NameTaken):
-        upload.finish()
-    upload.abort()
-    assert way.read(KEY) == SMALL
-
-
 REPEATED = [
     answer(404, "NoSuchUpload"),
     answer(412, "PreconditionFailed"),
@@ -82,19 +70,19 @@ REPEATED = [
 
 
 @pytest.mark.parametrize("fault", AFTER, ids=str)
-@pytest.mark.parametrize("second", REPEATED, ids=str)
-def test_parts_that_were_put_together_find_themselves(
-    way: Way, fault: Fault, second: Fault
+@pytest.mark.parametrize(("data", "then"), [(SMALL, []), *((LARGE, [each]) for each in REPEATED)])
+def test_one_whose_answer_was_lost_finds_itself(
+    way: Way, fault: Fault, data: bytes, then: list[Fault]
 ) -> None:
-    way.meets(fault, "CompleteMultipartUpload")
-    way.meets(second, "CompleteMultipartUpload")
-    upload = way.begun(KEY, LARGE)
+    for each in (fault, *then):
+        way.meets(each, LAST[data])
+    upload = way.begun(KEY, data)
     with pytest.raises(CommitStateUnknown):
         upload.finish()
     with pytest.raises(NameTaken):
         upload.finish()
     upload.abort()
-    assert way.read(KEY) == LARGE
+    assert way.read(KEY) == data
 
 
 def test_parts_that_somebody_dropped_are_gone(way: Way) -> None:

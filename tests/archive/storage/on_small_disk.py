@@ -28,6 +28,7 @@ from tests.support.archive.archiving import (
     PREFIX,
     TABLE,
     base_of,
+    based,
     diffed,
     opened,
     rebased,
@@ -64,9 +65,7 @@ def left_overs(directory: Path) -> list[Path]:
 
 def archive_on(directory: Path) -> TableArchive:
     mount(directory, "1m")
-    archive = opened([LocalDestination(directory)])
-    rebased(archive, 10, ONE, continues=False)
-    return archive
+    return based([LocalDestination(directory)])
 
 
 def full_for_a_diff(directory: Path) -> None:

@@ -31,6 +31,7 @@ from tests.support.archive.archiving import (
     NewStores,
     ScriptedDestination,
     base_of,
+    based,
     begun_base,
     diffed,
     opened,
@@ -40,14 +41,20 @@ from tests.support.archive.archiving import (
 from tests.support.archive.truth import COLUMNS, checksum_of
 
 
+@pytest.fixture
+def destination(new_stores: NewStores) -> ScriptedDestination:
+    """The only one of the archive."""
+    [made] = new_stores()
+    return made
+
+
 def listed(destination: ScriptedDestination) -> list[tuple[str, int, int]]:
     manifest = destination.manifest
     assert list(rules.check(manifest)) == []
     return [(a.kind.value, a.epoch, a.to_position) for a in manifest.artifacts]
 
 
-def test_opening_creates_an_empty_manifest(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_opening_creates_an_empty_manifest(destination: ScriptedDestination) -> None:
     archive = opened([destination])
     manifest = destination.manifest
     assert (manifest.epoch, manifest.head_position, manifest.artifacts) == (0, None, ())
@@ -55,10 +62,8 @@ def test_opening_creates_an_empty_manifest(new_stores: NewStores) -> None:
     assert archive.head is None
 
 
-def test_the_first_base_and_a_diff(new_stores: NewStores) -> None:
-    [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+def test_the_first_base_and_a_diff(destination: ScriptedDestination) -> None:
+    archive = based([destination])
     diffed(archive, 10, 20, ONE, TWO)
     assert listed(destination) == [("snapshot", 1, 10), ("diff", 1, 20)]
     head = archive.head
@@ -78,10 +83,8 @@ def test_the_first_base_and_a_diff(new_stores: NewStores) -> None:
     )
 
 
-def test_another_writer_goes_on_from_there(new_stores: NewStores) -> None:
-    [destination] = new_stores()
-    first = opened([destination])
-    rebased(first, 10, ONE, continues=False)
+def test_another_writer_goes_on_from_there(destination: ScriptedDestination) -> None:
+    first = based([destination])
     diffed(first, 10, 20, ONE, TWO)
     second = opened([destination], "w2")
     assert second.head == first.head
@@ -90,10 +93,8 @@ def test_another_writer_goes_on_from_there(new_stores: NewStores) -> None:
     assert listed(destination)[-1] == ("diff", 1, 30)
 
 
-def test_a_rebase_relabels_what_comes_after_it(new_stores: NewStores) -> None:
-    [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+def test_a_rebase_relabels_what_comes_after_it(destination: ScriptedDestination) -> None:
+    archive = based([destination])
     diffed(archive, 10, 20, ONE, TWO)
     base = base_of(archive, 20, TWO)
     after = diffed(archive, 20, 30, TWO, THREE)
@@ -119,8 +120,7 @@ def test_a_rebase_relabels_what_comes_after_it(new_stores: NewStores) -> None:
 
 def test_a_base_that_isnt_the_running_state_commits_nothing(new_stores: NewStores) -> None:
     [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([destination])
     before = listed(destination)
     base = base_of(archive, 10, TWO)
     with pytest.raises(ChecksumDiffers) as caught:
@@ -131,10 +131,8 @@ def test_a_base_that_isnt_the_running_state_commits_nothing(new_stores: NewStore
     diffed(archive, 10, 20, ONE, TWO)
 
 
-def test_a_base_that_continues_needs_a_boundary_there(new_stores: NewStores) -> None:
-    [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+def test_a_base_that_continues_needs_a_boundary_there(destination: ScriptedDestination) -> None:
+    archive = based([destination])
     base = base_of(archive, 15, ONE)
     with pytest.raises(OutOfOrder, match="no artifact of history 7300:1:5 ends at 0/F"):
         archive.commit_base(base, continues=True)
@@ -142,10 +140,8 @@ def test_a_base_that_continues_needs_a_boundary_there(new_stores: NewStores) -> 
         archive.commit_base(base_of(archive, 10, ONE, history=OTHER_HISTORY), continues=True)
 
 
-def test_within_a_history_the_head_never_goes_back(new_stores: NewStores) -> None:
-    [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+def test_within_a_history_the_head_never_goes_back(destination: ScriptedDestination) -> None:
+    archive = based([destination])
     with pytest.raises(OutOfOrder, match="0/9 is before the archive's head, 0/A"):
         rebased(archive, 9, TWO, continues=False)
     with pytest.raises(OutOfOrder):
@@ -157,8 +153,7 @@ def test_within_a_history_the_head_never_goes_back(new_stores: NewStores) -> Non
 
 
 @pytest.mark.parametrize("start", [5, 15])
-def test_a_diff_begins_at_the_head(new_stores: NewStores, start: int) -> None:
-    [destination] = new_stores()
+def test_a_diff_begins_at_the_head(destination: ScriptedDestination, start: int) -> None:
     archive = opened([destination])
     with pytest.raises(OutOfOrder, match="ends at nowhere"):
         diffed(archive, start, 20, ONE, TWO)
@@ -168,10 +163,8 @@ def test_a_diff_begins_at_the_head(new_stores: NewStores, start: int) -> None:
     assert not [key for key in destination.store.objects if "diff" in key]
 
 
-def test_the_same_commit_again_is_the_same_artifact(new_stores: NewStores) -> None:
-    [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+def test_the_same_commit_again_is_the_same_artifact(destination: ScriptedDestination) -> None:
+    archive = based([destination])
     first = diffed(archive, 10, 20, ONE, TWO)
     revision = destination.manifest.revision
     again = diffed(archive, 10, 20, ONE, TWO)
@@ -179,10 +172,8 @@ def test_the_same_commit_again_is_the_same_artifact(new_stores: NewStores) -> No
     assert destination.manifest.revision == revision
 
 
-def test_old_epochs_leave_into_retired(new_stores: NewStores) -> None:
-    [destination] = new_stores()
-    archive = opened([destination], keep_epochs=2)
-    rebased(archive, 10, ONE, continues=False)
+def test_old_epochs_leave_into_retired(destination: ScriptedDestination) -> None:
+    archive = based([destination], keep_epochs=2)
     diffed(archive, 10, 20, ONE, TWO)
     rebased(archive, 20, TWO)
     assert destination.manifest.retired == ()
@@ -203,8 +194,7 @@ def test_old_epochs_leave_into_retired(new_stores: NewStores) -> None:
     assert set(gone) <= set(destination.store.objects), "only the collector deletes"
 
 
-def test_seen_is_raised_and_never_lowered(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_seen_is_raised_and_never_lowered(destination: ScriptedDestination) -> None:
     archive = opened([destination])
     with pytest.raises(OutOfOrder, match="can't be recorded as seen"):
         archive.see(Position(10))
@@ -222,10 +212,8 @@ def test_seen_is_raised_and_never_lowered(new_stores: NewStores) -> None:
     assert archive.head.seen_position == 50
 
 
-def test_to_time_never_goes_back(new_stores: NewStores) -> None:
-    [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+def test_to_time_never_goes_back(destination: ScriptedDestination) -> None:
+    archive = based([destination])
     hour = timedelta(hours=1)
     diffed(archive, 10, 20, ONE, TWO, to_time=MORNING + hour)
     base = base_of(archive, 20, TWO, to_time=MORNING + 5 * hour)
@@ -240,8 +228,7 @@ def test_objects_that_vanished_before_the_commit_are_uploaded_under_a_new_name(
     new_stores: NewStores,
 ) -> None:
     stores = new_stores(2)
-    archive = opened(stores)
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(stores)
     base = base_of(archive, 10, ONE)
     key = "public.t/epoch=2/snapshot-0_A.jsonl"
     del stores[0].store.objects[key]
@@ -251,10 +238,8 @@ def test_objects_that_vanished_before_the_commit_are_uploaded_under_a_new_name(
     assert stores[0].store.objects[names[0]][0] == stores[1].store.objects[key][0]
 
 
-def test_retired_objects_are_not_named_again(new_stores: NewStores) -> None:
-    [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+def test_retired_objects_are_not_named_again(destination: ScriptedDestination) -> None:
+    archive = based([destination])
     base = base_of(archive, 10, ONE)
     key = "public.t/epoch=2/snapshot-0_A.jsonl"
     data = destination.manifest.to_bytes().replace(
@@ -279,14 +264,12 @@ def test_a_base_that_vanished_everywhere_has_to_be_made_again(new_stores: NewSto
 
 def test_an_orphan_with_the_same_bytes_is_adopted(new_stores: NewStores) -> None:
     [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([destination])
     first = diffed(archive, 10, 20, ONE, TWO)
     [other] = new_stores()
     key = first.formats["jsonl"].key
     other.store.create(key, destination.store.objects[key][0])
-    archive = opened([other])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([other])
     diffed(archive, 10, 20, ONE, TWO)
     assert other.manifest.artifacts[-1].keys == [key]
 
@@ -294,12 +277,10 @@ def test_an_orphan_with_the_same_bytes_is_adopted(new_stores: NewStores) -> None
 @pytest.mark.parametrize("flip", [False, True])
 def test_an_object_with_other_bytes_keeps_its_name(new_stores: NewStores, flip: bool) -> None:
     [destination] = new_stores()
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([destination])
     key = "public.t/epoch=1/diff-0_A-0_14.jsonl"
     [model] = new_stores()
-    copy = opened([model])
-    rebased(copy, 10, ONE, continues=False)
+    copy = based([model])
     diffed(copy, 10, 20, ONE, TWO)
     data = model.store.objects[key][0]
     foreign = data.replace(b"z", b"y") if flip else b"quite different"
@@ -309,8 +290,7 @@ def test_an_object_with_other_bytes_keeps_its_name(new_stores: NewStores, flip: 
     assert destination.manifest.artifacts[-1].keys == ["public.t/epoch=1/diff-0_A-0_14-w1-1.jsonl"]
 
 
-def test_several_formats_are_one_artifact(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_several_formats_are_one_artifact(destination: ScriptedDestination) -> None:
     archive = opened([destination])
     rebased(archive, 10, ONE, continues=False, formats=("jsonl", "protobuf"))
     diffed(archive, 10, 20, ONE, TWO, formats=("protobuf", "jsonl", "jsonl"))
@@ -336,8 +316,7 @@ def test_an_unknown_format_is_refused_before_anything_is_written(new_stores: New
 
 def test_durable_means_on_all_and_in_order(new_stores: NewStores) -> None:
     stores = new_stores(2)
-    archive = opened(stores)
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(stores)
     stores[1].store.away_until = stores[1].store.world.now + 10_000
     with pytest.raises(CommitUnavailable, match=f"the commit waits for {re.escape(stores[1].uri)}"):
         diffed(archive, 10, 20, ONE, TWO)
@@ -359,8 +338,7 @@ def test_the_next_isnt_committed_anywhere_before_the_last_is_everywhere(
     new_stores: NewStores,
 ) -> None:
     stores = new_stores(2)
-    archive = opened(stores)
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(stores)
 
     def go_away() -> None:
         stores[1].store.away_until = stores[1].store.world.now + 10_000
@@ -388,8 +366,7 @@ def test_a_base_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(left) == [".manifest.json.lock", "manifest.json"]
 
 
-def test_an_empty_table_has_a_base_too(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_an_empty_table_has_a_base_too(destination: ScriptedDestination) -> None:
     archive = opened([destination])
     rebased(archive, 10, EMPTY, continues=False)
     assert destination.manifest.artifacts[0].rows == 0
@@ -397,11 +374,9 @@ def test_an_empty_table_has_a_base_too(new_stores: NewStores) -> None:
 
 
 def test_no_room_for_the_temporary_file_commits_nothing(
-    new_stores: NewStores, tmp_path: Path
+    destination: ScriptedDestination, tmp_path: Path
 ) -> None:
-    [destination] = new_stores()
-    archive = opened([destination], spool_directory=tmp_path / "missing")
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([destination], spool_directory=tmp_path / "missing")
     big = {b"%05d" % i: b'{"id":%d,"v":"%s"}' % (i, b"x" * 1000) for i in range(5000)}
     with pytest.raises(SpoolUnavailable, match=r"missing.*source.local_snapshot_path"):
         diffed(archive, 10, 20, EMPTY, big)
@@ -409,10 +384,9 @@ def test_no_room_for_the_temporary_file_commits_nothing(
     assert listed(destination) == [("snapshot", 1, 10)]
 
 
-def test_a_manifest_of_another_table_is_refused(new_stores: NewStores) -> None:
+def test_a_manifest_of_another_table_is_refused(destination: ScriptedDestination) -> None:
     from laredo_archive.write.table_archive import TableArchive
 
-    [destination] = new_stores()
     opened([destination])
     with pytest.raises(ManifestDamaged, match=r"of table public\.t, not of public\.other"):
         TableArchive.open([destination], "public.other", key_prefix="public.t/")
@@ -420,8 +394,7 @@ def test_a_manifest_of_another_table_is_refused(new_stores: NewStores) -> None:
 
 def test_what_sinks_were_told_is_in_the_next_commit(new_stores: NewStores) -> None:
     stores = new_stores(2)
-    archive = opened(stores, sinks=["a", "b"])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(stores, sinks=["a", "b"])
     diffed(archive, 10, 20, ONE, TWO)
     manifest = archive.manifest
     assert manifest is not None
@@ -442,8 +415,7 @@ def test_what_sinks_were_told_is_in_the_next_commit(new_stores: NewStores) -> No
 
 def test_a_restart_tells_from_the_highest_that_any_manifest_says(new_stores: NewStores) -> None:
     stores = new_stores(2)
-    archive = opened(stores, sinks=["a"])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(stores, sinks=["a"])
     diffed(archive, 10, 20, ONE, TWO)
     archive.notices.mark_notified("a", stores[0].manifest.artifacts[0])
 
@@ -464,8 +436,7 @@ def test_a_restart_tells_from_the_highest_that_any_manifest_says(new_stores: New
 
 
 def test_threads_take_turns(tmp_path: Path) -> None:
-    archive = opened([LocalDestination(tmp_path / name) for name in ("one", "other")])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([LocalDestination(tmp_path / name) for name in ("one", "other")])
     base = begun_base(archive)
     done = threading.Event()
 
@@ -495,8 +466,7 @@ def test_threads_take_turns(tmp_path: Path) -> None:
 
 
 def test_the_same_destination_twice_is_one(tmp_path: Path) -> None:
-    archive = opened([LocalDestination(tmp_path), LocalDestination(f"{tmp_path}/./")])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([LocalDestination(tmp_path), LocalDestination(f"{tmp_path}/./")])
     assert archive.manifest is not None
     assert archive.manifest.revision == 2
 
@@ -504,8 +474,7 @@ def test_the_same_destination_twice_is_one(tmp_path: Path) -> None:
 def test_round_trips_of_a_diff(new_stores: NewStores) -> None:
     """One PUT and one HEAD per format and destination, one swap of each manifest."""
     stores = new_stores(2)
-    archive = opened(stores)
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(stores)
     for place in stores:
         place.requests.clear()
     diffed(archive, 10, 20, ONE, TWO)
@@ -517,8 +486,7 @@ def test_round_trips_of_a_diff(new_stores: NewStores) -> None:
 def test_diffs_say_keys_as_go_prints_them_if_that_is_asked_for(new_stores: NewStores) -> None:
     for go_keys in (True, False):
         [destination] = new_stores()
-        archive = opened([destination], go_keys=go_keys)
-        rebased(archive, 10, ONE, continues=False)
+        archive = based([destination], go_keys=go_keys)
         entry = diffed(archive, 10, 20, ONE, ONE | rows((1000001, "m"))).formats["jsonl"]
         line = destination.store.objects[entry.key][0]
         assert (b'"KEY":"1.000001e+06"' in line) is go_keys

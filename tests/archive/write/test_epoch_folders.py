@@ -25,6 +25,7 @@ from tests.support.archive.archiving import (
     NewStores,
     ScriptedDestination,
     base_of,
+    based,
     diffed,
     environment,
     opened,
@@ -131,8 +132,7 @@ def test_with_one_epoch_kept_they_are_retired_at_once(new_stores: NewStores) -> 
 
 def test_one_that_is_relabelled_twice(new_stores: NewStores) -> None:
     [store] = new_stores()
-    archive = opened([store], keep_epochs=2)
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([store], keep_epochs=2)
     first = base_of(archive, 10, ONE)
     diffed(archive, 10, 20, ONE, TWO)
     archive.commit_base(first, continues=True)
@@ -149,8 +149,7 @@ def test_a_name_that_is_taken_there(new_stores: NewStores) -> None:
     """By something else: another name. By the same bytes, of a writer that was killed: adopted."""
     [store] = new_stores()
     store.store.create(f"{PREFIX}epoch=2/diff-0_14-0_1E.jsonl", b"something else")
-    archive = opened([store])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([store])
     diffed(archive, 10, 20, ONE, TWO)
     base = base_of(archive, 20, TWO)
     diffed(archive, 20, 30, TWO, THREE)
@@ -168,8 +167,7 @@ def test_a_name_that_is_taken_there(new_stores: NewStores) -> None:
 def test_a_copy_that_a_collector_took_meanwhile_is_made_again(new_stores: NewStores) -> None:
     """A link is as old as its file, so it may be older than the cut-off when it is made."""
     [store] = new_stores()
-    archive = opened([store])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([store])
     base = base_of(archive, 10, ONE)
     diffed(archive, 10, 20, ONE, TWO)
     copied = f"{PREFIX}epoch=2/diff-0_A-0_14.jsonl"
@@ -190,8 +188,7 @@ def test_a_copy_that_a_collector_took_meanwhile_is_made_again(new_stores: NewSto
 
 def test_a_diff_that_is_missing_doesnt_keep_a_base_out(new_stores: NewStores) -> None:
     [store] = new_stores()
-    archive = opened([store])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([store])
     base = base_of(archive, 10, ONE)
     gone = diffed(archive, 10, 20, ONE, TWO).formats["jsonl"].key
     del store.store.objects[gone]
@@ -237,8 +234,7 @@ def test_archives_whose_diffs_lie_in_the_former_folder_are_read_and_go_on(
 
 def test_a_destination_that_missed_the_rebase_has_its_own_copies(new_stores: NewStores) -> None:
     stores = new_stores(2)
-    archive = opened(stores, keep_epochs=2)
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(stores, keep_epochs=2)
     base = base_of(archive, 10, ONE)
     diffed(archive, 10, 20, ONE, TWO)
 

@@ -14,19 +14,17 @@ from laredo_archive import failpoint
 from tests.archive.write.killed_writer import look
 from tests.support import drawn
 from tests.support.aws import AwsServer
+from tests.support.processes import completed
 
 SHARED_MEMORY = Path("/dev/shm")
 ALL_POINTS = os.environ.get("LAREDO_TEST_ALL_POINTS") == "1"
 
 
 def run(*arguments: str | Path, setting: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return completed(
         [sys.executable, "-m", "tests.archive.write.killed_writer", *map(str, arguments)],
         env={**os.environ, failpoint.VARIABLE: setting},
-        capture_output=True,
-        text=True,
         timeout=1500 if ALL_POINTS else 800,
-        check=False,
     )
 
 

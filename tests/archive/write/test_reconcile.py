@@ -20,6 +20,7 @@ from tests.support.archive.archiving import (
     NewStores,
     ScriptedDestination,
     base_of,
+    based,
     diffed,
     opened,
     rebased,
@@ -46,8 +47,7 @@ def assert_level(*stores: ScriptedDestination) -> None:
 
 
 def grown(stores: list[ScriptedDestination], **more) -> TableArchive:  # type: ignore[no-untyped-def]
-    archive = opened(stores, **more)
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(stores, **more)
     diffed(archive, 10, 20, ONE, TWO)
     return archive
 
@@ -216,8 +216,7 @@ def test_a_head_that_is_no_boundary_of_the_other_is_refused(new_stores: NewStore
     one, other = new_stores(2)
     diffed_archive = grown([one])
     diffed(diffed_archive, 20, 30, TWO, THREE)
-    archive = opened([other])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based([other])
     diffed(archive, 10, 25, ONE, TWO)
     refused([one, other], r"isn't an artifact's end of the other .*head 0/1E.*head 0/19")
 

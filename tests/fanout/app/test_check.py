@@ -16,8 +16,7 @@ from tests.support.postgres import Database
 
 
 def test_a_sound_set_up_lacks_nothing(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    database.run("CREATE TABLE a (id int PRIMARY KEY)")
     code, found = check(tmp_path, database.dsn, "{ table = a }")
     assert (code, missing(found)) == (0, set())
     assert found["table public.a"]["detail"] == "key id"
@@ -30,8 +29,7 @@ def test_a_sound_set_up_lacks_nothing(tmp_path: Path, database: Database) -> Non
 
 
 def test_an_archive_is_looked_at(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    database.run("CREATE TABLE a (id int PRIMARY KEY)")
     place = tmp_path / "archive"
     archive = f'archive {{ store_config {{ path = "{place}" }} }}'
     tables = f"{{ table = a, targets = [ {{ {archive} }} ] }}"
@@ -77,12 +75,11 @@ def test_tables_that_cannot_be_replicated_each_get_their_cure(
 def test_columns_whose_text_depends_on_something_else_are_named(
     tmp_path: Path, database: Database
 ) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TYPE pair AS (name text, price money)")
-        owner.execute("CREATE DOMAIN roles AS regrole[]")
-        owner.execute(
-            "CREATE TABLE a (id int PRIMARY KEY, kind regclass, roles roles, pairs pair[], n oid)"
-        )
+    database.run(
+        "CREATE TYPE pair AS (name text, price money)",
+        "CREATE DOMAIN roles AS regrole[]",
+        "CREATE TABLE a (id int PRIMARY KEY, kind regclass, roles roles, pairs pair[], n oid)",
+    )
     code, found = check(tmp_path, database.dsn, "{ table = a }")
     named = {what: each for what, each in found.items() if what.startswith("column")}
     assert code == 0
@@ -97,9 +94,7 @@ def test_columns_whose_text_depends_on_something_else_are_named(
 def test_what_a_new_file_costs_is_said_of_tables_that_are_not_named(
     tmp_path: Path, database: Database, chosen: str, said: bool
 ) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
-        owner.execute(f"CREATE PUBLICATION laredo FOR {chosen}".encode())
+    database.run("CREATE TABLE a (id int PRIMARY KEY)", f"CREATE PUBLICATION laredo FOR {chosen}")
     code, found = check(tmp_path, database.dsn, "{ table = a }")
     assert code == 0
     assert ("TRUNCATE, VACUUM FULL or CLUSTER" in found["publication"]["detail"]) is said
@@ -231,8 +226,7 @@ def test_on_a_terminal_it_is_a_table_with_the_statements_whole(
     tmp_path: Path, database: Database
 ) -> None:
     name = "a_table_with_a_name_that_is_rather_long_for_one_column"
-    with database.connect() as owner:
-        owner.execute(f"CREATE TABLE {name} (identifier_of_the_row int NOT NULL UNIQUE)".encode())
+    database.run(f"CREATE TABLE {name} (identifier_of_the_row int NOT NULL UNIQUE)")
     check(tmp_path, database.dsn, f"{{ table = {name} }}")
     done = processes.run(
         "laredo-fanout",
@@ -276,8 +270,7 @@ def test_without_a_configuration_it_says_how_to_give_one() -> None:
 def test_the_configuration_may_be_named_by_the_environment(
     tmp_path: Path, database: Database
 ) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    database.run("CREATE TABLE a (id int PRIMARY KEY)")
     check(tmp_path, database.dsn, "{ table = nosuch }")
     done = processes.run(
         "laredo-fanout",

@@ -19,12 +19,11 @@ def port() -> int:
 
 @pytest.fixture
 def server(tmp_path: Path, database: Database, port: int) -> Fanout:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
-        owner.execute("INSERT INTO users VALUES (1, 'one')")
+    database.run(
+        "CREATE TABLE users (id int PRIMARY KEY, name text)", "INSERT INTO users VALUES (1, 'one')"
+    )
     connect = f"fanout.connect.port = {port}\n"
-    slot = f"s_{database.name}"
-    return fanout(tmp_path / "server", database.dsn, "{ table = users }", connect, slot)
+    return fanout(tmp_path / "server", database, "{ table = users }", connect)
 
 
 async def test_a_client_follows_a_table(server: Fanout, database: Database, port: int) -> None:
@@ -35,7 +34,6 @@ async def test_a_client_follows_a_table(server: Fanout, database: Database, port
             await stream.next("snapshot_begin")
             assert (await stream.next("snapshot_row")).row["name"] == "one"
             await stream.next("snapshot_end")
-            with database.connect() as owner:
-                owner.execute("UPDATE users SET name = 'two'")
+            database.run("UPDATE users SET name = 'two'")
             assert (await stream.next("journal_entry")).new_values["name"] == "two"
             wait_until(lambda: server.table("public.users")["clients"], "the client is shown")

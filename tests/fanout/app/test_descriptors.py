@@ -23,9 +23,8 @@ FAILURES = "laredo_http_accept_failures_total"
 
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
-    made = fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    database.run("CREATE TABLE a (id int PRIMARY KEY, v text)")
+    made = fanout(tmp_path / "server", database, "{ table = a }")
     made.program.wrapper = WITH_FEW_DESCRIPTORS
     return made
 
@@ -50,11 +49,10 @@ def http_port(server: Fanout) -> int:
 
 
 def cut_every_connection(database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-        )
+    database.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    )
 
 
 @pytest.mark.thorough
@@ -63,8 +61,7 @@ def test_half_sent_requests_hold_up_nobody(server: Fanout, database: Database) -
         wait_until(lambda: server.metrics[ENDED] > LIMIT / 2, "most are ended")
         # What took descriptors and found none ended the server.
         cut_every_connection(database)
-        with database.connect() as owner:
-            owner.execute("INSERT INTO a SELECT i, repeat('x', 1000) FROM generate_series(1, 9) i")
+        database.run("INSERT INTO a SELECT i, repeat('x', 1000) FROM generate_series(1, 9) i")
         wait_until(lambda: server.table("public.a")["rows"] == 9, "the rows")
         assert server.program.is_running()
         assert server.metrics[FAILURES] == 0
@@ -83,8 +80,7 @@ def test_no_descriptors_left_are_waited_for(server: Fanout, database: Database) 
             wait_until(lambda: "no HTTP connection can be" in server.program.tail(99_999), "so")
         assert server.program.is_running()
         process.rlimit(psutil.RLIMIT_NOFILE, (LIMIT, LIMIT))
-        with database.connect() as owner:
-            owner.execute("INSERT INTO a VALUES (1, 'afterwards')")
+        database.run("INSERT INTO a VALUES (1, 'afterwards')")
         server.program.wait_ready()
         wait_until(lambda: server.table("public.a")["rows"] == 1, "the row")
         assert server.metrics[FAILURES] > 0

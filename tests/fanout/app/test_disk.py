@@ -43,9 +43,7 @@ def on_a_tmpfs(server: Fanout, options: str, then: str = "true") -> Fanout:
 def server(tmp_path: Path, database: Database) -> Fanout:
     # Inside the namespace the test's own user is root, and nobody else exists.
     database.server.socket_directory.chmod(0o755)
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
-        owner.execute("INSERT INTO a VALUES (0, 'first')")
+    database.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "INSERT INTO a VALUES (0, 'first')")
     return fanout(tmp_path / "s", database.dsn, "{ table = a }", slot=f"s_{database.name}")
 
 
@@ -130,8 +128,7 @@ def test_one_transaction_that_has_no_room(server: Fanout, database: Database) ->
 
 def test_a_transaction_that_cannot_be_spooled(server: Fanout, database: Database) -> None:
     """It is never ready between two failures, and needs nothing but the room."""
-    with database.connect() as owner:
-        owner.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
+    database.run(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
     with database.connect() as owner, server.program:
         server.program.wait_ready()
         # No directory can be made where a file is.

@@ -19,8 +19,7 @@ TOKEN = "s3cret-of-the-server"
 
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+    database.run("CREATE TABLE a (id int PRIMARY KEY, v text)")
     more = f"http {{ token = {TOKEN}, public = [health] }}\n"
     name = f"s_{database.name}"
     return fanout(tmp_path / "server", database.dsn, "{ table = a }", more, slot=name)
@@ -87,8 +86,7 @@ def _subcommands_bring_it(server: Fanout) -> None:
 
 
 def test_without_a_token_a_web_page_asks_for_nothing(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
+    database.run("CREATE TABLE a (id int PRIMARY KEY, v text)")
     name = f"s_{database.name}"
     server = fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=name)
     with started(server):

@@ -12,12 +12,13 @@ _TIMES = 'laredo_repairs_total{table="public.a"}'
 
 
 def test_it_is_shown_since_when_and_why(tmp_path: Path, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY) PARTITION BY RANGE (id)")
-        owner.execute("CREATE TABLE a0 PARTITION OF a FOR VALUES FROM (0) TO (100)")
-        owner.execute("CREATE TABLE a1 PARTITION OF a FOR VALUES FROM (100) TO (200)")
-        owner.execute("INSERT INTO a SELECT generate_series(90, 109)")
-    server = fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    database.run(
+        "CREATE TABLE a (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE a0 PARTITION OF a FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE a1 PARTITION OF a FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO a SELECT generate_series(90, 109)",
+    )
+    server = fanout(tmp_path / "server", database, "{ table = a }")
     with started(server):
         assert server.table("public.a")["putting_right"] is None
         assert (server.metrics[_ACTIVE], server.metrics[_TIMES]) == (0, 0)

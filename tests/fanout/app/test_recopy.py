@@ -25,7 +25,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
         owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
         owner.execute("INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, %s) i", (ROWS,))
         owner.execute("ANALYZE a")
-    return fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    return fanout(tmp_path / "server", database, "{ table = a }")
 
 
 def _recopy(server: Fanout) -> dict[str, Any]:
@@ -63,8 +63,7 @@ async def test_readers_see_what_differed_as_changes_although_the_server_is_kille
             assert 0 < shown["fraction"] < 1
             assert server.metrics['laredo_recopy_active{table="public.a"}'] == 1
             server.program.kill()
-            with database.connect() as owner:
-                owner.execute("DELETE FROM a WHERE id = 20")
+            database.run("DELETE FROM a WHERE id = 20")
             server.program.start()
             server.program.wait_ready()
             await follower.until([b"%d" % n for n in range(1, ROWS + 1) if n != 20])

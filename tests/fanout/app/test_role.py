@@ -11,7 +11,7 @@ from tests.support import drawn
 from tests.support.clusters import Clusters
 from tests.support.postgres import Database
 from tests.support.processes import wait_until
-from tests.support.server.fanout_program import fanout
+from tests.support.server.fanout_program import fanout, started
 
 
 @pytest.mark.parametrize("version", drawn.first(1, [18, 15]))
@@ -45,8 +45,7 @@ def test_a_server_runs_as_the_role_that_check_makes(
     assert (code, missing(found)) == (0, set())
     assert found["role"]["detail"] == "laredo: no superuser"
     server = fanout(tmp_path / "server", dsn, tables)
-    with server.program:
-        server.program.wait_ready()
+    with started(server):
         with database.connect() as owner:
             owner.execute("INSERT INTO a VALUES (500, 'later')")
             owner.execute("INSERT INTO log VALUES ('two')")
@@ -68,10 +67,7 @@ def test_a_server_runs_as_the_role_that_check_makes(
 @pytest.mark.parametrize("encoding", drawn.first(1, ["LATIN1", "SQL_ASCII"]))
 def test_another_encoding_is_refused(tmp_path: Path, database: Database, encoding: str) -> None:
     name = f"{database.name}_{encoding}".lower()
-    with database.connect() as admin:
-        admin.execute(
-            f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0".encode()
-        )
+    database.run(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
     try:
         other = Database(database.server, name)
         with other.connect() as owner:
@@ -91,8 +87,7 @@ def test_another_encoding_is_refused(tmp_path: Path, database: Database, encodin
             ).fetchone()
         assert row == (0,)
     finally:
-        with database.connect() as admin:
-            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        database.run(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def test_check_tells_of_slots_that_arent_ours(
@@ -100,9 +95,7 @@ def test_check_tells_of_slots_that_arent_ours(
 ) -> None:
     """A slot of this database that the empty store can't have used, and the default elsewhere."""
     del postgres
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY)")
-        owner.execute("CREATE DATABASE elsewhere")
+    database.run("CREATE TABLE a (id int PRIMARY KEY)", "CREATE DATABASE elsewhere")
     try:
         elsewhere = Database(database.server, "elsewhere")
         with elsewhere.connect() as owner:
@@ -113,12 +106,10 @@ def test_check_tells_of_slots_that_arent_ours(
         assert found["slot"]["detail"].startswith("laredo_")
         with elsewhere.connect() as owner:
             owner.execute("SELECT pg_drop_replication_slot('laredo')")
-        with database.connect() as owner:
-            owner.execute("SELECT pg_create_logical_replication_slot('laredo', 'pgoutput')")
+        database.run("SELECT pg_create_logical_replication_slot('laredo', 'pgoutput')")
         code, found = check(tmp_path, database.dsn, "{ table = a }")
         assert code == 1
         assert "it has never used that slot" in found["slot"]["detail"]
         assert "SELECT pg_drop_replication_slot('laredo')" in found["slot"]["cure"]
     finally:
-        with database.connect() as owner:
-            owner.execute("DROP DATABASE elsewhere WITH (FORCE)")
+        database.run("DROP DATABASE elsewhere WITH (FORCE)")

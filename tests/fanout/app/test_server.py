@@ -34,10 +34,11 @@ TABLES = f"{{ table = a, {QUIET} }}, {{ table = b, {QUIET} }}"
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
     """Two tables, the first with the rows 1..100."""
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
-        owner.execute("CREATE TABLE b (id int PRIMARY KEY, v text)")
-        owner.execute("INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 100) i")
+    database.run(
+        "CREATE TABLE a (id int PRIMARY KEY, v text)",
+        "CREATE TABLE b (id int PRIMARY KEY, v text)",
+        "INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 100) i",
+    )
     return fanout(tmp_path / "server", database.dsn, TABLES, slot=f"s_{database.name}")
 
 

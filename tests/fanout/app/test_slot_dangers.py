@@ -10,7 +10,7 @@ import pytest
 from tests.support import drawn
 from tests.support.clusters import Clusters
 from tests.support.processes import wait_until
-from tests.support.server.fanout_program import Fanout, fanout
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 _KEEP = "ALTER SYSTEM SET max_slot_wal_keep_size = '{}'"
 _FREEZE_AGE = 100_000
@@ -26,8 +26,7 @@ def _server(
     clusters: Clusters, directory: Path, version: int, extra: str, **settings: str
 ) -> Fanout:
     database = clusters.lead_to(clusters.new(version, **settings))
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     return fanout(directory / "server", database.dsn, "{ table = t }", extra)
 
 
@@ -142,15 +141,14 @@ def test_idle_and_then_invalidated(clusters: Clusters, tmp_path: Path) -> None:
             ).fetchone()
             return row == (True,)
 
-        with server.program:
-            server.program.wait_ready(120)
+        with started(server):
+            pass
         # No checkpoint comes, which alone would invalidate it.
         wait_until(is_idle, "nobody streams")
         warned = server.run("check").stdout
         assert "slot s hasn't been streamed from" in warned
         assert "raise idle_replication_slot_timeout" in warned
-        with server.program:
-            server.program.wait_ready(120)
+        with started(server):
             wait_until(lambda: "idle" in _said_to_be_over(server), "it is said, and over")
             assert _warned(server) == {}
 

@@ -1,7 +1,5 @@
 """The slot's end and what it keeps, as /status, /metrics, the log and the terminal show them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -10,16 +8,9 @@ import pytest
 from tests.support import drawn
 from tests.support.clusters import Clusters, invalidate
 from tests.support.processes import wait_until
-from tests.support.server.fanout_program import Fanout, fanout
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 TABLES = "{ table = t }"
-
-
-@contextmanager
-def started(server: Fanout) -> Iterator[None]:
-    with server.program:
-        server.program.wait_ready(120)
-        yield
 
 
 def made(
@@ -28,8 +19,7 @@ def made(
     """A server over a cluster whose slot may keep little, not started."""
     postgres = clusters.new(version, **settings)
     database = clusters.lead_to(postgres)
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     return fanout(directory / "server", database.dsn, TABLES, extra)
 
 

@@ -23,21 +23,17 @@ _RETRIES = 2
 @contextmanager
 def served(directory: Path, database: Database) -> Iterator[tuple[Fanout, psycopg.Connection]]:
     """A server of the table ``t``, that has its first row."""
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        owner.execute("INSERT INTO t VALUES (0)")
-    server = fanout(directory, database.dsn, "{ table = t }", slot=f"s_{database.name}")
+    database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (0)")
+    server = fanout(directory, database, "{ table = t }")
     with started(server), database.connect() as owner:
         yield server, owner
 
 
-def confirmed(owner: psycopg.Connection, database: Database) -> int:
-    row = owner.execute(
+def confirmed(database: Database) -> int:
+    return database.number(
         "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s",
-        (f"s_{database.name}",),
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+        f"s_{database.name}",
+    )
 
 
 def insert(owner: psycopg.Connection, number: int) -> int:
@@ -57,13 +53,13 @@ def not_confirmed(server: Fanout, owner: psycopg.Connection, database: Database)
         lambda: any(message in problem for problem in server.problems), "noticed", _NOTICED_WITHIN_S
     )
     restarts = server.metrics['laredo_source_restarts_total{source="pg"}']
-    stopped_at = confirmed(owner, database)
+    stopped_at = confirmed(database)
     insert(owner, 2)
     wait_until(
         lambda: server.metrics['laredo_source_restarts_total{source="pg"}'] >= restarts + _RETRIES,
         "it was tried again",
     )
-    assert confirmed(owner, database) == stopped_at <= inserted
+    assert confirmed(database) == stopped_at <= inserted
     assert position.parse(server.status["sources"]["pg"]["position"]) <= inserted
     logged = map(json.loads, server.program.log.read_text().splitlines())
     (error,) = (line["error"] for line in logged if line["level"] == "error")
@@ -100,4 +96,4 @@ def test_replaced_and_moved_back(tmp_path: Path, database: Database, instead: st
         server.program.wait_ready()
         wait_until(lambda: server.table("public.t")["rows"] == 3, "it goes on")
         last = insert(owner, 3)
-        wait_until(lambda: confirmed(owner, database) > last, "it is confirmed")
+        wait_until(lambda: confirmed(database) > last, "it is confirmed")

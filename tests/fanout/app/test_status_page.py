@@ -48,14 +48,15 @@ def served(
     """A server of a table of 1,234 rows and of one with a hostile name."""
     with new_database(postgres) as database:
         quoted = HOSTILE.replace('"', '""')
-        with database.connect() as owner:
-            owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
-            owner.execute("INSERT INTO t SELECT generate_series(1, 1234)")
-            owner.execute("ANALYZE t")
-            owner.execute(f'CREATE TABLE "{quoted}" (id int PRIMARY KEY)'.encode())
+        database.run(
+            "CREATE TABLE t (id int PRIMARY KEY)",
+            "INSERT INTO t SELECT generate_series(1, 1234)",
+            "ANALYZE t",
+            f'CREATE TABLE "{quoted}" (id int PRIMARY KEY)',
+        )
         tables = f"{{ table = t }}, {{ table = {hocon(HOSTILE)} }}"
         directory = tmp_path_factory.mktemp("server")
-        with started(fanout(directory, database.dsn, tables, slot=f"s_{database.name}")) as server:
+        with started(fanout(directory, database, tables)) as server:
             yield server, database
 
 

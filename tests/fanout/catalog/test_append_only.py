@@ -22,17 +22,16 @@ _LOG = (
 )
 
 
-def test_taken_out_and_put_back_it_is_copied_again(database: Database, ingesting: Start) -> None:
+def test_taken_out_and_put_back_it_is_copied_again(database: Database, live: Start) -> None:
     """Deleted rows aren't published; the message of a refused re-copy advises this."""
     database.run(*_LOG, "CREATE TABLE keyed (id int PRIMARY KEY)")
-    ingest = ingesting("public.log", "public.keyed", append_only=("public.log",))
-    ingest.wait_live()
+    ingest = live("public.log", "public.keyed", append_only=("public.log",))
     database.run("DELETE FROM log WHERE ctid IN (SELECT ctid FROM log LIMIT 3)")
     ingest.catch_up()
     assert ingest.state("public.log") != ingest.truth("public.log"), "this proves nothing"
     ingest.stop()
     ingest.start("public.keyed")
-    ingest.wait_until(lambda: ingest.record("public.log") is None, "it is gone")
+    ingest.wait_until(lambda: ingest.known("public.log") is None, "it is gone")
     ingest.stop()
     ingest.start("public.log", "public.keyed")
     ingest.wait_live()
@@ -41,12 +40,9 @@ def test_taken_out_and_put_back_it_is_copied_again(database: Database, ingesting
 
 
 @on_versions(14, 15, 16, 17, 18)
-def test_rows_are_there_as_often_as_they_were_inserted(
-    database: Database, ingesting: Start
-) -> None:
+def test_rows_are_there_as_often_as_they_were_inserted(database: Database, live: Start) -> None:
     database.run(*_LOG, "CREATE TABLE keyed (id int PRIMARY KEY)")
-    ingest = ingesting("public.log", "public.keyed", append_only=("public.log",))
-    ingest.wait_live()
+    ingest = live("public.log", "public.keyed", append_only=("public.log",))
     ingest.assert_equal()
     database.run(
         "INSERT INTO log SELECT 3, 'w1' FROM generate_series(1, 20)",
@@ -56,25 +52,24 @@ def test_rows_are_there_as_often_as_they_were_inserted(
     )
     ingest.assert_equal()
     record = ingest.record("public.log")
-    assert record is not None and record.key_fields == ()
+    assert record.key_fields == ()
     ingest.restart()
     database.run("INSERT INTO log VALUES (8, 'new')")
     ingest.assert_equal()
-    assert ingest.record("public.log").id == record.id  # type: ignore[union-attr]
+    assert ingest.record("public.log").id == record.id
     database.run(
         "BEGIN; INSERT INTO log VALUES (1, 'gone'); TRUNCATE log;"
         " INSERT INTO log VALUES (8, 'new'), (8, 'new'); COMMIT",
         "INSERT INTO log VALUES (8, 'new'), (9, 'newer')",
     )
     ingest.assert_equal()
-    assert ingest.record("public.log").id == record.id  # type: ignore[union-attr]
+    assert ingest.record("public.log").id == record.id
 
 
-def test_the_application_may_update_and_delete(database: Database, ingesting: Start) -> None:
+def test_the_application_may_update_and_delete(database: Database, live: Start) -> None:
     """Their changes aren't followed: the table is configured as append-only."""
     database.run(*_LOG)
-    ingest = ingesting("public.log", append_only=("public.log",))
-    ingest.wait_live()
+    ingest = live("public.log", append_only=("public.log",))
     before = ingest.state("public.log")
     database.run("UPDATE log SET what = 'x' WHERE at = 1", "DELETE FROM log WHERE at = 2")
     ingest.catch_up()
@@ -82,7 +77,7 @@ def test_the_application_may_update_and_delete(database: Database, ingesting: St
     assert ingest.status.tables["public.log"].error is None
 
 
-def test_copy_beside_inserts(database: Database, ingesting: Start) -> None:
+def test_copy_beside_inserts(database: Database, live: Start) -> None:
     """Each transaction counts once, in the snapshot or from the stream."""
     database.run(*_LOG)
     stop = threading.Event()
@@ -105,8 +100,7 @@ def test_copy_beside_inserts(database: Database, ingesting: Start) -> None:
     for writer in writers:
         writer.start()
     try:
-        ingest = ingesting("public.log", append_only=("public.log",))
-        ingest.wait_live()
+        ingest = live("public.log", append_only=("public.log",))
     finally:
         stop.set()
         for writer in writers:
@@ -174,7 +168,7 @@ def test_interrupted_copy_begins_again(database: Database, ingesting: Start, gat
     gate.close_after(2500)
     ingest = ingesting("public.log", append_only=("public.log",))
     with gate.holding(ingest):
-        ingest.wait_until(lambda: ingest.record("public.log").rows > 0, "rows are written")  # type: ignore[union-attr]
+        ingest.wait_until(lambda: ingest.record("public.log").rows > 0, "rows are written")
         ingest.stop()
     database.run("INSERT INTO log VALUES (1, 'while away')")
     ingest.start()
@@ -183,33 +177,28 @@ def test_interrupted_copy_begins_again(database: Database, ingesting: Start, gat
     assert [each.status for each in ingest.store.tables.values()] == [Status.LIVE]
 
 
-def test_partitions_without_keys(database: Database, ingesting: Start) -> None:
+def test_partitions_without_keys(database: Database, live: Start) -> None:
     database.run(
         "CREATE TABLE log (at int, what text) PARTITION BY RANGE (at)",
         "CREATE TABLE log1 PARTITION OF log FOR VALUES FROM (0) TO (10)",
         "CREATE TABLE log2 PARTITION OF log DEFAULT",
         "INSERT INTO log SELECT g % 20, 'w' FROM generate_series(1, 200) g",
     )
-    ingest = ingesting("public.log", append_only=("public.log",), heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.log", append_only=("public.log",), heartbeat_interval=0.1)
     before = ingest.record("public.log")
     database.run("INSERT INTO log VALUES (1, 'w'), (11, 'w')", "INSERT INTO log2 VALUES (12, 'w')")
     ingest.assert_equal()
     database.run("DROP TABLE log1")
-    ingest.wait_until(
-        lambda: ingest.is_live("public.log") and ingest.record("public.log").id != before.id,  # type: ignore[union-attr]
-        "the table was copied again",
-    )
+    ingest.wait_copied_again(before)
     ingest.assert_equal()
 
 
 def test_added_to_a_running_server_while_an_old_transaction_is_open(
-    database: Database, ingesting: Start
+    database: Database, live: Start
 ) -> None:
     """Its publication is made after the slot: what was written before can't be decoded with it."""
     database.run(*_LOG, "CREATE TABLE keyed (id int PRIMARY KEY)", "CREATE TABLE noise (id int)")
-    ingest = ingesting("public.keyed", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.keyed", heartbeat_interval=0.1)
     keyed = ingest.record("public.keyed")
     ingest.stop()
     with database.connect() as old:
@@ -222,23 +211,22 @@ def test_added_to_a_running_server_while_an_old_transaction_is_open(
             ingest.wait_until(
                 lambda passed=passed: ingest.store.position > passed, "a catalog check"
             )
-        assert ingest.record("public.log") is None
+        assert ingest.known("public.log") is None
         old.execute("INSERT INTO keyed VALUES (2)")
         old.execute("COMMIT")
     ingest.wait_live()
     database.run("INSERT INTO log VALUES (1, 'x')", "INSERT INTO keyed VALUES (3)")
     ingest.assert_equal()
-    assert ingest.record("public.keyed").id == keyed.id  # type: ignore[union-attr]
+    assert ingest.record("public.keyed").id == keyed.id
     assert ingest.status.error is None and ingest.status.reconnects == 0
 
 
 def test_table_that_is_published_with_its_changes_too_is_taken_out_there(
-    database: Database, ingesting: Start
+    database: Database, live: Start
 ) -> None:
     name = f"pub_{database.name}"
     database.run(*_LOG, f"CREATE PUBLICATION {name} FOR TABLE log")
-    ingest = ingesting("public.log", append_only=("public.log",), heartbeat_interval=0.1)
-    ingest.wait_live()
+    live("public.log", append_only=("public.log",), heartbeat_interval=0.1)
     database.run("UPDATE log SET what = 'allowed' WHERE at = 1")
     with database.connect() as connection:
         found = connection.execute("SELECT pubname FROM pg_publication_tables").fetchall()

@@ -32,12 +32,11 @@ def _looks_pass(ingest: RunningIngest) -> None:
 
 
 @on_versions(14, 15, 16, 17, 18)
-def test_root_is_copied_and_followed(database: Database, ingesting: Start) -> None:
+def test_root_is_copied_and_followed(database: Database, live: Start) -> None:
     database.run(*_ROOT)
-    ingest = ingesting("public.t", range_bytes=64 << 10)
-    ingest.wait_live()
+    ingest = live("public.t", range_bytes=64 << 10)
     ingest.assert_equal()
-    assert ingest.record("public.t").rows == 600  # type: ignore[union-attr]
+    assert ingest.record("public.t").rows == 600
     database.run(
         "UPDATE t SET a = 'changed' WHERE id % 3 = 0",
         "UPDATE t2_even SET a = 'at the leaf'",
@@ -52,12 +51,10 @@ def test_root_is_copied_and_followed(database: Database, ingesting: Start) -> No
     assert ingest.status.recopies == 0
 
 
-def test_partitions_that_bring_no_rows_cost_no_copy(database: Database, ingesting: Start) -> None:
+def test_partitions_that_bring_no_rows_cost_no_copy(database: Database, live: Start) -> None:
     database.run(*_ROOT)
-    ingest = ingesting("public.t", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.1)
     before = ingest.record("public.t")
-    assert before is not None
     database.run(
         "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (200) TO (300)",
         "INSERT INTO t VALUES (210, 1, 'new', 'x')",
@@ -71,32 +68,28 @@ def test_partitions_that_bring_no_rows_cost_no_copy(database: Database, ingestin
     database.run("INSERT INTO t VALUES (310, 1, 'new', 'x')", "ANALYZE t", "VACUUM t4")
     _looks_pass(ingest)
     ingest.assert_equal()
-    assert ingest.status.recopies == 0 and ingest.record("public.t").id == before.id  # type: ignore[union-attr]
+    assert ingest.status.recopies == 0 and ingest.record("public.t").id == before.id
     assert not ingest.status.tables["public.t"].repaired
     ingest.restart()
     ingest.wait_live()
     _looks_pass(ingest)
     ingest.assert_equal()
-    assert ingest.record("public.t").id == before.id  # type: ignore[union-attr]
+    assert ingest.record("public.t").id == before.id
 
 
-def test_move_while_the_server_is_down(database: Database, ingesting: Start) -> None:
+def test_move_while_the_server_is_down(database: Database, live: Start) -> None:
     database.run(*_ROOT)
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     before = ingest.record("public.t")
-    assert before is not None
     ingest.stop()
     database.run("TRUNCATE t1", "INSERT INTO t VALUES (3, 1, 'after', 'x')")
     ingest.start()
     settle(ingest, "public.t")
     ingest.assert_equal()
-    assert ingest.record("public.t").id == before.id  # type: ignore[union-attr]
+    assert ingest.record("public.t").id == before.id
 
 
-def test_who_writes_to_a_partition_alone_is_waited_for(
-    database: Database, ingesting: Start
-) -> None:
+def test_who_writes_to_a_partition_alone_is_waited_for(database: Database, live: Start) -> None:
     database.run(*_ROOT)
     with database.connect() as writer:
         writer.execute("BEGIN")
@@ -105,8 +98,7 @@ def test_who_writes_to_a_partition_alone_is_waited_for(
         # A slot is made only when the writer is done, so the table comes after it.
         writer.execute("COMMIT")
         database.run("CREATE TABLE first (id int PRIMARY KEY)")
-        ingest = ingesting("public.first")
-        ingest.wait_live()
+        ingest = live("public.first")
         ingest.stop()
         writer.execute("BEGIN")
         writer.execute("INSERT INTO t1 VALUES (1, -2, 'before', 'x')")
@@ -165,12 +157,11 @@ def test_unfit_partitions_are_refused_with_their_cure(database: Database, ingest
 
 
 def test_partition_that_is_attached_without_identity_leaves_the_publication(
-    database: Database, ingesting: Start
+    database: Database, live: Start
 ) -> None:
     """The application's UPDATE of that partition would fail as long as the root is published."""
     database.run(*_ROOT)
-    ingest = ingesting("public.t", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.1)
     database.run(
         "CREATE TABLE t3 PARTITION OF t FOR VALUES FROM (200) TO (300)",
         "ALTER TABLE t3 REPLICA IDENTITY NOTHING",
@@ -201,16 +192,13 @@ def test_publication_without_roots(database: Database, ingesting: Start) -> None
     ingest.assert_equal()
 
 
-def test_row_filter_of_the_root_holds_in_copy_and_stream(
-    database: Database, ingesting: Start
-) -> None:
+def test_row_filter_of_the_root_holds_in_copy_and_stream(database: Database, live: Start) -> None:
     database.run(
         *_ROOT,
         f"CREATE PUBLICATION pub_{database.name} FOR TABLE t (day, id, a) WHERE (day > 110)"
         " WITH (publish_via_partition_root)",
     )
-    ingest = ingesting("public.t", create_publication=False, range_bytes=64 << 10)
-    ingest.wait_live()
+    ingest = live("public.t", create_publication=False, range_bytes=64 << 10)
     database.run(
         "INSERT INTO t VALUES (5, 9000, 'no', 'x'), (150, 9001, 'yes', 'x')",
         "UPDATE t SET day = 20 WHERE day = 130",

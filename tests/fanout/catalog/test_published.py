@@ -61,22 +61,17 @@ def test_equals_the_view(database: Database) -> None:
 
 
 def test_a_table_that_is_being_altered_holds_up_no_other(
-    database: Database, ingesting: Callable[..., RunningIngest]
+    database: Database, live: Callable[..., RunningIngest]
 ) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
-    ingest = ingesting("public.t", "public.other", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", "public.other", heartbeat_interval=0.1)
     before = ingest.record("public.other")
-    assert before is not None
     with database.connect() as altering, database.connect() as connection:
         altering.execute("BEGIN; ALTER TABLE t ADD a text")
         connection.execute("ALTER TABLE other ADD b text DEFAULT 'b'")
-        ingest.wait_until(
-            lambda: ingest.is_live("public.other") and ingest.record("public.other").id > before.id,  # type: ignore[union-attr]
-            "the other table was copied again",
-        )
+        ingest.wait_copied_again(before)
         assert ingest.status.error is None
         altering.execute("COMMIT")
-    ingest.wait_until(lambda: len(ingest.record("public.t").columns) == 2, "t is copied again")  # type: ignore[union-attr]
+    ingest.wait_until(lambda: len(ingest.record("public.t").columns) == 2, "t is copied again")
     ingest.wait_live()
     ingest.assert_equal()

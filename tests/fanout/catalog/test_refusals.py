@@ -86,17 +86,14 @@ def test_unfit_tables_are_refused_until_they_are_cured_and_the_others_go_on(
     assert ingest.status.tables[f"public.{cured}"].error is None
 
 
-def test_generated_key_is_followed_where_it_is_published(
-    database: Database, ingesting: Start
-) -> None:
+def test_generated_key_is_followed_where_it_is_published(database: Database, live: Start) -> None:
     """Before the table is in the publication, too: then it has no column list to go by."""
     database.run(
         "CREATE TABLE t (a int, id int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY, b text)",
         "INSERT INTO t SELECT g FROM generate_series(1, 10) g",
         f"CREATE PUBLICATION pub_{database.name} WITH (publish_generated_columns = stored)",
     )
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     database.run("UPDATE t SET a = 100 WHERE a = 1", "INSERT INTO t VALUES (11, DEFAULT, 'b')")
     ingest.assert_equal()
     assert ingest.state("public.t")[b"200"] == b'{"a":100,"id":200,"b":null}'
@@ -145,14 +142,13 @@ def test_publication_that_we_may_not_change(database: Database, ingesting: Start
     assert f'ALTER PUBLICATION "pub_{database.name}" ADD TABLE ONLY "public"."outside";' in error
 
 
-def test_column_list_and_row_filter_hold_in_the_copy(database: Database, ingesting: Start) -> None:
+def test_column_list_and_row_filter_hold_in_the_copy(database: Database, live: Start) -> None:
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, shown text, hidden text)",
         "INSERT INTO t SELECT g, 's' || g, 'h' || g FROM generate_series(1, 20) g",
         f"CREATE PUBLICATION pub_{database.name} FOR TABLE t (id, shown) WHERE (id > 10)",
     )
-    ingest = ingesting("public.t", create_publication=False)
-    ingest.wait_live()
+    ingest = live("public.t", create_publication=False)
     database.run("INSERT INTO t VALUES (-5, 'no', 'x'), (50, 'yes', 'x')")
     ingest.catch_up()
     state = ingest.state("public.t")

@@ -60,7 +60,7 @@ DDL = {
 }
 
 
-def test_schema_changes(database: Database, ingesting: Start) -> None:
+def test_schema_changes(database: Database, live: Start) -> None:
     """Each table is copied again; one that changed in silence stops before the look at it."""
     tables = {f"public.t{number}": kind for number, kind in enumerate(DDL)}
     for name in tables:
@@ -69,8 +69,7 @@ def test_schema_changes(database: Database, ingesting: Start) -> None:
             f"INSERT INTO {name} SELECT g, 'a' || g, g FROM generate_series(1, 200) g",
         )
     database.run("CREATE TABLE other (id int PRIMARY KEY)")
-    ingest = ingesting(*tables, "public.other", heartbeat_interval=0.2)
-    ingest.wait_live()
+    ingest = live(*tables, "public.other", heartbeat_interval=0.2)
     before = {name: ingest.record(name) for name in (*tables, "public.other")}
     closed: list[tuple[int, int]] = []
 
@@ -93,33 +92,29 @@ def test_schema_changes(database: Database, ingesting: Start) -> None:
     ingest.assert_equal()
     for name, kind in tables.items():
         former, after = before[name], ingest.record(name)
-        assert former is not None and after is not None
         assert after.sequence > former.sequence and after.floor > former.floor, kind
-    assert ingest.record("public.other").id == before["public.other"].id  # type: ignore[union-attr]
+    assert ingest.record("public.other").id == before["public.other"].id
     assert ingest.status.recopies == len(tables)
     assert [each for each in ingest.store.tables.values() if each.status is Status.CLOSED] == []
     shown_until, noticed = closed[0]
     assert shown_until < noticed
 
 
-def test_change_that_is_decoded_before_others_see_it(database: Database, ingesting: Start) -> None:
+def test_change_that_is_decoded_before_others_see_it(database: Database, live: Start) -> None:
     """A commit is streamed as soon as it is in the WAL, and visible a while later: here, once
     a standby that doesn't exist is no longer waited for."""
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         "INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g",
     )
-    ingest = ingesting("public.t", heartbeat_interval=0.1)
-    ingest.wait_live()
-    before = ingest.record("public.t")
-    assert before is not None
+    ingest = live("public.t", heartbeat_interval=0.1)
     with waiting_for_a_standby(database):
         altering = threading.Thread(
             target=database.run,
             args=("BEGIN; ALTER TABLE t ADD b int; UPDATE t SET b = 1; COMMIT",),
         )
         altering.start()
-        ingest.wait_until(lambda: ingest.record("public.t").status is Status.CLOSED, "it is closed")  # type: ignore[union-attr]
+        ingest.wait_until(lambda: ingest.record("public.t").status is Status.CLOSED, "it is closed")
         for _ in range(5):
             passed = ingest.store.position
             ingest.wait_until(
@@ -131,54 +126,47 @@ def test_change_that_is_decoded_before_others_see_it(database: Database, ingesti
     assert ingest.status.recopies == 1
 
 
-def test_second_change_while_the_first_is_copied(database: Database, ingesting: Start) -> None:
+def test_second_change_while_the_first_is_copied(database: Database, live: Start) -> None:
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         "INSERT INTO t SELECT g, repeat(md5(g::text), 50) FROM generate_series(1, 3000) g",
     )
-    ingest = ingesting("public.t", heartbeat_interval=0.2, range_bytes=64 << 10)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.2, range_bytes=64 << 10)
     before = ingest.record("public.t")
-    assert before is not None
     database.run("ALTER TABLE t ADD b int", "INSERT INTO t VALUES (-1, 'x', 1)")
-    ingest.wait_until(lambda: ingest.record("public.t").id != before.id, "the copy begins")  # type: ignore[union-attr]
+    ingest.wait_until(lambda: ingest.record("public.t").id != before.id, "the copy begins")
     closed = ingest.store.tables[before.id]
     assert closed.status is Status.CLOSED and closed.closed_at >= closed.floor
     database.run("ALTER TABLE t ALTER b TYPE text", "INSERT INTO t VALUES (-2, 'x', 'b')")
     ingest.wait_until(
-        lambda: ingest.is_live("public.t") and ingest.record("public.t").columns[2].type == "text",  # type: ignore[union-attr]
+        lambda: ingest.is_live("public.t") and ingest.record("public.t").columns[2].type == "text",
         "the last form is live",
     )
     ingest.assert_equal()
     assert len(ingest.store.tables) == 1
 
 
-def test_publication_dropped_under_the_stream(database: Database, ingesting: Start) -> None:
+def test_publication_dropped_under_the_stream(database: Database, live: Start) -> None:
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         "INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g",
     )
-    ingest = ingesting("public.t", heartbeat_interval=0.2)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.2)
     before = ingest.record("public.t")
-    assert before is not None
     database.run(
         f"DROP PUBLICATION {ingest.options.publication.name}",
         "UPDATE t SET a = 'unseen' WHERE id < 50",
     )
-    ingest.wait_until(
-        lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
-        "the table was copied again",
-    )
+    ingest.wait_copied_again(before)
     ingest.assert_equal()
     again = ingest.record("public.t")
     ingest.restart()
     ingest.assert_equal()
-    assert again is not None and ingest.record("public.t").id == again.id  # type: ignore[union-attr]
+    assert ingest.record("public.t").id == again.id
 
 
 def test_tables_that_are_dropped_or_lose_their_identity_fail_alone(
-    database: Database, ingesting: Start
+    database: Database, live: Start
 ) -> None:
     """While one without an identity is published, the application's UPDATE fails."""
     database.run(
@@ -187,14 +175,13 @@ def test_tables_that_are_dropped_or_lose_their_identity_fail_alone(
         "CREATE TABLE gone (id int PRIMARY KEY)",
         "CREATE TABLE other (id int PRIMARY KEY)",
     )
-    ingest = ingesting("public.t", "public.gone", "public.other", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", "public.gone", "public.other", heartbeat_interval=0.1)
     database.run("DROP TABLE gone", "ALTER TABLE t DROP CONSTRAINT t_pkey")
-    ingest.wait_until(lambda: ingest.record("public.gone").status is Status.FAILED, "it is failed")  # type: ignore[union-attr]
+    ingest.wait_until(lambda: ingest.record("public.gone").status is Status.FAILED, "it is failed")
     ingest.wait_until(
         lambda: "doesn't exist" in str(ingest.status.tables["public.gone"].error), "why"
     )
-    ingest.wait_until(lambda: ingest.record("public.t").status is Status.FAILED, "it is failed")  # type: ignore[union-attr]
+    ingest.wait_until(lambda: ingest.record("public.t").status is Status.FAILED, "it is failed")
     cure = "ADD PRIMARY KEY"
     ingest.wait_until(lambda: cure in str(ingest.status.tables["public.t"].error), "the cure")
     database.run("UPDATE t SET a = 'b'", "INSERT INTO other VALUES (1)")
@@ -206,21 +193,20 @@ def test_tables_that_are_dropped_or_lose_their_identity_fail_alone(
 
 
 def test_publication_that_is_narrowed_shows_nothing_until_it_is_whole(
-    database: Database, ingesting: Start
+    database: Database, live: Start
 ) -> None:
     """Updates are missing from then on, so that what is there is wrong."""
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         "INSERT INTO t VALUES (1, 'a')",
     )
-    ingest = ingesting("public.t", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.1)
     name = ingest.options.publication.name
     database.run(
         f"ALTER PUBLICATION {name} SET (publish = 'insert, delete')",
         "UPDATE t SET a = 'unseen'",
     )
-    ingest.wait_until(lambda: ingest.record("public.t").status is Status.FAILED, "it is failed")  # type: ignore[union-attr]
+    ingest.wait_until(lambda: ingest.record("public.t").status is Status.FAILED, "it is failed")
     cure = f'ALTER PUBLICATION "{name}" SET (publish = '
     ingest.wait_until(lambda: cure in str(ingest.status.tables["public.t"].error), "the cure")
     database.run(
@@ -232,15 +218,14 @@ def test_publication_that_is_narrowed_shows_nothing_until_it_is_whole(
 
 
 def test_silent_rewrite_is_noticed_at_the_next_change_long_before_the_next_heartbeat(
-    database: Database, ingesting: Start
+    database: Database, live: Start
 ) -> None:
     """PostgreSQL announces the relation again, word for word."""
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a int)",
         "INSERT INTO t SELECT g, g FROM generate_series(1, 50) g",
     )
-    ingest = ingesting("public.t", heartbeat_interval=600)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=600)
     before = ingest.record("public.t")
     database.run("UPDATE t SET a = 0 WHERE id = 1")
     ingest.assert_equal()
@@ -248,8 +233,5 @@ def test_silent_rewrite_is_noticed_at_the_next_change_long_before_the_next_heart
         "ALTER TABLE t ALTER a TYPE int USING a * 2",
         "UPDATE t SET a = 1 WHERE id = 2",
     )
-    ingest.wait_until(
-        lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
-        "the table was copied again",
-    )
+    ingest.wait_copied_again(before)
     ingest.assert_equal()

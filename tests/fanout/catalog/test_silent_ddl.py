@@ -16,7 +16,7 @@ VERSIONS = on_versions(16, 18)
 
 
 @pytest.fixture
-def ingest(database: Database, ingesting: Start) -> RunningIngest:
+def ingest(database: Database, live: Start) -> RunningIngest:
     database.run(
         "CREATE TYPE mood AS ENUM ('sad', 'ok')",
         "CREATE TABLE t (id int PRIMARY KEY, v int)",
@@ -27,15 +27,11 @@ def ingest(database: Database, ingesting: Start) -> RunningIngest:
         "INSERT INTO t VALUES (1, 1)",
     )
     names = ("public.t", "public.other", "public.moody", "public.parted")
-    started = ingesting(*names, heartbeat_interval=HEARTBEAT_S)
-    started.wait_live()
-    return started
+    return live(*names, heartbeat_interval=HEARTBEAT_S)
 
 
 def verified(ingest: RunningIngest, table: str = "public.t") -> int:
-    record = ingest.record(table)
-    assert record is not None
-    return record.verified
+    return ingest.record(table).verified
 
 
 def wait_verified(ingest: RunningIngest, position: int, table: str = "public.t") -> None:
@@ -44,7 +40,7 @@ def wait_verified(ingest: RunningIngest, position: int, table: str = "public.t")
 
 def wait_copied_again(ingest: RunningIngest) -> None:
     def second_is_live() -> bool:
-        record = ingest.record("public.t")
+        record = ingest.known("public.t")
         return record is not None and record.incarnation == 2 and record.live
 
     ingest.wait_until(second_is_live, "it is copied again")
@@ -109,7 +105,6 @@ def test_a_rewrite_whose_commit_waits_for_a_standby_is_not_passed(
 ) -> None:
     """Its commit is in the WAL, and in no snapshot."""
     before = ingest.record("public.t")
-    assert before is not None
     with waiting_for_a_standby(database):
         altering = threading.Thread(target=database.run, args=(REWRITE,))
         altering.start()
@@ -127,7 +122,7 @@ def test_a_rewrite_whose_commit_waits_for_a_standby_is_not_passed(
         looks_pass(ingest)
         assert verified(ingest) < committed
         now = ingest.record("public.t")
-        assert now is not None and now.live and now.id == before.id
+        assert now.live and now.id == before.id
     altering.join()
     wait_copied_again(ingest)
     ingest.assert_equal()
@@ -137,7 +132,6 @@ def test_a_closed_table_is_not_verified_any_further(
     database: Database, ingest: RunningIngest
 ) -> None:
     before = ingest.record("public.t")
-    assert before is not None
     closed: list[tuple[int, int]] = []
 
     def note(_: object) -> None:

@@ -78,9 +78,7 @@ class Scene:
         return statement.encode()
 
     def record(self, name: str):  # type: ignore[no-untyped-def]
-        record = self.ingest.record(f"public.{name}")
-        assert record is not None
-        return record
+        return self.ingest.record(f"public.{name}")
 
     def _note(self, _: object) -> None:
         """Keep the last position at which an artifact of each incarnation could have ended.
@@ -237,9 +235,7 @@ def test_a_publication_that_went_and_came_back(
             ingest.assert_equal()
 
 
-def test_a_partition_without_the_key_beside_a_column_list(
-    database: Database, ingesting: Start
-) -> None:
+def test_a_partition_without_the_key_beside_a_column_list(database: Database, live: Start) -> None:
     """Its announcement has the columns of the root's numbers, which aren't those of its key."""
     options = PublicationOptions(f"pub_{database.name}")
     with database.connect() as connection:
@@ -253,8 +249,7 @@ def test_a_partition_without_the_key_beside_a_column_list(
             f" WITH {publication.parameters(options)}",
         ):
             connection.execute(statement.encode())
-        ingest = ingesting("public.r", heartbeat_interval=0.2)
-        ingest.wait_live()
+        ingest = live("public.r", heartbeat_interval=0.2)
         before = ingest.record("public.r").id
         connection.execute("UPDATE r SET id = id + 100 WHERE id < 3")
         ingest.assert_equal()

@@ -34,20 +34,11 @@ def slot_of(database: Database) -> str:
     return f"{SLOT}_{database.name}"
 
 
-def place(database: Database, what: str = "pg_current_wal_insert_lsn()") -> int:
-    """A position."""
-    with database.connect() as connection:
-        row = connection.execute(f"SELECT {what} - '0/0'::pg_lsn".encode()).fetchone()
-    assert row is not None
-    return int(str(row[0]))
-
-
 def start_of(database: Database) -> int:
     """Position of the slot."""
-    return place(
-        database,
-        "(SELECT confirmed_flush_lsn FROM pg_replication_slots"
-        f" WHERE slot_name = '{slot_of(database)}')",
+    return database.number(
+        "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s",
+        slot_of(database),
     )
 
 
@@ -102,7 +93,7 @@ class SegmentedReading:
 
     def __post_init__(self) -> None:
         self.options = CatchupOptions(self.path / "spools", piece_bytes=20_000, keep_interval=0.0)
-        self.end = place(self.database)
+        self.end = self.database.position()
 
     def begin(self, segments: tuple[Segment, ...]) -> None:
         """Store the plan."""

@@ -18,7 +18,6 @@ from tests.fanout.catchup.overlapping import Overlapping
 from tests.fanout.catchup.reading import (
     SegmentedReading,
     normal,
-    place,
     prepare,
     single,
     start_of,
@@ -55,7 +54,7 @@ class _KilledInTheMiddle:
             os.kill(run.pid, signal.SIGKILL)
             self.left_at = run.position
             self._more()
-            self._reading.end = place(self._reading.database)
+            self._reading.end = self._reading.database.position()
         return False
 
 
@@ -99,7 +98,7 @@ def test_after_a_restart_nothing_that_is_spooled_is_decoded_again(
         work.run(300)
     truth = single(database)
     reading = SegmentedReading(database, tmp_path)
-    start, end = start_of(database), place(database)
+    start, end = start_of(database), database.position()
     reading.begin(bounded([start, start + (end - start) // 2]))
     reading.commits_a_turn = 0
     assert not reading.session(_Spooled(reading.end))

@@ -91,7 +91,7 @@ def test_tables_without_keys_and_in_partitions_and_a_recopy_meanwhile(
     ingest.wait_until(lambda: ingest.status.tables["public.plain"].last_recopy, "it is done")
     ingest.wait_live()
     ingest.assert_equal()
-    assert ingest.record("public.log").rows > 100  # type: ignore[union-attr]
+    assert ingest.record("public.log").rows > 100
 
 
 def test_a_backlog_that_grows_behind_its_last_segment_is_split_again(
@@ -180,5 +180,5 @@ def test_a_slot_that_somebody_moves_beyond_the_plan(
     ingest.wait_until(lambda: ingest.record("public.plain") != before, "it is copied anew")
     ingest.wait_live()
     ingest.assert_equal()
-    assert ingest.record("public.plain").id != before.id  # type: ignore[union-attr]
+    assert ingest.record("public.plain").id != before.id
     assert not status_of(ingest).segments

@@ -84,7 +84,6 @@ def test_what_the_new_primary_never_had_is_dropped(
         psutil.Process(head).suspend()
         held.stop()
         before = ingest.record(_TABLE)
-        assert before is not None
         primary.stop()
         standby.start()
         promote(standby)
@@ -96,10 +95,10 @@ def test_what_the_new_primary_never_had_is_dropped(
         ingest.start()
         # Only where the standby has the slot it goes on; else all is copied anew.
         if not synced:
-            ingest.wait_until(lambda: ingest.record(_TABLE).id != before.id, "a new copy")  # type: ignore[union-attr]
+            ingest.wait_until(lambda: ingest.record(_TABLE).id != before.id, "a new copy")
         ingest.wait_live()
         ingest.assert_equal()
         after = ingest.record(_TABLE)
-        assert after is not None and after.rows == 4000
+        assert after.rows == 4000
         assert (after.id == before.id) == synced
         assert not any(spool.exists() for spool in spools)

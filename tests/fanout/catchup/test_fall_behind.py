@@ -204,13 +204,12 @@ def _insert(database: Database, first: int, thousands: int) -> None:
 
 
 def test_auto_splits_above_the_threshold_and_manual_does_not(
-    database: Database, ingesting: Start, options: CatchupOptions
+    database: Database, live: Start, options: CatchupOptions
 ) -> None:
     """By as many segments as are configured, whatever the cores of this machine."""
     small = replace(options, threshold_bytes=200_000, max_segments=3)
     database.run("CREATE TABLE t (id int PRIMARY KEY, a text)")
-    ingest = ingesting("public.t", catchup=small)
-    ingest.wait_live()
+    ingest = live("public.t", catchup=small)
     ingest.stop()
     _insert(database, 0, 5)
     ingest.start()
@@ -228,7 +227,7 @@ def test_auto_splits_above_the_threshold_and_manual_does_not(
 
 
 def test_a_large_transaction_is_not_begun_anew(
-    database: Database, ingesting: Start, options: CatchupOptions
+    database: Database, live: Start, options: CatchupOptions
 ) -> None:
     """While the last segment decodes it nothing comes of that, and much is still to be decoded.
 
@@ -236,8 +235,7 @@ def test_a_large_transaction_is_not_begun_anew(
     """
     with database.connect() as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        ingest = ingesting("public.t", catchup=replace(options, threshold_bytes=5_000_000))
-        ingest.wait_live()
+        ingest = live("public.t", catchup=replace(options, threshold_bytes=5_000_000))
         ingest.stop()
         _insert(database, 0, 5)
         connection.execute("UPDATE t SET a = repeat('y', 60)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import pytest
 
 from tests.support import drawn
 from tests.support.postgres import Database
-from tests.support.processes import BIN, Program, wait_until
-from tests.support.server.fanout_program import Fanout, fanout
+from tests.support.processes import BIN, Program, completed, wait_until
+from tests.support.server.fanout_program import Fanout, fanout, started
 
 _ROWS = 30_000
 _SEEN_WITHIN_S = 20.0
@@ -25,12 +24,7 @@ sources.pg.catchup { mode = manual, threshold_bytes = 1000000, check_interval = 
 
 
 def _may_mount() -> None:
-    tried = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tried = completed(["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"])
     if tried.returncode:
         pytest.skip(f"NO DISK WAS FILLED: unshare -Urm is forbidden here ({tried.stderr})")
 
@@ -41,13 +35,7 @@ def _server(directory: Path, database: Database, kilobytes: int) -> Fanout:
     database.server.socket_directory.chmod(0o755)
     spools = directory / "spools"
     spools.mkdir()
-    server = fanout(
-        directory / "s",
-        database.dsn,
-        "{ table = t }",
-        _CATCHUP % spools,
-        slot=f"s_{database.name}",
-    )
+    server = fanout(directory / "s", database, "{ table = t }", _CATCHUP % spools)
     script = directory / "fanout-with-a-small-disk"
     script.write_text(
         "#!/bin/sh\n"
@@ -119,8 +107,7 @@ async def test_segments_give_way_where_there_is_no_room(
             "INSERT INTO t SELECT g, 0, repeat('x', 80) FROM generate_series(1, %s) g", (_ROWS,)
         )
     server = _server(tmp_path, database, kilobytes)
-    with server.program:
-        server.program.wait_ready()
+    with started(server):
         async with server.follower("public.t") as follower:
             await follower.until([str(number).encode() for number in range(1, _ROWS + 1)])
             backlogs = 1

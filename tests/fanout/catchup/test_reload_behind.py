@@ -42,9 +42,7 @@ async def test_other_tables_wait_for_the_end_of_a_split_backlog(
         for table in "tu":
             owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v int)")
             owner.execute(f"INSERT INTO {table} SELECT g, 0 FROM generate_series(1, {_ROWS}) g")
-    server = fanout(
-        tmp_path / "server", database.dsn, "{ table = t }", _CATCHUP, slot=f"s_{database.name}"
-    )
+    server = fanout(tmp_path / "server", database, "{ table = t }", _CATCHUP)
     with started(server):
         async with server.follower("public.t") as t:
             await until(lambda: len(t.rows) == _ROWS)

@@ -16,7 +16,6 @@ from tests.fanout.catchup.overlapping import Overlapping
 from tests.fanout.catchup.reading import (
     SegmentedReading,
     normal,
-    place,
     prepare,
     single,
     slot_of,
@@ -36,7 +35,7 @@ def _backlog(database: Database, seed: int, steps: int = 600) -> None:
 def _cut(database: Database, truth: list[bytes], seed: int) -> tuple[Segment, ...]:
     """Segments at any positions, however odd, and at the very edges of commits."""
     chance = random.Random(seed)
-    start, end = start_of(database), place(database)
+    start, end = start_of(database), database.position()
     commits = [int.from_bytes(each[1:9], "big") for each in truth if each[0] == pgoutput.BEGIN]
     edges = {chance.choice(commits) + chance.choice([0, 0, 1]) for _ in range(2)}
     return bounded([start, *sorted({*edges, chance.randint(start, end)})])
@@ -97,7 +96,7 @@ def test_release_goes_on_within_any_spool(database: Database, tmp_path: Path) ->
     _backlog(database, 6, steps=300)
     truth = single(database)
     reading = SegmentedReading(database, tmp_path)
-    reading.begin(bounded([start_of(database), place(database)]))
+    reading.begin(bounded([start_of(database), database.position()]))
     reading.commits_a_turn = 0
     assert not reading.session(lambda release: release.runs[0].segment.done and release.is_kept)
     reading.commits_a_turn = 2

@@ -33,8 +33,7 @@ def table(database: Database) -> str:
 
 
 def _server(tmp_path: Path, database: Database, table: str, mode: str) -> Fanout:
-    slot = f"s_{database.name}"
-    return fanout(tmp_path / "server", database.dsn, table, _CATCHUP % mode, slot=slot)
+    return fanout(tmp_path / "server", database, table, _CATCHUP % mode)
 
 
 def _fall_behind(server: Fanout, database: Database, round_: int) -> None:
@@ -48,8 +47,7 @@ def _fall_behind(server: Fanout, database: Database, round_: int) -> None:
 
 
 def _catchup(server: Fanout) -> dict[str, Any]:
-    shown: dict[str, Any] = server.status["sources"]["pg"]["catchup"]
-    return shown
+    return server.status["sources"]["pg"]["catchup"]
 
 
 def _is_active(server: Fanout) -> bool:
@@ -77,10 +75,7 @@ async def test_killed_while_catching_up_it_goes_on(
                 server.program.start()
                 server.program.wait_ready()
             await follower.until([str(number).encode() for number in range(4, _ROWS + 1)])
-            with database.connect() as owner:
-                row = owner.execute("SELECT sum(v) FROM t").fetchone()
-            assert row is not None
-            wanted = int(str(row[0]))
+            wanted = database.number("SELECT sum(v) FROM t")
             assert (
                 sum(int(line.split(b'"v":')[1].split(b",")[0]) for line in follower.rows.values())
                 == wanted

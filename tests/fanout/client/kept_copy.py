@@ -1,13 +1,14 @@
 """Support for tests of clients that keep a copy: the server, and waiting for it."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from time import monotonic, sleep
+from typing import Any
 
-from laredo_fanout.client import sync_client
+from laredo_fanout.client import FanoutClient, sync_client
 from laredo_fanout.client.table.rows import Row, parse
-from tests.fanout.client.real_server import Source, line_of, serving
+from tests.fanout.client.real_server import TABLE, Source, line_of, serving
 from tests.support.processes import PATIENCE_S
 
 
@@ -39,6 +40,13 @@ class Server:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @contextmanager
+    def client(self, **options: Any) -> Iterator[FanoutClient]:
+        """A client that has the table's rows."""
+        with FanoutClient(self.address, TABLE, **options) as client:
+            client.await_ready(PATIENCE_S)
+            yield client
 
     def start(self) -> None:
         sync_client.call(self._start())

@@ -20,6 +20,7 @@ from laredo_fanout.store.writer import Store
 from laredo_model import position
 from laredo_model.column import Column
 from laredo_model.line import Action
+from tests.support.writer.served import Wakeups
 
 TABLE = "public.config"
 OTHER = "public.other"
@@ -41,20 +42,6 @@ def key_of(instance: str, key: str) -> bytes:
 def line_of(instance: str, key: str, tenant: str, size: int) -> bytes:
     text = f'{{"instance":"{instance}","key":"{key}","tenant":"{tenant}","size":{size}}}'
     return text.encode()
-
-
-class Wakeups:
-    def __init__(self) -> None:
-        self._future: asyncio.Future[None] | None = None
-
-    def current(self) -> asyncio.Future[None]:
-        if self._future is None or self._future.done():
-            self._future = asyncio.get_running_loop().create_future()
-        return self._future
-
-    def wake(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
 
 
 class Lease:
@@ -134,7 +121,7 @@ class Source:
 
     def _wake(self) -> None:
         if self.loop is not None:
-            self.loop.call_soon_threadsafe(self.wakeups.wake)
+            self.loop.call_soon_threadsafe(self.wakeups.notify)
 
 
 @asynccontextmanager

@@ -74,8 +74,7 @@ def test_all_rows_are_of_one_moment(server: Server, capsys: pytest.CaptureFixtur
     exec(example.replace("localhost:4002", server.address).replace("public.config_document", TABLE))
     assert f"6 at {server.source.position}" in capsys.readouterr().out.splitlines()
     assert list(FanoutClient(server.address, TABLE).rows()) == []  # never started
-    with FanoutClient(server.address, TABLE) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client() as client:
         before, position = client.rows(), client.position
         some = [next(before)]
         left_alone = client.rows()
@@ -94,8 +93,7 @@ def test_all_rows_are_of_one_moment(server: Server, capsys: pytest.CaptureFixtur
 def test_rows_while_everything_changes(server: Server) -> None:
     """Two rows always have one sum, and a listener may go through the rows too."""
     sums: set[int] = set()
-    with FanoutClient(server.address, TABLE) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client() as client:
         server.source.write([(DELETE, "b", "x", "", 0)])
         until(lambda: len(client) == 2)
         client.listen(lambda old, new: sums.add(sum(row["size"] for row in client.rows())))
@@ -111,8 +109,7 @@ def test_rows_while_everything_changes(server: Server) -> None:
 
 def test_changes_arrive_and_listeners_hear_them(server: Server) -> None:
     heard: list[tuple[Row | None, Row | None]] = []
-    with FanoutClient(server.address, TABLE) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client() as client:
         stop_listening = client.listen(lambda old, new: heard.append((old, new)))
         server.source.write(
             [(UPDATE, "a", "x", "acme", 5), (DELETE, "a", "y", "", 0)],
@@ -136,8 +133,7 @@ def test_changes_arrive_and_listeners_hear_them(server: Server) -> None:
 
 def test_a_truncate_is_heard_row_by_row(server: Server) -> None:
     gone: list[Row | None] = []
-    with FanoutClient(server.address, TABLE) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client() as client:
         client.listen(lambda old, new: gone.append(old) if new is None else None)
         server.source.write([(TRUNCATE, "", "", "", 0)])
         until(lambda: len(gone) == 3)
@@ -150,8 +146,7 @@ def test_a_listener_that_fails_is_logged_and_the_others_hear(server: Server) -> 
     def bad(old: Row | None, new: Row | None) -> None:
         raise RuntimeError("listener's own")
 
-    with capture_logs() as logs, FanoutClient(server.address, TABLE) as client:
-        client.await_ready(PATIENCE_S)
+    with capture_logs() as logs, server.client() as client:
         client.listen(bad)
         client.listen(lambda old, new: heard.append(new))
         server.source.write([(INSERT, "n", "1", "t", 1)], [(INSERT, "n", "2", "t", 1)])
@@ -178,8 +173,7 @@ def test_a_listener_may_stop_the_client_and_look_up(server: Server) -> None:
 
 def test_resumes_after_the_server_was_away(server: Server) -> None:
     heard: list[Row | None] = []
-    with FanoutClient(server.address, TABLE, backoff=QUICK) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client(backoff=QUICK) as client:
         client.listen(lambda old, new: heard.append(new))
         server.source.write([(INSERT, "n", "1", "t", 1)])
         until(lambda: len(heard) == 1)
@@ -195,8 +189,7 @@ def test_resumes_after_the_server_was_away(server: Server) -> None:
 def test_a_new_snapshot_is_heard_as_its_differences(server: Server) -> None:
     """The journal no longer reaches back to where the client was."""
     heard: list[tuple[Row | None, Row | None]] = []
-    with FanoutClient(server.address, TABLE, backoff=QUICK, indexes={"t": ("tenant",)}) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client(backoff=QUICK, indexes={"t": ("tenant",)}) as client:
         client.listen(lambda old, new: heard.append((old, new)))
         server.stop()
         server.source.write(
@@ -219,8 +212,7 @@ def test_a_new_snapshot_is_heard_as_its_differences(server: Server) -> None:
 
 
 def test_a_schema_change_brings_columns_and_rows_in_the_same_stream(server: Server) -> None:
-    with FanoutClient(server.address, TABLE, backoff=QUICK) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client(backoff=QUICK) as client:
         columns = (*COLUMNS, Column("extra", "int4", ordinal=5))
         line = line_of("a", "x", "acme", 1)[:-1] + b',"extra":7}'
         server.source.recopy(columns, {key_of("a", "x"): line})
@@ -232,8 +224,7 @@ def test_a_schema_change_brings_columns_and_rows_in_the_same_stream(server: Serv
 
 def test_the_local_snapshot_makes_a_restart_a_delta(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "cache"
-    with FanoutClient(server.address, TABLE, local_snapshot_path=path) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client(local_snapshot_path=path) as client:
         before = client.position
     server.source.write([(INSERT, "n", "1", "t", 1)])
     heard: list[tuple[Row | None, Row | None]] = []
@@ -253,8 +244,8 @@ def test_rows_of_the_local_snapshot_are_there_while_the_server_is_away(
     server: Server, tmp_path: Path
 ) -> None:
     path = tmp_path / "cache"
-    with FanoutClient(server.address, TABLE, local_snapshot_path=path) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client(local_snapshot_path=path):
+        pass
     server.stop()
     with FanoutClient(server.address, TABLE, local_snapshot_path=path, backoff=QUICK) as client:
         until(lambda: len(client) == 3)
@@ -281,11 +272,9 @@ def test_a_damaged_local_snapshot_is_ignored_with_a_log_line(
 def test_other_filters_start_afresh(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "cache"
     acme = [equals("tenant", "acme")]
-    with FanoutClient(server.address, TABLE, local_snapshot_path=path, filters=acme) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client(local_snapshot_path=path, filters=acme) as client:
         assert len(client) == 2
-    with FanoutClient(server.address, TABLE, local_snapshot_path=path) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client(local_snapshot_path=path) as client:
         assert len(client) == 3
 
 
@@ -316,8 +305,7 @@ def test_look_ups_while_everything_changes(server: Server) -> None:
     """Readers on threads never see a row that an index promised missing, nor an error."""
     failures: list[BaseException] = []
     stop = threading.Event()
-    with FanoutClient(server.address, TABLE, indexes={"t": ("tenant",)}) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client(indexes={"t": ("tenant",)}) as client:
 
         def read() -> None:
             try:

@@ -35,8 +35,7 @@ def connections(port: int) -> int:
 
 @pytest.fixture(params=drawn.first(1, ["connect", "grpc"]))
 def transport(request: pytest.FixtureRequest) -> TransportName:
-    found: TransportName = request.param
-    return found
+    return request.param
 
 
 async def test_tables_of_one_client(source: Source, transport: TransportName) -> None:

@@ -68,8 +68,7 @@ OPTIONS = SyncOptions("public.users", "test-client")
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransportName:
     """Everything here holds for both."""
     monkeypatch.setattr(scripted_server, "by_transport", request.param)
-    found: TransportName = request.param
-    return found
+    return request.param
 
 
 async def events_of(*script: object, options: SyncOptions = OPTIONS) -> list[Event]:

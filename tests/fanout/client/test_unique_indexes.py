@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_fanout.client import BadField, FanoutClient, NotUnique, TableIndex
+from laredo_fanout.client import BadField, NotUnique, TableIndex
 from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server, row, until
 from tests.fanout.client.real_server import TABLE
@@ -129,8 +129,7 @@ def test_what_an_index_can_be() -> None:
 
 def test_the_client_ends_with_the_error_and_goes_on_when_it_is_cured(server: Server) -> None:
     index = {"by_size": TableIndex(["size"], unique="error")}
-    with FanoutClient(server.address, TABLE, indexes=index) as client:
-        client.await_ready(PATIENCE_S)
+    with server.client(indexes=index) as client:
         server.source.write([(Action.UPDATE, "a", "y", "acme", 1)])
         until(lambda: client.error is not None)
         assert isinstance(client.error, NotUnique)

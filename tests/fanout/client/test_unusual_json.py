@@ -241,8 +241,7 @@ def test_what_a_listener_raises_ends_nothing(server: Server, error: type[BaseExc
         raise error("its own")
 
     many = len(lines())
-    with capture_logs() as logs, FanoutClient(server.address, TABLE) as client:
-        client.await_ready(PATIENCE_S)
+    with capture_logs() as logs, server.client() as client:
         client.listen(bad)
         client.listen(lambda old, new: heard.append(new))
         rename_all(server.source, "new")

@@ -78,7 +78,7 @@ def test_key_moved_into_a_range_that_was_read_keeps_its_toast_value(
     ingest.assert_equal()
 
 
-def test_changes_of_tables_of_any_replica_identity(database: Database, ingesting: Start) -> None:
+def test_changes_of_tables_of_any_replica_identity(database: Database, live: Start) -> None:
     """Those of t leave a value in TOAST as it was."""
     _fill(database, 50)
     tables = {"FULL": "whole", "USING INDEX other": "other_key", "DEFAULT": "usual"}
@@ -91,8 +91,7 @@ def test_changes_of_tables_of_any_replica_identity(database: Database, ingesting
             f"CREATE UNIQUE INDEX {name}_other ON {name} (b, c)",
             f"ALTER TABLE {name} REPLICA IDENTITY {identity.replace('other', f'{name}_other')}",
         )
-    ingest = ingesting("public.t", *(f"public.{name}" for name in tables.values()))
-    ingest.wait_live()
+    ingest = live("public.t", *(f"public.{name}" for name in tables.values()))
     for name in tables.values():
         database.run(
             f"UPDATE {name} SET a = 1 WHERE id < 10",
@@ -109,15 +108,14 @@ def test_changes_of_tables_of_any_replica_identity(database: Database, ingesting
 
 
 def test_transaction_that_was_open_when_the_table_was_added_is_waited_for(
-    database: Database, ingesting: Start
+    database: Database, live: Start
 ) -> None:
     _fill(database, 10)
     database.run(
         "CREATE TABLE late (id int PRIMARY KEY)",
         "CREATE TABLE other (id int PRIMARY KEY)",
     )
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     ingest.stop()
     with database.connect() as writer:
         writer.execute("BEGIN")
@@ -205,9 +203,7 @@ def test_copy_goes_on_where_it_was_stopped(
     assert 0 < read_again < 2000 * (ranges - done + 1) / ranges
 
 
-def test_rows_that_commit_asynchronously_are_all_there(
-    database: Database, ingesting: Start
-) -> None:
+def test_rows_that_commit_asynchronously_are_all_there(database: Database, live: Start) -> None:
     _fill(database, 1000)
     stop = threading.Event()
 
@@ -227,8 +223,7 @@ def test_rows_that_commit_asynchronously_are_all_there(
     for writer in writers:
         writer.start()
     try:
-        ingest = ingesting("public.t", range_bytes=_SMALL_RANGES)
-        ingest.wait_live()
+        ingest = live("public.t", range_bytes=_SMALL_RANGES)
     finally:
         stop.set()
         for writer in writers:

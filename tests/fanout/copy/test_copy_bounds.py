@@ -73,7 +73,7 @@ def test_ranges_are_begun_no_faster_than_the_throttle_allows(
 
 
 def test_one_bound_on_memory_over_all_connections(
-    database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
+    database: Database, live: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fill(database, "t", "u", rows=600, repeated=200)
     most = 0
@@ -86,8 +86,7 @@ def test_one_bound_on_memory_over_all_connections(
         return rows
 
     monkeypatch.setattr(Copier, "pump", watched)
-    ingest = ingesting("public.t", "public.u", copy=CopyOptions(workers=2, max_memory=1 << 20))
-    ingest.wait_live()
+    ingest = live("public.t", "public.u", copy=CopyOptions(workers=2, max_memory=1 << 20))
     ingest.assert_equal()
     assert 0 < most <= 1 << 20
 

@@ -80,7 +80,7 @@ def owned(database: Database) -> Database:
 
 
 @on_versions(15, 18)
-def test_copies_call_no_casts_of_others(owned: Database, ingesting: Start) -> None:
+def test_copies_call_no_casts_of_others(owned: Database, live: Start) -> None:
     """Copied, streamed and measured are the same."""
     columns = ", ".join(f"c{number} {name}" for number, name in enumerate(_COLUMNS))
     values = ", ".join(_COLUMNS.values())
@@ -90,8 +90,7 @@ def test_copies_call_no_casts_of_others(owned: Database, ingesting: Start) -> No
         f"CREATE TABLE t (id int PRIMARY KEY, {columns})",
         f"INSERT INTO t VALUES (1, {values}), (2, {nulls})",
     )
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     owned.run(f"SET ROLE owner_{owned.name}", f"INSERT INTO t VALUES (3, {values}), (4, {nulls})")
     ingest.catch_up()
     state = ingest.state("public.t")
@@ -119,7 +118,7 @@ _KEYS = {
 
 
 @on_versions(15, 18)
-def test_keys_run_no_checks_of_others(owned: Database, ingesting: Start) -> None:
+def test_keys_run_no_checks_of_others(owned: Database, live: Start) -> None:
     """Neither where a table is cut, nor where rows are read again by their keys."""
     rows = {key: 2 if key == "mood" else 300 for key in _KEYS}
     with owned.connect() as admin:
@@ -146,12 +145,11 @@ def test_keys_run_no_checks_of_others(owned: Database, ingesting: Start) -> None
         )
         admin.execute("ANALYZE")
     tables = {f"public.t_{key}": count for key, count in rows.items()} | {"public.t": 6000}
-    ingest = ingesting(*tables, range_bytes=64 << 10)
-    ingest.wait_live()
+    ingest = live(*tables, range_bytes=64 << 10)
     ingest.catch_up()
     for name, count in tables.items():
         assert len(ingest.state(name)) == count
-        assert ingest.record(name).rows == count  # type: ignore[union-attr]
+        assert ingest.record(name).rows == count
 
 
 @on_versions(15)
@@ -176,7 +174,7 @@ def test_only_operators_of_the_types_operator_class_are_called(database: Databas
         assert key_comparison.is_possible(connection, tables["public.c"].selected_key)
 
 
-def test_arrays_with_a_delimiter_of_their_own(database: Database, ingesting: Start) -> None:
+def test_arrays_with_a_delimiter_of_their_own(database: Database, live: Start) -> None:
     """PostGIS' geometry has a colon; nothing else in a text[]'s text would tell its elements."""
     value = """'[0:1][2:3]={{"a,b":c}:{NULL:"d:\\"e"}}'::odd[]"""
     with database.connect() as admin:
@@ -192,8 +190,7 @@ def test_arrays_with_a_delimiter_of_their_own(database: Database, ingesting: Sta
         admin.execute("CREATE TABLE t (id int PRIMARY KEY, one odd, many odd[])")
         admin.execute(f"INSERT INTO t VALUES (1, 'x:y', {value}), (2, NULL, '{{}}')".encode())
         admin.execute("INSERT INTO t (id) VALUES (3)")
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     database.run("INSERT INTO t SELECT id + 10, one, many FROM t")
     ingest.catch_up()
     state = ingest.state("public.t")

@@ -119,11 +119,10 @@ def test_read_by_the_initial_copies(
 
 @pytest.mark.parametrize("detach", drawn.first(1, [f"{_DETACH} CONCURRENTLY", _DETACH]))
 @on_versions(18, also=(16,))
-def test_read_by_a_re_copy(database: Database, ingesting: Start, gate: Gate, detach: str) -> None:
+def test_read_by_a_re_copy(database: Database, live: Start, gate: Gate, detach: str) -> None:
     gate.open()
     database.run(*ROOT, *_FEW)
-    ingest = ingesting("public.a", heartbeat_interval=_NEVER)
-    ingest.wait_live()
+    ingest = live("public.a", heartbeat_interval=_NEVER)
     with _looks(ingest):
         settle(ingest)
     gate.close_again()
@@ -161,7 +160,7 @@ def test_read_by_a_chunk_that_is_cut_off(database: Database, ingesting: Start, g
 )
 @on_versions(18, also=(16,))
 def test_a_known_partition_goes_between_the_chunks_of_a_re_copy(
-    database: Database, ingesting: Start, gate: Gate, go: str
+    database: Database, live: Start, gate: Gate, go: str
 ) -> None:
     """The barrier comes although rows moved; then what the re-copy has of them is put right."""
     gate.open()
@@ -172,8 +171,7 @@ def test_a_known_partition_goes_between_the_chunks_of_a_re_copy(
         "ANALYZE a",
     )
     options = CopyOptions(workers=1, range_bytes=64 << 10)
-    ingest = ingesting("public.a", heartbeat_interval=0.2, copy=options)
-    ingest.wait_live()
+    ingest = live("public.a", heartbeat_interval=0.2, copy=options)
     settle(ingest)
     before = ingest.record("public.a")
     gate.close_again(after=1500)
@@ -192,8 +190,6 @@ def test_a_known_partition_goes_between_the_chunks_of_a_re_copy(
         ingest.assert_equal()
         assert history.assert_right_where_verified()
     now = ingest.record("public.a")
-    assert before is not None
-    assert now is not None
     assert now.id == before.id
 
 

@@ -10,6 +10,7 @@ from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support.ingest import PATIENCE_S, Gate, RunningIngest, Start
 from tests.support.postgres import Database
+from tests.support.server.store_sample import state_of
 
 Entry = tuple[str, bytes, bytes, bytes]
 
@@ -28,6 +29,22 @@ def _fill(database: Database, rows: int = 600) -> None:
         connection.execute("ANALYZE t")
 
 
+@pytest.fixture
+def copied(database: Database, live: Start, gate: Gate) -> RunningIngest:
+    """An ingest that has copied 600 rows in small ranges, and whose gate is open."""
+    _fill(database)
+    gate.open()
+    return live(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
+
+
+@pytest.fixture
+def copied_few(database: Database, live: Start, gate: Gate) -> RunningIngest:
+    """An ingest that has copied 20 rows, and whose gate is open."""
+    _fill(database, 20)
+    gate.open()
+    return live(_TABLE, workers=1)
+
+
 def _live(ingest: RunningIngest) -> TableRecord:
     return next(
         each
@@ -41,10 +58,7 @@ def _corrupt(ingest: RunningIngest) -> list[tuple[str, bytes]]:
     ingest.stop()
     with Store.open(ingest.path, max_size=4 << 30) as store:
         live = next(each for each in store.tables.values() if each.live)
-        snapshot: dict[bytes, bytes] = {}
-        with store.reader().snapshot(live.id) as rows:
-            for keys, lines in rows.batches():
-                snapshot.update(zip(keys, lines, strict=True))
+        snapshot = state_of(store.reader(), live.id)
         position = store.position
         wrong = [b"17", b"100", b"599"]
         with store.transaction() as transaction:
@@ -137,16 +151,12 @@ def test_exactly_the_rows_that_were_wrong_enter_the_journal(
 
 
 def test_nothing_enters_where_nothing_differs_under_writes_of_every_kind(
-    database: Database, ingesting: Start, gate: Gate
+    database: Database, copied: RunningIngest, gate: Gate
 ) -> None:
-    _fill(database)
-    gate.open()
-    ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
-    ingest.wait_live()
     gate.close_again(after=100)
-    _ask(ingest)
-    with gate.holding(ingest):
-        sequence = _live(ingest).sequence
+    _ask(copied)
+    with gate.holding(copied):
+        sequence = _live(copied).sequence
         database.run(
             "UPDATE t SET id = id - 1000000 WHERE id > 400",
             "UPDATE t SET a = -a WHERE id < 0",
@@ -156,59 +166,47 @@ def test_nothing_enters_where_nothing_differs_under_writes_of_every_kind(
             "CLUSTER t USING t_pkey",
             "VACUUM FULL t",
         )
-        ingest.catch_up()
-        streamed = _live(ingest).sequence - sequence
-    assert _wait_done(ingest) == 0
-    assert _live(ingest).sequence == sequence + streamed
-    ingest.assert_equal()
+        copied.catch_up()
+        streamed = _live(copied).sequence - sequence
+    assert _wait_done(copied) == 0
+    assert _live(copied).sequence == sequence + streamed
+    copied.assert_equal()
 
 
-def test_truncate_meanwhile(database: Database, ingesting: Start, gate: Gate) -> None:
-    _fill(database, 20)
-    gate.open()
-    ingest = ingesting(_TABLE, workers=1)
-    ingest.wait_live()
+def test_truncate_meanwhile(database: Database, copied_few: RunningIngest, gate: Gate) -> None:
     gate.close_again()
-    _ask(ingest)
-    with gate.holding(ingest):
+    _ask(copied_few)
+    with gate.holding(copied_few):
         database.run("TRUNCATE t", "INSERT INTO t VALUES (7, 7, 'seven')")
-        ingest.catch_up()
-    assert _wait_done(ingest) == 0
-    ingest.assert_equal()
-    assert ingest.state(_TABLE).keys() == {b"7"}
+        copied_few.catch_up()
+    assert _wait_done(copied_few) == 0
+    copied_few.assert_equal()
+    assert copied_few.state(_TABLE).keys() == {b"7"}
 
 
 def test_wrong_values_that_the_stream_carries_to_other_keys_are_put_right(
-    database: Database, ingesting: Start, gate: Gate
+    database: Database, copied: RunningIngest, gate: Gate
 ) -> None:
-    _fill(database)
-    gate.open()
-    ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
-    ingest.wait_live()
-    ingest.stop()
-    _spoil_big(ingest, [b"100", b"400", b"401"])
-    ingest.start()
-    ingest.wait_live()
+    copied.stop()
+    _spoil_big(copied, [b"100", b"400", b"401"])
+    copied.start()
+    copied.wait_live()
     gate.close_again(after=60)
-    _ask(ingest)
-    with gate.holding(ingest):
+    _ask(copied)
+    with gate.holding(copied):
         # The value that is wrong in the store isn't sent: the row takes it along.
         database.run(
             "UPDATE t SET id = -id WHERE id IN (100, 400)",
             "UPDATE t SET a = 3 WHERE id = 401",
         )
-        ingest.catch_up()
-        assert b"wrong" in _live_rows(ingest)[b"-400"]
-    assert _wait_done(ingest) == 3
-    ingest.assert_equal()
+        copied.catch_up()
+        assert b"wrong" in _live_rows(copied)[b"-400"]
+    assert _wait_done(copied) == 3
+    copied.assert_equal()
 
 
 def _live_rows(ingest: RunningIngest) -> dict[bytes, bytes]:
-    rows: dict[bytes, bytes] = {}
-    with ingest.store.reader().snapshot(_live(ingest).id) as snapshot:
-        for keys, lines in snapshot.batches():
-            rows.update(zip(keys, lines, strict=True))
-    return rows
+    return state_of(ingest.store.reader(), _live(ingest).id)
 
 
 def _spoil_big(ingest: RunningIngest, keys: list[bytes]) -> None:
@@ -239,60 +237,50 @@ def _spoil_big(ingest: RunningIngest, keys: list[bytes]) -> None:
     ids=["column", "silent", "made again"],
 )
 def test_another_schema_ends_it_and_the_table_is_copied_anew(
-    database: Database, ingesting: Start, gate: Gate, statements: tuple[str, ...]
+    database: Database, copied_few: RunningIngest, gate: Gate, statements: tuple[str, ...]
 ) -> None:
-    _fill(database, 20)
-    gate.open()
-    ingest = ingesting(_TABLE, workers=1)
-    ingest.wait_live()
     gate.close_again()
-    live = _live(ingest)
-    _ask(ingest)
-    with gate.holding(ingest):
+    live = _live(copied_few)
+    _ask(copied_few)
+    with gate.holding(copied_few):
         database.run(*statements)
-    ingest.wait_until(
-        lambda: ingest.is_live(_TABLE) and _live(ingest).id > live.id + 1, "it is copied anew"
+    copied_few.wait_until(
+        lambda: copied_few.is_live(_TABLE) and _live(copied_few).id > live.id + 1,
+        "it is copied anew",
     )
-    ingest.wait_until(lambda: len(ingest.store.tables) == 1, "nothing else is left")
-    told = ingest.status.tables[_TABLE]
+    copied_few.wait_until(lambda: len(copied_few.store.tables) == 1, "nothing else is left")
+    told = copied_few.status.tables[_TABLE]
     assert not told.recopying
     assert "copied again" in told.last_recopy.error
-    ingest.assert_equal()
-    ingest.restart()
-    assert ingest.status.tables[_TABLE].last_recopy == told.last_recopy
+    copied_few.assert_equal()
+    copied_few.restart()
+    assert copied_few.status.tables[_TABLE].last_recopy == told.last_recopy
 
 
 def test_it_goes_on_after_a_restart_where_it_was(
-    database: Database, ingesting: Start, gate: Gate
+    database: Database, copied: RunningIngest, gate: Gate
 ) -> None:
-    _fill(database)
-    gate.open()
-    ingest = ingesting(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
-    ingest.wait_live()
-    ingest.stop()
-    _spoil_big(ingest, [b"1", b"599"])
-    ingest.start()
-    ingest.wait_live()
+    copied.stop()
+    _spoil_big(copied, [b"1", b"599"])
+    copied.start()
+    copied.wait_live()
     gate.close_again(after=300)
-    _ask(ingest)
-    with gate.holding(ingest):
-        ingest.wait_until(lambda: ingest.status.tables[_TABLE].copy.ranges_done > 2, "ranges done")
-        progress = ingest.status.tables[_TABLE].copy
-        ingest.stop()
+    _ask(copied)
+    with gate.holding(copied):
+        copied.wait_until(lambda: copied.status.tables[_TABLE].copy.ranges_done > 2, "ranges done")
+        progress = copied.status.tables[_TABLE].copy
+        copied.stop()
     database.run("DELETE FROM t WHERE id % 7 = 0", "UPDATE t SET a = 0 WHERE id % 11 = 0")
-    ingest.start()
-    assert _wait_done(ingest) == 2
-    ingest.assert_equal()
-    again = ingest.status.tables[_TABLE].copied_rows
+    copied.start()
+    assert _wait_done(copied) == 2
+    copied.assert_equal()
+    again = copied.status.tables[_TABLE].copied_rows
     assert 0 < again < 600 * (progress.ranges - progress.ranges_done + 1) / progress.ranges
 
 
-def test_one_that_does_not_fit_into_the_store_is_given_up(
-    database: Database, ingesting: Start
-) -> None:
+def test_one_that_does_not_fit_into_the_store_is_given_up(database: Database, live: Start) -> None:
     _fill(database)
-    ingest = ingesting(_TABLE, max_size=4 << 20)
-    ingest.wait_live()
+    ingest = live(_TABLE, max_size=4 << 20)
     _ask(ingest)
     with pytest.raises(AssertionError, match=r"state\.max_size"):
         ingest.wait_until(lambda: False, "it is full")

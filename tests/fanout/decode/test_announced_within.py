@@ -10,15 +10,13 @@ from tests.support.postgres import Database
 
 @pytest.mark.parametrize("many", [2, 60_000])
 def test_transaction_is_one_however_its_table_is_announced(
-    database: Database, ingesting: Start, many: int
+    database: Database, live: Start, many: int
 ) -> None:
     """``many``: so that it is handed over in pieces, too."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        ingest = ingesting("public.t")
-        ingest.wait_live()
+        ingest = live("public.t")
         record = ingest.record("public.t")
-        assert record is not None
         rows = "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(%s::int, %s::int) g"
         with connection.transaction():
             connection.execute(rows, (1, many))

@@ -14,16 +14,14 @@ def small_spool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_spool")
-def test_giant_transactions_arrive_whole(database: Database, ingesting: Start) -> None:
+def test_giant_transactions_arrive_whole(database: Database, live: Start) -> None:
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         "CREATE TABLE u (id int PRIMARY KEY, a text)",
         "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 5000) g",
     )
-    ingest = ingesting("public.t", "public.u")
-    ingest.wait_live()
+    ingest = live("public.t", "public.u")
     record = ingest.record("public.t")
-    assert record is not None
     seen: list[int] = []
     ingest.on_commit = lambda commit: seen.append(ingest.store.tables[record.id].rows)
     database.run(
@@ -48,22 +46,17 @@ def test_giant_transactions_arrive_whole(database: Database, ingesting: Start) -
 
 
 @pytest.mark.usefixtures("small_spool")
-def test_schema_change_within_a_giant_transaction(database: Database, ingesting: Start) -> None:
+def test_schema_change_within_a_giant_transaction(database: Database, live: Start) -> None:
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         "CREATE TABLE other (id int PRIMARY KEY)",
         "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 3000) g",
     )
-    ingest = ingesting("public.t", "public.other", heartbeat_interval=0.2)
-    ingest.wait_live()
+    ingest = live("public.t", "public.other", heartbeat_interval=0.2)
     before = ingest.record("public.t")
-    assert before is not None
     database.run(
         "BEGIN; UPDATE t SET a = a || '!'; ALTER TABLE t ADD b int; UPDATE t SET b = id;"
         " INSERT INTO other VALUES (1); COMMIT",
     )
-    ingest.wait_until(
-        lambda: ingest.is_live("public.t") and ingest.record("public.t").id != before.id,  # type: ignore[union-attr]
-        "the table was copied anew",
-    )
+    ingest.wait_copied_again(before)
     ingest.assert_equal()

@@ -68,7 +68,7 @@ def _make(database: Database, types: dict[str, str]) -> str:
 
 
 @on_versions(15, 18)
-def test_rare_and_nested_types(database: Database, ingesting: Start) -> None:
+def test_rare_and_nested_types(database: Database, live: Start) -> None:
     database.run(*_SETUP)
     # The wheel's is built without libxml.
     types = {
@@ -76,8 +76,7 @@ def test_rare_and_nested_types(database: Database, ingesting: Start) -> None:
     }
     insert = _make(database, types)
     database.run(f"{insert}(1, 2) g", "INSERT INTO t VALUES (3)")
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     database.run(f"{insert}(4, 5) g", "INSERT INTO t VALUES (6)", "UPDATE t SET id = id + 10")
     ingest.assert_equal()
 
@@ -105,7 +104,7 @@ EXTENSIONS = {
 
 
 @on_versions(15, 18)
-def test_types_of_extensions(database: Database, ingesting: Start) -> None:
+def test_types_of_extensions(database: Database, live: Start) -> None:
     """hstore has a cast to json, which to_json would use; its line is its text all the same."""
     if _version(database) == 15:
         database.run(
@@ -116,8 +115,7 @@ def test_types_of_extensions(database: Database, ingesting: Start) -> None:
         database.run("CREATE EXTENSION vector")
     insert = _make(database, EXTENSIONS[_version(database)])
     database.run(f"{insert}(1, 2) g")
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     database.run(f"{insert}(3, 4) g", "UPDATE t SET id = id + 10 WHERE id < 3")
     ingest.assert_equal()
 
@@ -129,7 +127,7 @@ def _version(database: Database) -> int:
 
 @pytest.mark.parametrize("key", ["citext", "ltree", "hstore"])
 @on_versions(15)
-def test_keys_of_extensions_types(database: Database, ingesting: Start, key: str) -> None:
+def test_keys_of_extensions_types(database: Database, live: Start, key: str) -> None:
     values = {
         "citext": "'Key' || g",
         "ltree": "('a.k' || g)::ltree",
@@ -139,8 +137,7 @@ def test_keys_of_extensions_types(database: Database, ingesting: Start, key: str
     database.run("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
     insert = f"INSERT INTO t SELECT {values[key]}, repeat(md5(g::text), 90)"
     database.run(f"{insert} FROM generate_series(1, 200) g")
-    ingest = ingesting("public.t", range_bytes=64 << 10)
-    ingest.wait_live()
+    ingest = live("public.t", range_bytes=64 << 10)
     database.run(
         f"{insert} FROM generate_series(201, 210) g",
         "DELETE FROM t WHERE ctid IN (SELECT ctid FROM t LIMIT 20)",
@@ -163,7 +160,7 @@ GENERATED = {
 
 
 @on_versions(15, 18)
-def test_generated_columns(database: Database, ingesting: Start) -> None:
+def test_generated_columns(database: Database, live: Start) -> None:
     """A line has those that are published; a virtual one never is."""
     parameters, generated, published = GENERATED[_version(database)]
     database.run(
@@ -171,8 +168,7 @@ def test_generated_columns(database: Database, ingesting: Start) -> None:
         "INSERT INTO t (id, n) SELECT g, g FROM generate_series(1, 5) g",
         f"CREATE PUBLICATION pub_{database.name} FOR TABLE t{parameters}",
     )
-    ingest = ingesting("public.t", create_publication=False)
-    ingest.wait_live()
+    ingest = live("public.t", create_publication=False)
     database.run("INSERT INTO t (id, n) VALUES (6, 6)", "UPDATE t SET n = 10 WHERE id = 2")
     ingest.assert_equal()
     twice = b'"twice":20,' if published else b""

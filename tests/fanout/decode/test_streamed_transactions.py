@@ -25,18 +25,6 @@ def _stream(database: Database, setting: str = _SMALL_MEMORY) -> None:
     database.run(f"ALTER DATABASE {database.name} SET {setting}")
 
 
-def _streamed(database: Database) -> int:
-    """Number of transactions that were sent in parts, as PostgreSQL reports it."""
-    with database.connect() as connection:
-        found = connection.execute(
-            "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots"
-            " WHERE slot_name = %s",
-            (f"slot_{database.name}",),
-        ).fetchone()
-    assert found is not None
-    return int(str(found[0]))
-
-
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_spool, "_PIECE_BYTES", 20_000)
@@ -54,12 +42,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     indirect=["database"],
 )
 def test_interleaved_transactions_are_in_the_journal_as_they_were(
-    database: Database, ingesting: Start, setting: str, seed: int
+    database: Database, live: Start, setting: str, seed: int
 ) -> None:
     _stream(database, setting)
     with Interleaving(database, seed) as writing:
-        ingest = ingesting(*TABLES, heartbeat_interval=0.2)
-        ingest.wait_live()
+        ingest = live(*TABLES, heartbeat_interval=0.2)
         writing.begin(ingest)
         starts = [Replay(ingest, name) for name in TABLES]
         with killing(database, seed, "stream"):
@@ -69,7 +56,7 @@ def test_interleaved_transactions_are_in_the_journal_as_they_were(
         ingest.assert_equal()
         for start in starts:
             assert start.compare(writing.commits) > 30
-    ingest.wait_until(lambda: _streamed(database) > 20, "transactions were streamed")
+    ingest.wait_until(lambda: database.streamed() > 20, "transactions were streamed")
     assert not list((ingest.path / "streamed").glob("*")), "what was spooled is gone"
 
 
@@ -117,14 +104,13 @@ def test_a_table_announced_within_a_streamed_transaction(
     database.run("INSERT INTO u VALUES (-2)")
     ingest.assert_equal()
     after = ingest.record("public.u")
-    assert record is not None and after is not None and after.id == record.id
+    assert after.id == record.id
 
 
 @on_versions(14, 16, 17, 18)
 def test_schema_changes_within_streamed_transactions(database: Database, ingesting: Start) -> None:
     ingest = _two_tables(database, ingesting, heartbeat_interval=0.2)
     record = ingest.record("public.u")
-    assert record is not None
     altered = "ALTER TABLE u ADD b int; UPDATE u SET b = id"
     database.run(_MANY.format(1, 3000))
     _while_streamed(database, ingest, f"{altered}; {_MANY.format(3001, 6000)}", "ROLLBACK")
@@ -137,12 +123,9 @@ def test_schema_changes_within_streamed_transactions(database: Database, ingesti
     database.run("INSERT INTO u VALUES (-1)")
     ingest.assert_equal()
     same = ingest.record("public.u")
-    assert same is not None and same.id == record.id, "what was rolled back changed nothing"
+    assert same.id == record.id, "what was rolled back changed nothing"
     _while_streamed(database, ingest, f"{_MANY.format(9001, 12000)}; {altered}", "COMMIT")
-    ingest.wait_until(
-        lambda: ingest.is_live("public.u") and ingest.record("public.u").id != record.id,  # type: ignore[union-attr]
-        "the table was copied anew",
-    )
+    ingest.wait_copied_again(record)
     ingest.assert_equal()
 
 

@@ -198,7 +198,7 @@ CREATE DOMAIN feeling AS mood;
 
 @pytest.fixture
 def every_type(
-    database: Database, ingesting: Callable[..., RunningIngest]
+    database: Database, live: Callable[..., RunningIngest]
 ) -> tuple[Database, RunningIngest]:
     with database.connect() as connection:
         connection.execute(_SETUP.encode())
@@ -211,8 +211,7 @@ def every_type(
         connection.execute(
             f"ALTER DATABASE {database.name} SET TimeZone = 'Asia/Kathmandu'".encode()
         )
-    ingest = ingesting("public.everything", heartbeat_interval=10)
-    ingest.wait_live()
+    ingest = live("public.everything", heartbeat_interval=10)
     return database, ingest
 
 

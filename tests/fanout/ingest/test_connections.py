@@ -1,7 +1,6 @@
 """Connections that break: the ingest goes on by itself, and nothing is lost or doubled."""
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,18 +56,16 @@ def test_connections_killed_while_copying(filled: Database, ingesting: Start, ga
     ingest.assert_equal()
 
 
-def test_stream_killed_again_and_again(filled: Database, ingesting: Start) -> None:
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+def test_stream_killed_again_and_again(filled: Database, live: Start) -> None:
+    ingest = live("public.t")
     record = ingest.record("public.t")
-    assert record is not None
     for number in range(5):
         filled.run(f"UPDATE t SET a = -a WHERE id % 50 = {number}")
         ingest.wait_until(lambda: _kill(filled, "stream") == 1, "the stream is killed")
         filled.run(f"DELETE FROM t WHERE id % 50 = {number + 20}")
     ingest.assert_equal()
     after = ingest.record("public.t")
-    assert after is not None and after.id == record.id
+    assert after.id == record.id
     assert after.sequence == record.sequence + 10 * 60
     assert ingest.status.reconnects >= 1
 
@@ -89,29 +86,21 @@ def test_server_restarts(tmp_path: Path) -> None:
                 database.run(f"INSERT INTO t VALUES ({number + 1})")
                 ingest.assert_equal()
                 after = ingest.record("public.t")
-                assert record is not None and after is not None
                 assert (after.id, after.sequence) == (record.id, record.sequence + number)
         finally:
             ingest.stop()
 
 
 def test_proxy_that_stops_forwarding_is_noticed(
-    filled: Database, tmp_path: Path, proxy: Proxy
+    filled: Database, live: Start, proxy: Proxy
 ) -> None:
     # Of a connection that was cut here the server learns nothing, and keeps the slot for it.
     filled.run(f"ALTER DATABASE {filled.name} SET wal_sender_timeout = '3s'")
-    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
-    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=2)
-    ingest.options = replace(ingest.options, connection=dsn)
-    ingest.start()
-    try:
-        ingest.wait_live()
-        proxy.stuck.set()
-        filled.run("UPDATE t SET a = 0 WHERE id < 100")
-        ingest.assert_equal()
-        assert ingest.status.reconnects >= 1
-    finally:
-        ingest.stop()
+    ingest = live("public.t", receive_timeout=2, through=proxy.directory)
+    proxy.stuck.set()
+    filled.run("UPDATE t SET a = 0 WHERE id < 100")
+    ingest.assert_equal()
+    assert ingest.status.reconnects >= 1
 
 
 @pytest.mark.parametrize(
@@ -129,33 +118,22 @@ def test_proxy_that_stops_forwarding_is_noticed(
     ids=bytes.decode,
 )
 def test_an_answer_that_never_comes_while_the_stream_is_prepared(
-    filled: Database, tmp_path: Path, proxy: Proxy, asked: bytes
+    filled: Database, live: Start, proxy: Proxy, asked: bytes
 ) -> None:
-    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
-    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=1)
-    ingest.options = replace(ingest.options, connection=dsn, connect_timeout=1)
     proxy.stuck_after = asked
-    ingest.start()
-    try:
-        ingest.wait_live()
-        assert proxy.stuck_after is None
-        ingest.assert_equal()
-    finally:
-        ingest.stop()
+    ingest = live("public.t", receive_timeout=1, connect_timeout=1, through=proxy.directory)
+    assert proxy.stuck_after is None
+    ingest.assert_equal()
 
 
 @pytest.mark.parametrize(
     "asked", drawn.first(1, [b"transaction_timeout", b"lock_timeout"]), ids=bytes.decode
 )
 def test_a_connection_that_is_never_answered_as_it_is_opened_again(
-    filled: Database, tmp_path: Path, proxy: Proxy, asked: bytes
+    filled: Database, live: Start, proxy: Proxy, asked: bytes
 ) -> None:
     """The side connection waits for it, and the stream's end for the side connection."""
-    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
-    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",))
-    ingest.options = replace(ingest.options, connection=dsn, connect_timeout=1)
-    ingest.start()
-    ingest.wait_live()
+    ingest = live("public.t", connect_timeout=1, through=proxy.directory)
     proxy.stuck_after = asked
     _kill(filled, "side")
     ingest.wait_until(lambda: proxy.stuck_after is None, "it is opened again")

@@ -65,7 +65,7 @@ class Scene:
 
     def begun(self) -> dict[str, int]:
         """Incarnation of each root that is followed alone."""
-        records = {name: self.ingest.record(name) for name in self.tables}
+        records = {name: self.ingest.known(name) for name in self.tables}
         return {
             name: record.id
             for name, record in records.items()
@@ -178,17 +178,14 @@ def test_in_parts(database: Database, ingesting: Start) -> None:
 
 
 @on_versions(18, also=(16,))
-def test_announced_in_a_subtransaction_that_is_rolled_back(
-    database: Database, ingesting: Start
-) -> None:
+def test_announced_in_a_subtransaction_that_is_rolled_back(database: Database, live: Start) -> None:
     """The server doesn't announce it again in the same transaction, nor ever after."""
     database.run(
         *ROOT,
         "CREATE TABLE b (id int PRIMARY KEY)",
         f"ALTER DATABASE {database.name} SET {_AT_ONCE}",
     )
-    ingest = ingesting("public.a", "public.b", heartbeat_interval=0.2)
-    ingest.wait_live()
+    ingest = live("public.a", "public.b", heartbeat_interval=0.2)
     database.run(
         "CREATE TABLE a1 PARTITION OF a FOR VALUES FROM (100) TO (200)",
         "BEGIN; SAVEPOINT s; INSERT INTO a VALUES (101, 'no'); INSERT INTO b VALUES (1);"
@@ -242,12 +239,11 @@ def test_while_each_is_copied(
 
 @pytest.mark.parametrize("name", first(1, _FEW))
 @on_versions(18, also=(15, 16))
-def test_killed_at_any_moment(database: Database, ingesting: Start, name: str) -> None:
+def test_killed_at_any_moment(database: Database, live: Start, name: str) -> None:
     """kill -9 after every statement, and while the table is put right."""
     chance = random.Random(name)
     database.run(*ROOT)
-    ingest = ingesting("public.a", heartbeat_interval=0.2)
-    ingest.wait_live()
+    ingest = live("public.a", heartbeat_interval=0.2)
     settle(ingest)
     ingest.stop()
     for statement in (*_FEW[name].statements, _BEFORE, "SELECT", "SELECT"):

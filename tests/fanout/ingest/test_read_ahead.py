@@ -13,12 +13,11 @@ from tests.support.postgres import Database
 
 @pytest.mark.parametrize("rows", [5_000, 30_000])
 def test_the_socket_is_read_while_rows_are_written(
-    database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch, rows: int
+    database: Database, live: Start, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     """Else PostgreSQL's sender sleeps with a full one, until all of the batch is written."""
     database.run("CREATE TABLE t (id int PRIMARY KEY, a text)")
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     reads = written = reads_between = 0
     read_ahead, apply = ReplicationStream.read_ahead, WriteBatch.apply
 

@@ -37,16 +37,9 @@ _REJECTED = (
 
 def _streamed(database: Database) -> int:
     """Number of transactions that were sent in parts, as PostgreSQL reports it."""
-    with database.connect() as connection:
-        # A running walsender lets the slot's restart_lsn go on by it.
-        connection.execute("SELECT pg_log_standby_snapshot()")
-        found = connection.execute(
-            "SELECT coalesce(sum(stream_txns), 0) FROM pg_stat_replication_slots"
-            " WHERE slot_name = %s",
-            (f"slot_{database.name}",),
-        ).fetchone()
-    assert found is not None
-    return int(str(found[0]))
+    # A running walsender lets the slot's restart_lsn go on by it.
+    database.run("SELECT pg_log_standby_snapshot()")
+    return database.streamed()
 
 
 def _kinds(ingest: RunningIngest) -> dict[str, int]:
@@ -67,14 +60,13 @@ def _sampled(ingest: RunningIngest, until: Callable[[], Any], what: str) -> list
 
 
 def test_a_transaction_that_cannot_be_decoded_in_parts_is_taken_whole(
-    database: Database, ingesting: Start
+    database: Database, live: Start
 ) -> None:
     database.run(
         f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'",
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
     )
-    ingest = ingesting("public.t", heartbeat_interval=0.2)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.2)
     ingest.stop()
     database.run(*_REJECTED)
     ingest.start()
@@ -99,7 +91,7 @@ def test_a_transaction_that_cannot_be_decoded_in_parts_is_taken_whole(
 
 
 def test_a_decoding_error_that_stays_is_a_state_until_the_slot_is_given_up(
-    database: Database, ingesting: Start, capsys: pytest.CaptureFixture[str]
+    database: Database, live: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = database.name
     database.run(
@@ -107,8 +99,7 @@ def test_a_decoding_error_that_stays_is_a_state_until_the_slot_is_given_up(
         f"CREATE PUBLICATION pub_{name} FOR TABLE t WHERE (100 / id > 0)",
         "INSERT INTO t VALUES (1, 'a')",
     )
-    ingest = ingesting("public.t", create_publication=False, heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", create_publication=False, heartbeat_interval=0.1)
     # Many rows before the one that fails: an attempt is connected for a while.
     database.run("INSERT INTO t SELECT g, 'b' FROM generate_series(-30000, 0) g")
     ingest.wait_until(lambda: _kinds(ingest), "PostgreSQL can't decode it")

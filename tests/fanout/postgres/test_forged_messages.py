@@ -48,13 +48,12 @@ def _sent(database: Database, slot: str) -> list[bytes]:
     return contents
 
 
-def test_what_isnt_awaited_is_nobodys(database: Database, ingesting: Start) -> None:
+def test_what_isnt_awaited_is_nobodys(database: Database, live: Start) -> None:
     _filled(database)
     database.run(
         "CREATE PUBLICATION none", "SELECT pg_create_logical_replication_slot('spy', 'pgoutput')"
     )
-    ingest = ingesting("public.t", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.1)
     with database.connect() as connection:
         names = connection.execute(
             "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'laredo-%'"
@@ -80,12 +79,9 @@ def test_what_isnt_awaited_is_nobodys(database: Database, ingesting: Start) -> N
     assert ingest.status.strange_messages == 2 * len(forged)
 
 
-def test_another_slots_server_isnt_strange(
-    database: Database, ingesting: Start, tmp_path: Path
-) -> None:
+def test_another_slots_server_isnt_strange(database: Database, live: Start, tmp_path: Path) -> None:
     _filled(database)
-    ingest = ingesting("public.t", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.1)
     other = RunningIngest(database, tmp_path / "other", ("public.t",), heartbeat_interval=0.1)
     other.options = replace(other.options, slot_name=f"other_{database.name}")
     other.start()
@@ -99,12 +95,11 @@ def test_another_slots_server_isnt_strange(
 
 
 def test_a_message_that_was_written_again_elsewhere_proves_no_history(
-    database: Database, ingesting: Start
+    database: Database, live: Start
 ) -> None:
     """The store's last message counts in the transaction in which it was met, and in no other."""
     _filled(database)
-    ingest = ingesting("public.t", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.1)
     ingest.wait_until(lambda: ingest.store.marker, "a message of ours was met")
     ingest.stop()
     ingest.start()
@@ -124,15 +119,14 @@ def test_a_message_that_was_written_again_elsewhere_proves_no_history(
 @pytest.mark.parametrize("transactional", [True, False])
 def test_the_room_of_somebodys_large_message_is_freed(
     database: Database,
-    ingesting: Start,
+    live: Start,
     monkeypatch: pytest.MonkeyPatch,
     transactional: bool,
 ) -> None:
     """libpq's buffer never gets smaller: once the message isn't needed, another one is used."""
     monkeypatch.setattr(streaming, "_SESSION_AT_LEAST_S", 0)
     _filled(database)
-    ingest = ingesting("public.t", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.1)
     first = ingest.ingest._streaming
     with database.connect() as connection:
         connection.execute(
@@ -149,7 +143,7 @@ def test_the_room_of_somebodys_large_message_is_freed(
 
 @pytest.mark.parametrize("prefix", ["else", "laredo"])
 def test_somebodys_messages_in_streamed_transactions_arent_spooled(
-    database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch, prefix: str
+    database: Database, live: Start, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     database.run(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
     largest = 0
@@ -162,8 +156,7 @@ def test_somebodys_messages_in_streamed_transactions_arent_spooled(
 
     monkeypatch.setattr(TransactionSpool, "add", spied)
     _filled(database)
-    ingest = ingesting("public.t", heartbeat_interval=0.1)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.1)
     with database.connect() as connection, connection.transaction():
         connection.execute("UPDATE t SET v = repeat('streamed', 100)")
         connection.execute(

@@ -91,9 +91,8 @@ async def test_the_token_s_file_is_read_for_each_connection(tmp_path: Path) -> N
 async def test_clients_notice_nothing_of_a_rolling_restart_but_a_new_stream(
     tmp_path: Path, database: Database
 ) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
-    top = fanout(tmp_path / "top", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    database.run("CREATE TABLE a (id int PRIMARY KEY, v text)")
+    top = fanout(tmp_path / "top", database, "{ table = a }")
     middle = relay(tmp_path / "middle", top.grpc_port, "{ table = a }")
     end = relay(tmp_path / "end", middle.grpc_port, "{ table = a }")
     with started(top), started(middle), started(end):
@@ -110,8 +109,7 @@ async def test_clients_notice_nothing_of_a_rolling_restart_but_a_new_stream(
         assert middle.metrics[name] == 0  # it was restarted itself
         shown = middle.status["sources"]["up"]
         assert [hop["address"] for hop in shown["path"]] == [None, f"127.0.0.1:{top.grpc_port}"]
-        with database.connect() as owner:
-            owner.execute("INSERT INTO a VALUES (100, 'x')")
+        database.run("INSERT INTO a VALUES (100, 'x')")
         wait_until(
             lambda: all(h["delay_seconds"] for h in end.status["sources"]["up"]["path"]),
             "every hop has measured",

@@ -19,12 +19,11 @@ class Chain:
 
     def __init__(self, directory: Path, database: Database) -> None:
         self.database = database
-        with database.connect() as owner:
-            owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
-            owner.execute("INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 50) i")
-        self.top = fanout(
-            directory / "top", database.dsn, "{ table = a }", slot=f"s_{database.name}"
+        database.run(
+            "CREATE TABLE a (id int PRIMARY KEY, v text)",
+            "INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 50) i",
         )
+        self.top = fanout(directory / "top", database, "{ table = a }")
         self.middle = relay(directory / "middle", self.top.grpc_port, "{ table = a }")
         self.end = relay(directory / "end", self.middle.grpc_port, "{ table = a }")
 

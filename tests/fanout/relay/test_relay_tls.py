@@ -62,8 +62,7 @@ async def test_rows_come_by_the_right_ca_certificate_and_token(
 async def test_what_is_refused_names_the_key_and_the_cure(
     tmp_path: Path, served: TlsFiles | None, tls: Tls | None, said: str
 ) -> None:
-    async with running(tmp_path / "up", listener=listener(served)) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path / "up", listener=listener(served), users=3) as world:
         relay_path = tmp_path / "relay"
         async with relaying(relay_path, world.port, tls=tls, source_name="up") as relay:
             expected = said.format(port=world.port)
@@ -88,8 +87,7 @@ async def test_the_configuration_s_files_are_those_that_are_used(tmp_path: Path)
         assert found.upstream is not None
         return list(check.upstream_findings(found, found.upstream))
 
-    async with running(tmp_path / "up", listener=listener(MUTUAL, tokens)) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path / "up", listener=listener(MUTUAL, tokens), users=3) as world:
         pair = f'cert = "{PEM}/client.pem", key = "{PEM}/client.key"'
         (right,) = await asyncio.to_thread(checked, f'ca = "{PEM}/ca.pem", {pair}')
         assert right.verdict is Verdict.RIGHT, right

@@ -16,9 +16,7 @@ from tests.support.server.serving_world import HISTORY, USERS
 
 
 async def test_an_archive_s_diffs_are_one_transaction_each_there_too(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         with world.writer.store.transaction() as txn:
             txn.set_verified(world.writer.ids[USERS], table.position)
         async with relaying(tmp_path / "relay", world.port) as relay:
@@ -37,7 +35,7 @@ async def test_an_archive_s_diffs_are_one_transaction_each_there_too(tmp_path: P
             txn.set_verified(world.writer.ids[USERS], last)
         async with relaying(tmp_path / "relay", world.port) as relay:
             await relay.until(last)
-            assert outcomes == [Outcome.COMPLETE]
+            assert table.outcomes == [Outcome.COMPLETE]
             assert relay.ingest.status().tables[USERS].copied_rows == 0 < copied
             with relay.store.reader().snapshot(relay.record().id) as snapshot:
                 held = {

@@ -12,7 +12,7 @@ from laredo_fanout.serving.call import BadTokensFile, Tokens
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ListenerOptions, TlsFiles
 from laredo_fanout.serving.service import SERVICE
-from tests.support.server.serving_world import Stream, rows, running
+from tests.support.server.serving_world import Stream, running
 
 TLS = Path(__file__).parent / "tls"
 SERVER_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key")
@@ -35,8 +35,7 @@ Code = grpc.StatusCode
 async def test_a_wrong_request_names_the_field(
     tmp_path: Path, asked: dict[str, Any], names: str
 ) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         code, details = await world.sync(**asked).ends()
         assert code is Code.INVALID_ARGUMENT and names in details
         assert not world.registry.closed and not world.registry.leases
@@ -61,8 +60,7 @@ async def test_a_table_that_is_not_configured_or_not_ready_and_bytes_that_are_no
 
 
 async def test_max_clients_counts_open_sessions(tmp_path: Path) -> None:
-    async with running(tmp_path, max_clients=2) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, max_clients=2, users=3) as world:
         streams = [world.sync(client_id=str(number)) for number in range(2)]
         for stream in streams:
             await stream.next("handshake")
@@ -78,8 +76,7 @@ async def test_tokens(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("# ours\nall-tables\nother public.orders # not users\n")
     listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
-    async with running(tmp_path / "store", listener=listener) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path / "store", listener=listener, users=3) as world:
 
         async def code_of(authorization: str | None) -> grpc.StatusCode:
             metadata = [("authorization", authorization)] if authorization else None
@@ -117,8 +114,7 @@ def test_a_tokens_file_that_lets_nobody_in_is_refused(
 
 async def test_tls(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, tls=SERVER_TLS, drain_grace_s=0.2)
-    async with running(tmp_path, listener=listener) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, listener=listener, users=3) as world:
         await world.sync_by_tls(TLS, None).next("handshake")
         # Without TLS there is no way in.
         assert (await world.sync().ends())[0] is Code.UNAVAILABLE
@@ -126,8 +122,7 @@ async def test_tls(tmp_path: Path) -> None:
 
 async def test_tls_with_client_certificates(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, tls=MUTUAL_TLS, drain_grace_s=0.2)
-    async with running(tmp_path, listener=listener) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, listener=listener, users=3) as world:
         await world.sync_by_tls(TLS, "client").next("handshake")
         for client in (None, "stranger"):
             assert (await world.sync_by_tls(TLS, client).ends())[0] is Code.UNAVAILABLE

@@ -14,7 +14,7 @@ from laredo_fanout.serving.ports import ClientInfo
 from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from tests.support.processes import PATIENCE_S, until
-from tests.support.server.serving_world import USERS, Lease, Stream, World, line, rows, running
+from tests.support.server.serving_world import USERS, Lease, Stream, World, line, running
 
 Code = grpc.StatusCode
 WIDE = "w" * 20_000
@@ -103,8 +103,7 @@ class SlowRegistry:
 
 
 async def test_a_call_that_still_registers_ends_with_the_server(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         registry = SlowRegistry(world)
         waiting = world.sync()
         ends = asyncio.create_task(waiting.ends())
@@ -159,8 +158,7 @@ async def test_a_file_that_is_being_written_ends_nobody_and_an_empty_one_everybo
     path = tmp_path / "tokens"
     path.write_text("secret\n")
     listener = ListenerOptions("127.0.0.1", 0, tokens_file=path, drain_grace_s=0.2)
-    async with running(tmp_path / "store", listener=listener) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path / "store", listener=listener, users=3) as world:
         looks: list[bool] = []
         look = Tokens.reread
 
@@ -169,8 +167,7 @@ async def test_a_file_that_is_being_written_ends_nobody_and_an_empty_one_everybo
             return looks[-1]
 
         monkeypatch.setattr(Tokens, "reread", looking)
-        stream = world.sync(batch=True, metadata=bearer("secret"))
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True, metadata=bearer("secret"))
         path.write_text("")
         await until(lambda: len(looks) > 5)
         path.unlink()

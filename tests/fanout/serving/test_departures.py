@@ -86,8 +86,7 @@ async def test_calls_whose_request_never_comes_are_few_and_end(
         for stream in range(1, 401, 2)
     ]
     without = frame(HEADERS, END_HEADERS | END_STREAM, 401, head(method))
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         idle = len(asyncio.all_tasks())
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
         writer.write(PREFACE + frame(SETTINGS, 0, 0, b"") + b"".join(begun) + without)
@@ -106,8 +105,7 @@ async def test_calls_whose_clients_leave_before_or_in_the_midst_of_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = sync_request(batch=True).SerializeToString()
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         for _ in range(10):
             (await call_with_no_window(world, "Sync", request)).close()
         await until(lambda: len(world.registry.closed) == 10)

@@ -18,7 +18,7 @@ from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S
 from tests.support.server.certificates import Authority, put_in_place
 from tests.support.server.connect_client import ConnectClient, connect_listener, connected
-from tests.support.server.serving_world import line, rows
+from tests.support.server.serving_world import line
 
 STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
 
@@ -59,8 +59,7 @@ async def test_both_ports_show_the_new_one_and_streams_go_on(tmp_path: Path) -> 
     authority = Authority(tmp_path / "ca")
     files = authority.sign("first")
     listener = connect_listener(tls=files)
-    async with connected(tmp_path, listener=listener) as (world, plain):
-        world.writer.publish(rows(0, 3))
+    async with connected(tmp_path, listener=listener, users=3) as (world, plain):
         ports = (world.port, plain.http.base_url.port or 0)
         context = ssl.create_default_context(cafile=authority.pem)
         stream = world.sync_by_tls(authority.directory, None)
@@ -87,8 +86,7 @@ async def test_clients_of_an_authority_that_was_taken_out_are_refused(tmp_path: 
     shutil.copy(old.pem, tmp_path / "clients.pem")
     listener = connect_listener(tls=files)
     mine, others = old.sign("mine"), new.sign("others")
-    async with connected(tmp_path, listener=listener) as (world, plain):
-        world.writer.publish(rows(0, 3))
+    async with connected(tmp_path, listener=listener, users=3) as (world, plain):
         port = plain.http.base_url.port or 0
         await by_connect(port, servers, mine)
         await by_grpc(world.port, servers, mine)

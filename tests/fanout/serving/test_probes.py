@@ -20,7 +20,7 @@ from laredo_fanout.serving.endpoints.probes import Readiness
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from tests.support.processes import PATIENCE_S
-from tests.support.server.serving_world import World, rows, running
+from tests.support.server.serving_world import World, running
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -35,8 +35,7 @@ def health(world: World) -> Any:
 
 async def check(world: World, service: str = "") -> int:
     answer = await health(world).Check(health_pb2.HealthCheckRequest(service=service))
-    status: int = answer.status
-    return status
+    return answer.status
 
 
 def watch(world: World, service: str = "") -> Any:
@@ -45,8 +44,7 @@ def watch(world: World, service: str = "") -> Any:
 
 async def next_status(call: Any) -> int:
     answer = await asyncio.wait_for(call.read(), PATIENCE_S)
-    status: int = answer.status
-    return status
+    return answer.status
 
 
 async def end_of(call: Any) -> grpc.StatusCode:
@@ -57,8 +55,7 @@ async def end_of(call: Any) -> grpc.StatusCode:
                 pass
         except grpc.aio.AioRpcError:
             pass
-        code: grpc.StatusCode = await call.code()
-        return code
+        return await call.code()
 
 
 def with_tokens(path: Path) -> ListenerOptions:
@@ -88,10 +85,8 @@ async def test_health_is_what_ready_says_without_a_token(tmp_path: Path) -> None
 
 async def test_a_drain_is_known_before_go_away(tmp_path: Path) -> None:
     readiness = Readiness(ready=True)
-    async with running(tmp_path, readiness=readiness) as world:
-        world.writer.publish(rows(0, 3))
-        stream = world.sync()
-        await stream.next("handshake")
+    async with running(tmp_path, readiness=readiness, users=3) as world:
+        stream = await world.greeted()
         await stream.base_snapshot()
         watched = watch(world)
         assert await next_status(watched) == SERVING
@@ -152,8 +147,7 @@ async def names(call: Any) -> list[str]:
 
 async def test_a_tool_that_knows_nothing_calls_the_service(tmp_path: Path) -> None:
     """As grpcurl does: by the descriptors that the server gives it."""
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
 
         def found() -> Any:
             with grpc.insecure_channel(world.address) as channel:

@@ -28,8 +28,7 @@ async def start(generated: Path, world: World, *arguments: int) -> asyncio.subpr
 async def result(process: asyncio.subprocess.Process) -> dict[str, Any]:
     out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 0, err.decode()
-    saw: dict[str, Any] = json.loads(out)
-    return saw
+    return json.loads(out)
 
 
 async def test_snapshot_and_changes_in_order_without_gaps(generated: Path, tmp_path: Path) -> None:
@@ -72,8 +71,7 @@ async def test_snapshot_and_changes_in_order_without_gaps(generated: Path, tmp_p
 
 
 async def test_it_resumes_by_sequence(generated: Path, tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 10))
+    async with running(tmp_path, users=10) as world:
         for number in range(100):
             world.writer.commit((UPDATE, line(number % 10, str(number))))
         last = world.writer.store.tables[1].sequence

@@ -54,8 +54,7 @@ async def test_status(tmp_path: Path) -> None:
         world.writer.commit((DELETE, b"3"), (UPDATE, line(4)))
         world.writer.commit((DELETE, b"5"))
         snapshot_id = snapshot(world, tmp_path)
-        stream = world.sync(client_id="someone")
-        await stream.next("handshake")
+        stream = await world.greeted(client_id="someone")
         _, _, end = await stream.base_snapshot()
         while not (now := await status(world)).clients or now.clients[0].state != "live":
             await asyncio.sleep(0.01)
@@ -89,8 +88,7 @@ async def test_list_newest_first(tmp_path: Path) -> None:
 
 
 async def test_fetch_and_go_on_from_there(tmp_path: Path) -> None:
-    async with running(tmp_path / "store", table=with_snapshots(tmp_path)) as world:
-        world.writer.publish(rows(0, 3000))
+    async with running(tmp_path / "store", table=with_snapshots(tmp_path), users=3000) as world:
         world.writer.commit((UPDATE, line(1, "in it")))
         snapshot_id = snapshot(world, tmp_path)
         world.writer.commit((UPDATE, line(2, "after it")))
@@ -117,8 +115,7 @@ async def test_fetch_and_go_on_from_there(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_snapshot_never_looks_whole(tmp_path: Path) -> None:
-    async with running(tmp_path / "store", table=with_snapshots(tmp_path)) as world:
-        world.writer.publish(rows(0, 30))
+    async with running(tmp_path / "store", table=with_snapshots(tmp_path), users=30) as world:
         snapshot_id = snapshot(world, tmp_path)
         (path,) = (tmp_path / "snapshots").glob("*.jsonl")
         path.write_bytes(path.read_bytes().replace(b"name 7", b"name 8"))
@@ -142,8 +139,7 @@ async def test_a_damaged_snapshot_never_looks_whole(tmp_path: Path) -> None:
     ],
 )
 async def test_refusals(tmp_path: Path, call: Any, code: grpc.StatusCode) -> None:
-    async with running(tmp_path / "store", table=with_snapshots(tmp_path)) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path / "store", table=with_snapshots(tmp_path), users=3) as world:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(world)
         assert refused.value.code() is code

@@ -101,11 +101,10 @@ def test_an_empty_store_takes_nobodys_slot(database: Database, ingesting: Start,
 
 
 def test_a_store_that_was_deleted_leaves_a_foreign_slot(
-    database: Database, ingesting: Start, tmp_path: Path
+    database: Database, live: Start, tmp_path: Path
 ) -> None:
     _filled(database)
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     ingest.stop()
     before = _slots(database)
     other = RunningIngest(database, tmp_path / "empty", ("public.t",)).start()
@@ -118,11 +117,10 @@ def test_a_store_that_was_deleted_leaves_a_foreign_slot(
     ingest.assert_equal()
 
 
-def test_a_slot_that_took_our_slots_name_is_not_ours(database: Database, ingesting: Start) -> None:
+def test_a_slot_that_took_our_slots_name_is_not_ours(database: Database, live: Start) -> None:
     """Ours was dropped while the server was down, and another program made one and uses it."""
     _filled(database)
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     ingest.stop()
     name = ingest.options.slot_name
     with database.connect() as connection:
@@ -141,13 +139,12 @@ def test_a_slot_that_took_our_slots_name_is_not_ours(database: Database, ingesti
 
 
 def test_a_slot_that_was_made_as_the_store_died_is_known_again(
-    database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
+    database: Database, live: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And only that one: of the same name another's isn't."""
     _filled(database)
     intended: list[SourceIdentity] = []
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     source = ingest.store.source
     assert source is not None
     intended.append(replace(source, since=0))

@@ -75,7 +75,7 @@ def source_of(ingest: RunningIngest) -> SourceIdentity:
 
 
 def table_id(ingest: RunningIngest) -> int:
-    record = ingest.record(TABLE)
+    record = ingest.known(TABLE)
     return 0 if record is None else record.id
 
 

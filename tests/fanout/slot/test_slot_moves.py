@@ -21,15 +21,6 @@ from tests.support.processes import wait_until
 from tests.support.server.stuck_proxy import Proxy
 
 
-@pytest.fixture
-def filled(database: Database) -> Database:
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY, a text)",
-        "INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g",
-    )
-    return database
-
-
 def _slot(database: Database) -> tuple[int, int]:
     """Of the slot: how far it is confirmed, and from where on it keeps WAL."""
     with database.connect() as connection:
@@ -47,10 +38,9 @@ def _slot(database: Database) -> tuple[int, int]:
 
 @on_versions(14, 15, 16, 17, 18)
 def test_another_database_writes_and_our_idle_ones_slot_follows(
-    filled: Database, ingesting: Start
+    filled: Database, live: Start
 ) -> None:
-    ingest = ingesting("public.t", heartbeat_interval=0.2)
-    ingest.wait_live()
+    ingest = live("public.t", heartbeat_interval=0.2)
     before, kept = _slot(filled)
     with filled.server.connect() as other:
         for _ in range(3):
@@ -164,23 +154,16 @@ def test_a_transaction_that_is_left_open_brings_the_slot_in_danger(
 
 
 def test_a_walsender_that_a_lost_connection_left_is_ended(
-    filled: Database, tmp_path: Path, proxy: Proxy
+    filled: Database, live: Start, proxy: Proxy
 ) -> None:
     """PostgreSQL itself would never: wal_sender_timeout is off."""
     filled.run(f"ALTER DATABASE {filled.name} SET wal_sender_timeout = 0")
-    dsn = f"postgresql://postgres@/{filled.name}?host={proxy.directory}"
-    ingest = RunningIngest(filled, tmp_path / "store", ("public.t",), receive_timeout=2)
-    ingest.options = replace(ingest.options, connection=dsn)
-    ingest.start()
-    try:
-        ingest.wait_live()
-        proxy.stuck.set()
-        filled.run("UPDATE t SET a = 'b' WHERE id < 10")
-        ingest.assert_equal()
-        assert ingest.status.senders_ended >= 1
-        assert len(ingest.store.streams) == 1
-    finally:
-        ingest.stop()
+    ingest = live("public.t", receive_timeout=2, through=proxy.directory)
+    proxy.stuck.set()
+    filled.run("UPDATE t SET a = 'b' WHERE id < 10")
+    ingest.assert_equal()
+    assert ingest.status.senders_ended >= 1
+    assert len(ingest.store.streams) == 1
 
 
 @contextmanager
@@ -194,9 +177,8 @@ def _streaming_from(database: Database, run: str) -> Iterator[ReplicationStream]
 
 
 @on_versions(14, 15, 16, 17, 18)
-def test_anybody_elses_stream_is_named_and_left_alone(filled: Database, ingesting: Start) -> None:
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+def test_anybody_elses_stream_is_named_and_left_alone(filled: Database, live: Start) -> None:
+    ingest = live("public.t")
     ingest.stop()
     with _streaming_from(filled, "feedfeedfeedfeed") as other, filled.connect() as connection:
         row = connection.execute("SELECT active_pid FROM pg_replication_slots").fetchone()
@@ -216,7 +198,7 @@ def test_anybody_elses_stream_is_named_and_left_alone(filled: Database, ingestin
 
 
 def test_a_streams_name_is_stored_before_it_is_used(
-    filled: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
+    filled: Database, live: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a crash right after its start would leave a stranger."""
     known: list[bool] = []
@@ -228,8 +210,7 @@ def test_a_streams_name_is_stored_before_it_is_used(
         known.append(name.decode() in ingest.store.streams)
         start(stream, *names, **options)
 
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     monkeypatch.setattr(ReplicationStream, "start", looked_at)
     filled.run("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
     ingest.wait_until(lambda: known, "it begins again")
@@ -238,11 +219,10 @@ def test_a_streams_name_is_stored_before_it_is_used(
 
 
 def test_a_store_that_was_copied_while_it_ran_ends_no_later_stream(
-    filled: Database, ingesting: Start
+    filled: Database, live: Start
 ) -> None:
     """Its names are those of then: each connection has a new one, stored before it is used."""
-    ingest = ingesting("public.t")
-    ingest.wait_live()
+    ingest = live("public.t")
     copied = ingest.store.streams
     with filled.connect() as connection:
         connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")

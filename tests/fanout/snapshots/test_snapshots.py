@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from laredo_fanout.store.errors import TableHidden, TableUnknown
 from laredo_fanout.store.writer import Store
 from laredo_model.checksum import StateChecksum
 from laredo_model.position import History
+from tests.support.processes import completed
 from tests.support.server.store_sample import (
     COLUMNS,
     commit,
@@ -45,12 +45,6 @@ from tests.support.server.store_sample import (
 
 KEEP = Retention(keep_count=3, max_age_s=3600)
 TABLE = "public.users"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "store") as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -407,9 +401,7 @@ def test_a_full_disk_leaves_the_snapshots_that_are_there(tmp_path: Path) -> None
         f"mount -t tmpfs -o size=64m none {tmp_path} && "
         f"exec {sys.executable} -m tests.fanout.snapshots.test_snapshots {tmp_path}"
     )
-    run = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", mounted], capture_output=True, text=True, check=False
-    )
+    run = completed(["unshare", "-Urm", "sh", "-c", mounted])
     assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ from laredo_fanout.wire.replication_pb2 import ChangeBatch
 from laredo_model import line
 from laredo_model.column import Column
 from laredo_model.position import Ancestor, History
-from tests.support.processes import BIN, PATIENCE_S, free_port
+from tests.support.processes import BIN, completed, free_port
 
 RECORDED = Path(__file__).with_name(f"format_{environment.FORMAT}.txt")
 SIZE = 1 << 24
@@ -206,13 +205,7 @@ def test_the_server_refuses_a_store_of_another_format_in_words(tmp_path: Path) -
         f"fanout.grpc.port = {free_port()}, http.port = {free_port()}\n"
         "tables = [{ table = users }]\n"
     )
-    ended = subprocess.run(
-        [BIN / "laredo-fanout", "--config", file],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    ended = completed([BIN / "laredo-fanout", "--config", file])
     assert ended.returncode == 1
     lines = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]
     (said,) = [line["error"] for line in lines if line["level"] == "error"]

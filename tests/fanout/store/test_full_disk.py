@@ -16,6 +16,7 @@ from laredo_fanout.store.errors import DiskFull, SpoolFailed, StoreUnusable
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.writer import Store
 from tests.support import drawn
+from tests.support.processes import completed
 from tests.support.server.store_sample import (
     COLUMNS,
     TRUNCATION,
@@ -40,12 +41,7 @@ COMMITS = 400
 
 @pytest.fixture(scope="module")
 def namespaces() -> None:
-    tried = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tried = completed(["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"])
     if tried.returncode:
         pytest.skip(f"A FULL DISK WAS NOT TESTED: unshare -Urm is forbidden here ({tried.stderr})")
 
@@ -69,9 +65,7 @@ def test_on_a_small_disk(tmp_path: Path, scene: str) -> None:
         f"mount -t tmpfs -o size={SMALL_DISK} none {tmp_path} && "
         f"exec {sys.executable} -m tests.fanout.store.test_full_disk {scene} {tmp_path}"
     )
-    run = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", mounted], capture_output=True, text=True, check=False
-    )
+    run = completed(["unshare", "-Urm", "sh", "-c", mounted])
     assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
 
 
@@ -186,12 +180,7 @@ def reads_on_a_full_disk(directory: Path) -> None:
             "snapshots = [reader.snapshot(int(sys.argv[2])) for _ in range(300)]\n"
             "print(len(state_of(reader, int(sys.argv[2]))))"
         )
-        run = subprocess.run(
-            [sys.executable, "-c", program, str(directory / "store"), str(table)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        run = completed([sys.executable, "-c", program, str(directory / "store"), str(table)])
         assert run.stdout == "1000\n", (run.returncode, run.stderr)
     with Store.open(directory / "store", max_size=MAP) as store:
         assert len(state_of(store.reader(), table)) == 1000

@@ -1,6 +1,5 @@
 """The journal: what is true for the state, in records the server only forwards, and pruned."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,17 +33,6 @@ from tests.support.server.store_sample import (
 
 NEVER_S = 1e9
 S = 1_000_000
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "store") as opened:
-        yield opened
-
-
-@pytest.fixture
-def table(store: Store) -> int:
-    return live_table(store)
 
 
 def actions(store: Store, table: int) -> list[tuple[str, bytes]]:

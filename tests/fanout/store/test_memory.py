@@ -1,12 +1,12 @@
 """Memory stays flat whatever a transaction's size; so does every step of what it leaves behind."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
+from tests.support.processes import completed
 from tests.support.server.store_sample import COLUMNS, live_table, open_store, row
 
 CHANGES = 40_000
@@ -71,12 +71,7 @@ def scene(path: Path) -> None:
 
 
 def test_giant_transactions_and_what_they_leave(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.fanout.store.test_memory", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = completed([sys.executable, "-m", "tests.fanout.store.test_memory", str(tmp_path)])
     assert run.returncode == 0, run.stdout + run.stderr
 
 

@@ -1,7 +1,6 @@
 """Changes are applied in parts, so that wide rows that small changes replace don't fill memory."""
 
 import tracemalloc
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from laredo_fanout.store import rows
 from laredo_fanout.store.rows import TableChanges
+from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support.server.store_sample import (
     TRUNCATION,
@@ -18,8 +18,6 @@ from tests.support.server.store_sample import (
     delete,
     insert,
     journal_of,
-    live_table,
-    open_store,
     partial,
     row,
     state_of,
@@ -53,7 +51,7 @@ def test_parts_are_the_whole(counts: list[int], data: st.DataObject, is_open: bo
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
 def test_applied_in_parts_it_is_the_same(
-    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, store: Store, table: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "_MOST_CHANGES", step)
     moved: list[Step] = [delete("b"), (Action.INSERT, "c", partial("c", 3))]
@@ -62,35 +60,31 @@ def test_applied_in_parts_it_is_the_same(
         (20, [update("a", 2), *moved, (Action.UPDATE, "c", partial("c", 4)), delete("gone")]),
         (30, [TRUNCATION, insert("d", 5)]),
     ]
-    with open_store(tmp_path) as store:
-        table = live_table(store)
-        commit(store, table, *transactions)
-        reader = store.reader()
-        assert list(state_of(reader, table)) == [b"d"]
-        found = [(position, change) for _, position, change in journal_of(reader, table)]
-        assert [position for position, _ in found] == [10, 10, 20, 20, 20, 20, 30, 30]
-        last = found[5][1]
-        assert (last.key, last.old, last.new) == (b"c", row("c", 3, "kept"), row("c", 4, "kept"))
-        records = reader.journal(table, store.tables[table].oldest_sequence - 1, 1 << 20)
-        assert not records[-1].open
+    commit(store, table, *transactions)
+    reader = store.reader()
+    assert list(state_of(reader, table)) == [b"d"]
+    found = [(position, change) for _, position, change in journal_of(reader, table)]
+    assert [position for position, _ in found] == [10, 10, 20, 20, 20, 20, 30, 30]
+    last = found[5][1]
+    assert (last.key, last.old, last.new) == (b"c", row("c", 3, "kept"), row("c", 4, "kept"))
+    records = reader.journal(table, store.tables[table].oldest_sequence - 1, 1 << 20)
+    assert not records[-1].open
 
 
-def test_wide_rows_that_small_changes_replace(tmp_path: Path) -> None:
+def test_wide_rows_that_small_changes_replace(store: Store, table: int) -> None:
     names = [f"{number:05d}" for number in range(ROWS)]
-    with open_store(tmp_path) as store:
-        table = live_table(store)
-        commit(store, table, (10, [insert(name, 0, "x" * WIDE) for name in names]))
-        steps: list[list[Step]] = [
-            [(Action.UPDATE, name, partial(name, 1)) for name in names],
-            [delete(name) for name in names],
-        ]
-        for number, each in enumerate(steps):
-            made: TableChanges = changes((20 + number, each))
-            tracemalloc.start()
-            with store.transaction() as transaction:
-                transaction.apply(table, made)
-                transaction.set_position(20 + number, 0)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            assert peak < MOST_BYTES
-        assert store.tables[table].rows == 0
+    commit(store, table, (10, [insert(name, 0, "x" * WIDE) for name in names]))
+    steps: list[list[Step]] = [
+        [(Action.UPDATE, name, partial(name, 1)) for name in names],
+        [delete(name) for name in names],
+    ]
+    for number, each in enumerate(steps):
+        made: TableChanges = changes((20 + number, each))
+        tracemalloc.start()
+        with store.transaction() as transaction:
+            transaction.apply(table, made)
+            transaction.set_position(20 + number, 0)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < MOST_BYTES
+    assert store.tables[table].rows == 0

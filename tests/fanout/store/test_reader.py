@@ -4,7 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,19 +20,12 @@ from tests.support.server.store_sample import (
     insert,
     journal_of,
     live_table,
-    open_store,
     row,
     state_of,
     update,
 )
 
 LONG = "L" * 600
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "store") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Copy and stream into one table: who wins, what is filled, what stays."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,6 @@ from tests.support.server.store_sample import (
     state_of,
     update,
 )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "store") as opened:
-        yield opened
 
 
 @pytest.fixture

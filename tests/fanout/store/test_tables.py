@@ -1,7 +1,6 @@
 """Incarnations: a table copied anew beside the one that is shown, and what is left of the old."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,12 +28,6 @@ from tests.support.server.store_sample import (
 )
 
 NEW_COLUMNS = (*COLUMNS, Column("extra", "int4", ordinal=4))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(tmp_path / "store") as opened:
-        yield opened
 
 
 def entries_in(store: Store, name: str) -> int:

@@ -21,8 +21,9 @@ from laredo_fanout.store.errors import (
 )
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Status
+from laredo_fanout.store.writer import Store
 from laredo_model.position import History
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, completed
 from tests.support.server.store_sample import (
     COLUMNS,
     apply,
@@ -42,9 +43,7 @@ SOURCE = SourceIdentity(History(7300, 1, 16384), "laredo", "laredo", "token")
 
 def in_process(program: str, *arguments: str) -> str:
     """Output of a Python program, run in a process of its own."""
-    run = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
-    )
+    run = completed([sys.executable, "-c", program, *arguments])
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
@@ -76,20 +75,18 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         assert reader.position() == (store.position, store.time_us)
 
 
-def test_a_failed_step_leaves_nothing_behind(tmp_path: Path) -> None:
-    with open_store(tmp_path) as store:
-        table = live_table(store)
-        commit(store, table, (10, [insert("a", 1)]))
-        before = store.tables
-        with pytest.raises(ZeroDivisionError), store.transaction() as transaction:
-            transaction.set_source(SOURCE)
-            apply(transaction, table, (20, [update("a", 2), insert("b", 2)]))
-            transaction.add_table("public", "others", 2, COLUMNS)
-            raise ZeroDivisionError
-        assert (store.position, store.source, store.tables) == (10, None, before)
-        assert state_of(store.reader(), table) == {b"a": row("a", 1)}
-        commit(store, table, (20, [update("a", 2)]))
-        assert [entry[1] for entry in journal_of(store.reader(), table)] == [10, 20]
+def test_a_failed_step_leaves_nothing_behind(store: Store, table: int) -> None:
+    commit(store, table, (10, [insert("a", 1)]))
+    before = store.tables
+    with pytest.raises(ZeroDivisionError), store.transaction() as transaction:
+        transaction.set_source(SOURCE)
+        apply(transaction, table, (20, [update("a", 2), insert("b", 2)]))
+        transaction.add_table("public", "others", 2, COLUMNS)
+        raise ZeroDivisionError
+    assert (store.position, store.source, store.tables) == (10, None, before)
+    assert state_of(store.reader(), table) == {b"a": row("a", 1)}
+    commit(store, table, (20, [update("a", 2)]))
+    assert [entry[1] for entry in journal_of(store.reader(), table)] == [10, 20]
 
 
 def test_a_position_alone_is_stored(tmp_path: Path) -> None:
@@ -99,21 +96,20 @@ def test_a_position_alone_is_stored(tmp_path: Path) -> None:
         assert (store.position, store.time_us) == (99, 5)
 
 
-def test_the_position_never_goes_back_but_with_another_source(tmp_path: Path) -> None:
-    with open_store(tmp_path) as store:
-        with store.transaction() as transaction:
-            transaction.set_source(SOURCE)
-            transaction.set_position(0x19F000, 50)
-            transaction.set_position(0x19F000, 40)
-        assert store.time_us == 50
-        with store.transaction() as transaction:
-            transaction.set_source(SOURCE)
-            with pytest.raises(PositionWentBack, match=r"0/19F000 and can't go back to 0/19EFFF"):
-                transaction.set_position(0x19EFFF, 60)
-        with store.transaction() as transaction:
-            transaction.set_source(SourceIdentity(History(7300, 2, 16384), "laredo", "laredo"))
-            transaction.set_position(5, 60)
-        assert store.position == 5
+def test_the_position_never_goes_back_but_with_another_source(store: Store) -> None:
+    with store.transaction() as transaction:
+        transaction.set_source(SOURCE)
+        transaction.set_position(0x19F000, 50)
+        transaction.set_position(0x19F000, 40)
+    assert store.time_us == 50
+    with store.transaction() as transaction:
+        transaction.set_source(SOURCE)
+        with pytest.raises(PositionWentBack, match=r"0/19F000 and can't go back to 0/19EFFF"):
+            transaction.set_position(0x19EFFF, 60)
+    with store.transaction() as transaction:
+        transaction.set_source(SourceIdentity(History(7300, 2, 16384), "laredo", "laredo"))
+        transaction.set_position(5, 60)
+    assert store.position == 5
 
 
 def test_a_second_server_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
@@ -223,7 +219,9 @@ def test_closed_and_opened_again_in_one_process(tmp_path: Path) -> None:
         assert store.tables[table].rows == 5
 
 
-def test_dead_readers_are_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_readers_are_cleared(
+    store: Store, table: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader killed in a transaction would pin every page from then on."""
     program = """
 import sys, time
@@ -235,43 +233,39 @@ print("reading", flush=True)
 time.sleep(600)
 """
     monkeypatch.setattr("laredo_fanout.store.writer._READER_CHECK_S", 0.0)
-    with open_store(tmp_path) as store:
-        table = live_table(store)
-        commit(store, table, (10, [insert("a", 1)]))
-        reader = subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path), str(table)], stdout=subprocess.PIPE
-        )
-        try:
-            assert reader.stdout is not None
-            assert reader.stdout.readline() == b"reading\n"
-            for n in range(20):
-                commit(store, table, (20 + n, [update("a", "x" * 50_000)]))
-            grown = store.used_bytes
-        finally:
-            reader.kill()
-            reader.wait()
-            reader.stdout.close()
-        deadline = time.monotonic() + PATIENCE_S
-        while (
-            store._environment.info()["num_readers"]
-            and len(store._environment.readers().splitlines()) > 1
-        ):
-            assert time.monotonic() < deadline
-            commit(store, table, (store.position + 1, [update("a", "x" * 50_000)]))
+    commit(store, table, (10, [insert("a", 1)]))
+    reader = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "store"), str(table)], stdout=subprocess.PIPE
+    )
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"reading\n"
+        for n in range(20):
+            commit(store, table, (20 + n, [update("a", "x" * 50_000)]))
+        grown = store.used_bytes
+    finally:
+        reader.kill()
+        reader.wait()
+        reader.stdout.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while (
+        store._environment.info()["num_readers"]
+        and len(store._environment.readers().splitlines()) > 1
+    ):
+        assert time.monotonic() < deadline
+        commit(store, table, (store.position + 1, [update("a", "x" * 50_000)]))
+    store.prune(table, 1, 1e9, 0)
+    for _ in range(20):
+        commit(store, table, (store.position + 1, [update("a", "x" * 50_000)]))
         store.prune(table, 1, 1e9, 0)
-        for _ in range(20):
-            commit(store, table, (store.position + 1, [update("a", "x" * 50_000)]))
-            store.prune(table, 1, 1e9, 0)
-        assert store.used_bytes <= grown * 1.5
+    assert store.used_bytes <= grown * 1.5
 
 
-def test_much_is_written_in_small_pieces(tmp_path: Path) -> None:
+def test_much_is_written_in_small_pieces(store: Store, table: int) -> None:
     """Between them the ingest empties the stream's socket, which would be full otherwise."""
     count = 5000
     many = changes((1, [insert(f"{key}", "v") for key in range(count)]))
-    with open_store(tmp_path) as store:
-        table = live_table(store)
-        with store.transaction() as transaction:
-            pieces = list(transaction.apply_in_pieces(table, many))
-        assert len(pieces) > count // 200
-        assert len(state_of(store.reader(), table)) == count
+    with store.transaction() as transaction:
+        pieces = list(transaction.apply_in_pieces(table, many))
+    assert len(pieces) > count // 200
+    assert len(state_of(store.reader(), table)) == count

@@ -4,7 +4,6 @@ import gc
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -30,6 +29,7 @@ from tests.support.archive.archiving import (
     TWO,
     ScriptedDestination,
     base_of,
+    based,
     diffed,
     memory,
     opened,
@@ -42,29 +42,9 @@ from tests.support.processes import wait_until
 NEVER_S = 600.0
 
 
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    with Recorder() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(recorder: Recorder) -> Iterator[FaultProxy]:
-    with FaultProxy(recorder.endpoint) as between:
-        yield between
-
-
-@pytest.fixture
-def clients() -> Iterator[AwsClients]:
-    made = AwsClients()
-    yield made
-    made.close()
-
-
 def written(sink: Sink, *, stores: list[ScriptedDestination] | None = None) -> TableArchive:
     """A base and a diff."""
-    archive = opened(stores or memory(2), sinks=[sink.name])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(stores or memory(2), sinks=[sink.name])
     diffed(archive, 10, 20, ONE, TWO)
     return archive
 
@@ -173,8 +153,7 @@ def test_a_defect_in_one_sink_leaves_the_others(recorder: Recorder, clients: Aws
             raise AssertionError
 
     well = queue(recorder.endpoint, "q", clients)
-    archive = opened(memory(1), sinks=["arn:defect", well.name])
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(memory(1), sinks=["arn:defect", well.name])
     telling = Telling(archive, Defect(), well)
     with capture_logs() as logs, telling:
         wait_until(lambda: telling.counts.refused["arn:defect"] > 2, "it is tried again")
@@ -219,8 +198,7 @@ def test_what_left_the_manifest_untold_is_counted_and_the_rest_is_told(
     recorder: Recorder, proxy: FaultProxy, clients: AwsClients
 ) -> None:
     down, well = queue(proxy.endpoint, "down", clients), queue(recorder.endpoint, "well", clients)
-    archive = opened(memory(2), sinks=[down.name, well.name], keep_epochs=1)
-    rebased(archive, 10, ONE, continues=False)
+    archive = based(memory(2), sinks=[down.name, well.name], keep_epochs=1)
     telling = Telling(archive, down, well)
     with capture_logs() as logs, telling as notifier:
         assert notifier.settle(10)

@@ -1,7 +1,6 @@
 """Failures between a sink and its service, and their messages."""
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -42,27 +41,7 @@ OPERATIONS = {"sns": "Publish", "sqs": "SendMessage", "kinesis": "PutRecord"}
 
 @pytest.fixture(params=CONFIGS)
 def kind(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
-
-
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    with Recorder() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(recorder: Recorder) -> Iterator[FaultProxy]:
-    with FaultProxy(recorder.endpoint) as between:
-        yield between
-
-
-@pytest.fixture
-def clients() -> Iterator[AwsClients]:
-    made = AwsClients()
-    yield made
-    made.close()
+    return request.param
 
 
 def config_of(kind: str, endpoint: str, credentials: str | None = None) -> SinkConfig:

@@ -1,7 +1,6 @@
 """Each kind of sink against servers that other people wrote: what is sent arrives."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,15 +19,7 @@ ACCOUNT = "000000000000"
 
 @pytest.fixture(params=drawn.first(1, ["moto", "ministack"]))
 def server(request: pytest.FixtureRequest) -> AwsServer:
-    found: AwsServer = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture
-def clients() -> Iterator[AwsClients]:
-    made = AwsClients()
-    yield made
-    made.close()
+    return request.getfixturevalue(request.param)
 
 
 def said(ear: Ear) -> list[tuple[str, int, str]]:

@@ -119,8 +119,7 @@ def test_every_kind_of_sink_hears_every_artifact(
 
 
 def manifest_in(archive: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((archive / "users" / "manifest.json").read_bytes())
-    return found
+    return json.loads((archive / "users" / "manifest.json").read_bytes())
 
 
 POINTS = {

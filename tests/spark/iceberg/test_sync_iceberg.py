@@ -71,8 +71,7 @@ def test_only_merged_diffs_are_read(
 ) -> None:
     """A sync that is far behind needs few objects: what was merged into them may be gone."""
     monkeypatch.setattr(merged, "LISTED_AT_MOST", 3)
-    long = LongArchive(opened([LocalDestination(tmp_path / "archive")]))
-    long.begin()
+    long = LongArchive.begun(opened([LocalDestination(tmp_path / "archive")]))
     archive = tmp_path / "archive" / PREFIX
     target = f"{catalog}.db.{tmp_path.name}"
     sync_table(spark, str(archive), to="iceberg", target=target)

@@ -159,6 +159,13 @@ def rebased(
     return archive.commit_base(base, continues=continues)
 
 
+def based(destinations: Sequence[Destination], writer_id: str = "w1", **more) -> TableArchive:  # type: ignore[no-untyped-def]
+    """An opened archive with its first base: ``ONE`` at position 10."""
+    archive = opened(destinations, writer_id, **more)
+    rebased(archive, 10, ONE, continues=False)
+    return archive
+
+
 def diffed(
     archive: TableArchive,
     start: int,

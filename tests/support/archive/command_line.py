@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from laredo_archive.cli import main
 from tests.support.postgres import Database
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import completed
 
 PROGRAM = Path(sys.executable).with_name("laredo-archive")
 
@@ -23,21 +23,20 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     command = [str(PROGRAM), *map(str, arguments)]
     if alone or more:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-            env=env,
-            **more,
-        )
+        return completed(command, env=env, **more)
     # click takes None for a variable that is to be missing.
     variables = {} if env is None else {**dict.fromkeys(os.environ), **env}
     done = CliRunner().invoke(main, command[1:], prog_name=PROGRAM.name, env=variables)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return subprocess.CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+
+
+def printed(*arguments: object) -> list[str]:
+    """Lines of a command that succeeds."""
+    done = CliRunner().invoke(main, list(map(str, arguments)))
+    assert done.exit_code == 0, done.output
+    return done.stdout_bytes.decode().split("\n")[:-1]
 
 
 def rows(done: "subprocess.CompletedProcess[str]") -> list[str]:

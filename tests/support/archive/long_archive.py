@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from copy import copy
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any, Self
 
 from laredo_archive.maintain import compact
 from laredo_archive.reader import Archive
@@ -37,6 +38,13 @@ class LongArchive:
         self._chance = random.Random(seed)
         self._keys = keys
         self._values = 0
+
+    @classmethod
+    def begun(cls, archive: TableArchive, seed: int = 0, **given: Any) -> Self:
+        """One with its first base."""
+        long = cls(archive, seed, **given)
+        long.begin()
+        return long
 
     def begin(self, position: int = FIRST) -> None:
         """The first base."""

@@ -36,13 +36,11 @@ class Truth:
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = json.loads((self.directory / "archive.json").read_text())
-        return found
+        return json.loads((self.directory / "archive.json").read_text())
 
     @property
     def artifacts(self) -> Sequence[Mapping[str, Any]]:
-        found: Sequence[Mapping[str, Any]] = self.described["artifacts"]
-        return found
+        return self.described["artifacts"]
 
     @property
     def boundaries(self) -> list[str]:
@@ -51,14 +49,12 @@ class Truth:
 
     @property
     def key_fields(self) -> list[str]:
-        found: list[str] = self.described.get("key_fields", ["id"])
-        return found
+        return self.described.get("key_fields", ["id"])
 
     @property
     def as_of(self) -> Sequence[Mapping[str, Any]]:
         """Points in time that readers ask for, and the boundary that they get; None: an error."""
-        found: Sequence[Mapping[str, Any]] = self.described.get("as_of", [])
-        return found
+        return self.described.get("as_of", [])
 
     def lines(self, name: str) -> list[str]:
         """The rows at a boundary, in key order."""

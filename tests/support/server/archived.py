@@ -14,6 +14,7 @@ from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.serving.options import ArchiveOptions
+from laredo_fanout.serving.replay import Outcome
 from laredo_model.checksum import StateChecksum
 from laredo_model.column import Column
 from laredo_model.line import Action
@@ -54,6 +55,7 @@ class Archived:
     history: History = HISTORY
     columns: tuple[Column, ...] = COLUMNS
     moments: list[Moment] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
 
     def begin(self, rows: State) -> None:
         """The table as it was copied, and the archive's first base."""

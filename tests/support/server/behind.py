@@ -37,8 +37,7 @@ def wait_split(ingest: RunningIngest) -> CatchupStatus:
         status = status_of(ingest)
         return status if status.segments else None
 
-    found: CatchupStatus = wait_until(split, "the backlog is split")
-    return found
+    return wait_until(split, "the backlog is split")
 
 
 def wait_level(ingest: RunningIngest) -> None:

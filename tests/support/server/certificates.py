@@ -1,13 +1,13 @@
 """Certificates made by openssl for a test: an authority, and what it signs."""
 
-import subprocess
 from pathlib import Path
 
 from laredo_fanout.serving.options import TlsFiles
+from tests.support.processes import completed
 
 
 def _openssl(*arguments: str | Path) -> None:
-    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
+    done = completed(["openssl", *arguments])
     assert done.returncode == 0, done.stderr
 
 

@@ -137,8 +137,7 @@ class ConnectStream:
             while await self.raw() is not None:
                 pass
         assert self.end is not None
-        error: dict[str, Any] = self.end.get("error", {})
-        return error
+        return self.end.get("error", {})
 
     async def _take(self, size: int) -> bytes:
         while len(self._buffer) < size:

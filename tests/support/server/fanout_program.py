@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -31,6 +31,7 @@ from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support import processes
+from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, Program, free_port
 
 CONFIG = """
@@ -61,12 +62,10 @@ class Fanout:
     def status(self) -> dict[str, Any]:
         answer = self.program.get("/status")
         assert answer is not None, self.program.tail()
-        shown: dict[str, Any] = answer.json()
-        return shown
+        return answer.json()
 
     def table(self, name: str) -> dict[str, Any]:
-        shown: dict[str, Any] = self.status["tables"][name]
-        return shown
+        return self.status["tables"][name]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -114,8 +113,14 @@ class Fanout:
         return Follower(Endpoint(f"127.0.0.1:{self.grpc_port}"), table, name)
 
 
-def fanout(directory: Path, dsn: str, tables: str, extra: str = "", slot: str = "s") -> Fanout:
-    """Its configuration written, not started."""
+def fanout(
+    directory: Path, database: Database | str, tables: str, extra: str = "", slot: str = "s"
+) -> Fanout:
+    """Its configuration written, not started; of a :class:`Database` the slot has the name."""
+    if isinstance(database, Database):
+        dsn, slot = database.dsn, f"s_{database.name}"
+    else:
+        dsn = database
     directory.mkdir(exist_ok=True)
     grpc, http = free_port(), free_port()
     file = directory / "fanout.conf"
@@ -146,8 +151,28 @@ def started(server: Fanout) -> Iterator[Fanout]:
         yield server
 
 
+class Following:
+    """A client that follows a stream while it is entered."""
+
+    _task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and self._task.exception() is not None:
+            raise AssertionError("the client ended") from self._task.exception()
+
+    async def _follow(self) -> None:
+        raise NotImplementedError
+
+
 @dataclass
-class Follower:
+class Follower(Following):
     """A client that keeps the table by key, and remembers each step of its way."""
 
     endpoint: Endpoint
@@ -158,18 +183,6 @@ class Follower:
     positions: list[int] = field(default_factory=list)
     sequence: int = 0
     goaways: int = 0
-    _task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Follower:
-        self._task = asyncio.create_task(self._follow())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled() and self._task.exception() is not None:
-            raise AssertionError("the client ended") from self._task.exception()
 
     async def until(self, keys: Sequence[bytes], timeout: float = PATIENCE_S) -> None:
         """Wait until these are the keys that the table has."""

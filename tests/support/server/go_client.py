@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, completed
 from tests.support.repository import ROOT
 
 SOURCE = ROOT / "tests/fanout/serving/connect/goclient"
@@ -52,7 +52,7 @@ def go_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(folder: Path, *command: str) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = completed(command, cwd=folder, timeout=None)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
 
 
@@ -78,8 +78,7 @@ class GoCall:
         except Empty:
             raise AssertionError("the Go client says nothing") from None
         assert line, f"the Go client ended with {self._process.wait()}"
-        said: dict[str, Any] = json.loads(line)
-        return said
+        return json.loads(line)
 
     def until(self, key: str) -> Any:
         """The client's next line of this kind."""

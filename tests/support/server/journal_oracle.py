@@ -34,7 +34,6 @@ class Replay:
 
     def __init__(self, ingest: RunningIngest, name: str) -> None:
         record = ingest.record(name)
-        assert record is not None
         self._ingest = ingest
         self._name = name
         self._table_id = record.id

@@ -87,7 +87,7 @@ class History:
         for table_id in commit.tables:
             self._rows.pop(table_id, None)
         for table in {truth.table for truth in list(self.truths)}:
-            record = self.ingest.record(table)
+            record = self.ingest.known(table)
             if record is None or not record.shown:
                 continue
             if record.id not in self._rows:
@@ -153,7 +153,7 @@ def settle(ingest: RunningIngest, *tables: str) -> None:
     ingest.catch_up()
 
     def verified_beyond(table: str, position: int) -> bool:
-        record = ingest.record(table)
+        record = ingest.known(table)
         if record is None or not record.live or record.suspect_range is not None:
             return False
         return ingest.store.reader().table_by_id(record.id).boundary > position

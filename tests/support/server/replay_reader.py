@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,24 @@ async def archived(
     outcomes: list[Outcome] | None = None,
     heartbeat_interval_s: float = 0.1,
     formats: tuple[str, ...] = ("jsonl",),
+    rows: int | None = None,
     **more: Any,
 ) -> AsyncIterator[tuple[World, Archived]]:
-    """A served table with an archive."""
+    """A served table with an archive; with ``rows``, that many were copied."""
     table = ServingTableOptions(
         archive=options(tmp_path / "archive", formats), heartbeat_interval_s=heartbeat_interval_s
     )
-    told: Callable[[str, Outcome], None] = lambda _, outcome: (  # noqa: E731
-        outcomes.append(outcome) if outcomes is not None else None
-    )
-    async with running(tmp_path / "state", table=table, on_replay=told, **more) as world:
-        yield world, Archived(world.writer, destination or local(tmp_path / "archive"), formats)
+    told = [] if outcomes is None else outcomes
+
+    def on_replay(_: str, outcome: Outcome) -> None:
+        told.append(outcome)
+
+    async with running(tmp_path / "state", table=table, on_replay=on_replay, **more) as world:
+        archive = Archived(world.writer, destination or local(tmp_path / "archive"), formats)
+        archive.outcomes = told
+        if rows is not None:
+            archive.copied(range(rows))
+        yield world, archive
 
 
 class Reader:

@@ -214,6 +214,12 @@ class World:
         asked = {"schema": "public", "table": "users", "client_id": "test", **request}
         return Stream(self.stub().Sync(wire.SyncRequest(**asked), metadata=metadata))
 
+    async def greeted(self, **asked: Any) -> Stream:
+        """A stream as :meth:`sync` makes it, whose handshake has come."""
+        stream = self.sync(**asked)
+        await stream.next("handshake")
+        return stream
+
     def sync_by_tls(self, files: Path, client: str | None) -> Stream:
         """A stream by TLS, with this certificate of ``files``, or none."""
         pair = (None, None)
@@ -294,9 +300,13 @@ async def running(
     listener: ListenerOptions | None = None,
     max_clients: int = 1000,
     names: Sequence[str] = (USERS,),
+    users: int | None = None,
     **serving: Any,
 ) -> AsyncIterator[World]:
-    """A server over a fresh store; `serving` is told to `serve`."""
+    """A server over a fresh store; `serving` is told to `serve`.
+
+    `users`: number of rows of the table users, which is live then.
+    """
     wakeups, registry, drain = Wakeups(), Registry(max_clients), asyncio.Event()
     options = ServingOptions(
         listener or ListenerOptions("127.0.0.1", 0, drain_grace_s=0.5),
@@ -321,6 +331,8 @@ async def running(
         if task.done():
             task.result()
         world = World(writer, registry, wakeups, listening.result(), drain, task)
+        if users is not None:
+            writer.publish(rows(0, users))
         try:
             yield world
         finally:

@@ -24,12 +24,13 @@ from laredo_fanout.client import (
 from laredo_model.line import Action
 from laredo_model.position import Position
 from tests.support.processes import PATIENCE_S
+from tests.support.server.fanout_program import Following
 
 Rows = dict[bytes, bytes]
 
 
 @dataclass
-class States:
+class States(Following):
     """The rows of a table at each position at which a client has seen it."""
 
     port: int
@@ -44,18 +45,6 @@ class States:
     changes: list[Changes] = field(default_factory=list)
     position: int = 0
     verified: int = 0
-    _task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> States:
-        self._task = asyncio.create_task(self._follow())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled() and self._task.exception() is not None:
-            raise AssertionError("the client ended") from self._task.exception()
 
     async def until(self, position: int, *, verified: bool = False) -> Rows:
         """Wait until the table is known at this position or beyond; its rows."""

@@ -79,9 +79,7 @@ def configured(directory: Path, database: Database, tables: Sequence[Named]) -> 
         served.append(f"{{ {name} }}")
         prefix = "" if table.key_prefix is None else f', key_prefix = "{table.key_prefix}"'
         written.append(f"{{ source {{ {name} }}{prefix} }}")
-    server = fanout(
-        directory / "server", database.dsn, ", ".join(served), slot=f"s_{database.name}"
-    )
+    server = fanout(directory / "server", database, ", ".join(served))
     http = free_port()
     file = directory / "snapshotter.conf"
     file.write_text(

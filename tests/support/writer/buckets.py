@@ -26,8 +26,7 @@ class BucketPath:
 
     def read_bytes(self) -> bytes:
         s3 = self.server.client("s3")
-        data: bytes = s3.get_object(Bucket=self.bucket, Key=self.key)["Body"].read()
-        return data
+        return s3.get_object(Bucket=self.bucket, Key=self.key)["Body"].read()
 
     def exists(self) -> bool:
         return self.key in self.names()

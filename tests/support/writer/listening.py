@@ -49,8 +49,7 @@ class QueueEar:
     @property
     def arn(self) -> str:
         asked = self._sqs.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])
-        arn: str = asked["Attributes"]["QueueArn"]
-        return arn
+        return asked["Attributes"]["QueueArn"]
 
     def hear(self) -> list[Heard]:
         while True:

@@ -18,5 +18,4 @@ def waits(writer: Writer, at_least: int) -> dict[str, Any]:
             return None
         return found
 
-    found: dict[str, Any] = wait_until(unverified, f"an artifact at {at_least:#x} waits")
-    return found
+    return wait_until(unverified, f"an artifact at {at_least:#x} waits")

@@ -79,8 +79,7 @@ class Writer:
     def status(self, table: str = "users") -> dict[str, Any]:
         answer = self.program.get("/status")
         assert answer is not None, self.program.tail()
-        found: dict[str, Any] = answer.json()["tables"][f"public.{table}"]
-        return found
+        return answer.json()["tables"][f"public.{table}"]
 
     def metrics(self) -> dict[str, float]:
         answer = self.program.get("/metrics")
@@ -101,22 +100,19 @@ class Writer:
         return [line for line in found if line["event"] == "changes not written"]
 
     def manifest(self, table: str = "users") -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.archive / table / "manifest.json").read_bytes())
-        return found
+        return json.loads((self.archive / table / "manifest.json").read_bytes())
 
     def destination(self, place: Path | BucketPath, table: str = "users") -> dict[str, Any]:
         """One destination in /status."""
         uri = f"{place.uri.rstrip('/')}/" if isinstance(place, BucketPath) else f"{place.as_uri()}/"
         found = [told for told in self.status(table)["destinations"] if told["uri"] == uri]
         assert len(found) == 1, f"{uri}: {self.status(table)['destinations']}"
-        told: dict[str, Any] = found[0]
-        return told
+        return found[0]
 
     def artifacts(self, table: str = "users") -> list[dict[str, Any]]:
         if not (self.archive / table / "manifest.json").exists():
             return []
-        found: list[dict[str, Any]] = self.manifest(table)["artifacts"]
-        return found
+        return self.manifest(table)["artifacts"]
 
     def head(self, table: str = "users") -> int:
         """End of the archive's last artifact; 0 before the first."""
@@ -167,6 +163,15 @@ class Writer:
     def kinds(self, table: str = "users") -> list[tuple[str, int]]:
         """Kind and epoch of every artifact."""
         return [(found["kind"], found["epoch"]) for found in self.artifacts(table)]
+
+
+class ReadyWriter(Writer):
+    """A writer that is waited for when it is entered."""
+
+    def __enter__(self) -> "ReadyWriter":
+        super().__enter__()
+        self.program.wait_ready()
+        return self
 
 
 def _configured(place: Path | BucketPath | str) -> str:

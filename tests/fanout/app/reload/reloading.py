@@ -27,8 +27,7 @@ def reload(server: Fanout) -> dict[str, Any]:
     """POST /reload; its answer."""
     answered = httpx.post(f"{server.program.http}/reload", timeout=PATIENCE_S)
     assert answered.status_code == 200, answered.text
-    answer: dict[str, Any] = answered.json()
-    return answer
+    return answered.json()
 
 
 def is_live(server: Fanout, table: str) -> bool:

@@ -39,7 +39,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
     """It follows orders_*, but for two."""
     make(database, "orders_a", "orders_b", "orders_tmp_1", "orders_old", "customers")
     pattern = '{ table = "orders_*", exclude = ["orders_tmp_*", "public.orders_old"] }'
-    return fanout(tmp_path / "server", database.dsn, pattern, slot=f"s_{database.name}")
+    return fanout(tmp_path / "server", database, pattern)
 
 
 async def test_a_table_is_followed_once_it_is_made_and_until_it_is_dropped(
@@ -62,8 +62,7 @@ async def test_a_table_is_followed_once_it_is_made_and_until_it_is_dropped(
             with pytest.raises(AssertionError) as ended:
                 async with b:
                     await until(lambda: len(b.rows) == 600)
-                    with database.connect() as owner:
-                        owner.execute("DROP TABLE orders_b")
+                    database.run("DROP TABLE orders_b")
                     await until(lambda: b._task is not None and b._task.done())
             assert isinstance(ended.value.__cause__, StreamError)
             assert "public.orders_b isn't served here" in str(ended.value.__cause__)
@@ -73,9 +72,7 @@ async def test_a_table_is_followed_once_it_is_made_and_until_it_is_dropped(
 
 
 async def test_a_pattern_comes_with_a_reload(server: Fanout, database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE SCHEMA other")
-        owner.execute('CREATE SCHEMA "dot.ted"')
+    database.run("CREATE SCHEMA other", 'CREATE SCHEMA "dot.ted"')
     make(database, "other.t", "other.u", '"dot.ted".t')
     rewrite(server, "{ table = customers }")
     with started(server):

@@ -26,7 +26,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
         for table in "ab":
             owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
             owner.execute(f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, 50) i")
-    return fanout(tmp_path / "server", database.dsn, A, slot=f"s_{database.name}")
+    return fanout(tmp_path / "server", database, A)
 
 
 def logged(server: Fanout, event: str) -> int:

@@ -18,10 +18,11 @@ from tests.support.server.fanout_program import Fanout, Follower, fanout, starte
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
     """It serves one table."""
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
-        owner.execute("INSERT INTO a SELECT i, 'v' FROM generate_series(1, 50) i")
-    return fanout(tmp_path / "server", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    database.run(
+        "CREATE TABLE a (id int PRIMARY KEY, v text)",
+        "INSERT INTO a SELECT i, 'v' FROM generate_series(1, 50) i",
+    )
+    return fanout(tmp_path / "server", database, "{ table = a }")
 
 
 async def test_other_tokens_hold_at_once_and_wrong_ones_are_refused(

@@ -33,7 +33,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
             owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
             owner.execute(f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, {ROWS}) i")
             owner.execute(f"ANALYZE {table}")
-    return fanout(tmp_path / "server", database.dsn, f"{A}, {B}", slot=f"s_{database.name}")
+    return fanout(tmp_path / "server", database, f"{A}, {B}")
 
 
 async def has_rows(follower: Follower, database: Database) -> None:
@@ -130,8 +130,7 @@ async def test_a_serving_process_that_hangs_is_replaced(server: Fanout, database
             rewrite(server, A, TWO)
             assert (await asyncio.to_thread(reload, server))["removed"] == ["public.b"]
             assert hanging not in server.status["fanout"]["pids"]
-            with database.connect() as owner:
-                owner.execute("UPDATE a SET v = 'w' WHERE id = 1")
+            database.run("UPDATE a SET v = 'w' WHERE id = 1")
             for client in clients:
                 await has_rows(client, database)
             other = server.follower("public.b", "refused")
@@ -143,9 +142,7 @@ async def test_a_serving_process_that_hangs_is_replaced(server: Fanout, database
 async def test_a_table_without_a_key_comes_while_another_is_copied(
     server: Fanout, database: Database
 ) -> None:
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE log (line int)")
-        owner.execute("INSERT INTO log SELECT generate_series(1, 500)")
+    database.run("CREATE TABLE log (line int)", "INSERT INTO log SELECT generate_series(1, 500)")
     slow = "sources.pg.copy { workers = 1, max_rows_per_second = 1000 }"
     rewrite(server, A)
     with started(server):

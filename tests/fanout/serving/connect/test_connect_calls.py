@@ -30,8 +30,7 @@ STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
 async def test_the_same_messages_as_by_grpc_until_the_client_leaves(
     tmp_path: Path, batch: bool
 ) -> None:
-    async with connected(tmp_path) as (world, client):
-        world.writer.publish(rows(0, 500))
+    async with connected(tmp_path, users=500) as (world, client):
         by_grpc = world.sync(batch=batch, client_id="g")
         async with client.sync(batch=batch, client_id="c") as stream:
             assert stream.response.status_code == 200
@@ -51,8 +50,7 @@ async def test_the_same_messages_as_by_grpc_until_the_client_leaves(
 
 
 async def test_unary_calls(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (world, client):
-        world.writer.publish(rows(0, 3))
+    async with connected(tmp_path, users=3) as (_, client):
         answer = await client.unary("GetReplicationStatus", STATUS)
         assert answer.status_code == 200 and answer.headers["content-type"] == "application/proto"
         assert wire.GetReplicationStatusResponse.FromString(answer.content).row_count == 3
@@ -104,8 +102,7 @@ async def test_a_stream_that_is_refused_is_200_with_an_end(tmp_path: Path) -> No
 async def test_fetch_snapshot_and_go_on_from_there(tmp_path: Path) -> None:
     directory = tmp_path / "snapshots"
     options = ServingTableOptions(snapshot_path=directory)
-    async with connected(tmp_path / "s", table=options) as (world, client):
-        world.writer.publish(rows(0, 2500))
+    async with connected(tmp_path / "s", table=options, users=2500) as (world, client):
         world.writer.commit((UPDATE, line(1, "in it")))
         taken = take(world.writer.store.reader(), USERS, directory, Retention(10, 1e9)).snapshot
         world.writer.commit((UPDATE, line(1, "after it")))
@@ -138,8 +135,7 @@ async def test_a_snapshot_that_is_damaged_or_gone_never_looks_whole(
 ) -> None:
     directory = tmp_path / "snapshots"
     options = ServingTableOptions(snapshot_path=directory)
-    async with connected(tmp_path / "s", table=options) as (world, client):
-        world.writer.publish(rows(0, 30))
+    async with connected(tmp_path / "s", table=options, users=30) as (world, client):
         taken = take(world.writer.store.reader(), USERS, directory, Retention(10, 1e9)).snapshot
         (path,) = directory.glob("*.jsonl")
         path.write_bytes(path.read_bytes().replace(b"name 7", b"name 8"))
@@ -152,8 +148,7 @@ async def test_a_snapshot_that_is_damaged_or_gone_never_looks_whole(
 
 
 async def test_streaming_json(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (world, client):
-        world.writer.publish(rows(0, 2))
+    async with connected(tmp_path, users=2) as (_, client):
         asked = orjson.dumps({"schema": "public", "table": "users", "unknownField": 1})
         kind = {"Content-Type": "application/connect+json"}
         async with client.stream("Sync", asked, kind) as stream:
@@ -168,8 +163,7 @@ async def test_streaming_json(tmp_path: Path) -> None:
 
 
 async def test_gzip_requests(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (world, client):
-        world.writer.publish(rows(0, 2))
+    async with connected(tmp_path, users=2) as (_, client):
         header = {"Connect-Content-Encoding": "gzip"}
         body = envelope(packed(sync_request()), flags=1)
         async with client.stream("Sync", b"", header, content=body) as stream:
@@ -181,8 +175,7 @@ async def test_gzip_requests(tmp_path: Path) -> None:
 
 
 async def test_a_call_ends_when_its_caller_no_longer_waits(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (world, client):
-        world.writer.publish(rows(0, 2))
+    async with connected(tmp_path, users=2) as (world, client):
         late = {"Connect-Timeout-Ms": "300"}
         async with client.stream("Sync", sync_request(), late) as stream:
             error = await stream.ends()
@@ -219,8 +212,7 @@ async def test_a_connection_is_used_again(tmp_path: Path) -> None:
 
 
 async def test_drain(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (world, client):
-        world.writer.publish(rows(0, 2))
+    async with connected(tmp_path, users=2) as (world, client):
         await client.unary("GetReplicationStatus", STATUS)
         async with client.sync(batch=True) as stream:
             await stream.next("handshake")

@@ -253,8 +253,7 @@ async def test_beyond_the_limit_the_connection_that_is_idle_longest_is_closed(
 ) -> None:
     monkeypatch.setattr("laredo_fanout.serving.endpoints.connect.connect_connections", lambda: 3)
     listener = connect_listener(tls=SERVER_TLS if encrypted else None)
-    async with connected(tmp_path, listener=listener) as (world, plain):
-        world.writer.publish(rows(0, 1))
+    async with connected(tmp_path, listener=listener, users=1) as (_, plain):
         context = ssl.create_default_context(cafile=TLS / "ca.pem")
         trust = {"verify": context} if encrypted else {}
         client = ConnectClient(plain.http.base_url.port or 0, **trust)
@@ -275,8 +274,7 @@ async def test_beyond_the_limit_the_connection_that_is_idle_longest_is_closed(
 
 
 async def test_bytes_during_a_stream_are_bounded(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (world, client):
-        world.writer.publish(rows(0, 1))
+    async with connected(tmp_path, users=1) as (world, client):
         body = envelope(sync_request().SerializeToString())
         reader, writer = await raw(client)
         writer.write(head(Content_Length=str(len(body))) + body)
@@ -303,8 +301,7 @@ async def test_a_client_that_reads_nothing_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connect, "STUCK_S", 0.2)
-    async with connected(tmp_path, table=DROP) as (world, client):
-        world.writer.publish(rows(0, 3))
+    async with connected(tmp_path, table=DROP, users=3) as (world, client):
         body = envelope(sync_request(batch=True, client_id="slow").SerializeToString())
         reader, writer = await raw(client)
         writer.write(head(Content_Length=str(len(body))) + body)
@@ -355,8 +352,7 @@ async def test_tokens(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("good\nother public.nothing\n")
     listener = connect_listener(tokens_file=tokens)
-    async with connected(tmp_path / "s", listener=listener) as (world, client):
-        world.writer.publish(rows(0, 1))
+    async with connected(tmp_path / "s", listener=listener, users=1) as (_, client):
 
         async def asked(authorization: str) -> tuple[int, str]:
             headers = {"Authorization": authorization} if authorization else {}

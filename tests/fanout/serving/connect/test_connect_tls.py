@@ -10,7 +10,7 @@ from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ConnectOptions, ListenerOptions, TlsFiles
 from laredo_fanout.wire import replication_pb2 as wire
 from tests.support.server.connect_client import ConnectClient, connect_listener, connected
-from tests.support.server.serving_world import rows, running
+from tests.support.server.serving_world import running
 
 TLS = Path(__file__).parents[1] / "tls"
 SERVER_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key")
@@ -27,8 +27,7 @@ def trusting(certificate: str | None = None) -> ssl.SSLContext:
 
 async def test_tls(tmp_path: Path) -> None:
     listener = connect_listener(tls=SERVER_TLS)
-    async with connected(tmp_path, listener=listener) as (world, plain):
-        world.writer.publish(rows(0, 3))
+    async with connected(tmp_path, listener=listener, users=3) as (_, plain):
         client = ConnectClient(plain.http.base_url.port or 0, verify=trusting())
         async with client.http, client.sync() as stream:
             await stream.next("handshake")
@@ -38,8 +37,7 @@ async def test_tls(tmp_path: Path) -> None:
 
 async def test_client_certificates(tmp_path: Path) -> None:
     listener = connect_listener(tls=MUTUAL_TLS)
-    async with connected(tmp_path, listener=listener) as (world, plain):
-        world.writer.publish(rows(0, 3))
+    async with connected(tmp_path, listener=listener, users=3) as (world, plain):
         port = plain.http.base_url.port or 0
         client = ConnectClient(port, verify=trusting("client"))
         by_grpc = world.sync_by_tls(TLS, "client")

@@ -22,7 +22,7 @@ from tests.support.processes import free_port, until, wait_until
 from tests.support.server.connect_client import connect_listener, connected
 from tests.support.server.fanout_program import fanout, started
 from tests.support.server.go_client import GoCall, answer_of, calling
-from tests.support.server.serving_world import USERS, World, line, rows
+from tests.support.server.serving_world import USERS, World, line
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 ASKED = {"schema": "public", "table": "users"}
@@ -62,10 +62,7 @@ def test_it_follows_a_table_through_losses_and_a_restart(
     )
     port = free_port()
     table = "{ table = users, targets = [{ type = replication-fanout, heartbeat_interval = 1s }] }"
-    server = fanout(
-        tmp_path / "server", database.dsn, table, f"fanout.connect.port = {port}\n",
-        f"s_{database.name}",
-    )  # fmt: skip
+    server = fanout(tmp_path / "server", database, table, f"fanout.connect.port = {port}\n")
     red = [{"field": "name", "prefix": "red"}]
     with (
         started(server),
@@ -115,8 +112,7 @@ async def serving(path: Path, **options: Any) -> AsyncIterator[tuple[World, int]
     listener = connect_listener(**options)
     table = ServingTableOptions(snapshot_path=path / "snapshots")
     assert listener.connect is not None
-    async with connected(path / "store", listener=listener, table=table) as (world, _):
-        world.writer.publish(rows(0, 1000))
+    async with connected(path / "store", listener=listener, table=table, users=1000) as (world, _):
         yield world, listener.connect.port
 
 

@@ -147,16 +147,14 @@ async def test_a_bad_filter_is_an_invalid_argument(tmp_path: Path) -> None:
 async def test_the_snapshot_holds_only_rows_that_pass(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         world.writer.publish([line(n, "even" if n % 2 == 0 else "odd") for n in range(3000)])
-        stream = world.sync(batch=True, filters=[equals("name", "odd"), prefix("id", "1")])
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True, filters=[equals("name", "odd"), prefix("id", "1")])
         _, lines, end = await stream.snapshot()
         wanted = [n for n in range(3000) if n % 2 and str(n).startswith("1")]
         assert sorted(lines) == sorted(line(n, "odd") for n in wanted)
         assert end.rows_sent == len(wanted)
         # rows and checksum are the whole table's
         assert end.rows == 3000
-        base = world.sync(filters=[equals("name", "odd"), prefix("id", "1")])
-        await base.next("handshake")
+        base = await world.greeted(filters=[equals("name", "odd"), prefix("id", "1")])
         _, structs, _ = await base.base_snapshot()
         assert sorted(struct["id"] for struct in structs) == wanted
 
@@ -211,8 +209,7 @@ async def test_rows_that_move_into_and_out_of_the_filter(tmp_path: Path) -> None
 async def test_transactions_without_a_passing_change_are_left_out(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         world.writer.publish([line(n, "no") for n in range(5)])
-        stream = world.sync(batch=True, filters=[equals("name", "yes")])
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True, filters=[equals("name", "yes")])
         await stream.snapshot()
         world.writer.commit_all([[(UPDATE, line(n, "no", "2"))] for n in range(5)])
         last = world.writer.commit_all(
@@ -233,8 +230,7 @@ async def test_transactions_without_a_passing_change_are_left_out(tmp_path: Path
 async def test_a_transaction_of_several_records_ends_for_a_filtered_client(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         world.writer.publish([line(0, "no")])
-        stream = world.sync(batch=True, filters=[equals("name", "yes")])
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True, filters=[equals("name", "yes")])
         await stream.snapshot()
         position = world.writer.commit(
             (INSERT, line(1, "yes")), *[(INSERT, line(n, "no")) for n in range(2, 5000)]

@@ -14,7 +14,7 @@ from laredo_fanout.serving import slices
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from laredo_fanout.wire import replication_pb2 as wire
-from tests.support.server.serving_world import Stream, World, rows, running
+from tests.support.server.serving_world import Stream, World, running
 
 Code = grpc.StatusCode
 COLLIDES = 2**61 - 1
@@ -66,8 +66,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_what_is_too_much_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         code, details = await raw(world, "Sync", HOSTILE[name]).ends()
         assert code is Code.INVALID_ARGUMENT, details
         assert 10 < len(details) < 2500
@@ -78,8 +77,7 @@ async def test_what_is_too_much_is_refused_by_its_name(tmp_path: Path, name: str
 
 @pytest.mark.parametrize("call", ["ListSnapshots", "FetchSnapshot", "GetReplicationStatus"])
 async def test_other_calls_are_limited_too(tmp_path: Path, call: str) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         stream = raw(world, call, b"\x0a" + b"\x80\x80\x20" + b"x" * (1 << 19))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stream.call if call != "FetchSnapshot" else await stream.call.read()
@@ -94,8 +92,7 @@ async def test_who_has_no_token_is_refused_before_anything_is_decoded(
     tokens = tmp_path / "tokens"
     tokens.write_text("secret\n")
     listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
-    async with running(tmp_path / "store", listener=listener) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path / "store", listener=listener, users=3) as world:
         stream = raw(world, call, b"\xff" * 1000, [("authorization", "Bearer guess")])
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             if call in ("Sync", "FetchSnapshot"):
@@ -116,8 +113,7 @@ async def test_whose_token_is_for_another_table_costs_no_filter(
         filters_.AllowedValues, "add", lambda *given: (built.append(1), read(*given))[1]
     )
     listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
-    async with running(tmp_path / "store", listener=listener) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path / "store", listener=listener, users=3) as world:
         metadata = [("authorization", "Bearer secret")]
         stream = raw(world, "Sync", asking(texts(100, str)), metadata)
         assert (await stream.ends())[0] is Code.PERMISSION_DENIED

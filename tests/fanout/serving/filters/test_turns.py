@@ -86,8 +86,7 @@ async def test_a_filter_that_nothing_passes_yields_within_a_snapshot(
     async with running(tmp_path) as world:
         world.writer.publish(rows(0, 20_000))
         async with parsed.counting():
-            stream = world.sync(batch=batch, filters=[NOTHING])
-            await stream.next("handshake")
+            stream = await world.greeted(batch=batch, filters=[NOTHING])
             await stream.next("snapshot_begin")
             assert (await stream.next("snapshot_end")).rows_sent == 0
         assert parsed.calls >= 20_000
@@ -107,8 +106,7 @@ async def test_a_filter_that_nothing_passes_yields_within_the_journal(
             world.writer.commit(*[(UPDATE, line(1, f"{number}"))] * changes)
         end = world.writer.commit((UPDATE, line(2, "nobody is called so but this one")))
         async with parsed.counting():
-            stream = world.sync(batch=batch, filters=[NOTHING], last_known_sequence=start)
-            await stream.next("handshake")
+            stream = await world.greeted(batch=batch, filters=[NOTHING], last_known_sequence=start)
             if batch:
                 while end not in (await stream.next("change_batch")).positions:
                     continue
@@ -125,8 +123,7 @@ async def test_the_base_form_yields_within_a_row_of_much_json(
     async with running(tmp_path) as world:
         world.writer.publish([line(n, tags=[[1, 2, {"a": 3}]] * 5000) for n in range(3)])
         async with encoded.counting():
-            stream = world.sync()
-            await stream.next("handshake")
+            stream = await world.greeted()
             _, structs, _ = await stream.base_snapshot()
         assert len(structs) == 3 and structs[1]["tags"][4999][2]["a"] == 3
         assert encoded.most <= 2 * slices.SLICE_ROWS
@@ -152,14 +149,12 @@ async def test_the_values_of_a_request_are_read_in_slices(
 ) -> None:
     added = Passes()
     monkeypatch.setattr(filters.AllowedValues, "add", added.counted(filters.AllowedValues.add))
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         predicate = wire.FieldPredicate(field="id")
         listed = getattr(predicate, "in").values
         listed.extend(struct_pb2.Value(number_value=n) for n in range(2, 10_002))
         async with added.counting():
-            stream = world.sync(batch=True, filters=[predicate])
-            await stream.next("handshake")
+            stream = await world.greeted(batch=True, filters=[predicate])
         assert added.calls == 10_000
         assert added.most <= slices.SLICE_ROWS
         assert (await stream.snapshot())[1] == rows(2, 3)
@@ -176,8 +171,7 @@ async def test_small_records_are_read_a_few_at_a_time(
         for number in range(600):
             end = world.writer.commit((UPDATE, line(1, str(number))))
         async with read.counting():
-            stream = world.sync(batch=True, last_known_sequence=start)
-            await stream.next("handshake")
+            stream = await world.greeted(batch=True, last_known_sequence=start)
             while end not in (await stream.next("change_batch")).positions:
                 continue
         assert read.calls >= 600
@@ -192,11 +186,9 @@ async def test_backlogs_are_counted_in_turns(
     monkeypatch.setattr(Backlog, "_count", counted.counted(Backlog._count))
     monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
     options = ServingTableOptions(buffer_max_size=1000, heartbeat_interval_s=3600)
-    async with running(tmp_path, table=options) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=options, users=3) as world:
         for number in range(3):
-            stream = world.sync(batch=True, client_id=str(number))
-            await stream.next("handshake")
+            stream = await world.greeted(batch=True, client_id=str(number))
             await stream.snapshot()
         leases = world.registry.leases
         while not all(lease.state.state == "live" for lease in leases):
@@ -222,8 +214,7 @@ async def test_others_are_served_while_one_scans(tmp_path: Path, parsed: Passes)
         other = world.sync(batch=True, filters=[wire.FieldPredicate(field="name", prefix="mine")])
         await other.next("handshake")
         await other.snapshot()
-        busy = world.sync(batch=True, filters=[NOTHING])
-        await busy.next("handshake")
+        busy = await world.greeted(batch=True, filters=[NOTHING])
         await busy.next("snapshot_begin")
         ends = asyncio.create_task(busy.next("snapshot_end"))
         served = await _served_until(world, other, ends)

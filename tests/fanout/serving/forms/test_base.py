@@ -18,7 +18,7 @@ from laredo_fanout.wire.protobuf import tag, varint
 from laredo_model.line import Action
 from laredo_model.position import text
 from tests.support.drawn import examples
-from tests.support.server.serving_world import line, rows, running
+from tests.support.server.serving_world import line, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 
@@ -116,8 +116,7 @@ def test_numbers_with_thousands_of_digits() -> None:
 
 
 async def test_entries_carry_both_rows_and_their_transaction(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         stream = world.sync()
         handshake = await stream.next("handshake")
         assert handshake.source_position == "" and not handshake.capabilities

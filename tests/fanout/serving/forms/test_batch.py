@@ -11,8 +11,7 @@ INSERT, UPDATE, DELETE, TRUNCATE = Action
 
 
 async def test_fresh_client_gets_a_snapshot_and_then_changes(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 5000))
+    async with running(tmp_path, users=5000) as world:
         at = world.writer.position
         stream = world.sync(batch=True)
 
@@ -50,8 +49,7 @@ async def test_fresh_client_gets_a_snapshot_and_then_changes(tmp_path: Path) -> 
 async def test_a_client_that_still_asks_for_changes_out_of_order_has_them_in_order(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 5))
+    async with running(tmp_path, users=5) as world:
         stream = world.sync(capabilities=["batch/json.v1", "out-of-order.v1"])
         handshake = await stream.next("handshake")
         assert list(handshake.capabilities) == ["batch/json.v1"]
@@ -64,8 +62,7 @@ async def test_a_client_that_still_asks_for_changes_out_of_order_has_them_in_ord
 
 
 async def test_old_rows_come_only_to_those_who_asked(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 5))
+    async with running(tmp_path, users=5) as world:
         wants = world.sync(batch=True, want_old=True)
         doesnt = world.sync(batch=True)
         for stream in (wants, doesnt):

@@ -28,9 +28,7 @@ async def test_a_client_at_a_boundary_that_was_merged(
     tmp_path: Path, listed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merged_, "LISTED_AT_MOST", listed)
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         first, ends = table.position, []
         for number in range(6):
             # It comes and goes: nobody is caught up from inside of the merged diff's window.
@@ -47,16 +45,14 @@ async def test_a_client_at_a_boundary_that_was_merged(
             assert len(found.positions) <= 8
         whole = await read(world, table, first)
         assert len(whole.positions) == 2, "what leads on from there stays merged"
-        assert set(outcomes) == {Outcome.COMPLETE}
+        assert set(table.outcomes) == {Outcome.COMPLETE}
 
 
 async def test_a_list_that_is_gone_means_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merged_, "LISTED_AT_MOST", 1)
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         ends = []
         for number in range(5):
             table.commit((number, f"at {number}"))
@@ -70,4 +66,4 @@ async def test_a_list_that_is_gone_means_a_snapshot(
         file.unlink()
         found = await read(world, table, ends[1])
         assert (found.mode, found.state) == (FULL, table.state)
-        assert outcomes == [Outcome.UNREADABLE]
+        assert table.outcomes == [Outcome.UNREADABLE]

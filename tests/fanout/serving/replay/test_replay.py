@@ -25,9 +25,7 @@ from tests.support.server.serving_world import COLUMNS, line
 
 
 async def test_a_client_at_a_boundary_is_caught_up_from_the_archive(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         first = table.position
         ends = []
         for number in range(4):
@@ -42,7 +40,7 @@ async def test_a_client_at_a_boundary_is_caught_up_from_the_archive(tmp_path: Pa
         assert found.state == table.state
         assert found.positions == [*ends, table.position]
         assert found.since == dict(zip(ends, [first, *ends], strict=False))
-        assert outcomes == [Outcome.COMPLETE]
+        assert table.outcomes == [Outcome.COMPLETE]
         # Net changes: two keys a diff, numbered to just below the journal's oldest entry.
         oldest = found.handshake.journal_oldest_sequence
         assert found.sequences == [*range(oldest - 8, oldest), found.sequences[-1]]
@@ -54,8 +52,7 @@ async def test_a_client_at_a_boundary_is_caught_up_from_the_archive(tmp_path: Pa
 
 
 async def test_a_client_inside_a_window_that_hides_nothing(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         table.commit((1, "one"))
         inside = table.commit((2, "two"), (7, "new"))
         table.commit((1, "again"), (3, None))
@@ -69,9 +66,7 @@ async def test_a_client_inside_a_window_that_hides_nothing(tmp_path: Path) -> No
 
 
 async def test_a_row_that_came_and_went_is_not_left_behind(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         table.commit((1, "one"))
         inside = table.commit((9, "comes"))
@@ -86,12 +81,11 @@ async def test_a_row_that_came_and_went_is_not_left_behind(tmp_path: Path) -> No
         # Whoever stopped where the window begins never saw it.
         found = await read(world, table, start)
         assert (found.mode, found.state) == (REPLAY, table.state)
-        assert outcomes == [Outcome.INEXACT, Outcome.COMPLETE]
+        assert table.outcomes == [Outcome.INEXACT, Outcome.COMPLETE]
 
 
 async def test_an_older_writer_s_window_is_not_entered(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         inside = table.commit((1, "one"))
         table.commit((1, "two"))
@@ -107,8 +101,7 @@ async def test_an_older_writer_s_window_is_not_entered(tmp_path: Path) -> None:
 
 
 async def test_a_window_with_a_truncate(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         early = table.commit((0, None), (3, "after"))
         late = table.commit((4, "after"))
@@ -131,8 +124,7 @@ async def test_a_window_with_a_truncate(tmp_path: Path) -> None:
 
 
 async def test_old_rows_are_the_client_s_own_or_it_gets_a_snapshot(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         inside = table.commit((1, "one"))
         table.commit((1, "two"))
@@ -149,8 +141,7 @@ RED = [wire.FieldPredicate(field="name", prefix="red")]
 
 
 async def test_a_filter_at_a_boundary_and_inside_a_window(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.commit((1, "red"), (2, "red"))
         table.cut()
         inside = table.commit((3, "red"), (8, "red"), (2, "green"))
@@ -174,8 +165,7 @@ async def test_a_filter_at_a_boundary_and_inside_a_window(tmp_path: Path) -> Non
 
 
 async def test_a_filter_shows_a_base_client_no_row_that_it_hides(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         inside = table.commit((3, "red"), (8, "red"))
         table.commit((3, "blue"), (8, "secret"), (1, "red"))
         table.cut()
@@ -195,8 +185,7 @@ async def test_a_filter_shows_a_base_client_no_row_that_it_hides(tmp_path: Path)
 
 async def test_the_journal_may_take_over_where_the_archive_was_last_seen(tmp_path: Path) -> None:
     """A queue: rows come and go, and the archive's head stays where it is."""
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         between = table.commit((9, "comes"))
         table.commit((9, None))
@@ -222,8 +211,7 @@ async def test_the_journal_may_take_over_where_the_archive_was_last_seen(tmp_pat
 
 
 async def test_sequences_of_what_was_replayed_are_not_the_journal_s(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         for number in range(6):
             table.commit((number, "changed"))
@@ -244,9 +232,7 @@ async def test_sequences_of_what_was_replayed_are_not_the_journal_s(tmp_path: Pa
 
 
 async def test_positions_that_the_archive_does_not_lead_from(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         table.commit((1, "one"))
         table.rebase(continues=False)
@@ -257,20 +243,19 @@ async def test_positions_that_the_archive_does_not_lead_from(tmp_path: Path) -> 
         assert (await read(world, table, start)).mode == FULL, "a gap between the epochs"
         other = await read(world, table, table.moments[1].position, history="9:1:1")
         assert other.mode == FULL
-        assert outcomes == [Outcome.UNCOVERED], "another history isn't the archive's concern"
+        assert table.outcomes == [Outcome.UNCOVERED], "another history isn't the archive's concern"
         table.commit((4, "four"))
         table.commit((5, "five"))
         table.prune()
-        outcomes.clear()
+        table.outcomes.clear()
         late = await read(world, table, table.moments[1].position)
         assert late.mode == FULL, "the archive ends before the journal begins"
-        assert (outcomes, late.state) == ([Outcome.UNCOVERED], table.state)
+        assert (table.outcomes, late.state) == ([Outcome.UNCOVERED], table.state)
 
 
 async def test_an_archive_that_is_ahead_of_the_server(tmp_path: Path) -> None:
     """Its snapshotter follows another server: what is beyond this one isn't replayed."""
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         table.commit((1, "one"))
         table.cut()
@@ -293,8 +278,7 @@ async def test_an_archive_that_is_ahead_of_the_server(tmp_path: Path) -> None:
 
 
 async def test_other_columns_are_not_replayed(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+    async with archived(tmp_path) as (world, table):
         table.columns = (*COLUMNS[:1], replace(COLUMNS[1], nullable=False), *COLUMNS[2:])
         table.copied(range(5))
         start = table.position
@@ -303,12 +287,11 @@ async def test_other_columns_are_not_replayed(tmp_path: Path) -> None:
         table.commit((2, "two"))
         table.prune()
         assert (await read(world, table, start)).mode == FULL
-        assert outcomes == [Outcome.COLUMNS]
+        assert table.outcomes == [Outcome.COLUMNS]
 
 
 async def test_the_journal_is_pinned_where_it_takes_over(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(5))
+    async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
         table.commit((1, "one"))
         table.cut()

@@ -1,7 +1,5 @@
 """Transactions behind a client, counted over as many turns as a long backlog takes."""
 
-from pathlib import Path
-
 import pytest
 
 from laredo_fanout.serving import journal
@@ -11,8 +9,6 @@ from tests.support.server.store_sample import (
     apply,
     commit,
     insert,
-    live_table,
-    open_store,
     update,
 )
 
@@ -39,33 +35,29 @@ def turns(backlog: Backlog, limit: int, after: int, upto: int) -> int | None:
 
 
 def test_a_backlog_of_many_small_commits_is_counted_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, table: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "_REMEMBERED", REMEMBERED)
-    with open_store(tmp_path) as store:
-        table = live_table(store)
-        begin = store.tables[table].sequence
-        slow_trickle(store, table)
+    begin = store.tables[table].sequence
+    slow_trickle(store, table)
+    end = store.tables[table].sequence
+    assert end - begin == RECORDS
+    assert all(len(record) == 1 for record in store.reader().journal(table, begin))
+    backlog = Backlog(store.reader(), table)
+    assert turns(backlog, RECORDS - 1, begin, end) is not None
+    assert turns(backlog, RECORDS - 1, begin, end) == 0, "it is counted again"
+    assert turns(backlog, RECORDS - 1, begin + 1, end) is None
+    assert turns(Backlog(store.reader(), table), RECORDS - 2, begin + 1, end) is not None
+
+
+def test_what_comes_later_is_added_to_what_was_counted(store: Store, table: int) -> None:
+    begin = store.tables[table].sequence
+    backlog = Backlog(store.reader(), table)
+    for number in range(30):
+        commit(store, table, (10 + number, [insert(f"{number}", 1), insert(f"{number}b", 1)]))
         end = store.tables[table].sequence
-        assert end - begin == RECORDS
-        assert all(len(record) == 1 for record in store.reader().journal(table, begin))
-        backlog = Backlog(store.reader(), table)
-        assert turns(backlog, RECORDS - 1, begin, end) is not None
-        assert turns(backlog, RECORDS - 1, begin, end) == 0, "it is counted again"
-        assert turns(backlog, RECORDS - 1, begin + 1, end) is None
-        assert turns(Backlog(store.reader(), table), RECORDS - 2, begin + 1, end) is not None
-
-
-def test_what_comes_later_is_added_to_what_was_counted(tmp_path: Path) -> None:
-    with open_store(tmp_path) as store:
-        table = live_table(store)
-        begin = store.tables[table].sequence
-        backlog = Backlog(store.reader(), table)
-        for number in range(30):
-            commit(store, table, (10 + number, [insert(f"{number}", 1), insert(f"{number}b", 1)]))
-            end = store.tables[table].sequence
-            backlog.begin_turn()
-            assert backlog.more_than(20, begin, end) == (number + 1 > 20)
-        # A client that has moved on is counted from where it is.
-        assert not backlog.more_than(20, begin + 20, end)
-        assert backlog.more_than(19, begin + 20, end)
+        backlog.begin_turn()
+        assert backlog.more_than(20, begin, end) == (number + 1 > 20)
+    # A client that has moved on is counted from where it is.
+    assert not backlog.more_than(20, begin + 20, end)
+    assert backlog.more_than(19, begin + 20, end)

@@ -21,7 +21,7 @@ from laredo_model.position import text
 from tests.support.drawn import first, seeds
 from tests.support.server.base_follower import BaseFollower
 from tests.support.server.connect_client import connected
-from tests.support.server.serving_world import USERS, World, Writer, line, rows, running
+from tests.support.server.serving_world import USERS, World, Writer, line, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 FULL, DELTA = wire.SYNC_MODE_FULL_SNAPSHOT, wire.SYNC_MODE_DELTA
@@ -150,9 +150,8 @@ async def test_whoever_is_lost_anywhere_ends_with_the_rows_there_are(
 
 
 async def test_a_delete_that_may_come_again_follows_its_row(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
+    async with running(tmp_path, users=5) as world:
         writer = world.writer
-        writer.publish(rows(0, 5))
         writer.commit((DELETE, b"0"))
         position = writer.commit((DELETE, b"1"), (UPDATE, line(2, "x")), (DELETE, b"2"))
         writer.commit((DELETE, b"3"))
@@ -180,8 +179,7 @@ async def test_a_delete_that_may_come_again_follows_its_row(tmp_path: Path) -> N
 
 
 async def test_a_sequence_of_another_server_does_not_count(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 5))
+    async with running(tmp_path, users=5) as world:
         world.writer.commit((UPDATE, line(1, "a")))
         position = world.writer.commit((UPDATE, line(2, "b")), (UPDATE, line(3, "c")))
         world.writer.commit((UPDATE, line(4, "d")))
@@ -195,9 +193,8 @@ async def test_a_sequence_of_another_server_does_not_count(tmp_path: Path) -> No
 
 
 async def test_a_resume_with_nothing_to_send_ends(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
+    async with running(tmp_path, users=5) as world:
         writer = world.writer
-        writer.publish(rows(0, 5))
         position = writer.commit((UPDATE, line(1, "red")), (UPDATE, line(2, "b")))
         last = newest(writer)
         for asked in (
@@ -210,18 +207,15 @@ async def test_a_resume_with_nothing_to_send_ends(tmp_path: Path) -> None:
             assert end.sequence == handshake.server_current_sequence == last
             assert end == wire.SnapshotEnd(sequence=last), "bare"
         # What was missed doesn't pass the filter.
-        stream = world.sync(last_known_sequence=last - 1, filters=RED)
-        await stream.next("handshake")
+        stream = await world.greeted(last_known_sequence=last - 1, filters=RED)
         assert (await stream.next("snapshot_end")).sequence == last
         # Where something is sent, that says where it is.
-        stream = world.sync(last_known_sequence=last - 1)
-        await stream.next("handshake")
+        stream = await world.greeted(last_known_sequence=last - 1)
         assert (await stream.next("journal_entry")).sequence == last
         writer.commit((UPDATE, line(3, "c")))
         assert (await stream.next("journal_entry")).sequence == last + 1
         # Our own clients are told by the handshake.
-        stream = world.sync(batch=True, last_known_sequence=last + 1)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True, last_known_sequence=last + 1)
         await stream.next("change_batch")
         writer.commit((UPDATE, line(3, "d")))
         assert (await stream.next("change_batch")).first_sequence == last + 2
@@ -229,9 +223,8 @@ async def test_a_resume_with_nothing_to_send_ends(tmp_path: Path) -> None:
 
 async def test_where_the_newest_entries_are_the_only_ones_kept(tmp_path: Path) -> None:
     """The transaction at the floor is pruned: who says it has all of it needs none of it."""
-    async with running(tmp_path) as world:
+    async with running(tmp_path, users=5) as world:
         writer = world.writer
-        writer.publish(rows(0, 5))
         position = writer.commit((UPDATE, line(1, "a")), (UPDATE, line(2, "b")))
         writer.commit((UPDATE, line(3, "c")))
         last = newest(writer)
@@ -243,19 +236,16 @@ async def test_where_the_newest_entries_are_the_only_ones_kept(tmp_path: Path) -
 
 
 async def test_a_snapshot_that_was_cut_short_begins_again(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
+    async with running(tmp_path, users=5) as world:
         writer = world.writer
-        writer.publish(rows(0, 5))
         position = writer.commit((UPDATE, line(1, "a")))
         before = newest(writer)
-        fresh = world.sync()
-        await fresh.next("handshake")
+        fresh = await world.greeted()
         begin, _, end = await fresh.base_snapshot()
 
         async def mode(**asked: Any) -> int:
             stream = world.sync(last_snapshot_id=begin.snapshot_id, **asked)
-            found: int = (await stream.next("handshake")).mode
-            return found
+            return (await stream.next("handshake")).mode
 
         assert end.sequence == before
         assert await mode() == FULL, "it may not have seen the end"
@@ -276,10 +266,8 @@ async def test_a_snapshot_that_was_cut_short_begins_again(tmp_path: Path) -> Non
 async def test_after_go_away_a_base_client_is_sent_no_changes(tmp_path: Path, batch: bool) -> None:
     """It goes on with this stream beside its next one, and would apply both streams' changes."""
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.5)
-    async with running(tmp_path, listener=listener) as world:
-        world.writer.publish(rows(0, 3))
-        stream = world.sync(batch=batch)
-        await stream.next("handshake")
+    async with running(tmp_path, listener=listener, users=3) as world:
+        stream = await world.greeted(batch=batch)
         await (stream.snapshot() if batch else stream.base_snapshot())
         world.drain.set()
         await stream.next("go_away")

@@ -55,13 +55,11 @@ def restore(writer: Writer, position: int) -> None:
 async def mode_of(world: World, position: int, history: History | None = HISTORY) -> int:
     told = {} if history is None else {"history": str(history)}
     stream = world.sync(batch=True, last_known_source_position=text(position), **told)
-    mode: int = (await stream.next("handshake")).mode
-    return mode
+    return (await stream.next("handshake")).mode
 
 
 async def test_up_to_the_switch_a_client_of_the_former_timeline_goes_on(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 5))
+    async with running(tmp_path, users=5) as world:
         first = world.writer.commit((UPDATE, line(1, "a")))
         switch = world.writer.commit((UPDATE, line(2, "b")))
         fail_over(world.writer, switch)
@@ -81,8 +79,7 @@ async def test_up_to_the_switch_a_client_of_the_former_timeline_goes_on(tmp_path
 
 
 async def test_ahead_of_us_but_before_the_switch_it_waits(tmp_path: Path) -> None:
-    async with running(tmp_path, listener=SOON) as world:
-        world.writer.publish(rows(0, 5))
+    async with running(tmp_path, listener=SOON, users=5) as world:
         fail_over(world.writer, world.writer.position + 0x100)
         ahead = text(world.writer.position + 0x20)
         stream = world.sync(batch=True, last_known_source_position=ahead, history=str(HISTORY))
@@ -94,10 +91,8 @@ async def test_ahead_of_us_but_before_the_switch_it_waits(tmp_path: Path) -> Non
 
 
 async def test_an_open_stream_goes_on_after_a_failover(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 5))
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+    async with running(tmp_path, users=5) as world:
+        stream = await world.greeted(batch=True)
         switch = world.writer.commit((UPDATE, line(1, "a")))
         fail_over(world.writer, switch)
         code, details = await stream.ends()
@@ -109,10 +104,8 @@ async def test_an_open_stream_is_told_to_come_again_when_its_table_went_with_the
     tmp_path: Path,
 ) -> None:
     """NOT_FOUND would be for good."""
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 5))
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+    async with running(tmp_path, users=5) as world:
+        stream = await world.greeted(batch=True)
         restore(world.writer, 0x100)
         world.wakeups.notify()
         code, details = await stream.ends()
@@ -123,9 +116,8 @@ async def test_an_open_stream_is_told_to_come_again_when_its_table_went_with_the
 async def test_after_a_restore_a_position_alone_may_be_of_before(
     tmp_path: Path, batch: bool
 ) -> None:
-    async with running(tmp_path, listener=SOON) as world:
+    async with running(tmp_path, listener=SOON, users=5) as world:
         writer = world.writer
-        writer.publish(rows(0, 5))
         writer.commit_all([[(UPDATE, line(1, "never happened"))]] * 50)
         reach = writer.position
         former = writer.store.tables[writer.ids[USERS]].sequence
@@ -135,8 +127,7 @@ async def test_after_a_restore_a_position_alone_may_be_of_before(
 
         async def mode(position: int, **more: int) -> int:
             stream = world.sync(batch=batch, last_known_source_position=text(position), **more)
-            found: int = (await stream.next("handshake")).mode
-            return found
+            return (await stream.next("handshake")).mode
 
         assert after < reach
         # Within reach of the former history: it may hold rows that never were.
@@ -152,9 +143,8 @@ async def test_after_a_restore_a_position_alone_may_be_of_before(
 async def test_after_a_restore_a_sequence_of_the_new_history_makes_a_position_sure(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, listener=SOON) as world:
+    async with running(tmp_path, listener=SOON, users=5) as world:
         writer = world.writer
-        writer.publish(rows(0, 5))
         writer.commit_all([[(UPDATE, line(1, "never happened"))]] * 50)
         former = writer.store.tables[writer.ids[USERS]].sequence
         restore(writer, 0x1000)
@@ -176,19 +166,16 @@ async def test_after_a_restore_a_sequence_of_the_new_history_makes_a_position_su
 
 
 async def test_a_snapshot_says_why_to_whom_asked_for_changes(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
+    async with running(tmp_path, users=5) as world:
         writer = world.writer
-        writer.publish(rows(0, 5))
         old = writer.commit((UPDATE, line(1, "a")))
         pruned = writer.commit((UPDATE, line(1, "b")))
         writer.commit((UPDATE, line(1, "c")))
         writer.prune(keep=1)
 
         async def reason(**asked: str) -> str:
-            stream = world.sync(batch=True, **asked)
-            await stream.next("handshake")
-            said: str = (await stream.next("snapshot_begin")).reason
-            return said
+            stream = await world.greeted(batch=True, **asked)
+            return (await stream.next("snapshot_begin")).reason
 
         said = await reason(last_known_source_position=text(old))
         assert said.startswith(f"the journal is complete from {text(pruned)} on")
@@ -207,11 +194,9 @@ async def test_a_snapshot_says_why_to_whom_asked_for_changes(tmp_path: Path) -> 
 async def test_a_table_that_is_copied_anew_after_a_lost_slot_says_so_in_the_stream(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path) as world:
+    async with running(tmp_path, users=5) as world:
         writer = world.writer
-        writer.publish(rows(0, 5))
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         await stream.snapshot()
         source = writer.store.source
         assert source is not None

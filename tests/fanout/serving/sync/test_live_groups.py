@@ -115,8 +115,7 @@ async def test_random_changes_reach_every_kind_as_they_reach_one_client_alone(
         writer = world.writer
         alone = []
         for asked in KINDS:
-            stream = world.sync(client_id="alone", **asked)
-            await stream.next("handshake")
+            stream = await world.greeted(client_id="alone", **asked)
             while not isinstance(await stream.next(), wire.SnapshotEnd):
                 pass
             alone.append(stream)

@@ -122,8 +122,7 @@ async def test_whoever_has_some_of_the_stretch_resumes_before_it(tmp_path: Path)
         writer = world.writer
         writer.publish(rows(1, 4))
         start = writer.commit((UPDATE, line(1, "known")))
-        stream = world.sync(capabilities=[BATCH, BOUNDARY])
-        await stream.next("handshake")
+        stream = await world.greeted(capabilities=[BATCH, BOUNDARY])
         await stream.snapshot()
         writer.commit((INSERT, line(8, "moved")))
         assert (await stream.next("change_batch")).lines == [line(8, "moved")]

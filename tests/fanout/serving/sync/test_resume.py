@@ -54,10 +54,8 @@ async def test_by_sequence_a_base_client_is_sent_what_follows_it(tmp_path: Path)
 
 
 async def test_by_sequence_on_a_quiet_table_is_an_empty_delta(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
-        fresh = world.sync()
-        await fresh.next("handshake")
+    async with running(tmp_path, users=3) as world:
+        fresh = await world.greeted()
         _, structs, end = await fresh.base_snapshot()
         assert len(structs) == 3
         stream = world.sync(last_known_sequence=end.sequence)
@@ -112,15 +110,13 @@ async def test_by_position_a_base_client_gets_that_transaction_again(tmp_path: P
 
 
 async def test_a_position_within_a_stored_record_is_found(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 10))
+    async with running(tmp_path, users=10) as world:
         before = world.writer.position
         last = world.writer.commit_all(
             [[(UPDATE, line(n, "x")), (UPDATE, line(n, "y"))] for n in range(5)]
         )
         third = before + 3 * 0x10
-        batch_stream = world.sync(batch=True, last_known_source_position=text(third))
-        await batch_stream.next("handshake")
+        batch_stream = await world.greeted(batch=True, last_known_source_position=text(third))
         batch = await batch_stream.next("change_batch")
         assert list(batch.positions) == [third + 0x10, last]
         assert list(batch.keys) == [b"3", b"3", b"4", b"4"]
@@ -132,8 +128,7 @@ async def test_a_position_within_a_stored_record_is_found(tmp_path: Path) -> Non
 
 
 async def test_a_reader_of_a_quiet_table_gets_an_empty_delta(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 10))
+    async with running(tmp_path, users=10) as world:
         barrier = world.writer.position
         world.writer.prune(keep=1)
         for _ in range(5):
@@ -184,10 +179,8 @@ async def test_position_wins_over_sequence_when_it_parses(tmp_path: Path) -> Non
 
 
 async def test_from_a_snapshot_by_its_id(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
-        fresh = world.sync(batch=True)
-        await fresh.next("handshake")
+    async with running(tmp_path, users=3) as world:
+        fresh = await world.greeted(batch=True)
         begin, _, end = await fresh.snapshot()
         world.writer.commit((UPDATE, line(1, "a")))
         stream = world.sync(batch=True, last_snapshot_id=begin.snapshot_id)
@@ -204,8 +197,7 @@ async def test_from_a_snapshot_by_its_id(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_is_ahead_waits_for_the_server(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         ahead = world.writer.position + 0x20
         stream = world.sync(batch=True, last_known_source_position=text(ahead))
         handshake = asyncio.create_task(stream.next("handshake"))
@@ -220,8 +212,7 @@ async def test_a_client_that_is_ahead_waits_for_the_server(tmp_path: Path) -> No
 
 
 async def test_a_client_that_stays_ahead_is_told_that_we_are_behind(tmp_path: Path) -> None:
-    async with running(tmp_path, listener=BEHIND_SOON) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, listener=BEHIND_SOON, users=3) as world:
         for batch in (True, False):
             stream = world.sync(
                 batch=batch, last_known_source_position=text(world.writer.position + 1)
@@ -233,8 +224,7 @@ async def test_a_client_that_stays_ahead_is_told_that_we_are_behind(tmp_path: Pa
 
 
 async def test_ahead_in_another_history_means_a_snapshot(tmp_path: Path) -> None:
-    async with running(tmp_path, listener=BEHIND_SOON) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, listener=BEHIND_SOON, users=3) as world:
         stream = world.sync(
             batch=True,
             last_known_source_position=text(world.writer.position + 0x1000),

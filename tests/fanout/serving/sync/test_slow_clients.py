@@ -24,8 +24,7 @@ WIDE = "w" * 200_000
 
 
 async def live_client(world: World, client_id: str) -> Stream:
-    stream = world.sync(batch=True, client_id=client_id)
-    await stream.next("handshake")
+    stream = await world.greeted(batch=True, client_id=client_id)
     await stream.snapshot()
     leases = world.registry.leases
     await until(
@@ -64,8 +63,7 @@ async def test_drop_disconnect_ends_the_slow_client_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 1.0)
-    async with running(tmp_path, table=DROP) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=DROP, users=3) as world:
         slow = await live_client(world, "slow")
         quick = await live_client(world, "quick")
 
@@ -89,8 +87,7 @@ async def test_a_client_that_never_reads_again_is_let_go_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
-    async with running(tmp_path, table=DROP) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=DROP, users=3) as world:
         await live_client(world, "slow")
         await flood(world, 100)
         await until(lambda: world.registry.closed == [("slow", "buffer")])
@@ -98,8 +95,7 @@ async def test_a_client_that_never_reads_again_is_let_go_too(
 
 
 async def test_one_large_transaction_counts_once(tmp_path: Path) -> None:
-    async with running(tmp_path, table=DROP) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=DROP, users=3) as world:
         slow = await live_client(world, "slow")
         for _ in range(3):
             world.writer.commit(*[(INSERT, line(n, WIDE)) for n in range(10, 110)])
@@ -112,8 +108,7 @@ async def test_one_large_transaction_counts_once(tmp_path: Path) -> None:
 
 
 async def test_what_comes_in_one_step_is_not_held_against_a_client(tmp_path: Path) -> None:
-    async with running(tmp_path, table=DROP) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=DROP, users=3) as world:
         client = await live_client(world, "client")
         world.writer.commit_all([[(UPDATE, line(1, str(n)))] for n in range(1000)])
         assert len((await client.next("change_batch")).actions) == 1000
@@ -121,8 +116,7 @@ async def test_what_comes_in_one_step_is_not_held_against_a_client(tmp_path: Pat
 
 
 async def test_slow_down_lets_the_client_go_on_at_its_own_pace(tmp_path: Path) -> None:
-    async with running(tmp_path, table=SLOW_DOWN) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=SLOW_DOWN, users=3) as world:
         slow = await live_client(world, "slow")
         await flood(world, 100)
         assert depth_of(world, "slow") > 10
@@ -134,8 +128,7 @@ async def test_slow_down_lets_the_client_go_on_at_its_own_pace(tmp_path: Path) -
 
 
 async def test_slow_down_sends_a_new_snapshot_once_the_journal_is_gone(tmp_path: Path) -> None:
-    async with running(tmp_path, table=SLOW_DOWN) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=SLOW_DOWN, users=3) as world:
         slow = await live_client(world, "slow")
         await flood(world, 100)
         world.writer.prune(keep=1)
@@ -159,8 +152,7 @@ def type_of(name: str) -> type:
 
 
 async def test_the_journal_is_pinned_from_snapshot_to_live(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         sequence = world.writer.store.tables[1].sequence
         await live_client(world, "new")
         assert world.registry.pins == [("new", sequence), ("new", None)]
@@ -170,8 +162,7 @@ async def test_a_pin_does_not_last_for_ever(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, pin_limit_s=0.2)
     async with running(tmp_path, listener=listener) as world:
         world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
-        stream = world.sync(batch=True, client_id="slow")
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True, client_id="slow")
         await until(lambda: ("slow", None) in world.registry.pins)
         # It isn't live yet: the journal goes on without it, and it gets another snapshot.
         for number in range(3):
@@ -198,8 +189,7 @@ async def test_a_slow_snapshot_is_put_aside(
     async with running(tmp_path) as world:
         given = [line(n, "x" * 20_000) for n in range(2_000)]
         world.writer.publish(given)
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         begin = await stream.next("snapshot_begin")
         lines = list((await stream.next("snapshot_batch")).lines)
         await until(lambda: opened[0].spilled)
@@ -220,8 +210,7 @@ async def test_a_slow_snapshot_without_room_ends_with_a_word(
     monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 1 << 60)
     async with running(tmp_path) as world:
         world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         await asyncio.sleep(0.6)
         code, details = await stream.ends()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -236,8 +225,7 @@ async def test_leaving_while_the_snapshot_is_put_aside(
     async with running(tmp_path) as world:
         world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
         for wait in (0.1, 0.105, 0.11, 0.2):
-            stream = world.sync(batch=True, client_id=str(wait))
-            await stream.next("handshake")
+            stream = await world.greeted(batch=True, client_id=str(wait))
             await asyncio.sleep(wait)
             stream.cancel()
             await until(lambda: not world.registry.leases)
@@ -248,8 +236,7 @@ async def test_a_client_that_takes_nothing_of_its_snapshot_is_let_go(tmp_path: P
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.3)
     async with running(tmp_path, listener=listener) as world:
         world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         await until(lambda: world.registry.leases == [] or stream.call.done())
         code, details = await stream.ends()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "took no message" in details
@@ -259,8 +246,7 @@ async def test_wide_rows_do_not_make_wide_messages(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         given = [line(n, "x" * (400_000 if n % 50 == 0 else 10)) for n in range(300)]
         world.writer.publish(given)
-        stream = world.sync(batch=True)
-        await stream.next("handshake")
+        stream = await world.greeted(batch=True)
         await stream.next("snapshot_begin")
         lines: list[bytes] = []
         while not isinstance(message := await stream.next(), type_of("SnapshotEnd")):
@@ -339,8 +325,7 @@ async def test_a_full_spool_ends_the_slow_client_only(
     monkeypatch.setattr(Snapshot, "spill", spilling)
     async with running(tmp_path, listener=listener) as world:
         world.writer.publish([line(n, "x" * 20_000) for n in range(1_000)])
-        slow = world.sync(batch=True, client_id="slow")
-        await slow.next("handshake")
+        slow = await world.greeted(batch=True, client_id="slow")
         await until(lambda: failures)
         # Whoever doesn't read hears of it when it reads again.
         code, details = await slow.ends()

@@ -34,15 +34,13 @@ WIDER = (*COLUMNS, Column("extra", "int4", ordinal=5))
 
 
 async def begun(world: World, **asked: object) -> Stream:
-    stream = world.sync(batch=True, **asked)
-    await stream.next("handshake")
+    stream = await world.greeted(batch=True, **asked)
     await stream.snapshot()
     return stream
 
 
 async def test_heartbeats_come_on_an_idle_stream(tmp_path: Path) -> None:
-    async with running(tmp_path, table=OFTEN) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=OFTEN, users=3) as world:
         base, batch = world.sync(), await begun(world)
         await base.next("handshake")
         _, _, end = await base.base_snapshot()
@@ -55,8 +53,7 @@ async def test_heartbeats_come_on_an_idle_stream(tmp_path: Path) -> None:
 
 
 async def test_batch_sessions_learn_positions_without_changes(tmp_path: Path) -> None:
-    async with running(tmp_path, table=NEVER) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=NEVER, users=3) as world:
         stream = await begun(world)
         position = world.writer.advance()
         assert parse((await stream.next("heartbeat")).source_position) == position
@@ -74,8 +71,7 @@ async def test_batch_sessions_learn_positions_without_changes(tmp_path: Path) ->
 
 
 async def test_changes_do_not_bring_a_heartbeat_each(tmp_path: Path) -> None:
-    async with running(tmp_path, table=NEVER) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=NEVER, users=3) as world:
         stream = await begun(world)
         started, heartbeats, changes = time.monotonic(), 0, 0
         for number in range(40):
@@ -120,8 +116,7 @@ async def test_a_heartbeat_never_overtakes_changes(tmp_path: Path) -> None:
 
 async def test_go_away_and_then_the_deadline(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.5)
-    async with running(tmp_path, listener=listener) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, listener=listener, users=3) as world:
         stays, leaves = await begun(world), await begun(world, client_id="leaves")
         before = time.time()
         world.drain.set()
@@ -142,8 +137,7 @@ async def test_go_away_and_then_the_deadline(tmp_path: Path) -> None:
 
 async def test_draining_ends_early_when_everybody_has_left(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=3600)
-    async with running(tmp_path, listener=listener) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, listener=listener, users=3) as world:
         stream = await begun(world)
         world.drain.set()
         await stream.next("go_away")
@@ -152,8 +146,7 @@ async def test_draining_ends_early_when_everybody_has_left(tmp_path: Path) -> No
 
 
 async def test_a_draining_server_takes_no_new_sessions(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, users=3) as world:
         stream = await begun(world)
         world.drain.set()
         await stream.next("go_away")
@@ -162,8 +155,7 @@ async def test_a_draining_server_takes_no_new_sessions(tmp_path: Path) -> None:
 
 
 async def test_a_new_incarnation_is_announced_and_sent_in_the_same_stream(tmp_path: Path) -> None:
-    async with running(tmp_path, table=NEVER) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=NEVER, users=3) as world:
         batch, base = await begun(world), world.sync()
         await base.next("handshake")
         _, _, end = await base.base_snapshot()
@@ -194,8 +186,7 @@ async def test_a_new_incarnation_is_announced_and_sent_in_the_same_stream(tmp_pa
 
 
 async def test_a_filter_on_a_column_that_went_ends_the_stream(tmp_path: Path) -> None:
-    async with running(tmp_path, table=NEVER) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=NEVER, users=3) as world:
         stream = await begun(world, filters=[equals("tags", "x")])
         world.writer.publish([b'{"id":1,"name":"a"}'], columns=COLUMNS[:2])
         code, details = await stream.ends()
@@ -203,8 +194,7 @@ async def test_a_filter_on_a_column_that_went_ends_the_stream(tmp_path: Path) ->
 
 
 async def test_another_history_ends_the_stream(tmp_path: Path) -> None:
-    async with running(tmp_path, table=NEVER) as world:
-        world.writer.publish(rows(0, 3))
+    async with running(tmp_path, table=NEVER, users=3) as world:
         stream = await begun(world)
         with world.writer.store.transaction() as txn:
             other = HISTORY._replace(timeline=2)
