@@ -111,7 +111,7 @@ def test_changes_of_many_diffs_in_slices(
         builder.diff(0x20 + number, names(state))
     archive = builder.write()
     place = f"s3://{put(moto, archive)}/lake/users/"
-    for given in ({"partitions": 3}, {"key": "120"}):
+    for given in ({}, {"partitions": 3}, {"key": "120"}, {"key": "0"}):
         here = Reading(archive, mode="changes", **given).rows()
         there = Reading(place, mode="changes", **given, **reached(moto)).rows()
         assert here == there
