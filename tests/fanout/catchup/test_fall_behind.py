@@ -115,7 +115,6 @@ def test_stopped_in_the_middle_it_goes_on_with_the_same_plan(
         return differs_at(*given)
 
     spooled: list[int] = []
-    ingest.on_commit = lambda _: spooled.append(status_of(ingest).spool_bytes)
     with ingest.database.connect() as connection, connection.transaction():
         connection.execute("CREATE TEMP TABLE unfinished (a int)")
         connection.execute("SELECT pg_current_xact_id()")
@@ -131,6 +130,7 @@ def test_stopped_in_the_middle_it_goes_on_with_the_same_plan(
             assert plan.segments[0].start <= store.position
         for _ in range(20):
             work.step()
+        ingest.on_commit = lambda _: spooled.append(status_of(ingest).spool_bytes)
         ingest.start()
         wait_split(ingest)
         # The next life would read all WAL from where the slot stands before it takes anything.

@@ -150,7 +150,6 @@ def test_every_case(
     if not stopped and root == "followed":
         counted = scene.ingest.status.tables
         repaired = {name for table, name in scene.tables.items() if counted[table].repaired}
-        print("NOT", set(scene.tables.values())-repaired)
         assert repaired >= {f"root: {name}" for name in REPAIRED}
 
 
