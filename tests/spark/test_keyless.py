@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from hashlib import md5
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -48,7 +49,11 @@ def test_at_every_boundary(spark: SparkSession, tmp_path: Path, format_id: str) 
     made.base(0x10, table(1, 1, 2)).diff(0x20, table(1, 1, 1, 2, 3))
     made.diff(0x30, table(5, 5), truncate=True).diff(0x40, table(5, 5, 5, 6))
     archive = made.write()
-    for as_of, expected in (("0/20", [1, 1, 1, 2, 3]), ("0/40", [5, 5, 5, 6])):
+    asked = (
+        [("0/20", [1, 1, 1, 2, 3]), ("0/40", [5, 5, 5, 6])],
+        [("0/10", [1, 1, 2]), ("0/30", [5, 5])],
+    )
+    for as_of, expected in chain(*drawn.in_turn(asked, 0)):
         assert ids(spark, archive, as_of, format=format_id, verify=True) == expected
     found = read_table(spark, str(archive), columns=["name"])
     assert found.columns == ["name"] and found.count() == 4

@@ -1,6 +1,7 @@
 """Archives on S3, through moto's server: no JAR, only boto3 where tasks run."""
 
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,8 @@ def test_changes_of_many_diffs_in_slices(
         builder.diff(0x20 + number, names(state))
     archive = builder.write()
     place = f"s3://{put(moto, archive)}/lake/users/"
-    for given in ({"partitions": 3}, {"key": "120"}):
+    asked = ([{"partitions": 3}, {"key": "120"}], [{}, {"key": "0"}])
+    for given in chain(*drawn.in_turn(asked, 0)):
         here = Reading(archive, mode="changes", **given).rows()
         there = Reading(place, mode="changes", **given, **reached(moto)).rows()
         assert here == there

@@ -85,6 +85,7 @@ def test_another_table_than_the_manifest_says(
         read_table(spark, str(archive), verify=True)
     assert re.search(said, str(raised.value)), raised.value
     assert "laredo-archive verify" in str(raised.value)
+    assert read_table(spark, str(archive), "0/10", verify=True).count() == 100
 
 
 def test_a_file_whose_rows_look_right(spark: SparkSession, tmp_path: Path) -> None:

@@ -64,6 +64,24 @@ def test_a_directory_is_repaired_from_a_bucket(
     assert again == [f"{local.as_uri()}/manifest.json: 7 objects, restored 0, lost 0"]
 
 
+def test_a_bucket_is_repaired_from_a_directory(
+    local: Path, bucket: str, s3_server: AwsServer, environment: dict[str, str]
+) -> None:
+    s3, name = s3_server.client("s3"), bucket.split("/")[2]
+    s3.delete_object(Bucket=name, Key=f"eu/users/{BASE}")
+    damaged = (local / DIFF).read_bytes().replace(b"id", b"ID")
+    s3.put_object(Bucket=name, Key=f"eu/users/{DIFF}", Body=damaged)
+    found = run("verify", bucket, env=environment)
+    assert found.returncode == 1
+    assert f"problem: {bucket}/{BASE}: the manifest names this" in found.stdout
+    assert f"problem: {bucket}/{DIFF}: its sha256 is" in found.stdout
+    s3.put_object(Bucket=name, Key=f"eu/users/{DIFF}", Body=damaged[:-3])
+    done = rows(run("repair", bucket, "--from", local, env=environment))
+    assert done[-1] == f"{bucket}/manifest.json: 7 objects, restored 2, lost 0"
+    assert run("verify", bucket, env=environment).returncode == 0
+    assert rows(run("cat", bucket, env=environment)) == lines(TWO)
+
+
 def test_two_services_are_reached_each_by_its_options(
     local: Path, bucket: str, s3_server: AwsServer, moto: AwsServer
 ) -> None:

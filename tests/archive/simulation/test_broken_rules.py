@@ -209,6 +209,8 @@ RULES: list[Break] = [
     a_copy_is_not_planned_anew,
     a_copy_replaces_what_isnt_its_earlier_state,
     retired_objects_are_named_again,
+    nothing_is_reconciled,
+    dated_by_the_writers_clock,
 ]
 
 

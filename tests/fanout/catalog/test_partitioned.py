@@ -70,6 +70,14 @@ def test_partitions_that_bring_no_rows_cost_no_copy(database: Database, live: St
     ingest.assert_equal()
     assert ingest.status.recopies == 0 and ingest.record("public.t").id == before.id
     assert not ingest.status.tables["public.t"].repaired
+    # Rows that go with a part of a known tree are put right.
+    for number, statement in enumerate(
+        ("ALTER TABLE t2 DETACH PARTITION t2_even", "TRUNCATE t2_rest"), 1
+    ):
+        database.run(statement)
+        settle(ingest, "public.t")
+        ingest.assert_equal()
+        assert ingest.status.tables["public.t"].repaired == number
     ingest.restart()
     ingest.wait_live()
     _looks_pass(ingest)

@@ -124,7 +124,7 @@ def test_a_backlog_that_grows_behind_its_last_segment_is_split_again(
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("full", drawn.first(1, ["max_replication_slots", "max_wal_senders"]))
+@pytest.mark.parametrize("full", drawn.first(1, ["max_wal_senders", "max_replication_slots"]))
 def test_a_server_with_little_room_has_fewer_segments(
     clusters: Clusters, tmp_path: Path, options: CatchupOptions, full: str
 ) -> None:

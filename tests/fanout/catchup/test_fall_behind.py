@@ -107,18 +107,6 @@ def test_stopped_in_the_middle_it_goes_on_with_the_same_plan(
     ingest.catchup = replace(
         options, reserve=int(str(row[0])) - 2, spool_max_bytes=300_000, piece_bytes=20_000
     )
-    held = Held(ingest)
-    start_behind(ingest)
-    with held.holding():
-        assert len(status_of(ingest).segments) == 2
-        ingest.ingest.stop()
-    ingest.stop()
-    with Store.open(ingest.path, max_size=4 << 30) as store:
-        assert store.catchup_plan is not None
-        plan = from_bytes(store.catchup_plan)
-        assert plan.segments[0].start <= store.position
-    for _ in range(20):
-        work.step()
     compared: list[object] = []
     differs_at = startup.differs_at
 
@@ -127,10 +115,22 @@ def test_stopped_in_the_middle_it_goes_on_with_the_same_plan(
         return differs_at(*given)
 
     spooled: list[int] = []
-    ingest.on_commit = lambda _: spooled.append(status_of(ingest).spool_bytes)
     with ingest.database.connect() as connection, connection.transaction():
         connection.execute("CREATE TEMP TABLE unfinished (a int)")
         connection.execute("SELECT pg_current_xact_id()")
+        held = Held(ingest)
+        start_behind(ingest)
+        with held.holding():
+            assert len(status_of(ingest).segments) == 2
+            ingest.ingest.stop()
+        ingest.stop()
+        with Store.open(ingest.path, max_size=4 << 30) as store:
+            assert store.catchup_plan is not None
+            plan = from_bytes(store.catchup_plan)
+            assert plan.segments[0].start <= store.position
+        for _ in range(20):
+            work.step()
+        ingest.on_commit = lambda _: spooled.append(status_of(ingest).spool_bytes)
         ingest.start()
         wait_split(ingest)
         # The next life would read all WAL from where the slot stands before it takes anything.

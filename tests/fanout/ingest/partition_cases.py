@@ -104,6 +104,8 @@ CASES = {
     ),
     "change type": (_CREATE, _FILL, "ALTER TABLE a ALTER v TYPE text USING v || '!'", _AFTER),
 }
+REPAIRED = tuple(CASES)[list(CASES).index("attach filled, in one transaction") :]
+"""Those that have to be noticed by a look at the catalog."""
 
 
 class FollowedCase(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.source_options import CopyOptions
-from tests.fanout.ingest.partition_cases import CASES, FOLLOWED, FollowedCase
+from tests.fanout.ingest.partition_cases import CASES, FOLLOWED, REPAIRED, FollowedCase
 from tests.support.drawn import first, thorough
 from tests.support.ingest import Gate, Start
 from tests.support.postgres import Database, on_versions
@@ -147,6 +147,10 @@ def test_every_case(
             scene.ingest.start()
         assert scene.assert_right(history) or stopped
     assert scene.begun() == before, "a root was copied again as a whole"
+    if not stopped and root == "followed":
+        counted = scene.ingest.status.tables
+        repaired = {name for table, name in scene.tables.items() if counted[table].repaired}
+        assert repaired >= {f"root: {name}" for name in REPAIRED}
 
 
 @on_versions(18, also=(16,))

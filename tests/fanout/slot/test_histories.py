@@ -201,8 +201,8 @@ def history_of(ingest: RunningIngest) -> History:
 def test_a_disk_that_was_put_back_is_seen_by_where_its_wal_ends(
     clusters: Clusters, follow: Follow
 ) -> None:
-    ingest = went_back(clusters, follow)
     """Told to fail it stops there, and nothing is changed."""
+    ingest = went_back(clusters, follow)
     ingest.database.server.start()
     recreating = ingest.options
     ingest.options = replace(recreating, on_slot_lost=OnSlotLost.FAIL)
