@@ -112,7 +112,10 @@ def test_changes_of_many_diffs_in_slices(
         builder.diff(0x20 + number, names(state))
     archive = builder.write()
     place = f"s3://{put(moto, archive)}/lake/users/"
-    asked = ([{"partitions": 3}, {"key": "120"}], [{}, {"key": "0"}])
+    asked: tuple[list[dict[str, object]], ...] = (
+        [{"partitions": 3}, {"key": "120"}],
+        [{}, {"key": "0"}],
+    )
     for given in chain(*drawn.in_turn(asked, 0)):
         here = Reading(archive, mode="changes", **given).rows()
         there = Reading(place, mode="changes", **given, **reached(moto)).rows()
