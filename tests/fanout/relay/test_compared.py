@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,21 @@ async def resumed(relay: Relayed, position: int, *, boundaries: bool = False) ->
             assert isinstance(event, Handshake)
             return event
     raise AssertionError("no handshake")
+
+
+@asynccontextmanager
+async def followed(
+    directory: Path, lines: Sequence[bytes]
+) -> AsyncIterator[tuple[Writer, Relayed, States]]:
+    """A writer that has published these rows, a relay of it, and a client of the relay's."""
+    async with running(directory / "up") as world:
+        world.writer.publish(lines)
+        async with (
+            relaying(directory / "relay", world.port) as relay,
+            States(relay.port, USERS) as client,
+        ):
+            await client.until(world.writer.position)
+            yield world.writer, relay, client
 
 
 async def test_a_snapshot_reaches_clients_as_the_rows_that_differ(tmp_path: Path) -> None:
@@ -202,75 +219,57 @@ async def test_a_recopy_sends_what_differs_and_nothing_where_nothing_does(tmp_pa
 
 async def test_other_columns_are_a_new_incarnation_there_too(tmp_path: Path) -> None:
     other = (*COLUMNS[:2], Column("price", "text", ordinal=3), COLUMNS[3])
-    async with running(tmp_path / "up") as world:
-        writer = world.writer
-        writer.publish(rows(0, 10))
-        async with relaying(tmp_path / "relay", world.port) as relay:
-            old = await relay.until(writer.position)
-            async with States(relay.port, USERS) as client:
-                await client.until(writer.position)
-                writer.publish(rows(5, 20), columns=other)
-                writer.commit((Action.INSERT, line(77)))
-                await client.until(writer.position)
-                assert set(client.rows.values()) == {*rows(5, 20), line(77)}
-                assert len(client.snapshots) == 2
-                assert len(client.handshakes) == 1
-            assert relay.record().columns == other
-            assert relay.record().sequence > old.sequence
+    async with followed(tmp_path, rows(0, 10)) as (writer, relay, client):
+        old = relay.record()
+        writer.publish(rows(5, 20), columns=other)
+        writer.commit((Action.INSERT, line(77)))
+        await client.until(writer.position)
+        assert set(client.rows.values()) == {*rows(5, 20), line(77)}
+        assert len(client.snapshots) == 2
+        assert len(client.handshakes) == 1
+        assert relay.record().columns == other
+        assert relay.record().sequence > old.sequence
 
 
 async def test_a_history_that_goes_on_is_taken_over_with_its_ancestors(tmp_path: Path) -> None:
     promoted = HISTORY._replace(timeline=2)
-    async with running(tmp_path / "up") as world:
-        writer = world.writer
-        writer.publish(rows(0, 10))
-        async with relaying(tmp_path / "relay", world.port) as relay:
-            await relay.until(writer.position)
-            async with States(relay.port, USERS) as client:
-                await client.until(writer.position)
-                switch = writer.position
-                with writer.store.transaction() as txn:
-                    txn.set_source(
-                        SourceIdentity(
-                            promoted, "laredo", "laredo", "token", (Ancestor(HISTORY, switch),)
-                        )
-                    )
-                    txn.set_position(switch, writer.time_us)
-                writer.commit((Action.INSERT, line(50)))
-                await client.until(writer.position)
-                assert client.handshakes[-1].history == promoted
-                assert len(client.snapshots) == 1
-            source = relay.store.source
-            assert source is not None
-            assert source.lineage.holds(HISTORY, switch)
-            assert not source.lineage.holds(HISTORY, switch + 1)
+    async with followed(tmp_path, rows(0, 10)) as (writer, relay, client):
+        switch = writer.position
+        with writer.store.transaction() as txn:
+            txn.set_source(
+                SourceIdentity(promoted, "laredo", "laredo", "token", (Ancestor(HISTORY, switch),))
+            )
+            txn.set_position(switch, writer.time_us)
+        writer.commit((Action.INSERT, line(50)))
+        await client.until(writer.position)
+        assert client.handshakes[-1].history == promoted
+        assert len(client.snapshots) == 1
+        source = relay.store.source
+        assert source is not None
+        assert source.lineage.holds(HISTORY, switch)
+        assert not source.lineage.holds(HISTORY, switch + 1)
 
 
 async def test_another_history_begins_with_a_snapshot(tmp_path: Path) -> None:
     other = HISTORY._replace(system_identifier=1)
-    async with running(tmp_path / "up") as world:
-        writer = world.writer
-        writer.publish(rows(0, 10))
-        async with relaying(tmp_path / "relay", world.port) as relay:
-            old = await relay.until(writer.position)
-            async with States(relay.port, USERS) as client:
-                await client.until(writer.position)
-                with writer.store.transaction() as txn:
-                    txn.drop_table(writer.ids[USERS])
-                    because = "the server is another cluster"
-                    txn.set_source(SourceIdentity(other, "laredo", "laredo", "t", because=because))
-                # As positions go, this is the old history's past.
-                writer.position = 0x20
-                client.position = 0
-                writer.publish(rows(20, 30))
-                await until(lambda: set(client.rows.values()) == set(rows(20, 30)))
-                assert client.handshakes[-1].history == other
-                assert client.snapshots[-1].reason == because
-            assert relay.record().sequence > old.sequence
-            assert relay.record().position == writer.position
-            source = relay.store.source
-            assert source is not None
-            assert source.former_reach >= old.position
+    async with followed(tmp_path, rows(0, 10)) as (writer, relay, client):
+        old = relay.record()
+        with writer.store.transaction() as txn:
+            txn.drop_table(writer.ids[USERS])
+            because = "the server is another cluster"
+            txn.set_source(SourceIdentity(other, "laredo", "laredo", "t", because=because))
+        # As positions go, this is the old history's past.
+        writer.position = 0x20
+        client.position = 0
+        writer.publish(rows(20, 30))
+        await until(lambda: set(client.rows.values()) == set(rows(20, 30)))
+        assert client.handshakes[-1].history == other
+        assert client.snapshots[-1].reason == because
+        assert relay.record().sequence > old.sequence
+        assert relay.record().position == writer.position
+        source = relay.store.source
+        assert source is not None
+        assert source.former_reach >= old.position
 
 
 async def test_several_tables_have_a_position_each(tmp_path: Path) -> None:
@@ -290,15 +289,9 @@ async def test_several_tables_have_a_position_each(tmp_path: Path) -> None:
 
 
 async def test_a_transaction_larger_than_a_message_is_one_there_too(tmp_path: Path) -> None:
-    async with running(tmp_path / "up") as world:
-        writer = world.writer
-        writer.publish(rows(0, 1))
-        async with relaying(tmp_path / "relay", world.port) as relay:
-            await relay.until(writer.position)
-            async with States(relay.port, USERS) as client:
-                await client.until(writer.position)
-                giant = writer.commit(*((Action.INSERT, each) for each in rows(1, 5000)))
-                await client.until(giant)
-                assert len(client.rows) == 5000
-                assert set(client.seen) >= {giant}
-                assert all(len(seen) in (1, 5000) for seen in client.seen.values())
+    async with followed(tmp_path, rows(0, 1)) as (writer, _, client):
+        giant = writer.commit(*((Action.INSERT, each) for each in rows(1, 5000)))
+        await client.until(giant)
+        assert len(client.rows) == 5000
+        assert set(client.seen) >= {giant}
+        assert all(len(seen) in (1, 5000) for seen in client.seen.values())
