@@ -324,6 +324,17 @@ Start = Callable[..., RunningIngest]
 """The fixtures ``ingesting`` and ``live``."""
 
 
+def fill(database: Database, rows: int, table: str = "t") -> None:
+    """Make a table of these rows; each has a value in TOAST."""
+    database.run(
+        f"CREATE TABLE {table} (id int PRIMARY KEY, a int, big text)",
+        f"ALTER TABLE {table} ALTER big SET STORAGE EXTERNAL",
+        f"INSERT INTO {table} SELECT g, g, repeat(md5(g::text), 100)"
+        f" FROM generate_series(1, {rows}) g",
+        f"ANALYZE {table}",
+    )
+
+
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)

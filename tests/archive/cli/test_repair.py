@@ -1,6 +1,5 @@
 """laredo-archive repair, between directories and buckets: what it prints, and its exit status."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from laredo_archive.maintain.copy import copy
 from laredo_archive.read import location
 from laredo_archive.storage.access import S3Access
 from tests.support.archive.command_line import lines, rows, run, wrong_hash
-from tests.support.archive.several_epochs import TWO, several_epochs
+from tests.support.archive.several_epochs import TWO
 from tests.support.aws import AwsServer
 from tests.support.faults.proxy import FaultProxy
 
@@ -23,16 +22,6 @@ DIFF = "epoch=3/diff-0_258-0_2BC.jsonl"
 def proxy(s3_server: AwsServer) -> Iterator[FaultProxy]:
     with FaultProxy(s3_server.endpoint) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def environment(proxy: FaultProxy) -> dict[str, str]:
-    return {**os.environ, "AWS_ENDPOINT_URL": proxy.endpoint}
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    return several_epochs(tmp_path).write()
 
 
 @pytest.fixture

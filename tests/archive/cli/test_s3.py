@@ -38,17 +38,6 @@ def proxy(moto: AwsServer) -> Iterator[FaultProxy]:
         yield proxy
 
 
-@pytest.fixture
-def environment(proxy: FaultProxy) -> dict[str, str]:
-    """The service by the environment, as boto3 has it too."""
-    return {**os.environ, "AWS_ENDPOINT_URL": proxy.endpoint}
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    return several_epochs(tmp_path).write()
-
-
 def copied(local: Path, moto: AwsServer) -> str:
     """An archive in a bucket, below two prefixes."""
     uri = f"s3://{moto.new_bucket()}/eu/users"

@@ -4,7 +4,7 @@ database end up equal. The cases are those of the design's "Tests to have"."""
 import threading
 
 from laredo_fanout.source_options import CopyOptions
-from tests.support.ingest import Gate, Start
+from tests.support.ingest import Gate, Start, fill
 from tests.support.postgres import Database, on_versions
 
 pytestmark = on_versions(16, 18)
@@ -13,20 +13,10 @@ pytestmark = on_versions(16, 18)
 _SMALL_RANGES = 64 << 10
 
 
-def _fill(database: Database, rows: int = 1000) -> None:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a int, big text)")
-        connection.execute("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
-        connection.execute(
-            "INSERT INTO t SELECT g, g, repeat(md5(g::text), 100) FROM generate_series(1, %s) g",
-            (rows,),
-        )
-
-
 def test_rows_are_deleted_and_truncated_between_reading_and_writing(
     database: Database, ingesting: Start, gate: Gate
 ) -> None:
-    _fill(database)
+    fill(database, 1000)
     # Few enough that they all fit into buffers: the reader's lock is gone by then.
     database.run("CREATE TABLE few AS SELECT * FROM t WHERE id <= 20")
     database.run("ALTER TABLE few ADD PRIMARY KEY (id)")
@@ -46,7 +36,7 @@ def test_rows_are_deleted_and_truncated_between_reading_and_writing(
 
 
 def test_vacuum_full_between_chunks(database: Database, ingesting: Start, gate: Gate) -> None:
-    _fill(database, 3000)
+    fill(database, 3000)
     database.run("DELETE FROM t WHERE id < 500")
     gate.close_after(300)
     ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
@@ -60,7 +50,7 @@ def test_vacuum_full_between_chunks(database: Database, ingesting: Start, gate: 
 def test_key_moved_into_a_range_that_was_read_keeps_its_toast_value(
     database: Database, ingesting: Start, gate: Gate
 ) -> None:
-    _fill(database, 1000)
+    fill(database, 1000)
     gate.close_after(200)
     ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
     with gate.holding(ingest):
@@ -80,7 +70,7 @@ def test_key_moved_into_a_range_that_was_read_keeps_its_toast_value(
 
 def test_changes_of_tables_of_any_replica_identity(database: Database, live: Start) -> None:
     """Those of t leave a value in TOAST as it was."""
-    _fill(database, 50)
+    fill(database, 50)
     tables = {"FULL": "whole", "USING INDEX other": "other_key", "DEFAULT": "usual"}
     for identity, name in tables.items():
         database.run(
@@ -110,7 +100,7 @@ def test_changes_of_tables_of_any_replica_identity(database: Database, live: Sta
 def test_transaction_that_was_open_when_the_table_was_added_is_waited_for(
     database: Database, live: Start
 ) -> None:
-    _fill(database, 10)
+    fill(database, 10)
     database.run(
         "CREATE TABLE late (id int PRIMARY KEY)",
         "CREATE TABLE other (id int PRIMARY KEY)",
@@ -186,7 +176,7 @@ def test_keys_of_any_types_in_ranges_under_writes(
 def test_copy_goes_on_where_it_was_stopped(
     database: Database, ingesting: Start, gate: Gate
 ) -> None:
-    _fill(database, 2000)
+    fill(database, 2000)
     gate.close_after(1000)
     ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
     with gate.holding(ingest):
@@ -204,7 +194,7 @@ def test_copy_goes_on_where_it_was_stopped(
 
 
 def test_rows_that_commit_asynchronously_are_all_there(database: Database, live: Start) -> None:
-    _fill(database, 1000)
+    fill(database, 1000)
     stop = threading.Event()
 
     def write() -> None:

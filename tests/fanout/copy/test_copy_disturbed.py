@@ -13,22 +13,13 @@ from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
 from laredo_fanout.source_options import CopyOptions
 from tests.support import drawn
-from tests.support.ingest import Gate, Start
+from tests.support.ingest import Gate, Start, fill
 from tests.support.postgres import Database, on_versions
 
 pytestmark = on_versions(16, 18)
 
 
 _SMALL_RANGES = 64 << 10
-
-
-def _make(database: Database, name: str, rows: int = 300) -> None:
-    database.run(
-        f"CREATE TABLE {name} (id int PRIMARY KEY, a int, big text)",
-        f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL",
-        f"INSERT INTO {name} SELECT g, g, repeat(md5(g::text), 100)"
-        f" FROM generate_series(1, {rows}) g",
-    )
 
 
 QUEUED = {
@@ -63,10 +54,10 @@ def test_what_happens_to_tables_that_are_not_live_yet(
     database: Database, ingesting: Start, gate: Gate, *, begun: bool
 ) -> None:
     names = [f"u{number}" for number in range(len(QUEUED))]
-    _make(database, "t")
+    fill(database, 300)
     for name in names:
-        _make(database, name)
-        _make(database, f"{name}_other", 100)
+        fill(database, 300, name)
+        fill(database, 100, f"{name}_other")
     tables = [f"public.{name}" for name in names]
     if begun:
         gate.close_after(100 * len(names))
@@ -88,7 +79,7 @@ def test_what_happens_to_tables_that_are_not_live_yet(
 def test_rows_updated_one_after_the_other_are_never_seen_in_another_order(
     database: Database, ingesting: Start
 ) -> None:
-    _make(database, "t")
+    fill(database, 300)
     stop = threading.Event()
 
     def write() -> None:
@@ -135,7 +126,7 @@ def test_rows_updated_one_after_the_other_are_never_seen_in_another_order(
 def test_deletes_while_chunks_wait_at_random(
     database: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    _make(database, "t", 600)
+    fill(database, 600)
     dice = random.Random(seed)
     pump = Copier.pump
     stop = threading.Event()

@@ -8,7 +8,7 @@ from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
-from tests.support.ingest import PATIENCE_S, Gate, RunningIngest, Start
+from tests.support.ingest import PATIENCE_S, Gate, RunningIngest, Start, fill
 from tests.support.postgres import Database
 from tests.support.server.store_sample import state_of
 
@@ -18,21 +18,10 @@ _SMALL_RANGES = 64 << 10
 _TABLE = "public.t"
 
 
-def _fill(database: Database, rows: int = 600) -> None:
-    with database.connect() as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, a int, big text)")
-        connection.execute("ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
-        connection.execute(
-            "INSERT INTO t SELECT g, g, repeat(md5(g::text), 100) FROM generate_series(1, %s) g",
-            (rows,),
-        )
-        connection.execute("ANALYZE t")
-
-
 @pytest.fixture
 def copied(database: Database, live: Start, gate: Gate) -> RunningIngest:
     """An ingest that has copied 600 rows in small ranges, and whose gate is open."""
-    _fill(database)
+    fill(database, 600)
     gate.open()
     return live(_TABLE, workers=1, range_bytes=_SMALL_RANGES)
 
@@ -40,7 +29,7 @@ def copied(database: Database, live: Start, gate: Gate) -> RunningIngest:
 @pytest.fixture
 def copied_few(database: Database, live: Start, gate: Gate) -> RunningIngest:
     """An ingest that has copied 20 rows, and whose gate is open."""
-    _fill(database, 20)
+    fill(database, 20)
     gate.open()
     return live(_TABLE, workers=1)
 
@@ -126,7 +115,7 @@ def _wait_done(ingest: RunningIngest) -> int:
 def test_exactly_the_rows_that_were_wrong_enter_the_journal(
     database: Database, ingesting: Start
 ) -> None:
-    _fill(database)
+    fill(database, 600)
     ingest = ingesting(_TABLE, range_bytes=_SMALL_RANGES)
     ingest.wait_live()
     expected = _corrupt(ingest)
@@ -279,7 +268,7 @@ def test_it_goes_on_after_a_restart_where_it_was(
 
 
 def test_one_that_does_not_fit_into_the_store_is_given_up(database: Database, live: Start) -> None:
-    _fill(database)
+    fill(database, 600)
     ingest = live(_TABLE, max_size=4 << 20)
     _ask(ingest)
     with pytest.raises(AssertionError, match=r"state\.max_size"):
@@ -294,7 +283,7 @@ def test_one_that_does_not_fit_into_the_store_is_given_up(database: Database, li
 
 
 def test_who_asks_in_vain_is_told_why(database: Database, ingesting: Start, gate: Gate) -> None:
-    _fill(database, 20)
+    fill(database, 20)
     database.run("CREATE TABLE log (a int)")
     ingest = ingesting(_TABLE, "public.log", append_only=("public.log",))
     with pytest.raises(KeyError):
