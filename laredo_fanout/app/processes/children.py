@@ -330,7 +330,10 @@ class ListenAddressTaken(FanoutError):
     """An address that is configured can't be listened on."""
 
     def __init__(self, host: str, port: int, key: str, why: str) -> None:
-        super().__init__(f"can't listen on {host}:{port} ({key}): {why}")
+        super().__init__(
+            f"can't listen on {host}:{port} ({key}): {why}; stop what listens there, or configure"
+            " another address"
+        )
 
 
 async def reserve(host: str, port: int, key: str) -> socket.socket:

@@ -263,7 +263,7 @@ def test_what_cannot_be_used_ends_it_with_a_message(tmp_path: Path) -> None:
         Store.open(tmp_path / "held", max_size=1 << 28),
     ):
         port = other.getsockname()[1]
-        taken = f"can't listen on 127.0.0.1:{port} ({{}}): Address already in use"
+        taken = f"can't listen on 127.0.0.1:{port} ({{}}): Address already in use; stop what"
         expected = {
             f"fanout.grpc.port={port}": taken.format("fanout.grpc.port"),
             f"http.port={port}": taken.format("http.port"),
