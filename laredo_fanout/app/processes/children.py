@@ -329,7 +329,9 @@ _PATIENCE = 3.0
 class ListenAddressTaken(FanoutError):
     """An address that is configured can't be listened on."""
 
-    def __init__(self, host: str, port: int, key: str, why: str) -> None:
+    def __init__(self, host: str, port: int, key: str, error: OSError) -> None:
+        # asyncio adds the address to the text, which has it already.
+        why = str(error.strerror or error).partition(" (while attempting")[0]
         super().__init__(
             f"can't listen on {host}:{port} ({key}): {why}; stop what listens there, or configure"
             " another address"
@@ -358,7 +360,7 @@ async def reserve(host: str, port: int, key: str) -> socket.socket:
         except OSError as taken:
             late = asyncio.get_running_loop().time() >= deadline
             if late or taken.errno != errno.EADDRINUSE:
-                raise ListenAddressTaken(host, port, key, taken.strerror or str(taken)) from taken
+                raise ListenAddressTaken(host, port, key, taken) from taken
             await asyncio.sleep(0.05)
 
 
@@ -371,7 +373,7 @@ def listen(host: str, port: int, key: str) -> socket.socket:
     try:
         return settings.listen(host, port)
     except OSError as taken:
-        raise ListenAddressTaken(host, port, key, taken.strerror or str(taken)) from taken
+        raise ListenAddressTaken(host, port, key, taken) from taken
 
 
 def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
