@@ -261,7 +261,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._open = threading.Event()
-        self._reading = threading.Event()
+        self._held: set[CopyReader] = set()
         self._after: int | None = None
         self.rows = 0
         pump = Copier.pump
@@ -269,7 +269,7 @@ class Gate:
         def held(copier: Copier, ready: Iterable[CopyReader]) -> int:
             readers = list(ready)
             if readers and self._is_closed():
-                self._reading.set()
+                self._held.update(readers)
                 return 0
             rows = pump(copier, readers)
             self.rows += rows
@@ -288,7 +288,7 @@ class Gate:
     def close_again(self, after: int = 0) -> None:
         """Hold what is read from now on, after so many rows."""
         self._after = self.rows + after
-        self._reading.clear()
+        self._held.clear()
         self._open.clear()
 
     def _is_closed(self) -> bool:
@@ -297,9 +297,9 @@ class Gate:
         return self._after is None or self.rows >= self._after
 
     @contextmanager
-    def holding(self, ingest: RunningIngest) -> Iterator[None]:
-        """A chunk has been read and isn't written; it is, after the block."""
-        assert self._reading.wait(PATIENCE_S), "no chunk was read"
+    def holding(self, ingest: RunningIngest, readers: int = 1) -> Iterator[None]:
+        """So many readers have read a chunk, which isn't written; it is, after the block."""
+        ingest.wait_until(lambda: len(self._held) >= readers, "chunks are read")
         _wait_for_readers(ingest)
         yield
         self._open.set()

@@ -21,8 +21,7 @@ def test_rows_are_deleted_and_truncated_between_reading_and_writing(
     database.run("CREATE TABLE few AS SELECT * FROM t WHERE id <= 20")
     database.run("ALTER TABLE few ADD PRIMARY KEY (id)")
     ingest = ingesting("public.few", "public.t", copy=CopyOptions(workers=1, max_connections=2))
-    ingest.wait_until(lambda: ingest.status.copy_connections == 2, "both are read")
-    with gate.holding(ingest):
+    with gate.holding(ingest, readers=2):
         database.run(
             "TRUNCATE few",
             "INSERT INTO few VALUES (7, 7, 'seven'), (100000, 1, 'new')",

@@ -16,7 +16,7 @@ from tests.support import drawn
 from tests.support.ingest import Gate, RunningIngest, Start
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import PATIENCE_S
-from tests.support.server.moving_partitions import ROOT, numbered, settle, watched
+from tests.support.server.moving_partitions import ROOT, settle, watched
 
 if TYPE_CHECKING:
     from laredo_fanout.pg_catalog.table_definitions import SourceTable
@@ -84,37 +84,32 @@ def _assert_right(ingest: RunningIngest, *tables: str) -> None:
     ingest.assert_equal(*tables)
 
 
+_WITHOUT_KEY = ("CREATE TABLE a (id int, v text) PARTITION BY RANGE (id)", *ROOT[1:])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [(*ROOT, *_FEW), (*ROOT, *_BELOW), (*_WITHOUT_KEY, *_FEW)],
+    ids=["partition", "with partitions itself", "append-only"],
+)
 @pytest.mark.parametrize("restarted", drawn.first(1, [False, True]))
 @on_versions(18, also=(16,))
-def test_read_by_the_initial_copies(
-    database: Database, ingesting: Start, gate: Gate, restarted: bool
+def test_read_by_the_initial_copy(
+    database: Database, ingesting: Start, gate: Gate, made: tuple[str, ...], restarted: bool
 ) -> None:
-    """Of a partition, of one that has partitions itself, and of an append-only table's."""
-    without_key = "CREATE TABLE a (id int, v text) PARTITION BY RANGE (id)"
-    for number, statements in enumerate(((*ROOT, *_FEW), (*ROOT, *_BELOW))):
-        database.run(*numbered(statements, number))
-    database.run(*numbered((without_key, *ROOT[1:], *_FEW), 2))
-    tables = [f"public.a_{number}" for number in range(3)]
-    with _no_chunk_begins(database, "a_0", "a_1", "a_2"):
-        ingest = ingesting(
-            *tables,
-            append_only=tables[2:],
-            heartbeat_interval=_NEVER,
-            copy=CopyOptions(workers=1, max_connections=3),
-        )
-        for number, table in enumerate(tables):
-            _attach_when_it_waits(ingest, table, *numbered([_ATTACH], number))
-    ingest.wait_until(lambda: ingest.status.copy_connections == 3, "all are read")
+    database.run(*made)
+    appended = ("public.a",) if made[0] == _WITHOUT_KEY[0] else ()
+    with _no_chunk_begins(database):
+        ingest = ingesting("public.a", append_only=appended, heartbeat_interval=_NEVER)
+        _attach_when_it_waits(ingest)
     with gate.holding(ingest):
-        for number in range(3):
-            database.run(*numbered([_DETACH], number))
+        database.run(_DETACH)
     ingest.wait_live()
-    for table in tables:
-        assert b"ghost" in b"".join(ingest.state(table).values())
+    assert b"ghost" in b"".join(ingest.state("public.a").values())
     if restarted:
         ingest.restart()
         ingest.wait_live()
-    _assert_right(ingest, *tables)
+    _assert_right(ingest)
 
 
 @pytest.mark.parametrize("detach", drawn.first(1, [f"{_DETACH} CONCURRENTLY", _DETACH]))
