@@ -298,7 +298,7 @@ class Gate:
 
     @contextmanager
     def holding(self, ingest: RunningIngest, readers: int = 1) -> Iterator[None]:
-        """So many readers have read a chunk, which isn't written; it is, after the block."""
+        """Readers, as many, have a chunk that isn't written; it is, after the block."""
         ingest.wait_until(lambda: len(self._held) >= readers, "chunks are read")
         _wait_for_readers(ingest)
         yield
