@@ -87,7 +87,7 @@ class Bare:
         )
 
     def install(self, what: Path) -> None:
-        """Install a wheel or a tree without what it needs."""
+        """Install a wheel without what it needs."""
         self.pip("install", "--no-deps", "--no-build-isolation", "--no-compile", what)
 
     def link(self, distribution: str = "laredo-snapshotter") -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from laredo_service.http.probe import main as probe
-from tests.install.bare import ROOT, Bare, source
+from tests.install.bare import ROOT, Bare, source, wheel
 from tests.support.processes import BIN, completed, free_port, wait_until
 from tests.support.writer.served import Served, rows
 from tests.support.writer.writing import Writer
@@ -71,7 +71,8 @@ def test_the_lock_has_all_that_the_image_needs(tmp_path: Path) -> None:
     file = tree / "pyproject.toml"
     text = re.sub(r"^laredo-spark = .*\n", "", file.read_text(), flags=re.MULTILINE)
     file.write_text(text)
-    image.install(tree)
+    made, _ = wheel(tree, tmp_path / "wheel")
+    image.install(made)
     image.run("python", "-m", "laredo_fanout.app.compiled", check=True)
     image.pip("check")
     image.run("python", "-c", "import boto3, pyarrow", check=True)

@@ -298,7 +298,7 @@ class Gate:
 
     @contextmanager
     def holding(self, ingest: RunningIngest, readers: int = 1) -> Iterator[None]:
-        """At least this number of readers has a chunk that isn't written; it is, after the block."""
+        """This number of readers has read a chunk, which is written after the block."""
         ingest.wait_until(lambda: len(self._held) >= readers, "chunks are read")
         _wait_for_readers(ingest)
         yield
