@@ -18,7 +18,7 @@ import orjson
 
 from laredo_fanout.app import logs
 from laredo_fanout.snapshots import Retention, SnapshotError, TakenSnapshot, take
-from laredo_fanout.store.errors import StoreError
+from laredo_fanout.store.errors import RowsDamaged, StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_model import position
 
@@ -35,11 +35,13 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(_NICENESS)
     order = orjson.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_main, daemon=True).start()
+    threading.Thread(target=end_with_main, daemon=True).start()
     try:
         answer, code = _answer(_taken(order)), 0
     except (SnapshotError, StoreError) as error:
         answer, code = {"error": str(error)}, FAILED
+        if isinstance(error, RowsDamaged):
+            answer["damage"] = list(error.damage)
     sys.stdout.buffer.write(orjson.dumps(answer))
     sys.stdout.buffer.flush()
     return code
@@ -73,7 +75,8 @@ def _answer(taken: TakenSnapshot) -> dict[str, Any]:
     }
 
 
-def _end_with_main() -> None:
+def end_with_main() -> None:
+    """End this process when its stdin does, which the main process holds."""
     # The descriptor itself: a buffered reader's lock would be held at exit.
     while os.read(0, 4096):
         continue

@@ -15,6 +15,7 @@ import structlog
 
 from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
 from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
+from laredo_fanout.store.errors import Damage
 from laredo_service.retry import Backoff
 
 _SHOWN_POLL = 0.2
@@ -35,6 +36,10 @@ class _Plan:
     error: str | None = None
 
 
+def _no_repair(found: Damage) -> None:
+    """Do nothing: there is no ingest that could repair it."""
+
+
 @dataclass
 class SnapshotSchedule:
     """Writes each table's snapshot every ``interval``, one at a time, in a process of its own."""
@@ -45,6 +50,8 @@ class SnapshotSchedule:
     log_settings: LogSettings
     #: Requests a catalog check, which each snapshot's position waits for.
     check_catalog_soon: Callable[[], None]
+    #: Has damage repaired that a snapshot found in the store.
+    report_damage: Callable[[Damage], None] = _no_repair
     #: Called if a defect of ours ended a table's schedule.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshot_process")
@@ -148,6 +155,8 @@ class SnapshotSchedule:
             plan.failed += 1
             plan.error = str(answer.get("error", f"the snapshot process ended with {code}"))
             log.error("snapshot failed", table=table.name, error=plan.error)
+            if "damage" in answer:
+                self.report_damage(Damage(*answer["damage"]))
 
     async def _keep_checking(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from laredo_fanout.serving.archives import Archives
@@ -11,6 +12,7 @@ from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.ports import Wakeups
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.store.errors import Damage
 from laredo_fanout.store.reader import StoreReader
 
 # Counters of changes and bytes that a serving process has sent to its clients.
@@ -56,6 +58,10 @@ class Drain:
         self.deadline_ms = deadline_ms
 
 
+def _ignore(found: Damage) -> None:
+    """Do nothing: there is no ingest that could repair it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServingResources:
     """The shared objects, one of these per process."""
@@ -69,6 +75,7 @@ class ServingResources:
     spool: SpoolDirectory
     archives: Archives
     sent: SentCounts
+    report_damage: Callable[[Damage], None] = _ignore
 
 
 # The connections that each port may have: shares of the process's file descriptors.

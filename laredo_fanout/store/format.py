@@ -11,6 +11,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from struct import Struct
 
+from laredo_fanout.store import seal
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 
 # The format of keys and values in the LMDB environment.
@@ -20,11 +21,12 @@ from laredo_fanout.wire.replication_pb2 import ChangeBatch
 # =========  ===========================================  =======================================
 # name       key                                          value
 # =========  ===========================================  =======================================
-# state      space u32 + row key                          line; b"" a tombstone; b"\x01..." partial
+# state      space u32 + row key                          line + seal; b"" a tombstone;
+#                                                         b"\x01..." partial + seal
 # marks      space u32 + b"P", b"S" or b"T" + row key     full key: partial rows, rows that the
 #                                                         stream wrote whole, tombstones
-# journal    table u32 + first sequence u64               header + ChangeBatch bytes
-# olds       table u32 + first sequence u64               ChangeBatch bytes: old_lines only
+# journal    table u32 + first sequence u64               header + ChangeBatch bytes + seal
+# olds       table u32 + first sequence u64               ChangeBatch bytes: old_lines only + seal
 # positions  table u32 + last position u64 + sequence u64 b""
 # meta       see ``environment.py``
 # =========  ===========================================  =======================================
@@ -148,6 +150,11 @@ class Header:
         )
 
 
+def body_of(stored: bytes) -> bytes:
+    """The message of a stored record, without its header and seal."""
+    return stored[HEADER.size : -seal.SEAL_BYTES]
+
+
 def header_of(stored: bytes | memoryview) -> Header:
     """The header of a stored record."""
     last, first_position, last_position, time_us, old_bytes, flags = HEADER.unpack_from(stored)
@@ -186,6 +193,22 @@ class Record:
     def decode(self) -> ChangeBatch:
         """The message, old rows included if they were read."""
         return ChangeBatch.FromString(self.body + self.old_body)
+
+
+def record_of(key: bytes, stored: bytes | memoryview, old_body: bytes) -> Record:
+    """The record that is stored so."""
+    header = header_of(stored)
+    return Record(
+        sequence_of(key),
+        header.last_sequence,
+        header.first_position,
+        header.last_position,
+        header.last_time_us,
+        header.open,
+        header.continues,
+        bytes(stored[HEADER.size : -seal.SEAL_BYTES]),
+        old_body,
+    )
 
 
 def cut(record: Record, after_sequence: int) -> Record:

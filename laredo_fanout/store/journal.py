@@ -6,8 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from laredo_fanout.store import format as format_
+from laredo_fanout.store import seal
 from laredo_fanout.store.environment import Databases, WriteContext
+from laredo_fanout.store.errors import JournalDamaged
 from laredo_fanout.store.format import MAX_BYTES, MAX_CHANGES, Header
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.wire.protobuf import RepeatedBytes
@@ -149,10 +153,10 @@ class Journal:
         lines = _LINES.joined(entries.lines[start:stop])
         value = b"".join((header.to_bytes(), scalars, keys, lines))
         key = format_.record_key(table_id, sequence)
-        self._reserve_values(len(value), len(old_body))
+        self._reserve_values(len(value) + seal.SEAL_BYTES, len(old_body) + seal.SEAL_BYTES)
         put = self._transaction.put
-        put(key, value, db=self._databases.journal)
-        put(key, old_body, db=self._databases.olds)
+        put(key, seal.closed(key, value), db=self._databases.journal)
+        put(key, seal.closed(key, old_body), db=self._databases.olds)
         found_at = format_.position_key(table_id, header.last_position, sequence)
         put(found_at, b"", db=self._databases.positions)
 
@@ -165,10 +169,10 @@ class Journal:
         if not key.startswith(format_.prefix(table.id)):
             return
         stored = cursor.value()
-        batch = ChangeBatch.FromString(stored[format_.HEADER.size :])
+        batch = ChangeBatch.FromString(format_.body_of(stored))
         batch.open = False
         header = replace(format_.header_of(stored), open=False)
-        value = header.to_bytes() + batch.SerializeToString()
+        value = seal.closed(key, header.to_bytes() + batch.SerializeToString())
         self._reserve_values(len(value))
         self._transaction.put(key, value, db=self._databases.journal)
 
@@ -183,18 +187,68 @@ class Journal:
 
         Never the newest one, and none with entries after ``pinned_sequence``.
         Works in steps: call again until nothing changes.
+
+        :raises JournalDamaged: if a record isn't what was written.
         """
         if not self.prunable(table, max_entries, older_than_us, pinned_sequence):
             return table
         pinned = table.sequence if pinned_sequence is None else pinned_sequence
         beyond = table.sequence - max_entries
-        cut = self._find_cut(table, beyond, older_than_us, min(pinned, table.sequence - 1))
-        if cut is None or cut[0] < table.oldest_sequence:
-            return table
-        sequence, position = cut
-        self._delete(table.id, sequence)
-        kept = replace(table, oldest_sequence=sequence + 1, floor=position)
+        try:
+            cut = self._find_cut(table, beyond, older_than_us, min(pinned, table.sequence - 1))
+            if cut is None or cut[0] < table.oldest_sequence:
+                return table
+            sequence, position = cut
+            self._check(table, sequence)
+            self._delete(table.id, sequence)
+            kept = replace(table, oldest_sequence=sequence + 1, floor=position)
+            return replace(kept, oldest_time_us=self._time_of(kept))
+        except DecodeError as wrong:
+            raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1) from wrong
+
+    def _check(self, table: TableRecord, sequence: int) -> None:
+        """Check the record of this entry: the journal's floor comes from it."""
+        cursor = self._transaction.cursor(db=self._databases.journal)
+        key = format_.record_key(table.id, sequence + 1)
+        found = cursor.prev() if cursor.set_range(key) else cursor.last()
+        if not found or not seal.fits(cursor.key(), cursor.value()):
+            raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1)
+
+    def drop_damaged(self, table: TableRecord, after: int, position: int) -> TableRecord:
+        """Drop the journal up to the first whole record that is after the damaged one, which comes
+        after the entry ``after``; ``position`` is the table's. Readers before it need a snapshot.
+        """
+        cursor = self._transaction.cursor(db=self._databases.journal)
+        prefix = format_.prefix(table.id)
+        # The record behind the damaged one begins at a later key than any that it may have.
+        found = cursor.set_range(format_.record_key(table.id, after + 2))
+        kept = replace(table, oldest_sequence=table.sequence + 1, floor=position, oldest_time_us=0)
+        while found and cursor.key().startswith(prefix):
+            key, stored = cursor.key(), cursor.value()
+            if seal.fits(key, stored) and not (header := format_.header_of(stored)).continues:
+                first = format_.sequence_of(key)
+                if after + 1 < first <= header.last_sequence <= table.sequence:
+                    floor = header.first_position - 1
+                    kept = replace(table, oldest_sequence=first, floor=floor)
+                    break
+            found = cursor.next()
+        self._delete_before(table.id, kept.oldest_sequence)
         return replace(kept, oldest_time_us=self._time_of(kept))
+
+    def _delete_before(self, table_id: int, sequence: int) -> None:
+        """Delete records that begin before this sequence, whatever they say."""
+        prefix = format_.prefix(table_id)
+        databases = self._databases
+        for database in (databases.journal, databases.olds, databases.positions):
+            cursor = self._transaction.cursor(db=database)
+            found = cursor.set_range(prefix)
+            while found and cursor.key().startswith(prefix):
+                first = int.from_bytes(cursor.key()[-8:], "big")
+                if first >= sequence:
+                    found = cursor.next()
+                    continue
+                self._reserve(1, _FREED_LIST_BYTES)
+                found = cursor.delete() and bool(cursor.key())
 
     @staticmethod
     def prunable(
@@ -264,7 +318,7 @@ class Journal:
             return 0
         cursor = self._transaction.cursor(db=self._databases.journal)
         cursor.set_range(format_.prefix(table.id))
-        batch = ChangeBatch.FromString(cursor.value()[format_.HEADER.size :])
+        batch = ChangeBatch.FromString(format_.body_of(cursor.value()))
         skipped = table.oldest_sequence - batch.first_sequence
         index, _ = format_.transaction_at(batch.counts, skipped)
         return int(batch.times_us[index])
@@ -294,7 +348,7 @@ class _Transaction(NamedTuple):
 
 
 def _transactions(stored: bytes, header: Header, first: int) -> Iterator[_Transaction]:
-    batch = ChangeBatch.FromString(stored[format_.HEADER.size :])
+    batch = ChangeBatch.FromString(format_.body_of(stored))
     newest = len(batch.counts) - 1
     columns = zip(batch.counts, batch.positions, batch.times_us, strict=True)
     for index, (count, position, time_us) in enumerate(columns):
@@ -309,21 +363,49 @@ def _transactions(stored: bytes, header: Header, first: int) -> Iterator[_Transa
 
 
 def first_from(transaction: Any, databases: Databases, known: TableRecord, lowest: int) -> int:
-    """The first entry at or beyond ``lowest``; the newest sequence + 1 if there is none."""
+    """The first entry at or beyond ``lowest``; the newest sequence + 1 if there is none.
+
+    :raises JournalDamaged: if the journal or its index isn't what was written.
+    """
     cursor = transaction.cursor(db=databases.positions)
     prefix = format_.prefix(known.id)
     if not (
         cursor.set_range(format_.position_key(known.id, lowest))
         and cursor.key()[: format_.PREFIX_BYTES] == prefix
     ):
+        _check_before(transaction, databases, known, known.sequence + 1, lowest)
         return known.sequence + 1
-    _, first = format_.positioned(bytes(cursor.key()))
-    stored = transaction.get(format_.record_key(known.id, first), db=databases.journal)
+    position, first = format_.positioned(bytes(cursor.key()))
+    key = format_.record_key(known.id, first)
+    stored = transaction.get(key, db=databases.journal)
+    if stored is None or not seal.fits(key, stored):
+        raise JournalDamaged(known.id, known.qualified, first - 1)
     header = format_.header_of(stored)
+    if header.last_position != position:
+        raise JournalDamaged(known.id, known.qualified, first - 1)
+    _check_before(transaction, databases, known, first, lowest)
     if header.first_position < lowest:
-        batch = ChangeBatch.FromString(bytes(stored[format_.HEADER.size :]))
+        batch = ChangeBatch.FromString(bytes(format_.body_of(stored)))
         for count, at in zip(batch.counts, batch.positions, strict=True):
             if at >= lowest:
                 break
             first += count
     return max(first, known.oldest_sequence)
+
+
+def _check_before(
+    transaction: Any, databases: Databases, known: TableRecord, first: int, lowest: int
+) -> None:
+    """Check that the record before the entry ``first`` ends before the position ``lowest``: else
+    the index lacks it."""
+    if first <= known.oldest_sequence:
+        return
+    cursor = transaction.cursor(db=databases.journal)
+    key = format_.record_key(known.id, first)
+    if not (cursor.prev() if cursor.set_range(key) else cursor.last()):
+        raise JournalDamaged(known.id, known.qualified, known.oldest_sequence - 1)
+    before, stored = bytes(cursor.key()), cursor.value()
+    fits = before[: format_.PREFIX_BYTES] == format_.prefix(known.id) and seal.fits(before, stored)
+    header = format_.header_of(stored) if fits else None
+    if header is None or header.last_sequence != first - 1 or header.last_position >= lowest:
+        raise JournalDamaged(known.id, known.qualified, first - 2)

@@ -7,6 +7,9 @@ so that the barrier needn't scan the table. A mark may be stale; the value count
 Further marks name the rows that the stream wrote whole. A copied row may be newer
 than the stream's position, so it can't serve as the old row of a delete, nor as the
 source of columns for the key that the row moved to.
+
+Lines and partial lines are sealed (seal.py): a row whose seal doesn't fit its key and line was
+damaged on disk. It is never used, least of all as the old row of a change.
 """
 
 import re
@@ -16,11 +19,11 @@ from itertools import islice, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from laredo_fanout.store import environment
+from laredo_fanout.store import environment, seal
 from laredo_fanout.store import format as format_
 from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.environment import Databases, WriteContext
-from laredo_fanout.store.errors import RowIncomplete, TableClosed
+from laredo_fanout.store.errors import RowDamaged, RowIncomplete, TableClosed
 from laredo_fanout.store.journal import Entries, Journal
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_model import key as key_
@@ -60,6 +63,12 @@ class Rows:
         self._state = context.transaction.cursor(db=context.databases.state)
         self._marks = context.transaction.cursor(db=context.databases.marks)
         self._last_deleted: bytes | None = None
+        self._added = 0
+
+    def take_added(self) -> int:
+        """Growth of the sum of the rows' seals since this was last asked, modulo 2^64."""
+        added, self._added = self._added, 0
+        return added
 
     def upsert(
         self, actions: Sequence[int], keys: list[bytes], lines: list[bytes], *, live: bool
@@ -70,32 +79,41 @@ class Rows:
         known, and what each replaced: None nothing, b"" a tombstone.
 
         :raises RowIncomplete: if a line of a live table stays partial.
+        :raises RowDamaged: if a row that is replaced isn't what was written.
         """
         stored = self._stored(keys, sum(map(len, lines)))
         if min(lines).startswith(line_.PARTIAL):
             lines, olds = self._fill_and_replace(actions, keys, stored, lines, live=live)
         else:
-            olds = yield from self._replace(stored, lines)
+            values, added = seal.sealed(stored, lines)
+            self._added += added
+            found = yield from self._replace(stored, values)
+            olds = self._opened(stored, found)
             if not live:
                 self._mark_streamed(stored)
         self._last_deleted = None
         return lines, olds
 
     def delete(self, keys: list[bytes]) -> list[bytes | None]:
-        """Delete rows of a live table; returns what there was."""
+        """Delete rows of a live table; returns what there was.
+
+        :raises RowDamaged: if one isn't what was written.
+        """
         stored = self._stored(keys, 0)
-        olds: list[bytes | None] = list(map(self._state.pop, stored))
+        olds = self._opened(stored, list(map(self._state.pop, stored)))
         self._last_deleted = olds[-1]
         return olds
 
     def bury(self, keys: list[bytes]) -> list[bytes | None]:
-        """Leave tombstones, in a table that is copied; returns what there was."""
+        """Leave tombstones, in a table that is copied; returns what there was.
+
+        :raises RowDamaged: if one isn't what was written.
+        """
         stored = self._stored(keys, 0)
         self._stored(keys, 0)  # room for their marks
         is_streamed = self._is_streamed(stored[-1])
-        olds: list[bytes | None] = list(
-            map(self._state.replace, stored, repeat(format_.TOMBSTONE, len(stored)))
-        )
+        found = list(map(self._state.replace, stored, repeat(format_.TOMBSTONE, len(stored))))
+        olds = self._opened(stored, found)
         for key in stored:
             self._marks.put(format_.mark_key(format_.TOMBSTONE_MARK, key), b"")
             self._marks.pop(format_.mark_key(format_.STREAMED_MARK, key))
@@ -110,13 +128,19 @@ class Rows:
     def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
         """Copied rows where nothing is yet, columns where they are missing; returns rows added."""
         stored = self._stored(keys, sum(map(len, lines)))
-        pairs = sorted(zip(stored, lines, strict=True))
-        _, added = self._state.putmulti(pairs, overwrite=False)
-        if self.has_marks(format_.PARTIAL_MARK):
-            for key, line in pairs:
-                if self._marks.set_key(format_.mark_key(format_.PARTIAL_MARK, key)):
-                    self._complete(key, line)
-        return int(added)
+        values, total = seal.sealed(stored, lines)
+        rows = sorted(zip(stored, values, lines, strict=True))
+        put = self._state.put
+        there = [(key, line) for key, value, line in rows if not put(key, value, True, False)]
+        self._added += total
+        if there:
+            _, refused = seal.sealed([key for key, _ in there], [line for _, line in there])
+            self._added -= refused
+            if self.has_marks(format_.PARTIAL_MARK):
+                for key, line in there:
+                    if self._marks.set_key(format_.mark_key(format_.PARTIAL_MARK, key)):
+                        self._complete(key, line)
+        return len(rows) - len(there)
 
     def numbered(self, digests: Sequence[bytes]) -> list[bytes]:
         """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
@@ -183,7 +207,7 @@ class Rows:
 
         The changes have ``size`` bytes in all.
         """
-        self._reserve(len(keys), size + sum(map(len, keys)))
+        self._reserve(len(keys), size + sum(map(len, keys)) + len(keys) * seal.SEAL_BYTES)
         return format_.stored_keys(self._prefix, keys)
 
     def _mark_streamed(self, stored: Sequence[bytes]) -> None:
@@ -199,18 +223,31 @@ class Rows:
         """The stored value, with the state cursor on it."""
         return self._state.value() if self._state.set_key(stored) else None
 
+    def _opened(self, stored: list[bytes], values: list[bytes | None]) -> list[bytes | None]:
+        """Lines of values that are no longer there; None and tombstones as they are."""
+        lines, total, damaged = seal.replaced(stored, values)
+        if damaged >= 0:
+            raise RowDamaged(self._table, stored[damaged][format_.PREFIX_BYTES :])
+        self._added -= total
+        return lines
+
+    def _put(self, stored: bytes, line: bytes) -> None:
+        values, added = seal.sealed([stored], [line])
+        self._added += added
+        self._state.put(stored, values[0])
+
     def _replace(
-        self, stored: list[bytes], lines: list[bytes]
+        self, stored: list[bytes], values: list[bytes]
     ) -> Generator[None, None, list[bytes | None]]:
         count = len(stored)
         if count < _SORT_FROM:
-            return list(map(self._state.replace, stored, lines))
+            return list(map(self._state.replace, stored, values))
         # In key order neighbours share pages; sorting is stable, so that several
         # changes of one key stay in their order.
         order = sorted(range(count), key=stored.__getitem__)
         pick = itemgetter(*order)
         olds: list[bytes | None] = [None] * count
-        replaced = zip(order, map(self._state.replace, pick(stored), pick(lines)), strict=True)
+        replaced = zip(order, map(self._state.replace, pick(stored), pick(values)), strict=True)
         for _ in range(0, count, _SLICE):
             for index, old in islice(replaced, _SLICE):
                 olds[index] = old
@@ -229,7 +266,7 @@ class Rows:
         whole: list[bytes] = []
         olds: list[bytes | None] = []
         for index, line in enumerate(lines):
-            old = self._value(stored[index])
+            old = self._opened([stored[index]], [self._value(stored[index])])[0]
             exact = not live
             if line_.is_partial(line):
                 moved = self._last_deleted if index == 0 else None
@@ -245,8 +282,8 @@ class Rows:
                     self._reserve(1, 2 * len(keys[index]))
                     self._marks.put(mark, keys[index])
                     exact = False
-                self._reserve(1, len(line))
-            self._state.put(stored[index], line)
+                self._reserve(1, len(line) + seal.SEAL_BYTES)
+            self._put(stored[index], line)
             if exact:
                 self._mark_streamed([stored[index]])
             whole.append(line)
@@ -256,9 +293,11 @@ class Rows:
     def _complete(self, stored: bytes, line: bytes) -> None:
         value = self._value(stored)
         if value and line_.is_partial(value):
-            whole = line_.fill(value, line)
-            self._reserve(1, len(whole))
-            self._state.put(stored, whole)
+            partial = self._opened([stored], [value])[0]
+            assert partial
+            whole = line_.fill(partial, line)
+            self._reserve(1, len(whole) + seal.SEAL_BYTES)
+            self._put(stored, whole)
 
 
 # Changes of one table on their way into the store.
@@ -343,7 +382,14 @@ class Spaces:
         """A new, empty space; the old one's rows are removed later."""
         self._context.discard(environment.GARBAGE_SPACE, record.space)
         space = self._context.take_space()
-        return replace(record, rows=0, generation=record.generation + 1, space=space)
+        generation = record.generation + 1
+        return replace(record, rows=0, checksum=0, generation=generation, space=space)
+
+    def count(self, record: TableRecord, difference: int) -> TableRecord:
+        """The record with so many more rows, and their seals."""
+        added = self.rows_of(record).take_added()
+        checksum = (record.checksum + added) % seal.MODULUS
+        return replace(record, rows=record.rows + difference, checksum=checksum)
 
 
 # Applying the stream's changes to a table's rows and journal, live or while it is copied.
@@ -357,7 +403,8 @@ class Applier:
     """Within one write transaction, whose ``tables`` it keeps up to date. What one step has in
     memory at a time is bounded by bytes.
 
-    ``unfinished``: ids of the tables whose last PostgreSQL transaction goes on.
+    ``unfinished``: ids of the tables whose last PostgreSQL transaction goes on. ``lacking``: ids of
+    live tables that lacked a row that a change names.
     """
 
     def __init__(self, context: WriteContext, spaces: Spaces, journal: Journal) -> None:
@@ -367,6 +414,7 @@ class Applier:
         self._steps: dict[int, int] = {}
         """Number of changes of a table to apply at once: the rows that they replace may be wide."""
         self.unfinished: set[int] = set()
+        self.lacking: set[int] = set()
         self._open_record: set[int] = set()
         """Of these tables the newest journal record is to be continued."""
 
@@ -380,6 +428,7 @@ class Applier:
 
         :raises TableClosed: if the table is neither COPYING nor LIVE.
         :raises RowIncomplete: if a live table's row would miss columns.
+        :raises RowDamaged: if a row that a change replaces isn't what was written.
         """
         table_id = record.id
         if record.status not in (Status.COPYING, Status.LIVE):
@@ -427,7 +476,7 @@ class Applier:
                 _, olds = yield from rows.upsert(actions, keys, lines, live=False)
                 difference = len(olds) - sum(map(bool, olds))
             size += sum(map(len, lines)) + sum(map(len, filter(None, olds)))
-            record = replace(record, rows=record.rows + difference)
+            record = self._spaces.count(record, difference)
         self._tables[record.id] = record
         return size
 
@@ -449,6 +498,8 @@ class Applier:
             if kind is Action.DELETE:
                 found = rows.delete(keys)
                 absent += [start + index for index, old in enumerate(found) if old is None]
+                if absent:
+                    self.lacking.add(record.id)
                 actions += bytes([Action.DELETE]) * len(found)
                 lines += [b""] * len(found)
                 difference = found.count(None) - len(found)
@@ -459,8 +510,10 @@ class Applier:
                 actions += bytes([Action.UPDATE if old else Action.INSERT for old in found])
                 lines += written
                 difference = found.count(None)
+                if difference and _lacks(changes.actions[start:stop], found):
+                    self.lacking.add(record.id)
             olds += [old or b"" for old in found]
-            record = replace(record, rows=record.rows + difference)
+            record = self._spaces.count(record, difference)
         entries = Entries(
             bytes(actions),
             changes.keys,
@@ -495,6 +548,12 @@ class Applier:
         if record.id in self._open_record:
             self._open_record.discard(record.id)
             self._journal.end_transaction(record)
+
+
+def _lacks(actions: bytearray, olds: list[bytes | None]) -> bool:
+    """True if a row to be updated wasn't there."""
+    pairs = zip(actions, olds, strict=True)
+    return any(old is None and action == Action.UPDATE for action, old in pairs)
 
 
 # Removing what truncated and dropped tables left, in steps of bounded size.

@@ -19,6 +19,7 @@ from laredo_fanout.store.environment import (
 from laredo_fanout.store.errors import (
     ChunkStale,
     PositionWentBack,
+    RowsDamaged,
     TableClosed,
     TableUnknown,
     TransactionOpen,
@@ -121,6 +122,7 @@ class Transaction:
             rows=current.rows,
             generation=current.generation,
             space=current.space,
+            checksum=current.checksum,
             verified=current.verified,
             position=current.position,
             leaves=current.leaves,
@@ -209,8 +211,9 @@ class Transaction:
     def set_upstream_path(self, path: bytes) -> None:
         """In a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
         self._context.disk.reserve(1, len(path))
-        self._context.transaction.put(
-            environment.UPSTREAM_PATH_KEY, path, db=self._context.databases.meta
+        context = self._context
+        environment.put(
+            context.transaction, context.databases.meta, environment.UPSTREAM_PATH_KEY, path
         )
 
     def set_catchup_plan(self, plan: bytes | None) -> None:
@@ -235,6 +238,12 @@ class Transaction:
         """Apply changes in bounded pieces of half a millisecond; iterate to the end."""
         return self._applying.take(self._record(table_id), changes)
 
+    def take_lacking(self, table_id: int) -> bool:
+        """True if the live table has lacked a row that a change names, since this was asked."""
+        lacking = table_id in self._applying.lacking
+        self._applying.lacking.discard(table_id)
+        return lacking
+
     def fill(
         self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int | None = None
     ) -> int:
@@ -252,7 +261,7 @@ class Transaction:
         if generation is not None and generation != record.generation:
             raise ChunkStale(record.qualified, generation, record.generation)
         added = self._spaces.rows_of(record).fill(keys, lines)
-        self.tables[table_id] = replace(record, rows=record.rows + added)
+        self.tables[table_id] = self._spaces.count(record, added)
         return added
 
     def numbered(self, table_id: int, digests: Sequence[bytes]) -> list[bytes]:
@@ -300,24 +309,53 @@ class Transaction:
         position: int,
         time_us: int,
         keep_alive: Callable[[], None] | None = None,
-    ) -> TableRecord:
+    ) -> int:
         """The barrier of a re-copy with an unchanged schema: into the live incarnation.
 
         Rows that differ enter the live table's journal at the barrier's
-        position as ordinary changes; then the copy is dropped. Returns the
-        live table. ``keep_alive`` is called every thousand rows that are compared,
+        position as ordinary changes; what was damaged on disk is repaired without one
+        (see CopyComparison). Then the copy is dropped. Returns how many rows differed.
+        ``keep_alive`` is called every thousand rows that are compared,
         as PostgreSQL ends a connection that is silent for long; what it raises ends
         all, and the transaction must be given up.
 
         :raises TableUnknown: if there is no live incarnation.
+        :raises RowsDamaged: if nobody knows which rows the readers have.
         """
         comparison = CopyComparison(self, self._copying(table_id).id, position)
         notice = keep_alive or (lambda: None)
         while comparison.compare_block(self):
             notice()
+        proving = comparison.prove_readers(self)
+        while True:
+            try:
+                next(proving)
+            except StopIteration as ended:
+                proven: bool = ended.value
+                break
+            notice()
+        if not proven:
+            live = self.tables[comparison.live_id]
+            why = "and its readers may have other rows than PostgreSQL"
+            raise RowsDamaged(live.id, live.qualified, why)
         for _ in comparison.publish(self, time_us):
             notice()
-        return self.tables[comparison.live_id]
+        return comparison.differing
+
+    def take_rows(self, live_id: int, copy_id: int) -> None:
+        """Give the live incarnation the rows of its copy, without a change in its journal; the copy
+        is dropped, and with it the former rows."""
+        live, copied = self._record(live_id), self._record(copy_id)
+        self.tables[copy_id] = replace(copied, space=live.space)
+        self.tables[live_id] = replace(live, space=copied.space)
+        self.drop_table(copy_id)
+
+    def drop_damaged_journal(self, table_id: int, after: int) -> None:
+        """Drop the part of the journal with the damaged record after the entry ``after``."""
+        record = self._record(table_id)
+        if after + 1 >= record.oldest_sequence:
+            position = record.position or self.position
+            self.tables[table_id] = self._journal.drop_damaged(record, after, position)
 
     def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord:
         """The table's suspect range goes on: at ``position`` its rows are right."""
@@ -371,7 +409,7 @@ class Transaction:
         position = self.position, self.time_us
         if position != self._position_before:
             stored = environment.position_to_bytes(*position)
-            context.transaction.put(environment.POSITION_KEY, stored, db=database)
+            environment.put(context.transaction, database, environment.POSITION_KEY, stored)
         if self.catchup_plan != self._catchup_plan_before:
             self._put_catchup_plan()
 
@@ -381,7 +419,9 @@ class Transaction:
             context.transaction.delete(environment.CATCHUP_KEY, db=context.databases.meta)
         else:
             context.disk.reserve(1, len(plan))
-            context.transaction.put(environment.CATCHUP_KEY, plan, db=context.databases.meta)
+            environment.put(
+                context.transaction, context.databases.meta, environment.CATCHUP_KEY, plan
+            )
 
     def _record(self, table_id: int) -> TableRecord:
         try:

@@ -18,6 +18,7 @@ from laredo_fanout.decode.frames import Get
 from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.serving.struct_rows import StructRows, struct_of
+from laredo_fanout.store import seal
 from laredo_fanout.wire import protobuf
 from laredo_model.column import TypeInfo
 from laredo_model.errors import ModelError
@@ -54,6 +55,50 @@ def repeated(draw: random.Random) -> int:
 
 def _size(draw: random.Random) -> int:
     return draw.choice(_VALUE_SIZES) if not draw.randrange(8) else draw.randrange(40)
+
+
+# ---------------------------------------------------------------- _seals.c
+
+
+def seals(draw: random.Random) -> int:
+    """Sealed rows, some of them damaged; one list in ten holds what isn't bytes."""
+    count = draw.choice((0, 1, 2, 5, 40))
+    stored: list[Any] = [b"\0\0\0\1" + draw.randbytes(_size(draw)) for _ in range(count)]
+    lines: list[Any] = [draw.randbytes(_size(draw)) for _ in range(count)]
+    values, total = seal.sealed(stored, lines)
+    assert (values, total) == seal.plain_sealed(stored, lines)
+    assert seal.opened(list(zip(stored, values, strict=True))) == (
+        [key[4:] for key in stored],
+        lines,
+        total,
+        -1,
+    )
+    found: list[Any] = [draw.choice((value, value, None, b"")) for value in values]
+    if found and draw.randrange(2):
+        index = draw.randrange(count)
+        found[index] = _damaged(draw, values[index])
+    assert seal.replaced(stored, found) == seal.plain_replaced(stored, found)
+    rows = [(key, value or b"") for key, value in zip(stored, found, strict=True)]
+    if rows and not draw.randrange(3):
+        rows[-1] = (draw.randbytes(4) + rows[-1][0][4:], values[-1])
+    assert seal.opened(rows) == seal.plain_opened(rows)
+    if stored and not draw.randrange(10):
+        stored[draw.randrange(count)] = draw.choice(("text", 7, None, 1.5, []))
+        for compiled, plain in (
+            (seal.sealed, seal.plain_sealed),
+            (seal.replaced, seal.plain_replaced),
+        ):
+            refused = outcome(lambda call=compiled: call(stored, values))  # type: ignore[misc]
+            assert refused[0] == outcome(lambda call=plain: call(stored, values))[0]  # type: ignore[misc]
+    return max(1, count)
+
+
+def _damaged(draw: random.Random, value: bytes) -> bytes:
+    if draw.randrange(3) == 0:
+        return value[: draw.randrange(len(value))]
+    changed = bytearray(value)
+    changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
 
 
 # ---------------------------------------------------------------- _struct_rows.c
@@ -248,6 +293,7 @@ def _clear(route: Route) -> None:
 
 CHECKS: dict[str, Callable[[random.Random], int]] = {
     "repeated": repeated,
+    "seals": seals,
     "structs": struct_rows,
     "gather": gather,
     "frames": spool_frames,

@@ -30,6 +30,7 @@ from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import TooManyClients
 from laredo_fanout.serving.shared import SentCounts
+from laredo_fanout.store.errors import Damage
 from laredo_service.http import settings
 from laredo_service.retry import Backoff
 
@@ -41,6 +42,10 @@ _CHANGED_WITHIN = 8.0
 
 def _no_check() -> None:
     """Do nothing: there is no ingest that could check the catalog."""
+
+
+def _no_repair(found: Damage) -> None:
+    """Do nothing: there is no ingest that could repair it."""
 
 
 log = structlog.get_logger("laredo_fanout.serving")
@@ -88,6 +93,8 @@ class ServingChildren:
     log_settings: LogSettings
     #: Requests a catalog check, because a client waits for it.
     request_check: Callable[[], None] = _no_check
+    #: Has damage repaired that was found in the store.
+    report_damage: Callable[[Damage], None] = _no_repair
     #: Called if a defect of ours ended the keeping of one.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.serving_process")
@@ -294,6 +301,8 @@ class ServingChildren:
                 self.sent[child.name].add(message["bytes"], message["messages"])
             case "check":
                 self.request_check()
+            case "damaged":
+                self.report_damage(Damage(*message["damage"]))
             case "changed":
                 child.has_changed()
             case "clients":

@@ -24,7 +24,7 @@ from laredo_fanout.pg_catalog.shape import Shape, ShapeColumn
 from laredo_fanout.pg_catalog.table_definitions import Version
 from laredo_fanout.relay.path import Hop
 from laredo_fanout.relay.path import Path as RelayPath
-from laredo_fanout.store import environment, table
+from laredo_fanout.store import environment, seal, table
 from laredo_fanout.store import format as format_
 from laredo_fanout.store.environment import LastRecopy, Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.errors import StoreFormatUnknown
@@ -71,6 +71,7 @@ TABLE = TableRecord(
     status=Status.CLOSED,
     identity="identity",
     error="error",
+    damage="damage",
     closed_at=5,
     copy=shape.to_json(
         Shape(1, "s", "t", (ShapeColumn("id", 23, -1, nullable=False),), ("id",), "true", 2, True),
@@ -95,6 +96,7 @@ TABLE = TableRecord(
     rows=10,
     generation=11,
     space=12,
+    checksum=25,
     verified=13,
     position=14,
     leaves=(Leaf(15, 16, 17, 18),),
@@ -145,6 +147,7 @@ def _parts() -> Iterator[tuple[str, object]]:
     marks = (format_.PARTIAL_MARK, format_.STREAMED_MARK, format_.TOMBSTONE_MARK)
     yield "marks", [format_.mark_key(each, space + b"key").hex() for each in marks]
     yield "lines", (format_.TOMBSTONE, line.PARTIAL, line.MISSING, line.join(("a",), [b"1"]))
+    yield "seal", seal.plain_seal_number(b"key", b"a value of more than thirty-two bytes")
     yield "journal", format_.record_key(1, 2).hex()
     yield "positions", format_.position_key(1, 2, 3).hex()
     header = Header(1, 2, 3, 4, 5, open=True, continues=True)
