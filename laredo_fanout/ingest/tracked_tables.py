@@ -504,6 +504,8 @@ class TrackedTables:
         record = transaction.tables.get(found.table_id)
         if record is None or not record.shown:
             return
+        if found.after is None and found.space != record.space:
+            return  # the rows were replaced since they were read
         if found.after is not None:
             transaction.drop_damaged_journal(record.id, found.after)
             floor = position_.text(transaction.tables[record.id].floor)

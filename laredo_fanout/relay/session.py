@@ -271,6 +271,8 @@ class RelaySession:
         record = self._records().get(found.table_id)
         if record is None or not record.shown:
             return
+        if found.after is None and found.space != record.space:
+            return  # the rows were replaced since they were read
         transaction = self._batch.transaction
         if found.after is not None:
             transaction.drop_damaged_journal(record.id, found.after)

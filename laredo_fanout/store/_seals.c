@@ -97,20 +97,17 @@ row_number(PyObject *stored, const char *line, size_t line_size)
     return number_of(key, (size_t)PyBytes_GET_SIZE(stored) - PREFIX, line, line_size);
 }
 
-/* The line of a sealed value as a new object, or Py_None's stand-in NULL without an error if the
-   seal doesn't fit. Adds the seal to the sum. */
-static PyObject *
-line_of(PyObject *stored, PyObject *value, uint64_t *sum)
+/* True if the seal fits; its number is added to the sum. */
+static int
+fits(PyObject *stored, PyObject *value, uint64_t *sum)
 {
     Py_ssize_t size = PyBytes_GET_SIZE(value) - SEAL;
     if (size < 0)
-        return NULL;
+        return 0;
     const char *line = PyBytes_AS_STRING(value);
     uint64_t number = row_number(stored, line, (size_t)size);
-    if (number != word_at(line + size, SEAL))
-        return NULL;
     *sum += number;
-    return PyBytes_FromStringAndSize(line, size);
+    return number == word_at(line + size, SEAL);
 }
 
 static PyObject *
@@ -150,51 +147,29 @@ failed:
     return NULL;
 }
 
-/* Returns the number of the first damaged row, -1 if there is none, -2 with an error. */
-static Py_ssize_t
-open_row(PyObject *key, PyObject *value, PyObject *lines, Py_ssize_t i, uint64_t *sum)
-{
-    if (!is_stored_key(key) || !is_bytes(value, "value"))
-        return -2;
-    PyObject *line = line_of(key, value, sum);
-    if (line == NULL)
-        return PyErr_Occurred() ? -2 : i;
-    PyList_SET_ITEM(lines, i, line);
-    return -1;
-}
-
 static PyObject *
-replaced(PyObject *module, PyObject *args)
+checked(PyObject *module, PyObject *args)
 {
     PyObject *stored, *values;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!:replaced", &PyList_Type, &stored, &PyList_Type, &values))
+    if (!PyArg_ParseTuple(args, "O!O!:checked", &PyList_Type, &stored, &PyList_Type, &values))
         return NULL;
     Py_ssize_t count = PyList_GET_SIZE(values);
     if (PyList_GET_SIZE(stored) != count) {
         PyErr_SetString(PyExc_ValueError, "keys and values aren't equally many");
         return NULL;
     }
-    PyObject *lines = PyList_New(count);
-    if (lines == NULL)
-        return NULL;
     uint64_t sum = 0;
-    Py_ssize_t damaged = -1;
-    for (Py_ssize_t i = 0; i < count && damaged == -1; i++) {
-        PyObject *value = PyList_GET_ITEM(values, i);
-        if (value == Py_None || (PyBytes_Check(value) && PyBytes_GET_SIZE(value) == 0)) {
-            Py_INCREF(value);
-            PyList_SET_ITEM(lines, i, value);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *key = PyList_GET_ITEM(stored, i), *value = PyList_GET_ITEM(values, i);
+        if (value == Py_None)
             continue;
-        }
-        damaged = open_row(PyList_GET_ITEM(stored, i), value, lines, i, &sum);
+        if (!is_stored_key(key) || !is_bytes(value, "value"))
+            return NULL;
+        if (PyBytes_GET_SIZE(value) && !fits(key, value, &sum))
+            return Py_BuildValue("Kn", (unsigned long long)0, i);
     }
-    if (damaged == -1)
-        return Py_BuildValue("NKn", lines, (unsigned long long)sum, damaged);
-    Py_DECREF(lines);
-    if (damaged == -2)
-        return NULL;
-    return Py_BuildValue("[]Kn", (unsigned long long)0, damaged);
+    return Py_BuildValue("Kn", (unsigned long long)sum, (Py_ssize_t)-1);
 }
 
 static PyObject *
@@ -218,9 +193,15 @@ opened(PyObject *module, PyObject *args)
             break;
         }
         PyObject *stored = PyTuple_GET_ITEM(pair, 0);
-        damaged = open_row(stored, PyTuple_GET_ITEM(pair, 1), lines, i, &sum);
-        if (damaged != -1)
+        PyObject *value = PyTuple_GET_ITEM(pair, 1);
+        if (!is_stored_key(stored) || !is_bytes(value, "value")) {
+            damaged = -2;
             break;
+        }
+        if (!fits(stored, value, &sum)) {
+            damaged = i;
+            break;
+        }
         if (prefix == NULL)
             prefix = PyBytes_AS_STRING(stored);
         if (memcmp(prefix, PyBytes_AS_STRING(stored), PREFIX) != 0) {
@@ -229,10 +210,17 @@ opened(PyObject *module, PyObject *args)
         }
         PyObject *key = PyBytes_FromStringAndSize(
             PyBytes_AS_STRING(stored) + PREFIX, PyBytes_GET_SIZE(stored) - PREFIX);
-        if (key == NULL)
+        if (key == NULL) {
+            damaged = -2;
+            break;
+        }
+        PyList_SET_ITEM(keys, i, key);
+        PyObject *line = PyBytes_FromStringAndSize(
+            PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value) - SEAL);
+        if (line == NULL)
             damaged = -2;
         else
-            PyList_SET_ITEM(keys, i, key);
+            PyList_SET_ITEM(lines, i, line);
     }
     if (damaged == -1)
         return Py_BuildValue("NNKn", keys, lines, (unsigned long long)sum, damaged);
@@ -241,6 +229,39 @@ opened(PyObject *module, PyObject *args)
     if (damaged == -2)
         return NULL;
     return Py_BuildValue("[][]Kn", (unsigned long long)0, damaged);
+}
+
+static PyObject *
+joined(PyObject *module, PyObject *args)
+{
+    Py_buffer key;
+    PyObject *parts;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*O!:joined", &key, &PyTuple_Type, &parts))
+        return NULL;
+    Py_ssize_t size = 0;
+    PyObject *value = NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(parts); i++) {
+        PyObject *part = PyTuple_GET_ITEM(parts, i);
+        if (!is_bytes(part, "part"))
+            goto done;
+        size += PyBytes_GET_SIZE(part);
+    }
+    value = PyBytes_FromStringAndSize(NULL, size + SEAL);
+    if (value == NULL)
+        goto done;
+    char *begin = PyBytes_AS_STRING(value), *at = begin;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(parts); i++) {
+        PyObject *part = PyTuple_GET_ITEM(parts, i);
+        memcpy(at, PyBytes_AS_STRING(part), (size_t)PyBytes_GET_SIZE(part));
+        at += PyBytes_GET_SIZE(part);
+    }
+    uint64_t number = number_of(key.buf, (size_t)key.len, begin, (size_t)size);
+    uint64_t written = little_endian(number);
+    memcpy(at, &written, SEAL);
+done:
+    PyBuffer_Release(&key);
+    return value;
 }
 
 static PyObject *
@@ -258,8 +279,9 @@ seal_number(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"sealed", sealed, METH_VARARGS, "Values of these rows, and the sum of their seals."},
-    {"replaced", replaced, METH_VARARGS, "Lines of values that may be missing, sum, damaged."},
+    {"checked", checked, METH_VARARGS, "The sum of these values' seals, and the first damaged."},
     {"opened", opened, METH_VARARGS, "Keys and lines of stored rows, sum, damaged."},
+    {"joined", joined, METH_VARARGS, "These parts as one value, with its seal."},
     {"seal_number", seal_number, METH_VARARGS, "The seal of one key and value, as a number."},
     {NULL, NULL, 0, NULL},
 };

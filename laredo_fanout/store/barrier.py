@@ -112,10 +112,10 @@ class Barrier:
     def _line(record: TableRecord, stored: bytes, value: bytes | None) -> bytes | None:
         if value is None:
             return None
-        lines, _, damaged = seal.replaced([format_.prefix(record.space) + stored], [value])
+        _, damaged = seal.checked([format_.prefix(record.space) + stored], [value])
         if damaged >= 0:
             raise RowDamaged(record.qualified, stored)
-        return lines[0]
+        return value[: -seal.SEAL_BYTES]
 
     def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
         """The next rows behind ``after``; none if the space has fewer than a block of them."""

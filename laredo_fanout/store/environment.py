@@ -234,7 +234,7 @@ def position_from_bytes(stored: bytes | None) -> tuple[int, int]:
 
 def put(transaction: Any, meta: Any, key: bytes, value: bytes) -> None:
     """Write a sealed value."""
-    transaction.put(key, seal.closed(key, value), db=meta)
+    transaction.put(key, seal.joined(key, (value,)), db=meta)
 
 
 def get(transaction: Any, meta: Any, key: bytes, directory: Path) -> bytes | None:

@@ -197,6 +197,8 @@ class Damage(NamedTuple):
     why: str
     #: Of the journal: the last entry before it. None: it is in the rows.
     after: int | None = None
+    #: Of the rows: the space that they are in; a table that was repaired since has another one.
+    space: int = 0
 
 
 class RowDamaged(StoreError):
@@ -213,8 +215,8 @@ class RowDamaged(StoreError):
 class RowsDamaged(StoreError):
     """The table's stored rows aren't those that were written: they are no snapshot."""
 
-    def __init__(self, table_id: int, name: str, why: str) -> None:
-        self.damage = Damage(table_id, why)
+    def __init__(self, table_id: int, name: str, why: str, space: int) -> None:
+        self.damage = Damage(table_id, why, space=space)
         super().__init__(
             f"table {name}: its rows in the store were damaged on disk ({why}); the server copies"
             " them again from PostgreSQL: connect again"

@@ -36,7 +36,7 @@ class Entries:
     keys: list[bytes]
     #: New rows, whole.
     lines: list[bytes]
-    #: Old rows, whole.
+    #: Old rows, whole, each with its seal.
     olds: list[bytes]
     #: One a PostgreSQL transaction, as the next two: how many of these changes it has.
     counts: list[int]
@@ -138,7 +138,7 @@ class Journal:
             times_us=entries.times_us[first : last + 1],
             open=still_open,
         ).SerializeToString()
-        old_body = _OLD_LINES.joined(entries.olds[start:stop])
+        old_body = _OLD_LINES.joined(entries.olds[start:stop], seal.SEAL_BYTES)
         header = Header(
             last_sequence=sequence + stop - start - 1,
             first_position=entries.positions[first],
@@ -151,12 +151,13 @@ class Journal:
         # The message's last fields, by hand: three values of each change are most of its cost.
         keys = _KEYS.joined(entries.keys[start:stop])
         lines = _LINES.joined(entries.lines[start:stop])
-        value = b"".join((header.to_bytes(), scalars, keys, lines))
         key = format_.record_key(table_id, sequence)
-        self._reserve_values(len(value) + seal.SEAL_BYTES, len(old_body) + seal.SEAL_BYTES)
+        value = seal.joined(key, (header.to_bytes(), scalars, keys, lines))
+        old_value = seal.joined(key, (old_body,))
+        self._reserve_values(len(value), len(old_value))
         put = self._transaction.put
-        put(key, seal.closed(key, value), db=self._databases.journal)
-        put(key, seal.closed(key, old_body), db=self._databases.olds)
+        put(key, value, db=self._databases.journal)
+        put(key, old_value, db=self._databases.olds)
         found_at = format_.position_key(table_id, header.last_position, sequence)
         put(found_at, b"", db=self._databases.positions)
 
@@ -172,7 +173,7 @@ class Journal:
         batch = ChangeBatch.FromString(format_.body_of(stored))
         batch.open = False
         header = replace(format_.header_of(stored), open=False)
-        value = seal.closed(key, header.to_bytes() + batch.SerializeToString())
+        value = seal.joined(key, (header.to_bytes(), batch.SerializeToString()))
         self._reserve_values(len(value))
         self._transaction.put(key, value, db=self._databases.journal)
 

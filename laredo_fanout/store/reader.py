@@ -255,7 +255,7 @@ class Snapshot:
             raise self._damaged(f"{self._taken_rows} of {record.rows} rows, or others, are there")
 
     def _damaged(self, why: str) -> RowsDamaged:
-        return RowsDamaged(self.view.id, self.view.name, why)
+        return RowsDamaged(self.view.id, self.view.name, why, self.view.record.space)
 
     def spill(self) -> None:
         """Write the rows not taken yet to a temporary file and close the LMDB transaction.
@@ -475,7 +475,7 @@ class StoreReader:
             if not found.shown:
                 raise TableHidden(found.qualified, found.status, found.error)
             if found.damage:
-                raise RowsDamaged(found.id, found.qualified, found.damage)
+                raise RowsDamaged(found.id, found.qualified, found.damage, found.space)
             position = self._position(transaction)
             view = view_of(found, *position)
             return Snapshot(

@@ -15,8 +15,7 @@ damaged on disk. It is never used, least of all as the old row of a change.
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, repeat
-from operator import itemgetter
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 from laredo_fanout.store import environment, seal
@@ -76,7 +75,7 @@ class Rows:
         """Write new lines; stops after each slice.
 
         Returns the lines, whole ones as far as their missing columns are
-        known, and what each replaced: None nothing, b"" a tombstone.
+        known, and the values that they replaced: None nothing, b"" a tombstone.
 
         :raises RowIncomplete: if a line of a live table stays partial.
         :raises RowDamaged: if a row that is replaced isn't what was written.
@@ -85,10 +84,7 @@ class Rows:
         if min(lines).startswith(line_.PARTIAL):
             lines, olds = self._fill_and_replace(actions, keys, stored, lines, live=live)
         else:
-            values, added = seal.sealed(stored, lines)
-            self._added += added
-            found = yield from self._replace(stored, values)
-            olds = self._opened(stored, found)
+            olds = yield from self._replace(stored, lines)
             if not live:
                 self._mark_streamed(stored)
         self._last_deleted = None
@@ -100,8 +96,9 @@ class Rows:
         :raises RowDamaged: if one isn't what was written.
         """
         stored = self._stored(keys, 0)
-        olds = self._opened(stored, list(map(self._state.pop, stored)))
-        self._last_deleted = olds[-1]
+        olds: list[bytes | None] = list(map(self._state.pop, stored))
+        self._check_replaced(stored, olds)
+        self._last_deleted = _line(olds[-1])
         return olds
 
     def bury(self, keys: list[bytes]) -> list[bytes | None]:
@@ -112,12 +109,14 @@ class Rows:
         stored = self._stored(keys, 0)
         self._stored(keys, 0)  # room for their marks
         is_streamed = self._is_streamed(stored[-1])
-        found = list(map(self._state.replace, stored, repeat(format_.TOMBSTONE, len(stored))))
-        olds = self._opened(stored, found)
+        olds: list[bytes | None] = list(
+            map(self._state.replace, stored, repeat(format_.TOMBSTONE, len(stored)))
+        )
+        self._check_replaced(stored, olds)
         for key in stored:
             self._marks.put(format_.mark_key(format_.TOMBSTONE_MARK, key), b"")
             self._marks.pop(format_.mark_key(format_.STREAMED_MARK, key))
-        self._last_deleted = olds[-1] if is_streamed else None
+        self._last_deleted = _line(olds[-1]) if is_streamed else None
         return olds
 
     def widest(self, keys: list[bytes]) -> int:
@@ -127,20 +126,38 @@ class Rows:
 
     def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
         """Copied rows where nothing is yet, columns where they are missing; returns rows added."""
+        if not keys:
+            return 0
         stored = self._stored(keys, sum(map(len, lines)))
-        values, total = seal.sealed(stored, lines)
-        rows = sorted(zip(stored, values, lines, strict=True))
-        put = self._state.put
-        there = [(key, line) for key, value, line in rows if not put(key, value, True, False)]
+        rows = sorted(zip(stored, lines, strict=True))
+        there: list[tuple[bytes, bytes]] = []
+        for start in range(0, len(rows), _SLICE):
+            there += self._add(rows[start : start + _SLICE])
+        if there and self.has_marks(format_.PARTIAL_MARK):
+            for key, line in there:
+                if self._marks.set_key(format_.mark_key(format_.PARTIAL_MARK, key)):
+                    self._complete(key, line)
+        return len(rows) - len(there)
+
+    def _add(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Write rows, in order of their keys, where nothing is yet; returns the others."""
+        stored = [key for key, _ in rows]
+        values, total = seal.sealed(stored, [line for _, line in rows])
         self._added += total
+        if not self._state.set_range(stored[0]) or self._state.key() > stored[-1]:
+            # Nothing is there between them, as where keys come in order.
+            pairs = list(zip(stored, values, strict=True))
+            _, added = self._state.putmulti(pairs, overwrite=False)
+            if added == len(rows):
+                return []
+            there = [row for before, row in pairwise(rows) if before[0] == row[0]]
+        else:
+            put = map(self._state.put, stored, values, repeat(True), repeat(False))
+            there = [row for row, is_new in zip(rows, put, strict=True) if not is_new]
         if there:
             _, refused = seal.sealed([key for key, _ in there], [line for _, line in there])
             self._added -= refused
-            if self.has_marks(format_.PARTIAL_MARK):
-                for key, line in there:
-                    if self._marks.set_key(format_.mark_key(format_.PARTIAL_MARK, key)):
-                        self._complete(key, line)
-        return len(rows) - len(there)
+        return there
 
     def numbered(self, digests: Sequence[bytes]) -> list[bytes]:
         """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
@@ -223,13 +240,12 @@ class Rows:
         """The stored value, with the state cursor on it."""
         return self._state.value() if self._state.set_key(stored) else None
 
-    def _opened(self, stored: list[bytes], values: list[bytes | None]) -> list[bytes | None]:
-        """Lines of values that are no longer there; None and tombstones as they are."""
-        lines, total, damaged = seal.replaced(stored, values)
+    def _check_replaced(self, stored: list[bytes], values: list[bytes | None]) -> None:
+        """Compare values that are no longer there with their seals."""
+        total, damaged = seal.checked(stored, values)
         if damaged >= 0:
             raise RowDamaged(self._table, stored[damaged][format_.PREFIX_BYTES :])
         self._added -= total
-        return lines
 
     def _put(self, stored: bytes, line: bytes) -> None:
         values, added = seal.sealed([stored], [line])
@@ -237,21 +253,29 @@ class Rows:
         self._state.put(stored, values[0])
 
     def _replace(
-        self, stored: list[bytes], values: list[bytes]
+        self, stored: list[bytes], lines: list[bytes]
     ) -> Generator[None, None, list[bytes | None]]:
         count = len(stored)
         if count < _SORT_FROM:
-            return list(map(self._state.replace, stored, values))
+            return self._replace_slice(stored, lines)
         # In key order neighbours share pages; sorting is stable, so that several
         # changes of one key stay in their order.
         order = sorted(range(count), key=stored.__getitem__)
-        pick = itemgetter(*order)
         olds: list[bytes | None] = [None] * count
-        replaced = zip(order, map(self._state.replace, pick(stored), pick(values)), strict=True)
-        for _ in range(0, count, _SLICE):
-            for index, old in islice(replaced, _SLICE):
+        for start in range(0, count, _SLICE):
+            part = order[start : start + _SLICE]
+            found = self._replace_slice([stored[i] for i in part], [lines[i] for i in part])
+            for index, old in zip(part, found, strict=True):
                 olds[index] = old
             yield
+        return olds
+
+    def _replace_slice(self, stored: list[bytes], lines: list[bytes]) -> list[bytes | None]:
+        """Few rows at a time: their sealed values are still in the processor's cache."""
+        values, added = seal.sealed(stored, lines)
+        olds: list[bytes | None] = list(map(self._state.replace, stored, values))
+        self._added += added
+        self._check_replaced(stored, olds)
         return olds
 
     def _fill_and_replace(
@@ -266,7 +290,9 @@ class Rows:
         whole: list[bytes] = []
         olds: list[bytes | None] = []
         for index, line in enumerate(lines):
-            old = self._opened([stored[index]], [self._value(stored[index])])[0]
+            value = self._value(stored[index])
+            self._check_replaced([stored[index]], [value])
+            old = _line(value)
             exact = not live
             if line_.is_partial(line):
                 moved = self._last_deleted if index == 0 else None
@@ -287,17 +313,21 @@ class Rows:
             if exact:
                 self._mark_streamed([stored[index]])
             whole.append(line)
-            olds.append(old)
+            olds.append(value)
         return whole, olds
 
     def _complete(self, stored: bytes, line: bytes) -> None:
         value = self._value(stored)
         if value and line_.is_partial(value):
-            partial = self._opened([stored], [value])[0]
-            assert partial
-            whole = line_.fill(partial, line)
+            self._check_replaced([stored], [value])
+            whole = line_.fill(value[: -seal.SEAL_BYTES], line)
             self._reserve(1, len(whole) + seal.SEAL_BYTES)
             self._put(stored, whole)
+
+
+def _line(value: bytes | None) -> bytes | None:
+    """The line of a stored value; None and tombstones as they are."""
+    return value[: -seal.SEAL_BYTES] if value else value
 
 
 # Changes of one table on their way into the store.

@@ -80,7 +80,7 @@ class TableScrub:
         record = part.record
         if summed and (count, total % seal.MODULUS) != (record.rows, record.checksum):
             why = f"{count} of {record.rows} rows, or others, are there"
-            raise RowsDamaged(record.id, record.qualified, why)
+            raise RowsDamaged(record.id, record.qualified, why, record.space)
 
     def _changed(self, before: TableRecord, now: TableRecord, last: bytes) -> tuple[int, int]:
         """Changes between two moments in the rows up to ``last``: of their number and seals."""
@@ -130,5 +130,5 @@ def _opened(part: RowPart) -> tuple[int, int]:
     if damaged >= 0:
         key = part.pairs[damaged][0][format_.PREFIX_BYTES :]
         why = f"first at key {key[:80]!r}"
-        raise RowsDamaged(part.record.id, part.record.qualified, why)
+        raise RowsDamaged(part.record.id, part.record.qualified, why, part.record.space)
     return len(lines), total

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from struct import Struct, unpack
 
-__all__ = ["closed", "fits", "of", "opened", "replaced", "seal_number", "sealed"]
+__all__ = ["checked", "fits", "joined", "of", "opened", "seal_number", "sealed"]
 
 MODULUS = 1 << 64
 SEAL_BYTES = 8
@@ -58,24 +58,18 @@ def plain_sealed(stored: list[bytes], lines: list[bytes]) -> tuple[list[bytes], 
     return values, total % MODULUS
 
 
-def plain_replaced(
-    stored: list[bytes], values: list[bytes | None]
-) -> tuple[list[bytes | None], int, int]:
-    """Lines of stored values, None and tombstones as they are, the sum of the seals, and the index
-    of the first damaged value (-1: none; else there are no lines); in Python."""
-    lines: list[bytes | None] = []
+def plain_checked(stored: list[bytes], values: list[bytes | None]) -> tuple[int, int]:
+    """The sum of the seals of stored values, without None and tombstones, and the index of the
+    first damaged one (-1: none; else the sum is 0); in Python."""
     total = 0
     for index, (key, value) in enumerate(zip(stored, values, strict=True)):
         if not value:
-            lines.append(value)
             continue
-        line = value[:-SEAL_BYTES]
-        number = plain_seal_number(key[_PREFIX:], line)
+        number = plain_seal_number(key[_PREFIX:], value[:-SEAL_BYTES])
         if value[-SEAL_BYTES:] != _U64.pack(number):
-            return [], 0, index
-        lines.append(line)
+            return 0, index
         total += number
-    return lines, total % MODULUS, -1
+    return total % MODULUS, -1
 
 
 def plain_opened(
@@ -97,21 +91,23 @@ def plain_opened(
     return keys, lines, total % MODULUS, -1
 
 
+def plain_joined(key: bytes, parts: tuple[bytes, ...]) -> bytes:
+    """The parts as one value of the journal or of the store's definitions, with its seal; in
+    Python."""
+    value = b"".join(parts)
+    return value + _U64.pack(plain_seal_number(key, value))
+
+
 try:
-    from laredo_fanout.store._seals import opened, replaced, seal_number, sealed
+    from laredo_fanout.store._seals import checked, joined, opened, seal_number, sealed
 except ImportError:  # there was no C compiler when this was installed
-    sealed, replaced = plain_sealed, plain_replaced
+    sealed, checked, joined = plain_sealed, plain_checked, plain_joined
     opened, seal_number = plain_opened, plain_seal_number
 
 
 def of(key: bytes, value: bytes | memoryview) -> bytes:
     """The seal of one value of the journal or of the store's definitions."""
     return _U64.pack(seal_number(key, value))
-
-
-def closed(key: bytes, value: bytes) -> bytes:
-    """The value with its seal."""
-    return value + _U64.pack(seal_number(key, value))
 
 
 def fits(key: bytes, stored: bytes | memoryview) -> bool:

@@ -337,7 +337,7 @@ class Transaction:
         if not proven:
             live = self.tables[comparison.live_id]
             why = "and its readers may have other rows than PostgreSQL"
-            raise RowsDamaged(live.id, live.qualified, why)
+            raise RowsDamaged(live.id, live.qualified, why, live.space)
         for _ in comparison.publish(self, time_us):
             notice()
         return comparison.differing

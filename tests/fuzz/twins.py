@@ -50,6 +50,10 @@ def repeated(draw: random.Random) -> int:
     field = protobuf.RepeatedBytes(draw.choice((1, 15, 16, 2047, 2048, (1 << 29) - 1)))
     compiled = outcome(lambda: field.joined(values))
     assert compiled == outcome(lambda: b"".join(field.pieces(values)))
+    trimmed = draw.choice((1, 8, 128))
+    cut = outcome(lambda: field.joined(values, trimmed))
+    if cut[0] == "gives":
+        assert cut == outcome(lambda: b"".join(field.pieces([each[:-trimmed] for each in values])))
     return max(1, count)
 
 
@@ -73,11 +77,12 @@ def seals(draw: random.Random) -> int:
         total,
         -1,
     )
+    assert seal.joined(b"key", tuple(lines)) == seal.plain_joined(b"key", tuple(lines))
     found: list[Any] = [draw.choice((value, value, None, b"")) for value in values]
     if found and draw.randrange(2):
         index = draw.randrange(count)
         found[index] = _damaged(draw, values[index])
-    assert seal.replaced(stored, found) == seal.plain_replaced(stored, found)
+    assert seal.checked(stored, found) == seal.plain_checked(stored, found)
     rows = [(key, value or b"") for key, value in zip(stored, found, strict=True)]
     if rows and not draw.randrange(3):
         rows[-1] = (draw.randbytes(4) + rows[-1][0][4:], values[-1])
@@ -86,7 +91,7 @@ def seals(draw: random.Random) -> int:
         stored[draw.randrange(count)] = draw.choice(("text", 7, None, 1.5, []))
         for compiled, plain in (
             (seal.sealed, seal.plain_sealed),
-            (seal.replaced, seal.plain_replaced),
+            (seal.checked, seal.plain_checked),
         ):
             refused = outcome(lambda call=compiled: call(stored, values))  # type: ignore[misc]
             assert refused[0] == outcome(lambda call=plain: call(stored, values))[0]  # type: ignore[misc]

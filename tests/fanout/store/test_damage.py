@@ -22,7 +22,7 @@ from laredo_fanout.store.errors import (
     StoreDamaged,
     StoreError,
 )
-from laredo_fanout.store.reader import StoreReader
+from laredo_fanout.store.reader import Snapshot, StoreReader
 from laredo_fanout.store.scrub import TableScrub
 from laredo_fanout.store.transaction import Transaction
 from laredo_fanout.store.writer import Store
@@ -121,6 +121,8 @@ def test_a_copy_repairs_rows_without_a_change_for_readers(tmp_path: Path, place:
         with pytest.raises(RowsDamaged, match="found"):
             store.reader().snapshot(table)
         before = store.tables[table]
+        with pytest.raises(RowsDamaged) as stale:
+            list(_damage_ignored(store, table).batches())
         with store.transaction() as transaction:
             copy = copied(transaction, {})
             assert transaction.publish_differences(copy, 2000, 0) > 0
@@ -129,11 +131,21 @@ def test_a_copy_repairs_rows_without_a_change_for_readers(tmp_path: Path, place:
         }
         after = store.tables[table]
         assert (after.sequence, after.rows, after.damage) == (before.sequence, 100, "")
+        assert stale.value.damage.space == before.space != after.space, (
+            "a late report is known by it"
+        )
         assert copy not in store.tables
         while store.reclaim():
             pass
         commit(store, table, (3000, [update("key-050", "new"), delete("key-051")]))
         assert len(state_of(store.reader(), table)) == 99
+
+
+def _damage_ignored(store: Store, table: int) -> Snapshot:
+    """A snapshot that was begun before the damage was known."""
+    with store.transaction() as transaction:
+        transaction.put_table(replace(transaction.tables[table], damage=""))
+    return store.reader().snapshot(table)
 
 
 def test_what_the_stream_changes_meanwhile_goes_into_both(tmp_path: Path) -> None:
