@@ -239,7 +239,9 @@ class ReceivedTable:
         comparison = CopyComparison(self._batch.transaction, copy.table_id, position)
         while comparison.compare_block(self._batch.transaction):
             yield
-        if not (yield from comparison.prove_readers(self._batch.transaction)):
+        while comparison.prove_block(self._batch.transaction):
+            yield
+        if not comparison.is_proven:
             # The stored rows were damaged on disk.
             return False
         if record.position == position and comparison.differs and not comparison.takes_rows:

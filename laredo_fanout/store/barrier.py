@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
@@ -82,22 +82,22 @@ class Barrier:
         """Number of rows of this block that differ."""
         return sum(1 for _ in self._differing(live, copied, after, last))
 
-    def check_rows(self, record: TableRecord) -> Generator[None, None, bool]:
-        """Compare the rows with their seals and the running checksum; stops after each block.
+    def sum_block(self, record: TableRecord, after: bytes) -> tuple[bytes | None, int, int]:
+        """Compare the next block of rows behind ``after`` with their seals: the last key of it
+        (None: there are no rows behind it), the number of rows, and the sum of their seals.
 
-        Returns True if they are what was written.
+        :raises RowDamaged: if a row isn't what was written.
         """
         prefix = format_.prefix(record.space)
-        count = total = 0
         cursor = self._transaction.cursor(db=self._state)
-        rows = cursor.iternext() if self._seek(cursor, prefix, b"") else iter(())
-        while pairs := [pair for pair in islice(rows, _BLOCK) if pair[0].startswith(prefix)]:
-            _, lines, added, damaged = seal.opened(pairs)
-            if damaged >= 0:
-                return False
-            count, total = count + len(lines), total + added
-            yield
-        return (count, total % seal.MODULUS) == (record.rows, record.checksum)
+        if not self._seek(cursor, prefix, after):
+            return None, 0, 0
+        pairs = [pair for pair in islice(cursor.iternext(), _BLOCK) if pair[0].startswith(prefix)]
+        _, lines, total, damaged = seal.opened(pairs)
+        if damaged >= 0:
+            raise RowDamaged(record.qualified, pairs[damaged][0][format_.PREFIX_BYTES :])
+        last = pairs[-1][0][format_.PREFIX_BYTES :] if len(pairs) == _BLOCK else None
+        return last, len(lines), total
 
     def _differing(
         self, live: TableRecord, copied: TableRecord, after: bytes, last: bytes | None
@@ -219,7 +219,11 @@ class CopyComparison:
         self._after = b""
         self._blocks: list[tuple[bytes, bytes | None]] = []
         self.takes_rows = False
-        """True if the readers have the copied rows already, after ``prove_readers``."""
+        """True if the readers have the copied rows already, after the last ``prove_block``."""
+        self.is_proven = False
+        """True if it is known which rows the readers have, after the last ``prove_block``."""
+        self._summed_to = b""
+        self._rows = self._sum = 0
         self.differing = 0
         """Number of rows that differed, after ``publish``."""
         transaction.barrier().publish(copied, position)
@@ -238,20 +242,28 @@ class CopyComparison:
         """True if a block that was compared differs."""
         return bool(self._blocks)
 
-    def prove_readers(self, transaction: CopyTransaction) -> Generator[None, None, bool]:
-        """Find out whether it is known which rows the readers have, after all blocks were compared;
-        stops after each block."""
+    def prove_block(self, transaction: CopyTransaction) -> bool:
+        """Find out whether it is known which rows the readers have, after all blocks were compared:
+        sum up the next block of the live rows, if need be; whether there are more."""
         live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
         equal = (live.rows, live.checksum) == (copied.rows, copied.checksum)
         if equal or not self.differs:
-            self.takes_rows = self.differs
-            return equal
-        return (yield from transaction.barrier().check_rows(live))
+            self.takes_rows, self.is_proven = self.differs, equal
+            return False
+        try:
+            last, rows, total = transaction.barrier().sum_block(live, self._summed_to)
+        except RowDamaged:
+            return False
+        self._rows, self._sum = self._rows + rows, self._sum + total
+        self._summed_to = last or b""
+        if last is None:
+            self.is_proven = (self._rows, self._sum % seal.MODULUS) == (live.rows, live.checksum)
+        return last is not None
 
     def publish(self, transaction: CopyTransaction, time_us: int) -> Iterator[None]:
         """Write what differs into the live incarnation, and drop the copy; stops after each bounded
         piece: take it to its end before the store's transaction ends. Only after
-        ``prove_readers``."""
+        ``prove_block``."""
         for number, (after, last) in enumerate(self._blocks, 1):
             live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
             if self.takes_rows:

@@ -326,15 +326,9 @@ class Transaction:
         notice = keep_alive or (lambda: None)
         while comparison.compare_block(self):
             notice()
-        proving = comparison.prove_readers(self)
-        while True:
-            try:
-                next(proving)
-            except StopIteration as ended:
-                proven: bool = ended.value
-                break
+        while comparison.prove_block(self):
             notice()
-        if not proven:
+        if not comparison.is_proven:
             live = self.tables[comparison.live_id]
             why = "and its readers may have other rows than PostgreSQL"
             raise RowsDamaged(live.id, live.qualified, why, live.space)
