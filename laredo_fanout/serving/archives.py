@@ -60,13 +60,16 @@ class ReplayArchive:
         self,
         table: str,
         options: ArchiveOptions,
-        executor: DaemonThreads,
+        *,
+        replays: DaemonThreads,
+        manifests: DaemonThreads,
         directory: Path | None,
         on_outcome: Callable[[str, Outcome], None],
     ) -> None:
         self.table = table
         self.options = options
-        self._executor = executor
+        self._replays = replays
+        self._manifests = manifests
         self._directory = directory
         self._on_outcome = on_outcome
         self._destination: Destination | None = None
@@ -115,7 +118,7 @@ class ReplayArchive:
             return found
         loop = asyncio.get_running_loop()
         try:
-            manifest = await loop.run_in_executor(self._executor, _unfolded, found, positions)
+            manifest = await loop.run_in_executor(self._manifests, _unfolded, found, positions)
         except (ArchiveError, OSError) as failure:
             raise NoReplay(Outcome.UNREADABLE, str(failure)) from failure
         return found._replace(manifest=manifest)
@@ -123,7 +126,7 @@ class ReplayArchive:
     async def _read_manifest(self) -> Reading:
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._executor, self._find)
+            found = await loop.run_in_executor(self._manifests, self._find)
             reading = Reading(loop.time(), found, "")
         except Exception as failure:  # whatever it is, a snapshot does as well
             expected = isinstance(failure, ArchiveError | OSError)
@@ -180,8 +183,8 @@ class ReplayArchive:
         return fetched_diff.changes(found, diff, columns, self.options.formats, self._directory)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run it in one of the threads for archives."""
-        return self._executor.submit(work)
+        """Run it in one of the threads for replays."""
+        return self._replays.submit(work)
 
 
 def _unfolded(found: FoundArchive, points: Sequence[Position]) -> Manifest:

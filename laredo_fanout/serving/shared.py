@@ -21,7 +21,9 @@ from laredo_service import private_directory
 if TYPE_CHECKING:
     from laredo_fanout.serving.archives import ReplayArchive
 
-_ARCHIVE_THREADS = 8
+REPLAY_THREADS = 8
+_MANIFEST_THREADS = 2
+"""They read manifests alone: a client isn't planned behind the replays that are under way."""
 
 # Counters of changes and bytes that a serving process has sent to its clients.
 
@@ -77,7 +79,8 @@ class Archives:
     ) -> None:
         self._directory = directory
         self._on_outcome = on_outcome
-        self._executor = DaemonThreads(_ARCHIVE_THREADS, "archive")
+        self._replays = DaemonThreads(REPLAY_THREADS, "replay")
+        self._manifests = DaemonThreads(_MANIFEST_THREADS, "manifest")
         self._tables: dict[str, ReplayArchive] = {}
         self.change(options)
 
@@ -96,7 +99,12 @@ class Archives:
             known = before.get(name)
             if known is None or known.options != its_options:
                 known = ReplayArchive(
-                    name, its_options, self._executor, directory, self._on_outcome
+                    name,
+                    its_options,
+                    replays=self._replays,
+                    manifests=self._manifests,
+                    directory=directory,
+                    on_outcome=self._on_outcome,
                 )
             self._tables[name] = known
 
@@ -106,7 +114,8 @@ class Archives:
 
     def close(self) -> None:
         """Stop the threads, without waiting for reads that are under way."""
-        self._executor.shutdown()
+        for threads in (self._replays, self._manifests):
+            threads.shutdown()
 
 
 @dataclass(frozen=True, slots=True)
