@@ -66,8 +66,9 @@ class IngestThread:
         until = self._full_until
         # What had no room comes again, after commits of what is small.
         if until is None or until[0] != self._store.source or info.position >= until[1]:
+            if self.error is not None:
+                self._outage.end()
             self.error = self._full_until = None
-            self._outage.end()
         for call in self._after_commit:
             call()
 
