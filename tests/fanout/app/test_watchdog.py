@@ -24,7 +24,9 @@ from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.watchdog import SEGMENT, SERVING, SNAPSHOT, Watchdog
 from laredo_model.position import History
 from tests.fanout.app.running_server import running
+from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, until, wait_until
+from tests.support.server.fanout_program import fanout, started
 from tests.support.server.serving_world import USERS
 from tests.support.server.store_sample import commit, insert, live_table, open_store
 
@@ -214,3 +216,26 @@ def test_a_segment_process_that_hangs_is_replaced(tmp_path: Path) -> None:
             assert run.pid != pid
         finally:
             run.kill()
+
+
+@pytest.mark.thorough
+def test_a_main_process_that_was_stopped_kills_nobody(tmp_path: Path, database: Database) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
+    server = fanout(tmp_path / "server", database, "{ table = t }")
+    with started(server):
+        pids = server.status["fanout"]["pids"]
+        os.kill(server.program.pid, signal.SIGSTOP)
+        time.sleep(1.5 * LIMIT)
+        os.kill(server.program.pid, signal.SIGCONT)
+        # Whoever is to be killed is killed by then.
+        time.sleep(1.5 * LIMIT)
+        assert server.status["fanout"]["pids"] == pids
+        assert set(server.status["processes"]["hangs"].values()) == {0}
+        # All processes at once, as in a machine that is suspended.
+        for pid in (server.program.pid, *pids):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.5 * LIMIT)
+        for pid in (server.program.pid, *pids):
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(1.5 * LIMIT)
+        assert server.status["fanout"]["pids"] == pids and server.program.is_ready()
