@@ -29,7 +29,7 @@ SERVING, SNAPSHOT, SEGMENT = KINDS = ("serving", "snapshot", "segment")
 _BEAT_S = 1.0
 _SILENT_TURNS = 10
 _SUSPECT_TURNS = 5
-_STARTING_TURNS = 60
+_STARTING_TURNS = 120
 """Most turns until the first beat: on a busy machine, imports take long."""
 _COMPUTING_BEATS = 60
 """Most beats of a loop that doesn't come round, and computes."""

@@ -255,6 +255,7 @@ class _Server:
             http.application(
                 problems=self.view.problems,
                 unserved=self.view.unserved,
+                silent=self.watchdog.suspicions,
                 status=self.view.status,
                 metrics=self.view.metrics,
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,
