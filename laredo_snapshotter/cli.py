@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import structlog
 
+from laredo_service import native_log
 from laredo_service.build import version_option
 from laredo_service.printable import printable, printable_lines
 from laredo_service.settings import SettingsError
@@ -84,7 +85,10 @@ def cli(
     flush_timeout: float,
 ) -> None:
     """Writes tables that laredo-fanout streams into archives of snapshots and diffs."""
-    usual = "info" if context.invoked_subcommand is None else "error"
+    usual = "error"
+    if context.invoked_subcommand is None:
+        usual = "info"
+        native_log.capture()
     logs.configure(
         log_level or usual, as_json=None if log_format == "auto" else log_format == "json"
     )

@@ -80,9 +80,10 @@ class EpochFolders:
             for format_id, entry in diff.formats.items()
             if not object_keys.is_in_folder(entry.key, store.key_prefix, diff.epoch)
         ]
-        placed = store.environment.at_once(
-            [partial(self._entry, version, *one) for one in elsewhere]
-        )
+        with store.asked():
+            placed = store.environment.at_once(
+                [partial(self._entry, version, *one) for one in elsewhere]
+            )
         return {
             entry.key: there
             for (_, _, entry), there in zip(elsewhere, placed, strict=True)
@@ -246,7 +247,9 @@ class PendingCommit:
         key = self._keys.get(target)
         if key is None:
             return
-        if is_there(store.destination, key, self.artifact.formats[format_id].size_bytes):
+        with store.asked():
+            found = is_there(store.destination, key, self.artifact.formats[format_id].size_bytes)
+        if found:
             self._found[target] = manifest, key
 
     def _current(
@@ -287,7 +290,8 @@ class PendingCommit:
         if seen is not None and seen[0] is manifest and seen[1] == key:
             return True
         size = self.artifact.formats[format_id].size_bytes
-        return is_there(store.destination, key, size)
+        with store.asked():
+            return is_there(store.destination, key, size)
 
     def _as_named_by(self, store: ManifestStore) -> Artifact:
         formats: dict[str, FormatEntry] = {}
@@ -307,14 +311,16 @@ class PendingCommit:
     ) -> None:
         key = self.artifact.formats[format_id].key
         avoid = manifest.known_keys()
-        self._keys[store.destination.location, format_id] = store_object(
-            store.destination,
-            self._new_names.instead_of(key) if unheard_of else key,
-            self._content(format_id, stores),
-            avoid=avoid,
-            new_names=self._new_names,
-            environment=store.environment,
-        )
+        content = self._content(format_id, stores)
+        with store.asked():
+            self._keys[store.destination.location, format_id] = store_object(
+                store.destination,
+                self._new_names.instead_of(key) if unheard_of else key,
+                content,
+                avoid=avoid,
+                new_names=self._new_names,
+                environment=store.environment,
+            )
 
     def _content(self, format_id: str, stores: Sequence[ManifestStore]) -> Content:
         if format_id in self._contents:
@@ -372,7 +378,7 @@ class CommitsInTurn:
                 raise
             except DestinationError as failure:
                 location = self._stores[0].counts.note(failure, self._stores)
-                log.warning("commit delayed", table=self._table, reason=str(failure))
+                log.debug("commit delayed", table=self._table, reason=str(failure))
                 raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
 
     def begin(self, commit: PendingCommit, spool: DiffSpool | None = None) -> None:

@@ -10,8 +10,9 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol, TypeVar
@@ -60,6 +61,25 @@ class Availabilities:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[str, Availability] = {}
+        self._asked: dict[object, tuple[str, float]] = {}
+
+    @contextmanager
+    def asking(self, location: str) -> Iterator[None]:
+        """Note for the block that the destination at ``location`` is waited for."""
+        request = object()
+        with self._lock:
+            self._asked[request] = location, time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._asked[request]
+
+    def unanswered_s(self, location: str) -> float:
+        """Age of the oldest unanswered request to the destination at ``location``; 0: none."""
+        with self._lock:
+            since = [began for asked, began in self._asked.values() if asked == location]
+        return time.monotonic() - min(since) if since else 0.0
 
     def of(self, location: str) -> Availability | None:
         """The availability of the destination at ``location``; None if unknown."""
@@ -210,6 +230,10 @@ class ManifestStore:
         """The manifest as last read; None if there was none."""
         return self._manifest
 
+    def asked(self) -> AbstractContextManager[None]:
+        """Note for a block that the destination is waited for."""
+        return self.counts.availabilities.asking(self.destination.location)
+
     @property
     def date(self) -> datetime | None:
         """The store's Date of the answer that showed it."""
@@ -222,7 +246,8 @@ class ManifestStore:
         :raises DestinationUnavailable: if it can't be read now.
         """
         self._known = False
-        found = self.destination.get(self.key)
+        with self.asked():
+            found = self.destination.get(self.key)
         if found is None:
             self._manifest, self._version = None, None
         else:
@@ -261,7 +286,8 @@ class ManifestStore:
         )
         self._known = False
         etag = version.etag if version else None
-        self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
+        with self.asked():
+            self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
         self._manifest = changed
         self._known = True
         self.counts.availabilities.worked(self.destination.location)

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,9 @@ import structlog
 
 from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
 from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
-from laredo_service.retry import Backoff
+from laredo_fanout.watchdog import SNAPSHOT, Watchdog
+from laredo_service import native_log
+from laredo_service.retry import Backoff, Outage
 
 _SHOWN_POLL = 0.2
 _RETRY = Backoff(initial=5.0, maximum=300.0)
@@ -33,6 +35,7 @@ class _Plan:
     failed: int = 0
     last: dict[str, Any] | None = None
     error: str | None = None
+    outage: Outage = field(default_factory=Outage)
 
 
 @dataclass
@@ -45,6 +48,8 @@ class SnapshotSchedule:
     log_settings: LogSettings
     #: Requests a catalog check, which each snapshot's position waits for.
     check_catalog_soon: Callable[[], None]
+    #: Kills a process that hangs.
+    watchdog: Watchdog = field(default_factory=Watchdog)
     #: Called if a defect of ours ended a table's schedule.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshot_process")
@@ -143,11 +148,13 @@ class SnapshotSchedule:
         if code == 0:
             plan.written += answer.pop("written")
             plan.last, plan.error = answer, None
+            plan.outage.end()
             log.info("snapshot taken", table=table.name, **answer)
         else:
             plan.failed += 1
             plan.error = str(answer.get("error", f"the snapshot process ended with {code}"))
-            log.error("snapshot failed", table=table.name, error=plan.error)
+            level = log.error if plan.outage.is_news(plan.error) else log.debug
+            level("snapshot failed", table=table.name, error=plan.error)
 
     async def _keep_checking(self) -> None:
         while True:
@@ -159,21 +166,34 @@ class SnapshotSchedule:
 
         :raises OSError: it can't be started.
         """
-        process = await asyncio.create_subprocess_exec(
-            *self.program,
-            *self.log_settings.arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            process_group=0,
-        )
+        with closing(self.watchdog.watch(SNAPSHOT, "snapshot")) as watched:
+            process = await asyncio.create_subprocess_exec(
+                *self.program,
+                str(watched.end),
+                *self.log_settings.arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=native_log.descriptor(),
+                pass_fds=[watched.end],
+                process_group=0,
+            )
+            watched.started(process)
+            code, output = await self._outcome(process, order)
+        if watched.verdict is not None:
+            return None, {"error": f"the snapshot process was {watched.verdict}"}
+        return _answer(code, output)
+
+    async def _outcome(
+        self, process: asyncio.subprocess.Process, order: dict[str, Any]
+    ) -> tuple[int, bytes]:
+        """The exit code and the output of the process; it has ended then, whatever happens."""
         self._process = process
         try:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(orjson.dumps(order) + b"\n")
             output = await process.stdout.read()
-            # Until here its stdin stays open: its end would end the process.
             process.stdin.close()
-            code = await process.wait()
+            return await process.wait(), output
         except BaseException:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -181,7 +201,6 @@ class SnapshotSchedule:
             raise
         finally:
             self._process = None
-        return _answer(code, output)
 
 
 def _scheduled(config: Config) -> dict[str, ReplicatedTableConfig]:

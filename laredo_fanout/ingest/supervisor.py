@@ -273,6 +273,7 @@ class Ingest:
             strange_messages=self._counters.strange_messages,
             reconnects=self._counters.reconnects,
             recopies=self._counters.recopies,
+            copied_again_at=dict(self._counters.copied_again_at),
             changes={
                 action.name.lower(): number for action, number in self._counters.changes.items()
             },

@@ -156,7 +156,7 @@ class TableStream:
     def _disconnected(self, error: Exception, delay: float, failures: int) -> None:
         self._counters.reconnects += 1
         text = with_cure(str(error), self._options)
-        level = _log.info if text == self.error else _log.warning
+        level = _log.debug if text == self.error else _log.warning
         self.error = text
         level(
             "a table's stream from the upstream ended; it is opened again",

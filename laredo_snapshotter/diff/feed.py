@@ -28,7 +28,7 @@ from laredo_fanout.client.stream.stream import Observer, Subscription, SyncOptio
 from laredo_model import position as position_
 from laredo_model.column import Column, key_columns
 from laredo_model.position import History, Position
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.cuts import CutBuffer, VerifiedPosition
 from laredo_snapshotter.diff.feed_ports import FeedTable, Outlet, StreamedBase
@@ -70,6 +70,7 @@ class Feed:
         self.columns: tuple[Column, ...] = ()
         self.problem: str | None = None
         """Error with which the server refused the stream."""
+        self._outage = Outage()
         self.closed_because: str | None = None
         """Reason why the feed itself closed the stream."""
         self._config = config
@@ -117,7 +118,9 @@ class Feed:
                 self.problem = str(refused)
                 await self._drop_unfinished()
                 delay = REFUSED.delay(refusals)
-                self._log.error("stream refused", error=str(refused), retry_in_s=round(delay, 1))
+                news = self._outage.is_news(str(refused))
+                level = self._log.error if news else self._log.debug
+                level("stream refused", error=str(refused), retry_in_s=round(delay, 1))
                 await asyncio.sleep(delay)
 
     async def stop(self, task: "asyncio.Task[None]") -> None:
@@ -183,6 +186,7 @@ class Feed:
     async def _shake_hands(self, handshake: Handshake) -> None:
         await self._drop_unfinished()
         self.problem = None
+        self._outage.end()
         if handshake.history is None or handshake.position is None or not handshake.batches:
             raise ServerUnfit(self._config.name, self._config.endpoint.server)
         self._check_key(handshake.columns)

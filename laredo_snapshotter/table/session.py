@@ -17,7 +17,7 @@ from laredo_fanout.client.table_client import table_status
 from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.position import History, Position
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter import rebase
 from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
@@ -111,6 +111,7 @@ class WriterSession:
         self._rebase_failures = 0
         self._not_before = 0.0
         self._journal_check_at = 0.0
+        self._journal_outage = Outage()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, stopping: asyncio.Event, flush_timeout: float) -> None:
@@ -296,6 +297,7 @@ class WriterSession:
     async def _check_journal(self) -> None:
         if self.feed.closed_because is None:
             self.journal = None
+            self._journal_outage.end()
             return
         if self.journal is None:
             self.journal = JournalReach(self.feed.cuts.sequence)
@@ -305,10 +307,11 @@ class WriterSession:
         try:
             status = await table_status(self._config.endpoint, self._config.name)
         except StreamError as refused:
-            self._log.warning("journal status not read", error=str(refused))
+            if self._journal_outage.is_news(type(refused).__name__):
+                self._log.warning("journal status not read", error=str(refused))
             return
         reach = self.journal.check(status)
-        if reach.reaches is False:
+        if reach.reaches is False and self._journal_outage.is_news("pruned"):
             self._log.warning("journal pruned after the stream was closed", **reach._asdict())
 
     def _begin_rebase(self, reason: str) -> None:

@@ -44,7 +44,7 @@ from laredo_fanout.client.stream.translate import (
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
 from laredo_model.position import History, Position
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_service.table_pattern import TableName
 
 # The transport that an endpoint names.
@@ -215,6 +215,7 @@ class Subscription:
         self._rejected: ProtocolViolation | None = None
         self._rejections, self._rejected_at = 0, 0.0
         self._restarts_until = 0.0
+        self._outage = Outage()
         self._log = log.bind(server=endpoint.server, table=options.table)
 
     @property
@@ -271,6 +272,9 @@ class Subscription:
                 async with aclosing(self._one_stream()) as events:
                     async for event in events:
                         if not isinstance(event, Handshake):
+                            if failures:
+                                self._log.info("connected again", attempts=failures)
+                                self._outage.end()
                             failures = 0
                         yield event
                 self._log.info("reconnect started", position=self._reached.text())
@@ -289,7 +293,8 @@ class Subscription:
             raise GaveUp(self.endpoint.server, failures, error) from error
         delay = self._delay(failures)
         self._observer.disconnected(error, delay)
-        self._log.warning(
+        level = self._log.warning if self._outage.is_news(type(error).__name__) else self._log.debug
+        level(
             "disconnected",
             error=error.details,
             kind=type(error).__name__,
