@@ -320,7 +320,7 @@ class Rebase:
         config = self._config
         # The live stream brings its verified position; asking has the catalog checked at once.
         options = SyncOptions(config.name, f"{config.client_id}:rebase", boundaries=True)
-        events = await streams.enter_async_context(open_stream(config.endpoint, options))
+        events = await streams.enter_async_context(open_stream(self._feed.endpoint, options))
         handshake: Handshake | None = None
         async for event in events:
             if isinstance(event, Handshake):

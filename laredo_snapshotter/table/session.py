@@ -303,7 +303,7 @@ class WriterSession:
             return
         self._journal_check_at = time.monotonic() + JOURNAL_S
         try:
-            status = await table_status(self._config.endpoint, self._config.name)
+            status = await table_status(self.feed.endpoint, self._config.name)
         except StreamError as refused:
             self._log.warning("journal status not read", error=str(refused))
             return
