@@ -150,6 +150,7 @@ class Feed:
             history=self.cuts.history,
             want_old=True,
             boundaries=True,
+            relay=True,
         )
         subscription = Subscription(
             config.endpoint, options, observer=self._observer, servers=self._servers
@@ -203,7 +204,7 @@ class Feed:
             self._log.info("snapshot announced", server=self.endpoint.server, had=self._text())
         elif self.cuts.position is not None and self._table.fits(handshake):
             self._verified.set(handshake.boundary)
-            self.cuts.live = True
+            self.cuts.resume(handshake.history)
             self._log.info("stream resumed", server=self.endpoint.server, position=self._text())
         else:
             # The server is right to resume, but what follows can't stand behind the archive's head.
