@@ -36,6 +36,7 @@ from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.write import claim
 from laredo_fanout.client.errors import ClientError, StreamError
 from laredo_fanout.client.events import Handshake
+from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream, served_tables
 from laredo_model import position
 from laredo_model.column import key_columns
@@ -372,7 +373,8 @@ async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[Findi
 
 
 def _of_table(table: TableConfig) -> Iterator[Awaitable[list[WriterFinding]]]:
-    yield _server(table)
+    for endpoint in table.endpoint.each():
+        yield _server(table, endpoint)
     for destination in table.destinations:
         if isinstance(destination, config_outputs.LocalDestinationBlock):
             yield in_thread(_directory, "destination", destination.directory)
@@ -380,11 +382,11 @@ def _of_table(table: TableConfig) -> Iterator[Awaitable[list[WriterFinding]]]:
         yield in_thread(_directory, "local_snapshot_path", table.spill_directory)
 
 
-async def _server(table: TableConfig) -> list[WriterFinding]:
-    what = f"server {table.endpoint.server}"
+async def _server(table: TableConfig, endpoint: Endpoint) -> list[WriterFinding]:
+    what = f"server {endpoint.server}"
     try:
         async with asyncio.timeout(SERVER_PATIENCE_S):
-            handshake = await _handshake(table)
+            handshake = await _handshake(table, endpoint)
     except TimeoutError:
         return [WriterFinding(what, False, f"no answer within {SERVER_PATIENCE_S:g} s")]
     except ClientError as refused:
@@ -398,9 +400,9 @@ async def _server(table: TableConfig) -> list[WriterFinding]:
     return [WriterFinding(what, True, f"{len(handshake.columns)} columns, key {', '.join(key)}")]
 
 
-async def _handshake(table: TableConfig) -> Handshake | None:
+async def _handshake(table: TableConfig, endpoint: Endpoint) -> Handshake | None:
     options = SyncOptions(table.name, f"{table.client_id}:check")
-    async with open_stream(table.endpoint, options) as events:
+    async with open_stream(endpoint, options) as events:
         async for event in events:
             return event if isinstance(event, Handshake) else None
     return None

@@ -119,6 +119,7 @@ class DiffCommit:
             truncate=outcome.truncate,
             cancelled=outcome.cancelled + self._unwritten.cancelled,
             unchanged_until=_after(start, sealed, self._unwritten),
+            history=sealed.history,
         )
         self._unwritten.clear()
         sealed.close()

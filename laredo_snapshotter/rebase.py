@@ -320,7 +320,7 @@ class Rebase:
         config = self._config
         # The live stream brings its verified position; asking has the catalog checked at once.
         options = SyncOptions(config.name, f"{config.client_id}:rebase", boundaries=True)
-        events = await streams.enter_async_context(open_stream(config.endpoint, options))
+        events = await streams.enter_async_context(open_stream(self._feed.endpoint, options))
         handshake: Handshake | None = None
         async for event in events:
             if isinstance(event, Handshake):
@@ -334,7 +334,8 @@ class Rebase:
         head = self._archive.head
         if not self._feed.cuts.live or head is None:
             raise RebaseAbandoned(self._config.name, "the live stream is closed")
-        if handshake.history != head.history or not same_shape(handshake.columns, head.columns):
+        same_history = handshake.history == self._feed.cuts.history
+        if not same_history or not same_shape(handshake.columns, head.columns):
             raise RebaseAbandoned(self._config.name, "the table isn't the one of this epoch")
 
     async def _copy(self, events: AsyncIterator[Event], job: BaseJob) -> SnapshotEnd:

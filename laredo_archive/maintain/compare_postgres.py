@@ -439,7 +439,7 @@ def decide_locked(archive: Archive, measured: Measured) -> ComparisonResult | No
 
 def _of_history(archive: Archive) -> list[Boundary]:
     found = archive.boundaries
-    return [boundary for boundary in found if boundary.history == found[-1].history]
+    return [boundary for boundary in found if found[-1].history in boundary.histories]
 
 
 def _near(archive: Archive, measured: Measured) -> list[Boundary]:

@@ -203,7 +203,7 @@ def next_run(
     ends = list(_ends(chain))
     for level in levels:
         for _, period in groupby(
-            zip(ends, chain, strict=True), key=lambda end_and_diff: end_and_diff[0] // level
+            zip(ends, chain, strict=True), key=lambda each: (each[0] // level, each[1].history)
         ):
             diffs = [diff for _, diff in period if not diff.is_snapshot]
             if len(diffs) < 2 or diffs[-1] is chain[-1]:

@@ -49,8 +49,14 @@ def _check_pair(before: Artifact, after: Artifact, path: str) -> Iterator[str]:
         )
     if after.to_position < before.to_position and after.knows_its_end:
         yield f"{path}: a diff that goes back to {_text(after.to_position)}"
-    if None not in (before.history, after.history) and before.history != after.history:
+    if not _goes_on(before.history, after.history):
         yield f"{path}: history {after.history} within an epoch of {before.history}"
+
+
+def _goes_on(before: History | None, after: History | None) -> bool:
+    if before is None or after is None:
+        return True
+    return before == after or positions.goes_on(before, after)
 
 
 def _check_objects(manifest: Manifest) -> Iterator[str]:
@@ -100,7 +106,7 @@ def _is_taken_over(artifact: Artifact, base: Artifact) -> bool:
     return (
         artifact.from_position is not None
         and artifact.from_position >= base.to_position
-        and artifact.history == base.history
+        and (base.continues or artifact.history == base.history)
         and artifact.epoch == base.epoch - 1
     )
 
@@ -189,9 +195,13 @@ def following(artifact: Artifact | None) -> Follows | None:
 
 
 def boundary_at(manifest: Manifest, position: Position) -> Artifact | None:
-    """The newest artifact of the manifest's own history that ends at ``position``."""
+    """The newest artifact that ends at ``position`` of the manifest's own history.
+
+    Positions of the histories that the newest epoch went on from mean the same in it.
+    """
     for artifact in reversed(manifest.artifacts):
-        if artifact.to_position == position and artifact.history == manifest.history:
+        of_history = artifact.history == manifest.history or artifact.epoch == manifest.epoch
+        if artifact.to_position == position and of_history:
             return artifact
     return None
 
@@ -247,11 +257,15 @@ def _boundary(table: str, manifest: Manifest, base: Artifact) -> Artifact:
 
 
 def before_diff(
-    table: str, manifest: Manifest | None, from_position: Position, to_position: Position
+    table: str,
+    manifest: Manifest | None,
+    from_position: Position,
+    to_position: Position,
+    history: History | None = None,
 ) -> Artifact:
-    """The artifact that a diff over (from, to] continues.
+    """The artifact that a diff over (from, to] continues; ``history``: of its end, None: the same.
 
-    :raises OutOfOrder: if none ends there.
+    :raises OutOfOrder: if none ends there, or none of a history that goes on in this one.
     """
     last = manifest.last if manifest else None
     if last is None or last.to_position != from_position:
@@ -260,6 +274,8 @@ def before_diff(
             f"{table}: a diff from {positions.text(from_position)} can't follow an archive that"
             f" ends at {head}"
         )
+    if not _goes_on(last.history, history):
+        raise OutOfOrder(f"{table}: history {history} doesn't go on from {last.history}")
     _refuse_going_back(table, last, to_position)
     return last
 

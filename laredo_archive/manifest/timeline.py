@@ -82,6 +82,11 @@ class Boundary:
         return self.last.history
 
     @property
+    def histories(self) -> frozenset[History | None]:
+        """The history of the boundary, and those that go on from it in its epoch."""
+        return frozenset(artifact.history for artifact in self.chain[self.count - 1 :])
+
+    @property
     def time(self) -> datetime:
         """PostgreSQL's, of the last transaction; the writer's where that isn't recorded."""
         return self.last.to_time or self.last.created_at
@@ -259,7 +264,7 @@ def path(all_epochs: Sequence[Epoch], start: Boundary, end: Boundary) -> list[Ar
             if diff.to_position > at and diff.to_position <= end.position:
                 steps.append(diff)
                 at = diff.to_position
-    return steps if at == end.position and start.history == end.history else None
+    return steps if at == end.position else None
 
 
 def _goes_on(base: Artifact, at: Position) -> bool:
@@ -320,17 +325,32 @@ def spans_of(manifest: Manifest, where: str) -> Spans:
     epochs = epochs_of(manifest, where)
     for epoch in epochs:
         after_head = _after_head(manifest) if epoch is epochs[-1] else None
-        for artifact, until in _with_ends(epoch, after_head):
-            if artifact.history is None:
-                continue
-            of_history = found.setdefault(artifact.history, [])
-            if of_history and of_history[-1].start == artifact.to_position:
-                # The next epoch's base, at the boundary where the one before ends.
-                of_history.pop()
-            time, at = artifact.to_time or artifact.created_at, artifact.to_position
-            follows = artifact is not epoch.artifacts[-1]
-            of_history.append(KnownSpan(artifact.epoch, at, at, until, time, follows))
+        spans = list(_with_ends(epoch, after_head))
+        for history in dict.fromkeys(artifact.history for artifact, _ in spans):
+            if history is not None:
+                _add(found.setdefault(history, []), spans, history)
     return found
+
+
+def _add(
+    of_history: list[KnownSpan], spans: Sequence[tuple[Artifact, Position]], history: History
+) -> None:
+    """Add an epoch's spans up to the last of this history.
+
+    Those before it are of histories that it goes on from, so their positions mean the same in it.
+    What is known after its last one is known in the next history.
+    """
+    last = max(n for n, (artifact, _) in enumerate(spans) if artifact.history == history)
+    for number, (artifact, until) in enumerate(spans[: last + 1]):
+        if artifact.history is None:
+            continue
+        if of_history and of_history[-1].start == artifact.to_position:
+            # The next epoch's base, at the boundary where the one before ends.
+            of_history.pop()
+        time, at = artifact.to_time or artifact.created_at, artifact.to_position
+        follows = number < len(spans) - 1
+        end = at if number == last and follows else until
+        of_history.append(KnownSpan(artifact.epoch, at, at, end, time, follows))
 
 
 def _after_head(manifest: Manifest) -> Position | None:

@@ -154,7 +154,7 @@ class ManifestUpdates:
 
     def base(self, manifest: Manifest, base: Artifact) -> Manifest:
         """The manifest with a new epoch; those beyond keep_epochs leave."""
-        if manifest.history != base.history:
+        if manifest.history != base.history and not base.continues:
             manifest = replace(manifest, seen_position=None)
         return self._stamped(rules.with_base(manifest, base, self._keep_epochs))
 

@@ -18,7 +18,7 @@ from laredo_archive.manifest.model import Artifact, ArtifactKind, FormatEntry
 from laredo_archive.write.uploads import Content
 from laredo_model.column import Column
 from laredo_model.line import Change
-from laredo_model.position import Position
+from laredo_model.position import History, Position
 
 MEMORY_BYTES = 4 << 20
 """A smaller diff never touches the disk."""
@@ -132,6 +132,8 @@ class Window:
     cancelled: int | None
     #: The last position at which the table is as it is where the diff begins; None: only there.
     unchanged_until: Position | None = None
+    #: The history of its end, which goes on from the head's; None: the head's.
+    history: History | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def encode(
             for id_, result in encoded.items()
         },
         change_count=max((result.records for result in encoded.values()), default=0),
-        history=after.history,
+        history=window.history or after.history,
         to_time=window.to_time,
         rows=window.rows,
         state_checksum=window.checksum,

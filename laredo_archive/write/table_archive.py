@@ -274,15 +274,18 @@ class TableArchive:
         truncate: bool = False,
         cancelled: int | None = None,
         unchanged_until: Position | None = None,
+        history: History | None = None,
     ) -> Artifact:
         """Write the net changes over (from, to] and commit them to the current epoch.
 
         ``changes``: sorted by key, the TRUNCATE apart (``truncate``); ``rows`` and
         ``checksum`` describe the table after them; ``cancelled``: how many keys changed
         and have no net change, None if unknown; ``unchanged_until``: the last position at which
-        the table is as at ``from_position``, which is the head, if that is known to be later.
+        the table is as at ``from_position``, which is the head, if that is known to be later;
+        ``history``: that of ``to_position``, in which the head's position means the same, None:
+        the head's.
 
-        :raises OutOfOrder: if it doesn't begin at the head.
+        :raises OutOfOrder: if it doesn't begin at the head, or ``history`` can't go on from there.
         :raises SpoolUnavailable: if there is no room to encode it; nothing was committed.
         :raises CommitUnavailable: if a destination is unavailable; call it again.
         :raises Fenced: if another writer has taken over.
@@ -297,7 +300,9 @@ class TableArchive:
             )
             if known is not None:
                 return known
-            last = rules.before_diff(self._table, self._manifest, from_position, to_position)
+            last = rules.before_diff(
+                self._table, self._manifest, from_position, to_position, history
+            )
             time = rules.time_of_diff(last, to_time)
             diff = self._encode(
                 Window(
@@ -309,6 +314,7 @@ class TableArchive:
                     truncate,
                     cancelled,
                     unchanged_until,
+                    history,
                 ),
                 last,
                 changes,

@@ -16,7 +16,7 @@ from laredo_fanout.client.errors import BadField
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.position import Ancestor, History, Position
+from laredo_model.position import Ancestor, History, Lineage, Position
 
 __all__ = [
     "Action",
@@ -88,6 +88,13 @@ class Handshake:
     def snapshot_follows(self) -> bool:
         """True if a snapshot comes before the first change."""
         return self.mode is Mode.FULL_SNAPSHOT
+
+    def holds(self, history: History | None, position: int) -> bool:
+        """True if ``position`` of ``history`` means the same in the server's history."""
+        if history is None or self.history is None:
+            return False
+        ancestors = self.origin.ancestors if self.origin is not None else ()
+        return Lineage(self.history, ancestors).holds(history, position)
 
 
 @dataclass(frozen=True, slots=True)

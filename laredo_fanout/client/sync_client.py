@@ -54,21 +54,22 @@ _AT_ONCE = 1 << 62
 class FanoutClient(TableClient):
     """A table of a laredo-fanout server in this process's memory, kept up to date with it.
 
-    ``server``: host:port. ``table``: schema.table. ``client_id``: the name in the
-    server's lists (default: host and process). ``local_snapshot_path``: a file (or
-    a directory that exists) for the rows, saved by :meth:`stop` and every
-    ``save_interval`` seconds, so that a restart only fetches what changed; one that is damaged or
-    was made with other filters is ignored. ``lookup_fields``: columns for :meth:`lookup`, which
-    together should be unique (default: the key, in its order). ``indexes``: columns by name of
-    index, for :meth:`lookup_index`, or a :class:`TableIndex` that may be unique. ``filters``: see
-    :func:`equals`, :func:`prefix`, :func:`is_in`. ``tls``, ``token``: as the server needs them.
-    ``transport``: ``connect`` speaks the Connect protocol over HTTP/1.1; ``server`` is then the
-    server's port for it (4003).
+    ``server``: host:port, or a list of servers with the same data, such as a primary and its
+    relays: when one doesn't serve, another one is resumed from. ``table``: schema.table.
+    ``client_id``: the name in the server's lists (default: host and process).
+    ``local_snapshot_path``: a file (or a directory that exists) for the rows, saved by :meth:`stop`
+    and every ``save_interval`` seconds, so that a restart only fetches what changed; one that is
+    damaged or was made with other filters is ignored. ``lookup_fields``: columns for
+    :meth:`lookup`, which together should be unique (default: the key, in its order). ``indexes``:
+    columns by name of index, for :meth:`lookup_index`, or a :class:`TableIndex` that may be unique.
+    ``filters``: see :func:`equals`, :func:`prefix`, :func:`is_in`. ``tls``, ``token``: as the
+    server needs them. ``transport``: ``connect`` speaks the Connect protocol over HTTP/1.1;
+    ``server`` is then the server's port for it (4003).
 
     Thread-safe. A context manager: entering starts it, leaving stops it. It reconnects by itself
     with growing, random waits, for as long as it takes, and resumes where it was.
 
-    :raises BadEndpoint: if ``server`` isn't host:port.
+    :raises BadEndpoint: if ``server`` isn't host:port, or a list of them.
     :raises BadTableName: if ``table`` isn't schema.table.
     """
 
@@ -81,7 +82,7 @@ class FanoutClient(TableClient):
 
         :raises BadEndpoint: if the TLS files can't be used.
         """
-        self._transport.check()
+        self._servers.check()
         self._started = True
         for client in self._with_siblings():
             client._start()

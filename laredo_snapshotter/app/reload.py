@@ -103,7 +103,7 @@ class ServedPatterns:
         except StreamError as error:
             why = str(error)
             if isinstance(error, InvalidRequest):
-                why = f"{endpoint.server} is too old for patterns: update it, or list the tables"
+                why = f"{error.server} is too old for patterns: update it, or list the tables"
             if self._problems.get(endpoint) != why:
                 log.warning("server's tables not read; retry scheduled", error=why)
             self._problems[endpoint] = why

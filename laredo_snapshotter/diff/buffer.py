@@ -21,6 +21,7 @@ from typing import NamedTuple
 from laredo_model.checksum import MODULUS, StateChecksum, sum_of
 from laredo_model.errors import ModelError
 from laredo_model.line import Action, Change
+from laredo_model.position import History
 from laredo_snapshotter.diff.spill import Net, SpillFile
 from laredo_snapshotter.errors import StreamInconsistent
 
@@ -270,6 +271,8 @@ class Sealed:
         """Written even if it turns out to be empty."""
         self.unchanged_until: int | None = None
         """The last position before its first change; None if it has none, or none is known."""
+        self.history: History | None = None
+        """The history of its positions; None: the archive's."""
         self._changes = changes
 
     @property

@@ -430,6 +430,11 @@ class CutBuffer:
         self.history = history
         self.sequence = sequence
 
+    def resume(self, history: History) -> None:
+        """Take changes that follow, in ``history``, which goes on from the one before."""
+        self.history = history
+        self.live = True
+
     def go_back(self, position: Position, history: History) -> None:
         """Return to ``position``: the changes after the archive's end come again."""
         self._last_seal = 0
@@ -463,7 +468,7 @@ class CutBuffer:
         after, last = transactions
         olds = batch.old_lines
         if olds is None:
-            raise ServerUnfit(self._config.name, self._config.endpoint.server)
+            raise ServerUnfit(self._config.name, ", ".join(self._config.endpoint.servers))
         everything = start == 0 and stop == len(batch.actions)
         position = Position(batch.positions[last])
         self.changes.take(
@@ -509,6 +514,7 @@ class CutBuffer:
         self.position = Position(max(self.position or 0, position))
         self._last_seal = max(self._last_seal, position)
         sealed = self.changes.seal(position, forced=forced)
+        sealed.history = self.history
         sealed.unchanged_until = self._first.sealed(put=forced or not sealed.empty)
         if not sealed.empty or forced:
             self._outlet.put(sealed)

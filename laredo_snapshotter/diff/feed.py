@@ -24,6 +24,8 @@ from laredo_fanout.client.events import (
     SnapshotEnd,
     SnapshotRows,
 )
+from laredo_fanout.client.stream.endpoint import Endpoint
+from laredo_fanout.client.stream.servers import Servers
 from laredo_fanout.client.stream.stream import Observer, Subscription, SyncOptions
 from laredo_model import position as position_
 from laredo_model.column import Column, key_columns
@@ -80,6 +82,7 @@ class Feed:
         self._verified = verified
         self.cuts = CutBuffer(config, outlet, verified, position, history)
         """Changes that were taken and aren't sealed, and the positions for sealing them."""
+        self._servers = Servers(config.endpoint)
         self._base: StreamedBase | None = None
         self._stream_history: History | None = None
         self._has_verified = False
@@ -87,6 +90,11 @@ class Feed:
         self._gate.set()
         self._taking = asyncio.Lock()
         self._log = log.bind(table=config.name)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server that the stream comes from, or came from last."""
+        return self._servers.answered
 
     def hold(self) -> None:
         """Take no more events until :meth:`release`."""
@@ -145,8 +153,11 @@ class Feed:
             history=self.cuts.history,
             want_old=True,
             boundaries=True,
+            relay=True,
         )
-        subscription = Subscription(config.endpoint, options, observer=self._observer)
+        subscription = Subscription(
+            config.endpoint, options, observer=self._observer, servers=self._servers
+        )
         async with subscription as events:
             async for event in events:
                 await self._gate.wait()
@@ -162,7 +173,7 @@ class Feed:
         """
         if isinstance(event, Changes):
             if not self.cuts.live:
-                raise ProtocolViolation(self._config.endpoint.server, "changes before the snapshot")
+                raise ProtocolViolation(self.endpoint.server, "changes before the snapshot")
             self.cuts.take(event)
         elif isinstance(event, Heartbeat):
             if self.cuts.live and event.position is not None:
@@ -188,17 +199,17 @@ class Feed:
         self.problem = None
         self._outage.end()
         if handshake.history is None or handshake.position is None or not handshake.batches:
-            raise ServerUnfit(self._config.name, self._config.endpoint.server)
+            raise ServerUnfit(self._config.name, self.endpoint.server)
         self._check_key(handshake.columns)
         self.columns = handshake.columns
         self._stream_history = handshake.history
         self._has_verified = handshake.boundary is not None
         if handshake.snapshot_follows:
-            self._log.info("snapshot announced", had=self._text())
+            self._log.info("snapshot announced", server=self.endpoint.server, had=self._text())
         elif self.cuts.position is not None and self._table.fits(handshake):
             self._verified.set(handshake.boundary)
-            self.cuts.live = True
-            self._log.info("stream resumed", position=self._text())
+            self.cuts.resume(handshake.history)
+            self._log.info("stream resumed", server=self.endpoint.server, position=self._text())
         else:
             # The server is right to resume, but what follows can't stand behind the archive's head.
             self.cuts.close_chain()
@@ -213,7 +224,7 @@ class Feed:
 
     async def _begin_base(self, begin: SnapshotBegin) -> None:
         if begin.position is None or self._stream_history is None:
-            raise ServerUnfit(self._config.name, self._config.endpoint.server)
+            raise ServerUnfit(self._config.name, self.endpoint.server)
         had = self.cuts.position
         self.cuts.close_chain()
         self._verified.set(0 if self._has_verified else None)
@@ -239,7 +250,7 @@ class Feed:
 
     def _begun(self) -> StreamedBase:
         if self._base is None:
-            raise ProtocolViolation(self._config.endpoint.server, "a snapshot that never began")
+            raise ProtocolViolation(self.endpoint.server, "a snapshot that never began")
         return self._base
 
     async def _pace(self) -> None:

@@ -176,6 +176,7 @@ class WriterSession:
         feed = self.feed
         if not feed.cuts.live:
             return
+        self._enter_history()
         if self._wanted() and self._rebasing is None and time.monotonic() >= self._not_before:
             self._begin_rebase("request")
         position = feed.cuts.seen_position
@@ -184,8 +185,22 @@ class WriterSession:
         if interval and feed.cuts.quiet and self.committer.idle and time.monotonic() >= due:
             head = self._archive.head
             seen = None if head is None else head.seen_position or head.position
-            if position is not None and seen is not None and position > seen:
+            of_head = head is not None and head.history == feed.cuts.history
+            if position is not None and seen is not None and position > seen and of_head:
                 self.committer.see(position, feed.cuts.unchanged_until)
+
+    def _enter_history(self) -> None:
+        """Have a diff, perhaps an empty one, end in the history that goes on from the head's.
+
+        A manifest's positions after its head, such as seen_position, are of the head's history.
+        """
+        cuts, head = self.feed.cuts, usable(self._archive.head)
+        if head is None or head.history == cuts.history or not self.committer.idle:
+            return
+        if self.live_base is None and self._rebasing is None:
+            position = cuts.cut_position
+            if position is not None and position > head.position:
+                cuts.cut_exactly(position)
 
     def since_snapshot(self, head: Head) -> SinceSnapshot:
         """Figures since the epoch's base, up to the archive's head, whose rows are known."""
@@ -208,10 +223,11 @@ class WriterSession:
         base, head = self.live_base, usable(self._archive.head)
         if base is not None and base.whole:
             # The archive ends with it as soon as it is committed.
-            return handshake.history == base.history and same_shape(handshake.columns, base.columns)
+            held = handshake.holds(base.history, self.feed.cuts.position or 0)
+            return held and same_shape(handshake.columns, base.columns)
         return (
             head is not None
-            and handshake.history == head.history
+            and handshake.holds(head.history, max(head.position, head.seen_position or 0))
             and same_shape(handshake.columns, head.columns)
         )
 
@@ -305,7 +321,7 @@ class WriterSession:
             return
         self._journal_check_at = time.monotonic() + JOURNAL_S
         try:
-            status = await table_status(self._config.endpoint, self._config.name)
+            status = await table_status(self.feed.endpoint, self._config.name)
         except StreamError as refused:
             if self._journal_outage.is_news(type(refused).__name__):
                 self._log.warning("journal status not read", error=str(refused))
@@ -315,7 +331,10 @@ class WriterSession:
             self._log.warning("journal pruned after the stream was closed", **reach._asdict())
 
     def _begin_rebase(self, reason: str) -> None:
-        if not self.feed.cuts.live or self.committer.blocked is not None or self.base_waits:
+        cuts, head = self.feed.cuts, self._archive.head
+        if not cuts.live or self.committer.blocked is not None or self.base_waits:
+            return
+        if head is None or head.history != cuts.history:
             return
         self.rebase_reason = reason
         self._rebasing = asyncio.create_task(self._run_rebase(reason))

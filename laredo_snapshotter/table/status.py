@@ -143,6 +143,7 @@ def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, A
     churn = head.diff_changes if head is not None else 0
     if session is None:
         return {
+            "server": None,
             "stream_position": None,
             "history": None,
             "churn_records": churn,
@@ -166,6 +167,7 @@ def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, A
     base = session.live_base
     base_rows = base.rows if base is not None and not base.whole else None
     return {
+        "server": feed.endpoint.server,
         "stream_position": feed.cuts.position,
         "history": None if feed.cuts.history is None else str(feed.cuts.history),
         "churn_records": churn + session.buffered(head),

@@ -174,7 +174,7 @@ def _after(epochs: Sequence[Epoch], start: ReaderPosition) -> int:
 
 
 def _why_not_there(epochs: Sequence[Epoch], start: ReaderPosition) -> str:
-    if not any(_history(epoch.base) == start.history for epoch in epochs):
+    if not any(_history(a) == start.history for epoch in epochs for a in epoch.artifacts):
         return f"there is nothing of the history {start.history} any more"
     first = epochs[0].base
     oldest = f"{positions.text(first.to_position)} (epoch {first.epoch})"

@@ -20,6 +20,7 @@ from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine
+from laredo_model.position import History
 from laredo_spark.errors import (
     BoundaryGone,
     ColumnsChanged,
@@ -77,7 +78,7 @@ class TableRead:
             "as_of": positions.text(self.boundary.position),
             "exact": "true",
             "epoch": str(self.boundary.epoch),
-            "history": _history(self.boundary),
+            "history": _text_of(self.boundary.history),
         }
 
     @property
@@ -171,8 +172,8 @@ def _unfit(now: StructType, schema: StructType) -> str | None:
     return None
 
 
-def _history(boundary: Boundary) -> str:
-    return UNKNOWN_HISTORY if boundary.history is None else str(boundary.history)
+def _text_of(history: History | None) -> str:
+    return UNKNOWN_HISTORY if history is None else str(history)
 
 
 def _boundary(archive: Archive, asked: ReadOptions) -> Boundary:
@@ -184,7 +185,7 @@ def _boundary(archive: Archive, asked: ReadOptions) -> Boundary:
     found = [
         boundary
         for boundary in archive.boundaries
-        if boundary.position == asked.as_of and _history(boundary) == asked.history
+        if boundary.position == asked.as_of and asked.history in map(_text_of, boundary.histories)
     ]
     same_epoch = [boundary for boundary in found if boundary.epoch == asked.epoch]
     if not found:

@@ -131,8 +131,10 @@ def plan_step(target: object, held: SyncState | None, table: TableRead) -> SyncA
         raise TargetRefused(target, f"it holds {held.table}, and the archive is of {name}")
     end = table.boundary
     if held.history != history_text(end):
-        return Rebuild(f"the archive has a new history, {history_text(end)}")
-    if held.position > end.position:
+        # It may have gone on from the one before.
+        if isinstance(_onwards(held, table), Rebuild):
+            return Rebuild(f"the archive has a new history, {history_text(end)}")
+    elif held.position > end.position:
         raise OlderThanTarget(target, held.position, table.archive.uri, end.position)
     if held.shape != shape_of(table):
         return Rebuild("its columns, or the options for them, have changed")

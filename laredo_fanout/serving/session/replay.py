@@ -106,7 +106,7 @@ def _chain(
         raise NoReplay(Outcome.UNCOVERED, f"the server follows history {source.history} now")
     where = found.destination.uri_of(found.manifest_key)
     try:
-        chain = replay.chain(found.manifest, where, asked, view, source.history)
+        chain = replay.chain(found.manifest, where, asked, view, source.lineage)
     except ArchiveError as damaged:
         raise NoReplay(Outcome.UNREADABLE, str(damaged)) from damaged
     archive.check(found, chain.diffs)

@@ -245,7 +245,9 @@ def test_a_newer_manifest_is_refused_whatever_else_it_says() -> None:
         ("epoch", 3, "epoch is 3, but its last artifact is of epoch 2"),
         ("artifacts/1/epoch", 3, "epoch 3 begins with a diff"),
         ("artifacts/1/from_position", "0/19F001", "a diff from 0/19F001, but the artifact before"),
-        ("artifacts/1/history", "7300:2:16384", "history 7300:2:16384 within an epoch"),
+        ("artifacts/1/history", "7300:1:16385", "history 7300:1:16385 within an epoch"),
+        ("artifacts/1/history", "7301:2:16384", "history 7301:2:16384 within an epoch"),
+        ("artifacts/1/history", "7300:0:16384", "history 7300:0:16384 within an epoch"),
         (
             "artifacts/1/formats/jsonl/key",
             "users/epoch=2/snapshot-0_19F000.jsonl",
