@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -47,11 +47,11 @@ class IngestThread:
         self,
         make: Callable[[OnCommit], AnyIngest],
         store: Store,
-        *,
-        after_commit: Sequence[Callable[[], None]],
+        wake_up: Callable[[], None],
     ) -> None:
+        """``wake_up`` is called after each commit."""
         self._store = store
-        self._after_commit = tuple(after_commit)
+        self._wake_up = wake_up
         self._ingest = make(self._committed)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -69,8 +69,7 @@ class IngestThread:
             if self.error is not None:
                 self._outage.end()
             self.error = self._full_until = None
-        for call in self._after_commit:
-            call()
+        self._wake_up()
 
     def start(self, *, on_end: Callable[[], None]) -> None:
         """Start it; ``on_end`` is called in it if it ends without having been stopped."""
@@ -190,7 +189,7 @@ class JournalPruning:
         """Prune to other bounds from now on; from any thread."""
         self.bounds = _bounds(config)
 
-    def after_commit(self) -> None:
+    def prune(self) -> None:
         """Prune if it is due.
 
         :raises StoreError: if the store can't be written.

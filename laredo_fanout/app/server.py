@@ -133,14 +133,10 @@ class _Server:
         )
         self.wake_ups = WakeUps()
         self.ports = ports
-        pruning = JournalPruning.of(config, store, self.clients)
+        self.pruning = JournalPruning.of(config, store, self.clients)
         self.watchdog = Watchdog()
         self.fall_behind = _fall_behind(config, store, self.watchdog)
-        self.ingest = IngestThread(
-            self._make_ingest,
-            store,
-            after_commit=(self.wake_ups.notify, pruning.after_commit),
-        )
+        self.ingest = IngestThread(self._make_ingest, store, self.wake_ups.notify)
         self.children = ServingChildren(
             workers=config.fanout.grpc.workers,
             state=config.state.path,
@@ -168,7 +164,7 @@ class _Server:
             clients=self.clients,
             ingest=self.ingest,
             children=self.children,
-            pruning=pruning,
+            pruning=self.pruning,
             snapshots=self.snapshots,
             archives=self.archives,
             fall_behind=self.fall_behind,
@@ -182,7 +178,7 @@ class _Server:
             RunningParts(
                 children=self.children,
                 clients=self.clients,
-                pruning=pruning,
+                pruning=self.pruning,
                 snapshots=self.snapshots,
                 archives=self.archives,
                 view=self.view,
@@ -205,12 +201,14 @@ class _Server:
                 tables,
                 self.store,
                 on_commit,
+                self.pruning.prune,
             )
         return Ingest(
             options.source_options(config),
             tables,
             self.store,
             on_commit,
+            self.pruning.prune,
             change_source=self.fall_behind,
             discovery=self.discovery,
         )

@@ -21,7 +21,7 @@ from laredo_fanout.batch import tracked_table
 from laredo_fanout.batch.tracked_table import TrackedTable
 from laredo_fanout.copy.recopy import BESIDE, Recopies
 from laredo_fanout.copy.table_copy import TableCopy
-from laredo_fanout.decode.change_buffer import IGNORED, Route
+from laredo_fanout.decode.row_scan import IGNORED, Route
 from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused
 from laredo_fanout.ingest.partition_repair import PartitionRepair, PartitionVerdict
 from laredo_fanout.pg_catalog import shape

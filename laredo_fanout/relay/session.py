@@ -191,6 +191,7 @@ class RelaySession:
         store: Store,
         *,
         on_commit: OnCommit,
+        prune: Callable[[], None],
         counters: Counters,
         relay_counters: RelayCounters,
         found_path: Callable[[Path], None],
@@ -198,6 +199,7 @@ class RelaySession:
         self._options = options
         self._tables = tables
         self._store = store
+        self._prune = prune
         self._found_path = found_path
         self._batch = WriteBatch(store, on_commit, options.commits, counters)
         self.streams = {
@@ -367,6 +369,7 @@ class RelaySession:
         # The least that any table has: it holds for all of them.
         position = min((0 if each is None else each.position for each in shown), default=0)
         self._batch.commit(position, self._batch.transaction.time_us)
+        self._prune()
         self._committed_at = time.monotonic()
         self._committed.set()
         self._committed.clear()

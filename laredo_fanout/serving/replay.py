@@ -77,7 +77,7 @@ from laredo_archive.manifest import timeline
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.timeline import Boundary, Epoch
 from laredo_fanout.serving.call import CheckedSyncRequest
-from laredo_fanout.store.format import MAX_BYTES, MAX_CHANGES, Record
+from laredo_fanout.store.journal import MAX_BYTES, MAX_CHANGES, Record
 from laredo_fanout.store.reader import TableView
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 from laredo_model import position
