@@ -200,7 +200,7 @@ class EmptyAttachments:
 # A file without a page has never had a row, unless VACUUM has cut it, which leaves reltuples that
 # aren't -1. It may be another file than the snapshot shows, a TRUNCATE's. So the size is measured
 # first, and what has happened until then is asked for after it, in this order: VACUUM cuts the
-# file, writes reltuples, then lets its lock go (vacuumlazy.c).
+# file, writes reltuples, then lets its lock go.
 
 _WITHOUT_A_PAGE = """
 SELECT oid::int8 FROM unnest(%s::oid[]) AS t(oid) WHERE pg_relation_size(oid) = 0
