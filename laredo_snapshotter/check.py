@@ -29,7 +29,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.manifest import object_keys, parser
 from laredo_archive.manifest.model import Manifest
-from laredo_archive.manifest.rules import head_of
+from laredo_archive.manifest.updates import head_of
 from laredo_archive.storage.destination import Destination, StoredObject
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination

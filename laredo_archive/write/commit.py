@@ -4,25 +4,21 @@ It remembers its progress, so that it can be resumed after a
 destination was unavailable, with the same artifact until every manifest has it.
 """
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import structlog
 
-from laredo_archive.errors import ArtifactMissing, CommitUnavailable, DestinationError, Fenced
+from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import object_keys, rules
+from laredo_archive.manifest import object_keys, rules, updates
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.write.diff_encoding import DiffSpool
 from laredo_archive.write.manifest_store import AtOnce, Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists, with_boundary
 from laredo_archive.write.uploads import Content, copy_object, is_there, store_object, stored
-from laredo_model import position as positions
 
 # Puts a relabelled diff's objects into its new epoch's folder (commit protocol, re-base).
 #
@@ -60,7 +56,7 @@ class EpochFolders:
         :raises DestinationError: if the destination is unavailable.
         """
         manifest = with_boundary(store, manifest, base)
-        diffs = [diff.relabelled(base.epoch) for diff in rules.taken_over(manifest, base)]
+        diffs = [diff.relabelled(base.epoch) for diff in updates.taken_over(manifest, base)]
         return rules.with_moved(manifest, self.entries(store, manifest, diffs))
 
     def entries(
@@ -329,86 +325,3 @@ class PendingCommit:
             "it was uploaded, and something deleted it before the commit; the base has to be"
             " made again",
         )
-
-
-# A writer's commits to one table, one after the other: each is finished before the next begins.
-
-
-class CommitsInTurn:
-    """At most one commit is unfinished: it waits for a destination that was unavailable."""
-
-    def __init__(self, stores: Sequence[ManifestStore], claim: Claim, table: str) -> None:
-        self._stores = tuple(stores)
-        self._claim = claim
-        self._table = table
-        self._turn = threading.RLock()
-        self._fenced: Fenced | None = None
-        self._pending: PendingCommit | None = None
-        self._spool: DiffSpool | None = None
-
-    @property
-    def unfinished(self) -> bool:
-        """True if a commit waits for a destination."""
-        return self._pending is not None
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold the lock on commits for the block, and finish an unfinished one first.
-
-        :raises Fenced: if another writer has taken over, now or earlier.
-        :raises CommitUnavailable: if a destination is unavailable.
-        """
-        with self._turn:
-            if self._fenced is not None:
-                raise self._fenced
-            try:
-                yield
-            except Fenced as fenced:
-                self._fenced = fenced
-                self._drop()
-                log.error(
-                    "archive taken over by another writer", table=self._table, reason=str(fenced)
-                )
-                raise
-            except DestinationError as failure:
-                location = self._stores[0].counts.note(failure, self._stores)
-                log.warning("commit delayed", table=self._table, reason=str(failure))
-                raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
-
-    def begin(self, commit: PendingCommit, spool: DiffSpool | None = None) -> None:
-        """Have ``commit`` finished next, and ``spool`` closed then."""
-        self._pending, self._spool = commit, spool
-
-    def finish(self) -> Artifact | None:
-        """Bring the unfinished commit, if there is one, into every manifest."""
-        pending = self._pending
-        if pending is None:
-            return None
-        try:
-            pending.upload_missing(self._stores)
-            pending.commit(self._stores, self._claim)
-        except ArtifactMissing:
-            if not pending.begun:
-                self._drop()
-            raise
-        reach("commit.done")
-        self._drop()
-        log.info(
-            "diffs merged" if pending.merges else "artifact committed",
-            table=self._table,
-            kind=pending.artifact.kind.value,
-            epoch=pending.artifact.epoch,
-            position=positions.text(pending.artifact.to_position),
-        )
-        return pending.artifact
-
-    def close(self) -> None:
-        """Delete temporary files."""
-        with self._turn:
-            self._drop()
-
-    def _drop(self) -> None:
-        self._pending = None
-        if self._spool is not None:
-            self._spool.close()
-            self._spool = None

@@ -18,7 +18,7 @@ from laredo_archive.manifest.model import Artifact, ArtifactKind, FormatEntry
 from laredo_archive.write.uploads import Content
 from laredo_model.column import Column
 from laredo_model.line import Change
-from laredo_model.position import Position
+from laredo_model.position import History, Position
 
 MEMORY_BYTES = 4 << 20
 """A smaller diff never touches the disk."""
@@ -116,6 +116,10 @@ def _chunks(changes: Iterable[Change]) -> Iterator[list[Change]]:
 class Window:
     """The range of positions that a diff covers, (from, to], and the table after it."""
 
+    #: The epoch that the diff belongs to.
+    epoch: int
+    #: The history of its positions.
+    history: History | None
     #: Where the diff begins.
     from_position: Position
     #: Where it ends.
@@ -150,7 +154,6 @@ def encode(
     table: str,
     key_prefix: str,
     window: Window,
-    after: Artifact,
     changes: Iterable[Change],
     *,
     formats: Sequence[str],
@@ -159,7 +162,7 @@ def encode(
     spool_directory: Path | None,
     go_keys: bool = False,
 ) -> EncodedDiff:
-    """Encode the changes of ``window``, which comes right after ``after``.
+    """Encode the changes of ``window``.
 
     :raises SpoolUnavailable: if there is no room for it.
     """
@@ -169,19 +172,19 @@ def encode(
     except BaseException:
         spool.close()
         raise
-    start, end = window.from_position, window.to_position
+    epoch, start, end = window.epoch, window.from_position, window.to_position
     artifact = Artifact(
         kind=ArtifactKind.DIFF,
-        epoch=after.epoch,
+        epoch=epoch,
         from_position=start,
         to_position=end,
         created_at=created_at,
         formats={
-            id_: entry_of(result, object_keys.diff_key(key_prefix, after.epoch, start, end, id_))
+            id_: entry_of(result, object_keys.diff_key(key_prefix, epoch, start, end, id_))
             for id_, result in encoded.items()
         },
         change_count=max((result.records for result in encoded.values()), default=0),
-        history=after.history,
+        history=window.history,
         to_time=window.to_time,
         rows=window.rows,
         state_checksum=window.checksum,

@@ -29,7 +29,7 @@ from laredo_archive.errors import (
     OfTheOriginal,
 )
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import catalog, object_keys, parser, rules
+from laredo_archive.manifest import catalog, object_keys, parser, rules, updates
 from laredo_archive.manifest.catalog import (
     CATALOG,
     CatalogEntry,
@@ -253,7 +253,7 @@ class ManifestStore:
         """
         shown, version = self._manifest, self._version
         if shown is not None and version is not None:
-            changed = rules.with_dates(changed, shown, version.date)
+            changed = updates.with_dates(changed, shown, version.date)
         changed = replace(
             changed,
             updated_at=self.environment.now(),

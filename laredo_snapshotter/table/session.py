@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import structlog
 
 from laredo_archive.errors import ChecksumDiffers, Fenced
-from laredo_archive.manifest.rules import Head
+from laredo_archive.manifest.updates import Head
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake, SnapshotBegin
