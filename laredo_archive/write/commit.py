@@ -16,7 +16,7 @@ from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys, rules, updates
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.write.manifest_store import AtOnce, Claim, ManifestStore
+from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists, with_boundary
 from laredo_archive.write.uploads import Content, copy_object, is_there, store_object, stored
 
@@ -177,84 +177,64 @@ class PendingCommit:
         """
         return self._begun
 
-    def upload_missing(self, stores: Sequence[ManifestStore]) -> None:
-        """Upload the objects that a destination doesn't have yet.
-
-        :raises DestinationError: if one is unavailable.
-        """
-        missing = [
-            (store, format_id)
-            for store in stores
-            for format_id in self.artifact.formats
-            if (store.destination.location, format_id) not in self._keys
-        ]
-        at_once = stores[0].environment.at_once
-        known = self._current([store for store, _ in missing], at_once)
-        at_once(
-            [
-                partial(self._upload_one, store, stores, manifest, format_id)
-                for store, format_id in missing
-                if (manifest := known[store.destination.location]) is not None
-            ]
-        )
-        if self._folders is not None:
-            self._folders.prepare(
-                [store for store in stores if not self._is_in_manifest(store)], self.artifact
-            )
-        reach("commit.uploaded")
-
-    def commit(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
-        """Add the artifact to every manifest, one after the other.
+    def finish(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
+        """Bring the artifact to every destination, and into every manifest.
 
         :raises Fenced: if another writer has taken one over.
         :raises ArtifactMissing: if its bytes are gone everywhere.
         :raises DestinationError: if one is unavailable.
         """
-        self._check_objects(stores)
+        self.upload_missing(stores)
+        self.commit(stores, claim)
+
+    def upload_missing(self, stores: Sequence[ManifestStore]) -> None:
+        """Upload the objects that a destination doesn't have yet, and check that all are there.
+
+        Everywhere at once; the check is for the manifests as they are now.
+        """
+        self._found.clear()
+        at_once = stores[0].environment.at_once
+        lacking = at_once([partial(self._provide, store, stores) for store in stores])
+        if self._folders is not None:
+            waiting = [store for store, lacks in zip(stores, lacking, strict=True) if lacks]
+            self._folders.prepare(waiting, self.artifact)
+        reach("commit.uploaded")
+
+    def commit(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
+        """Add the artifact to every manifest, one after the other."""
         for store in stores:
             store.rewrite(partial(self._offered, store, stores), claim)
             self._begun = True
 
-    def _check_objects(self, stores: Sequence[ManifestStore]) -> None:
-        """Check which objects exist, everywhere at once, for the manifests as they are now."""
-        self._found.clear()
-        at_once = stores[0].environment.at_once
-        known = self._current(stores, at_once)
-        at_once(
-            [
-                partial(self._check_object, store, manifest, format_id)
-                for store in stores
-                if (manifest := known[store.destination.location]) is not None
-                and not self._is_in(manifest)
-                for format_id in self.artifact.formats
-            ]
-        )
-
-    def _is_in_manifest(self, store: ManifestStore) -> bool:
-        manifest = store.current()
-        return manifest is not None and self._is_in(manifest)
-
     def _is_in(self, manifest: Manifest) -> bool:
         return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
 
-    def _check_object(self, store: ManifestStore, manifest: Manifest, format_id: str) -> None:
+    def _provide(self, store: ManifestStore, stores: Sequence[ManifestStore]) -> bool:
+        """Upload and check the objects if the manifest lacks the artifact: True if it does."""
+        manifest = store.current()
+        if manifest is None or self._is_in(manifest):
+            return False
+        store.environment.at_once(
+            [
+                partial(self._provide_object, store, stores, manifest, format_id)
+                for format_id in self.artifact.formats
+            ]
+        )
+        return True
+
+    def _provide_object(
+        self,
+        store: ManifestStore,
+        stores: Sequence[ManifestStore],
+        manifest: Manifest,
+        format_id: str,
+    ) -> None:
         target = store.destination.location, format_id
-        key = self._keys.get(target)
-        if key is None:
-            return
+        if target not in self._keys:
+            self._upload_one(store, stores, manifest, format_id)
+        key = self._keys[target]
         if is_there(store.destination, key, self.artifact.formats[format_id].size_bytes):
             self._found[target] = manifest, key
-
-    def _current(
-        self, stores: Sequence[ManifestStore], at_once: AtOnce
-    ) -> dict[str, Manifest | None]:
-        """Their manifests as last seen, by location; read again only if out of date."""
-        distinct = list({store.destination.location: store for store in stores}.values())
-        manifests = at_once([store.current for store in distinct])
-        return {
-            store.destination.location: manifest
-            for store, manifest in zip(distinct, manifests, strict=True)
-        }
 
     def _offered(
         self, store: ManifestStore, stores: Sequence[ManifestStore], manifest: Manifest

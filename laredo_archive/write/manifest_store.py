@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -110,7 +111,7 @@ def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
         log.warning("parallel request failed", failure=str(failure))
     if failures:
         if isinstance(failures[0], DestinationError):
-            failures[0].others = tuple(f for f in failures[1:] if isinstance(f, DestinationError))
+            failures[0].others += tuple(f for f in failures[1:] if isinstance(f, DestinationError))
         raise failures[0]
     return [done.result() for done in running]
 
@@ -123,12 +124,14 @@ RETRY = Backoff(initial=0.02, maximum=2.0)
 Change = Callable[[Manifest], Manifest | None]
 """A manifest made from the one given; None if that one has it already."""
 
+UTC_NOW = partial(datetime.now, UTC)
+
 
 @dataclass(frozen=True)
 class Environment:
     """The sources of time, randomness and threads; a simulation brings its own."""
 
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    now: Callable[[], datetime] = UTC_NOW
     pause: Callable[[float], None] = time.sleep
     chance: random.Random = field(default_factory=random.Random)
     at_once: AtOnce = in_threads

@@ -5,7 +5,7 @@ change takes its turn among them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from functools import partial
 from typing import Protocol
@@ -16,7 +16,7 @@ from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.manifest.updates import Notices
 from laredo_archive.write.commit import PendingCommit
-from laredo_archive.write.diff_encoding import DiffSpool, EncodedDiff, Window
+from laredo_archive.write.diff_encoding import EncodedDiff, Window
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists
 from laredo_model import position as positions
@@ -34,7 +34,7 @@ class Commits(Protocol):
         :raises CommitUnavailable: if a destination is unavailable.
         """
 
-    def begin(self, commit: PendingCommit, spool: DiffSpool) -> None:
+    def begin(self, commit: PendingCommit, spool: ExitStack) -> None:
         """Have ``commit`` finished next, and ``spool`` closed then."""
 
 

@@ -7,7 +7,7 @@ is everywhere, so an unfinished commit is finished before anything else.
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -32,7 +32,7 @@ from laredo_archive.storage.destination import Destination
 from laredo_archive.write.base_upload import Base, BasePlan, BaseUpload
 from laredo_archive.write.claim import claim, drop_unfinished, reconcile
 from laredo_archive.write.commit import EpochFolders, PendingCommit
-from laredo_archive.write.diff_encoding import DiffSpool, Window, encode
+from laredo_archive.write.diff_encoding import Window, encode
 from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
 from laredo_archive.write.merging import Merging
 from laredo_archive.write.part_lists import with_boundary
@@ -54,7 +54,7 @@ class CommitsInTurn:
         self._turn = threading.RLock()
         self._fenced: Fenced | None = None
         self._pending: PendingCommit | None = None
-        self._spool: DiffSpool | None = None
+        self._spool: ExitStack | None = None
 
     @property
     def unfinished(self) -> bool:
@@ -85,7 +85,7 @@ class CommitsInTurn:
                 log.warning("commit delayed", table=self._table, reason=str(failure))
                 raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
 
-    def begin(self, commit: PendingCommit, spool: DiffSpool | None = None) -> None:
+    def begin(self, commit: PendingCommit, spool: ExitStack | None = None) -> None:
         """Have ``commit`` finished next, and ``spool`` closed then."""
         self._pending, self._spool = commit, spool
 
@@ -95,8 +95,7 @@ class CommitsInTurn:
         if pending is None:
             return None
         try:
-            pending.upload_missing(self._stores)
-            pending.commit(self._stores, self._claim)
+            pending.finish(self._stores, self._claim)
         except ArtifactMissing:
             if not pending.begun:
                 self._drop()
@@ -460,6 +459,7 @@ class TableArchive:
             kind=done.artifact.kind.value,
             epoch=done.artifact.epoch,
             position=positions.text(done.artifact.to_position),
+            size_bytes=done.artifact.size_bytes,
         )
         return done.artifact
 

@@ -292,11 +292,12 @@ class Sealed:
         """True if it certainly has no change."""
         return self._changes.empty
 
-    def measure(self, before: StateChecksum) -> DiffSummary:
-        """Summarize these changes after the state ``before``, in one pass.
+    def measure(self, rows_before: int, checksum_before: str) -> DiffSummary:
+        """Summarize these changes and the table after them, in one pass.
 
         :raises ModelError: if more rows go than there were.
         """
+        before = StateChecksum.from_hex(rows_before, checksum_before)
         truncate = self._changes.truncated and before.rows > 0
         rows, value = (0, 0) if self._changes.truncated else (before.rows, before.value)
         count = 0
