@@ -328,9 +328,9 @@ TRIGGERS = "snapshot triggers"
 async def check_tables(
     tables: Sequence[TableConfig], http: HttpBlock, before: Sequence[FindingsSection] = ()
 ) -> int:
-    """Check every table's server, destinations and sinks, and print what was found, behind what
-    was found ``before``.
+    """Check every table's server, destinations and sinks, and print the findings.
 
+    The findings ``before`` are printed first.
     The result is an exit code: 0 if all is well, else 1.
     """
     dangers = [WriterFinding("http", True, f"warning: {danger}") for danger in http.dangers]

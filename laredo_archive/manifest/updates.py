@@ -270,11 +270,11 @@ class Notices:
         return list(manifest.artifacts[self._first(sink, manifest) :])
 
     def count_outstanding(self, sink: str, manifest: Manifest) -> int:
-        """The number of outstanding artifacts of ``sink``; costs next to nothing."""
+        """The number of outstanding artifacts of ``sink``, found by binary search."""
         return len(manifest.artifacts) - self._first(sink, manifest)
 
     def next_for(self, sink: str, manifest: Manifest) -> Artifact | None:
-        """The first outstanding artifact of ``sink``; costs next to nothing."""
+        """The first outstanding artifact of ``sink``, found by binary search."""
         first = self._first(sink, manifest)
         return manifest.artifacts[first] if first < len(manifest.artifacts) else None
 

@@ -52,8 +52,10 @@ class Merging:
         encoded: Callable[..., EncodedDiff],
         finish: Callable[[], Artifact | None],
     ) -> None:
-        """``encoded`` is diff_encoding.encode() with all that is the archive's; ``finish`` brings
-        the unfinished commit into every manifest."""
+        """``encoded`` is diff_encoding.encode() with the archive's own arguments filled in.
+
+        ``finish`` adds the unfinished commit to every manifest.
+        """
         self.stores = tuple(stores)
         self._claim = owner
         self._commits = commits

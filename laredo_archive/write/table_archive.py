@@ -141,7 +141,7 @@ class TableArchive:
         spool_directory: Path | None,
         go_keys: bool,
     ) -> None:
-        """Use :meth:`open`."""
+        """Call :meth:`open` instead, which claims the manifests."""
         self._stores = tuple(stores)
         self._first = first
         self._claim = owner
@@ -241,7 +241,7 @@ class TableArchive:
 
     @property
     def claim(self) -> Claim:
-        """writer_id and term."""
+        """This writer's claim: its ``writer_id`` and term."""
         return self._claim
 
     @property

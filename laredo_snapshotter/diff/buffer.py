@@ -38,8 +38,10 @@ KEPT_BYTES = 256
 
 
 class Cancelled:
-    """The cancelled keys of one window, by name while they are few, so that one that changes again
-    doesn't count."""
+    """The cancelled keys of one window.
+
+    A few are kept by name, so that a key that changes again no longer counts.
+    """
 
     __slots__ = ("_keys", "_more", "in_spill")
 
@@ -424,7 +426,7 @@ class ChangeBuffer:
         return sealed
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all changes, those of the open transaction too."""
         self.abandon()
         self._whole.close()
         self._time_us = None

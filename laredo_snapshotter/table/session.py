@@ -260,8 +260,10 @@ class WriterSession:
         return base
 
     async def _commit_live_base(self, base: BaseJob) -> None:
-        """Wait until it is committed. The stream goes on meanwhile: only it brings the position
-        up to which the base is verified."""
+        """Wait until ``base`` is committed.
+
+        The stream goes on meanwhile: only it brings the position up to which the base is verified.
+        """
         try:
             epoch = await base.epoch()
         except NeverVerified as discarded:
