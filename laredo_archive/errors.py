@@ -364,7 +364,7 @@ class CommitConflict(DestinationError):
 
 
 class CommitStateUnknown(DestinationError):
-    """The request may have taken effect, may yet do so, or not at all: only reading decides."""
+    """A request of unknown outcome: it took effect, may yet do so, or failed; reading tells."""
 
 
 class DestinationUnavailable(DestinationError):

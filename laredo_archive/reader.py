@@ -99,8 +99,10 @@ class Archive:
 
     @property
     def boundaries(self) -> list[Boundary]:
-        """Every boundary of the manifest as far as it is unfolded, oldest first; raises like
-        :attr:`epochs`."""
+        """The boundaries of the manifest as far as it is unfolded, oldest first.
+
+        Raises like :attr:`epochs`.
+        """
         return timeline.boundaries(self.epochs)
 
     def boundary(

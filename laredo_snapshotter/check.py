@@ -29,7 +29,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.manifest import object_keys, parser
 from laredo_archive.manifest.model import Manifest
-from laredo_archive.manifest.rules import head_of
+from laredo_archive.manifest.updates import head_of
 from laredo_archive.storage.destination import Destination, StoredObject
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
@@ -329,9 +329,9 @@ TRIGGERS = "snapshot triggers"
 async def check_tables(
     tables: Sequence[TableConfig], http: HttpBlock, before: Sequence[FindingsSection] = ()
 ) -> int:
-    """Check every table's server, destinations and sinks, and print what was found, behind what
-    was found ``before``.
+    """Check every table's server, destinations and sinks, and print the findings.
 
+    The findings ``before`` are printed first.
     The result is an exit code: 0 if all is well, else 1.
     """
     dangers = [WriterFinding("http", True, f"warning: {danger}") for danger in http.dangers]

@@ -144,7 +144,7 @@ def reload(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script ``laredo-snapshotter``."""
     cli()
 
 
@@ -172,8 +172,11 @@ def _loaded(path: Path | None, sets: tuple[str, ...]) -> config_.SnapshotterBloc
 
 
 def _finish(code: int) -> None:
-    """Exit without waiting for threads: one may hang in an unavailable destination, another
-    be in the middle of a collection, which may end anywhere."""
+    """Exit without waiting for threads.
+
+    One may hang in an unavailable destination; another may be in the middle of a collection, which
+    may end anywhere.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

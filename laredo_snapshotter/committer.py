@@ -26,7 +26,6 @@ from laredo_archive.write.base_upload import Base
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position
 from laredo_model import position as position_
-from laredo_model.checksum import StateChecksum
 from laredo_model.position import Position
 from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.diff.buffer import DiffSummary, Sealed
@@ -129,8 +128,7 @@ class DiffCommit:
         if self._measured is None:
             head = self._archive.head
             assert head is not None and head.rows is not None and head.checksum is not None
-            before = StateChecksum.from_hex(head.rows, head.checksum)
-            self._measured = head.position, self._sealed.measure(before)
+            self._measured = head.position, self._sealed.measure(head.rows, head.checksum)
         return self._measured
 
 

@@ -144,7 +144,7 @@ class SnapshotterBlock(TableBlock):
 
 
 class Root(Section):
-    """The file."""
+    """The root of the configuration file."""
 
     snapshotter: SnapshotterBlock
 
@@ -278,8 +278,10 @@ def over(outer: TableBlock, inner: TableBlock) -> TableBlock:
 
 
 def _merged(outer: Block, inner: Block) -> Block:
-    """``outer``, replaced by the members of ``inner``; sections and names are merged, lists
-    replaced."""
+    """``outer`` with the members of ``inner`` in place of its own.
+
+    Sections and names are merged, lists are replaced.
+    """
     update: dict[str, object] = {}
     for name in inner.model_fields_set:
         own, inherited = getattr(inner, name), getattr(outer, name)

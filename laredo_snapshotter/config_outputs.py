@@ -55,7 +55,7 @@ class LocalDestinationBlock(Section):
 
     @property
     def directory(self) -> Path:
-        """Absolute."""
+        """The absolute path of the directory."""
         return self.path.absolute()
 
     @property

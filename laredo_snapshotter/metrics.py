@@ -397,7 +397,7 @@ class TableCounters(Observer):
         self._metrics.rebases.labels(self._table, outcome).inc()
 
     def connected(self, handshake: Handshake) -> None:
-        """A stream began."""
+        """Clear the reason of the last disconnection: a stream began."""
         del handshake
         self.disconnected_because = None
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from laredo_archive.manifest.rules import Head
+from laredo_archive.manifest.updates import Head
 from laredo_archive.write.base_upload import BaseUpload
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.events import Event, Handshake, SnapshotBegin, SnapshotEnd, SnapshotRows

@@ -368,9 +368,9 @@ def _with_ends(epoch: Epoch, after_head: Position | None) -> Iterator[tuple[Arti
 
 
 def known_too(spans: Spans, positions: Iterable[tuple[History, Position]]) -> Spans:
-    """The spans of a table that is also known at ``positions``, by a catalog: there it is as at its
-    last boundary at or before each.
+    """The spans of a table that by a catalog is also known at ``positions``.
 
+    At each of them the table is as at its last boundary at or before it.
     Only where no diff follows that boundary. A diff itself records up to which position the table
     was unchanged (``unchanged_until``), and one that was merged hides the boundaries in between, of
     which one may be the last before the position.
@@ -389,8 +389,10 @@ def known_too(spans: Spans, positions: Iterable[tuple[History, Position]]) -> Sp
 
 
 def last_boundary(artifacts: Sequence[Artifact], position: Position) -> Artifact | None:
-    """The artifact that ends last at or before ``position``; None if there is none, or if a merged
-    diff hides it."""
+    """The artifact that ends last at or before ``position``.
+
+    None if there is none, or if a merged diff hides it.
+    """
     for artifact in reversed(artifacts):
         if artifact.to_position <= position:
             return artifact

@@ -348,7 +348,7 @@ def _described(manifest: Manifest) -> str:
 
 
 class _Reconciliation:
-    """Brings one destination to the artifact list of another."""
+    """A commit that gives one destination the artifact list of another."""
 
     def __init__(self, ahead: ManifestStore, behind: ManifestStore, new_names: NewNames) -> None:
         self._ahead = ahead

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -30,7 +31,7 @@ from laredo_archive.errors import (
     OfTheOriginal,
 )
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import catalog, object_keys, parser, rules
+from laredo_archive.manifest import catalog, object_keys, parser, rules, updates
 from laredo_archive.manifest.catalog import (
     CATALOG,
     CatalogEntry,
@@ -130,7 +131,7 @@ def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
         log.warning("parallel request failed", failure=str(failure))
     if failures:
         if isinstance(failures[0], DestinationError):
-            failures[0].others = tuple(f for f in failures[1:] if isinstance(f, DestinationError))
+            failures[0].others += tuple(f for f in failures[1:] if isinstance(f, DestinationError))
         raise failures[0]
     return [done.result() for done in running]
 
@@ -143,12 +144,14 @@ RETRY = Backoff(initial=0.02, maximum=2.0)
 Change = Callable[[Manifest], Manifest | None]
 """A manifest made from the one given; None if that one has it already."""
 
+UTC_NOW = partial(datetime.now, UTC)
+
 
 @dataclass(frozen=True)
 class Environment:
     """The sources of time, randomness and threads; a simulation brings its own."""
 
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    now: Callable[[], datetime] = UTC_NOW
     pause: Callable[[float], None] = time.sleep
     chance: random.Random = field(default_factory=random.Random)
     at_once: AtOnce = in_threads
@@ -278,7 +281,7 @@ class ManifestStore:
         """
         shown, version = self._manifest, self._version
         if shown is not None and version is not None:
-            changed = rules.with_dates(changed, shown, version.date)
+            changed = updates.with_dates(changed, shown, version.date)
         changed = replace(
             changed,
             updated_at=self.environment.now(),

@@ -28,7 +28,7 @@ MAX_DIFFS = 12
 
 @dataclass(frozen=True)
 class ChainLink:
-    """One artifact."""
+    """One artifact of a table's archive, as the status page shows it."""
 
     #: Where it ends, as PostgreSQL writes positions.
     position: str
@@ -181,7 +181,7 @@ class Writers(Protocol):
     """The tables, as the HTTP side sees them."""
 
     def statuses(self) -> Sequence[TableWriterStatus]:
-        """Every table's."""
+        """The status of every table."""
 
     def manifest(self, table: str) -> Manifest | None:
         """The archive's, as last committed everywhere; None before it is claimed."""

@@ -1,5 +1,6 @@
-"""The reader of one table's live stream: takes its changes into a buffer, which is sealed into a
-diff at each cut (cuts.py).
+"""The reader of one table's live stream, which takes changes into a buffer.
+
+The buffer is sealed into a diff at each cut (cuts.py).
 
 It closes the stream when nothing more can be kept (a destination is unavailable and
 the buffer at its limit) and resumes by position later; the server's journal keeps what

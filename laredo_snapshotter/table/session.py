@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import structlog
 
 from laredo_archive.errors import ChecksumDiffers, Fenced
-from laredo_archive.manifest.rules import Head
+from laredo_archive.manifest.updates import Head
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake, SnapshotBegin
@@ -277,8 +277,10 @@ class WriterSession:
         return base
 
     async def _commit_live_base(self, base: BaseJob) -> None:
-        """Wait until it is committed. The stream goes on meanwhile: only it brings the position
-        up to which the base is verified."""
+        """Wait until ``base`` is committed.
+
+        The stream goes on meanwhile: only it brings the position up to which the base is verified.
+        """
         try:
             epoch = await base.epoch()
         except NeverVerified as discarded:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from laredo_archive.manifest.rules import Head
+from laredo_archive.manifest.updates import Head
 from laredo_archive.write.manifest_store import Availability
 from laredo_model import position
 from laredo_service.certificates import Certificate

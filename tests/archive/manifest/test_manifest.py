@@ -196,7 +196,7 @@ def spoilt(path: str, value: object) -> dict[str, object]:
         ("artifacts/1/change_count", ..., "artifacts[1].change_count is missing"),
         ("artifacts/0/formats/jsonl", [], "artifacts[0].formats.jsonl: an object"),
         ("artifacts/0/formats/jsonl/key", "../x", "artifacts[0].formats.jsonl.key: the key '../x'"),
-        ("artifacts/0/formats/jsonl/key", "/etc/x", "isn't inside a destination"),
+        ("artifacts/0/formats/jsonl/key", "/etc/x", "isn't inside the destination"),
         ("artifacts/0/formats/jsonl/key", ..., "artifacts[0].formats.jsonl.key is missing"),
         ("former", [{"key": "../x", "epoch": 1}], "former[0].key: the key '../x'"),
         ("former", [{"key": "x"}], "former[0].epoch is missing"),

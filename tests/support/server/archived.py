@@ -16,7 +16,6 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.store.environment import SourceIdentity
-from laredo_model.checksum import StateChecksum
 from laredo_model.column import Column
 from laredo_model.line import Action
 from laredo_model.position import Ancestor, History, Position
@@ -114,7 +113,7 @@ class Archived:
         assert head is not None and head.rows is not None and head.checksum is not None
         if sealed.empty and not forced:
             return None
-        outcome = sealed.measure(StateChecksum.from_hex(head.rows, head.checksum))
+        outcome = sealed.measure(head.rows, head.checksum)
         if outcome.empty and not (forced and self.position > head.position):
             self.unwritten += outcome.cancelled
             return None
