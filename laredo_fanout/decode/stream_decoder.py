@@ -507,6 +507,15 @@ class StreamDecoder:
         if self.pending.ends_pieces:
             yield
 
+    def advance(self) -> None:
+        """Go on from ``wal_end``: every transaction that is still to come ends after it.
+
+        Call it between transactions. A transaction that is streamed before its commit may be
+        under way: it comes again from its beginning, wherever the stream starts before its commit.
+        """
+        if self.wal_end > self.position:
+            self.position_before = self.position = self.wal_end
+
     def take_events(self) -> list[bytes]:
         """The events that stopped the last drain, once."""
         events, self.events, self._relations.must_stop = self.events, [], False

@@ -338,9 +338,13 @@ class IngestLoop:
         if silence > self._patience:
             raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
         decoder = self._decoder
-        if decoder.reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL_S:
-            decoder.reply_wanted = False
+        if decoder.reply_wanted and self.caught_up_to > self._store.position:
+            # A server that shuts down asks until the end of its WAL is confirmed, whatever that is.
+            decoder.advance()
+            self._commit()
+        elif decoder.reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL_S:
             self._confirm_again(reply=silence > self._patience / 3)
+        decoder.reply_wanted = False
 
     def _keep_alive(self) -> None:
         """Within one long step (a giant transaction's pieces, a re-copy's comparison): confirm now
