@@ -284,8 +284,9 @@ def time_of_base(
 def _refuse_going_back(table: str, last: Artifact, position: Position) -> None:
     if position < last.to_position:
         raise OutOfOrder(
-            f"{table}: {positions.text(position)} is before the archive's head,"
-            f" {positions.text(last.to_position)}"
+            f"{table}: no artifact can end at {positions.text(position)}, which is before the"
+            f" archive's head, {positions.text(last.to_position)}; does the writer's server lag"
+            " behind the one that it followed before?"
         )
 
 

@@ -343,7 +343,9 @@ class Subscription:
                 if leaving and (reached.between_transactions or _passed(deadline)):
                     return
         if not leaving:
-            raise StreamBroken(self.endpoint.server, "the server ended the stream")
+            raise StreamBroken(
+                self.endpoint.server, "the server ended the stream without a reason (GoAway)"
+            )
 
 
 class _StreamPosition:
@@ -445,5 +447,5 @@ async def served_tables(endpoint: Endpoint) -> frozenset[TableName]:
         return frozenset(TableName(*split_table(name)) for name in answer.tables)
     except BadTableName as wrong:
         raise ProtocolViolation(
-            endpoint.server, f"serves a table that has no name: {wrong}"
+            endpoint.server, f"in the list of its tables, {wrong}; is this a laredo-fanout?"
         ) from wrong
