@@ -435,7 +435,7 @@ def _manifest(
         yield WriterFinding(what, False, str(wrong))
         return
     if manifest.table != table.name:
-        yield WriterFinding(what, False, f"it is the archive of {manifest.table}")
+        yield WriterFinding(what, False, f"the archive there is that of {manifest.table}")
         return
     yield WriterFinding(what, True, _described(manifest))
     if first:
@@ -448,7 +448,7 @@ def _of_new(what: str, table: TableConfig, destination: Destination) -> WriterFi
         found = claim.objects_at(destination, table.key_prefix)
     except DestinationDenied:
         found = None  # a writer needn't be allowed to list
-    beside = f"; there are {found}" if found else ""
+    beside = f"; the directory contains {found}" if found else ""
     return WriterFinding(what, True, f"none yet; the first base will begin it{beside}")
 
 
@@ -487,7 +487,9 @@ async def check_block(block: SnapshotterBlock) -> int:
         try:
             known[each] = list(each.pattern.of(await served_tables(each.endpoint)))
         except StreamError as error:
-            findings.append(WriterFinding(named, False, f"its tables aren't known: {error}"))
+            findings.append(
+                WriterFinding(named, False, f"the server's tables aren't known: {error}")
+            )
         else:
             findings.append(WriterFinding(named, True, f"matches {len(known[each])} tables"))
     try:

@@ -211,7 +211,7 @@ def _shape(columns: Sequence[Column]) -> list[tuple[str, str, int, int | None]]:
 log = structlog.get_logger(__name__)
 
 ATTEMPTS = 10
-"""Second streams to open until one's snapshot isn't older than the live stream."""
+"""Most second streams to open until one's snapshot isn't older than the live stream."""
 
 OPENING_S = 60.0
 """Time for which the live stream is held for the second one to begin."""
@@ -313,7 +313,9 @@ class Rebase:
         finally:
             feed.release()
         raise RebaseAbandoned(
-            self._config.name, f"{ATTEMPTS} snapshots were older than the live stream"
+            self._config.name,
+            f"{ATTEMPTS} snapshots were older than the live stream; does"
+            f" {self._config.endpoint.server} lead to several servers, of which some lag?",
         )
 
     async def _open(self, streams: AsyncExitStack) -> _Begun:
@@ -328,7 +330,7 @@ class Rebase:
             elif isinstance(event, SnapshotBegin) and handshake is not None:
                 assert event.position is not None, "the live stream's server sends positions"
                 return _Begun(event.position, handshake, events)
-        raise RebaseAbandoned(config.name, "the server ended the second stream")
+        raise RebaseAbandoned(config.name, "the server ended the second stream before a snapshot")
 
     def _check(self, handshake: Handshake) -> None:
         head = self._archive.head

@@ -376,7 +376,8 @@ def _parts_below(key_prefix: str, depth: int) -> Callable[[object, str], Parts]:
             file=fields.take_if_any("file", _file),
         )
         if (found.file is None) != bool(found.diffs):
-            raise WrongField(f"{path}: either diffs or a file that lists them is expected")
+            there = "both are" if found.diffs else "neither is"
+            raise WrongField(f"{path}: either diffs or file is expected, and {there} there")
         return found
 
     return read

@@ -218,8 +218,9 @@ def time_of_base(
 def _refuse_going_back(table: str, head: Position, position: Position) -> None:
     if position < head:
         raise OutOfOrder(
-            f"{table}: {positions.text(position)} is before the archive's head,"
-            f" {positions.text(head)}"
+            f"{table}: no artifact can end at {positions.text(position)}, which is before the"
+            f" archive's head, {positions.text(head)}; does the writer's server lag behind the one"
+            " that it followed before?"
         )
 
 

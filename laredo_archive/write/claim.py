@@ -201,9 +201,9 @@ def _claim_one(store: ManifestStore, table: str, wanted: Claim, sinks: tuple[str
         else:
             reach("claim.swapped")
             return
-    raise DestinationUnavailable(store.uri, f"it couldn't be claimed in {ATTEMPTS} attempts").at(
-        store.destination.location
-    )
+    raise DestinationUnavailable(
+        store.uri, f"the manifest couldn't be claimed in {ATTEMPTS} attempts"
+    ).at(store.destination.location)
 
 
 def _empty(store: ManifestStore, table: str) -> Manifest:

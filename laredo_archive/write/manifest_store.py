@@ -1,9 +1,9 @@
 """One destination's manifest and catalog, as one writer or collector holds them.
 
 The only module that swaps manifests. A swap whose outcome is unclear is settled
-by reading, and reading settles only yes: as long as what was to be changed
-isn't there, and no other writer has claimed the manifest, the change is rebuilt on
-what was read and offered again.
+by reading the manifest. If it contains the change, the swap took effect. If not, the swap may yet
+take effect: unless another writer has claimed the manifest, the change is applied to what was read,
+and swapped again.
 """
 
 import random
@@ -53,7 +53,6 @@ class Availability(NamedTuple):
     since: datetime
     #: Why it is unavailable; None if it is available.
     problem: str | None
-    """Its last error; None if it is available."""
 
 
 class Availabilities:
@@ -88,7 +87,7 @@ class Availabilities:
             return self._found.get(location)
 
     def failed(self, location: str, problem: str) -> None:
-        """A request to it failed."""
+        """Note that a request to ``location`` failed."""
         with self._lock:
             before = self._found.get(location)
             unavailable = before is not None and before.problem is not None
@@ -96,7 +95,7 @@ class Availabilities:
             self._found[location] = Availability(since, problem)
 
     def worked(self, location: str) -> None:
-        """It stored a manifest."""
+        """Note that the destination at ``location`` stored a manifest."""
         with self._lock:
             before = self._found.get(location)
             if before is None or before.problem is not None:
@@ -116,7 +115,7 @@ class AtOnce(Protocol):
     def __call__(self, tasks: Sequence[Callable[[], T]], /) -> list[T]:
         """The tasks' results, in their order; the first failure in that order is raised.
 
-        All have ended by then, those after one that failed too.
+        All tasks have ended by then, also those after one that failed.
         """
 
 
@@ -172,7 +171,7 @@ class Counts:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def note(self, failure: DestinationError, stores: Sequence["ManifestStore"]) -> str | None:
-        """Count ``failure`` for the destination that it is about; gives that one's location."""
+        """Count ``failure`` for its destination; returns that destination's location, if known."""
         for other in failure.others:
             self.note(other, stores)
         location = failure.location or _location_of(failure.uri, stores)
@@ -239,7 +238,7 @@ class ManifestStore:
 
     @property
     def date(self) -> datetime | None:
-        """The store's Date of the answer that showed it."""
+        """The time by the store's clock (Date) when the manifest was last read or swapped."""
         return self._version.date if self._version else None
 
     def read(self) -> Manifest | None:
@@ -268,7 +267,7 @@ class ManifestStore:
             raise OfTheOriginal(self.uri)
         if manifest.table != self._table:
             raise ManifestDamaged(
-                self.uri, f"it is of table {manifest.table}, not of {self._table}"
+                self.uri, f"it is that of table {manifest.table}, not of {self._table}"
             )
         for contradiction in rules.check(manifest):
             raise ManifestDamaged(self.uri, contradiction)
@@ -325,7 +324,8 @@ class ManifestStore:
                 reach("commit.swapped")
                 return done
         raise DestinationUnavailable(
-            self.uri, f"no swap succeeded in {ATTEMPTS} attempts; the last time it {trouble}"
+            self.uri,
+            f"not swapped in {ATTEMPTS} attempts, and tried again later; the last error: {trouble}",
         ).at(self.destination.location)
 
     def _claimed(self, manifest: Manifest | None, claim: Claim | None) -> Manifest:
@@ -409,7 +409,8 @@ class CatalogStore:
             else:
                 return
         raise DestinationUnavailable(
-            self.uri, f"no swap succeeded in {ATTEMPTS} attempts; the last time it {trouble}"
+            self.uri,
+            f"not swapped in {ATTEMPTS} attempts, and tried again later; the last error: {trouble}",
         ).at(self._destination.location)
 
     def _current(self) -> DatabaseCatalog | None:

@@ -132,7 +132,7 @@ class ArchiveWatch:
         try:
             found, _ = await archive.found(newest=True)
             if found.manifest.table != table:
-                other = f"it is the archive of table {found.manifest.table}"
+                other = f"the archive there is that of table {found.manifest.table}"
                 return ArchiveCheck(now, found, other)
             timeline.epochs_of(found.manifest, found.destination.uri_of(found.manifest_key))
         except (NoReplay, ArchiveError) as failure:

@@ -1,4 +1,4 @@
-"""The schedule of the tables' periodic snapshots; each is taken by a process of its own."""
+"""The schedule of the tables' periodic snapshot files; a process of its own writes each."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = structlog.get_logger("laredo_fanout.snapshots")
 
 
 @dataclass
-class _Plan:
-    """One table's snapshots since the start."""
+class _Outcomes:
+    """Number and outcome of one table's snapshots since the start."""
 
     written: int = 0
     failed: int = 0
@@ -40,7 +40,7 @@ class _Plan:
 
 @dataclass
 class SnapshotSchedule:
-    """Writes each table's snapshot every ``interval``, one at a time, in a process of its own."""
+    """Writes each table's snapshot file every ``interval``, one table at a time."""
 
     config: Config
     #: Whether clients see the table; before that there is nothing to write.
@@ -53,7 +53,7 @@ class SnapshotSchedule:
     #: Called if a defect of ours ended a table's schedule.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshot_process")
-    _plans: dict[str, _Plan] = field(default_factory=dict)
+    _plans: dict[str, _Outcomes] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     _process: asyncio.subprocess.Process | None = None
@@ -62,12 +62,12 @@ class SnapshotSchedule:
         """Start the schedules; returns at once."""
         for name, table in _scheduled(self.config).items():
             if name not in self._tasks:
-                self._plans.setdefault(name, _Plan())
+                self._plans.setdefault(name, _Outcomes())
                 what = f"snapshots of {name}"
                 self._tasks[name] = supervised(self._keep(table), what, self.crashed)
 
     async def change(self, config: Config) -> None:
-        """Follow other schedules from now on; one that stays goes on, another is restarted."""
+        """Follow the schedules of ``config`` from now on; unchanged ones go on, others restart."""
         before, self.config = _scheduled(self.config), config
         now = _scheduled(config)
         await self._stop(
@@ -105,7 +105,7 @@ class SnapshotSchedule:
 
     @property
     def named_pids(self) -> dict[str, int]:
-        """The process that takes a snapshot now, if one does."""
+        """Process id of the snapshot process, if one runs now."""
         return {} if self._process is None else {"snapshot": self._process.pid}
 
     async def _keep(self, table: ReplicatedTableConfig) -> None:
@@ -126,7 +126,7 @@ class SnapshotSchedule:
                 failures += 1
                 await asyncio.sleep(min(_RETRY.delay(failures), snapshot.interval))
 
-    async def _write(self, table: ReplicatedTableConfig, plan: _Plan) -> None:
+    async def _write(self, table: ReplicatedTableConfig, plan: _Outcomes) -> None:
         snapshot, directory = table.target.snapshot, self.config.snapshot_path(table)
         assert snapshot is not None and directory is not None
         order = {
@@ -152,7 +152,9 @@ class SnapshotSchedule:
             log.info("snapshot taken", table=table.name, **answer)
         else:
             plan.failed += 1
-            plan.error = str(answer.get("error", f"the snapshot process ended with {code}"))
+            plan.error = str(
+                answer.get("error", f"the snapshot process ended with exit code {code}")
+            )
             level = log.error if plan.outage.is_news(plan.error) else log.debug
             level("snapshot failed", table=table.name, error=plan.error)
 
@@ -212,9 +214,9 @@ def _snapshot(table: ReplicatedTableConfig | None) -> SnapshotConfig | None:
 
 
 def _answer(code: int, output: bytes) -> tuple[int | None, dict[str, Any]]:
-    """The exit code and the answer in the process's output; without a whole answer no success."""
+    """The exit code and the answer in the process's output; an incomplete answer is a failure."""
     try:
         answer: dict[str, Any] = orjson.loads(output)
     except orjson.JSONDecodeError:
-        return None, {"error": f"the snapshot process ended with {code} and no answer"}
+        return None, {"error": f"the snapshot process ended with exit code {code} and no answer"}
     return code, answer

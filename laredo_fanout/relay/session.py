@@ -131,7 +131,9 @@ class TableStream:
                 if writer.forgets and not snapshot_asked and writer.between_transactions:
                     return
         if not leaving:
-            raise StreamBroken(self._options.server, "the server ended the stream")
+            raise StreamBroken(
+                self._options.server, "the server ended the stream without a reason (GoAway)"
+            )
 
     async def _take(self, event: Event) -> None:
         await self._turn(self.writer)

@@ -88,12 +88,12 @@ from laredo_model.position import Lineage, Position
 class Outcome(StrEnum):
     """The outcome of a replay from an archive."""
 
-    COMPLETE = "complete"  # it was, and goes on with the journal
-    LEFT = "left"  # it left in the middle
+    COMPLETE = "complete"  # the client was sent all diffs, and goes on with the journal
+    LEFT = "left"  # the client left in the middle
     BROKEN = "broken"  # an object was missing or damaged: a snapshot followed
     UNREADABLE = "unreadable"  # the archive can't be read
-    UNCOVERED = "uncovered"  # the archive doesn't lead from its position to the journal
-    INEXACT = "inexact"  # it stopped inside a window that can't be entered
+    UNCOVERED = "uncovered"  # the archive doesn't lead from the client's position to the journal
+    INEXACT = "inexact"  # the client's position is inside a diff that can't be replayed in part
     COLUMNS = "columns"  # the table's columns aren't the archive's
 
 
@@ -140,7 +140,7 @@ def chain(
     """
     before = asked.position
     if before is None:
-        raise NoReplay(Outcome.UNCOVERED, "it names no position")
+        raise NoReplay(Outcome.UNCOVERED, "the client names no position")
     if manifest.table != view.name:
         raise NoReplay(Outcome.UNCOVERED, f"{where} is the archive of table {manifest.table}")
     ours = _of_lineage(timeline.epochs_of(manifest, where), lineage)
@@ -194,7 +194,9 @@ def _end(
         if boundary.position <= view.position and not view.skips(boundary.position)
     ]
     if not reached:
-        raise NoReplay(Outcome.UNCOVERED, f"the archive begins after the server, at {found[0]}")
+        raise NoReplay(
+            Outcome.UNCOVERED, f"the archive begins after the server's position, at {found[0]}"
+        )
     end = reached[-1]
     if end.position >= view.floor:
         return end, end.position
@@ -220,22 +222,24 @@ def _check_inside(
     at = position.text(before)
     if not diffs:
         raise NoReplay(
-            Outcome.INEXACT, f"{at} is after the last artifact, at {end}: later changes are unknown"
+            Outcome.INEXACT,
+            f"the client's {at} is after {end}, the archive's last: later changes are unknown",
         )
     first = diffs[0]
     if first.to_position < before:
-        raise NoReplay(Outcome.UNCOVERED, f"no window holds {at}")
-    window = f"{at} is inside the window that ends at {position.text(first.to_position)}"
+        raise NoReplay(Outcome.UNCOVERED, f"no diff covers {at}, the client's position")
+    window = f"the client's {at} is inside the diff that ends at {position.text(first.to_position)}"
     if first.truncate:
         raise NoReplay(Outcome.INEXACT, f"{window}, in which the table was emptied")
     if first.cancelled is None:
-        raise NoReplay(Outcome.INEXACT, f"{window}, an older writer's: it may hide changes")
+        raise NoReplay(Outcome.INEXACT, f"{window}, and its writer didn't count cancelled changes")
     if first.cancelled:
         raise NoReplay(
-            Outcome.INEXACT, f"{window}, which hides the changes of {first.cancelled} keys"
+            Outcome.INEXACT,
+            f"{window}, which leaves out the cancelled changes of {first.cancelled} keys",
         )
     if asked.want_old:
-        raise NoReplay(Outcome.INEXACT, f"{window}, and it wants old rows")
+        raise NoReplay(Outcome.INEXACT, f"{window}, and the client asked for old rows")
 
 
 def _check_columns(epochs: Sequence[Epoch], view: TableView) -> None:

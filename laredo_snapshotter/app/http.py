@@ -241,7 +241,9 @@ def app(writers: Writers, metrics: Metrics, *, asks_token: bool = False) -> Endp
         table, wait = request.query_params.get("table"), flag(request, "wait")
         known = [status.table for status in writers.statuses()]
         if table is not None and table not in known:
-            return JSONResponse({"error": f"no table {table} here; there are {known}"}, 404)
+            return JSONResponse(
+                {"error": f"this writer has no table {table}; its tables are {known}"}, 404
+            )
         if table is None:
             return await _snapshot_all(writers, known, wait=wait)
         return await _snapshot_one(writers, table, wait=wait)

@@ -53,7 +53,7 @@ class RowShape:
         return made(self.columns, self.asked.typing, self.asked.columns)
 
     def arrow_schema(self) -> pa.Schema:
-        """The batches' schema; every column is nullable, as Spark lacks some values."""
+        """The batches' schema; every column is nullable, for values that a type lacks."""
         return pa.schema([field.with_nullable(True) for field in self.reader().schema])
 
     def spark_schema(self) -> StructType:
@@ -77,30 +77,30 @@ class LineReader(RowReader):
 
     @property
     def needed(self) -> Sequence[str]:
-        """A line has every column."""
+        """Names of all columns, for a line contains each of them."""
         return self._all_names
 
     def stored(self, batch: StoredBatch) -> pa.RecordBatch:
-        """The lines of rows that are stored typed."""
+        """Lines restored from rows that are stored in typed columns (parquet)."""
         return pa.record_batch([batch.lines(self._all_names)], schema=self.schema)
 
     def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
-        """The key's fragments, and the lines."""
+        """Return the lines, and the JSON text of each key column."""
         return {**super().split(block), _LINES: pa.array(block.split(b"\n")[:-1], pa.string())}
 
     def split_structs(
         self, messages: list[bytes], reader: StructRowReader
     ) -> Mapping[str, pa.StringArray]:
-        """Split SnapshotRow messages into columns."""
+        """Return the lines and key columns of SnapshotRow messages."""
         return self.split(protobuf.lines_of(messages, reader))
 
     def typed(self, fragments: Mapping[str, pa.StringArray], rows: int) -> pa.RecordBatch:
-        """The lines alone."""
+        """A batch with the lines as its one column."""
         return pa.record_batch([fragments[_LINES]], schema=self.schema)
 
 
 class ByName(RowReader):
-    """Reads rows of other writers: columns in any order, with blanks, without null values."""
+    """Reads rows of other programs: columns in any order, with blanks, nulls left out."""
 
     as_format_says = False
 
@@ -117,7 +117,7 @@ class ByName(RowReader):
         self._needed = [c.name for c in columns if wanted is None or c.name in {*wanted, *needed}]
 
     def split(self, block: bytes) -> Mapping[str, pa.StringArray]:
-        """The fragments by name.
+        """Return the JSON text of each column, by its name.
 
         :raises BadLine: if a line isn't a row, lacks its key, or has a column that isn't known.
         """
@@ -142,7 +142,7 @@ class ByName(RowReader):
 
 
 class LineByName(LineReader, ByName):
-    """Gives the lines of other writers verbatim."""
+    """Gives each row's line verbatim, as another program wrote it."""
 
 
 # Infers a table's columns from its first rows, for archives that name no columns.
@@ -159,7 +159,7 @@ _TYPES = {
 }
 
 
-def columns(
+def inferred_columns(
     archive: Archive, boundary: Boundary, key_names: Sequence[str], rows: int
 ) -> tuple[Column, ...]:
     """Infer columns from up to ``rows`` rows of the base, and as many of the newest diffs.
@@ -175,7 +175,7 @@ def columns(
             raise ArtifactDamaged(
                 archive.uri,
                 f"no row has {name}, which is assumed to be the key as the manifest names none;"
-                f" there are {', '.join(kinds)}. Name the key (key_fields)",
+                f" the rows' columns are {', '.join(kinds)}. Name the key (key_fields)",
             )
     found = kinds or {name: set() for name in key_names}
     order = {name: ordinal for ordinal, name in enumerate(key_names, 1)}

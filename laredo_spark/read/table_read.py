@@ -222,7 +222,7 @@ def _shape(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape
     if not key_names and (asked.key is not None or boundary.columns is None):
         raise KeyMissing(asked.path)
     if boundary.columns is None:
-        found = row_shape.columns(archive, boundary, key_names, asked.infer_rows)
+        found = row_shape.inferred_columns(archive, boundary, key_names, asked.infer_rows)
         return RowShape(asked, found, inferred=True)
     return RowShape(asked, _keyed(boundary.columns, key_names))
 
@@ -239,10 +239,10 @@ def _refuse_unknown_columns(shape: RowShape) -> None:
     known = [column.name for column in shape.columns]
     for name in shape.asked.columns or ():
         if name not in known:
-            raise OptionRefused("columns", name, f"there are {', '.join(known)}")
+            raise OptionRefused("columns", name, f"the table's columns are {', '.join(known)}")
     for name in shape.asked.key_fields or ():
         if name not in known:
-            raise OptionRefused("key_fields", name, f"there are {', '.join(known)}")
+            raise OptionRefused("key_fields", name, f"the table's columns are {', '.join(known)}")
 
 
 # Spark partitions of a table: each reads some key ranges, with base and diffs merged.
@@ -401,6 +401,13 @@ def _folded(partition: TablePartition) -> Iterator[pa.RecordBatch]:
             # A row that the diffs made has no file of its own.
             raise lacking.with_location(
                 f"{shape.asked.path} at {partition.objects.boundary}"
+            ) from None
+        except BadLine as wrong:
+            where = f"{shape.asked.path} at {partition.objects.boundary}"
+            if shape.inferred:
+                raise TypesUnfit(where, str(wrong), shape.asked.infer_rows) from None
+            raise BadLine(
+                f"{where}: {wrong}. Check the archive with laredo-archive verify"
             ) from None
 
 

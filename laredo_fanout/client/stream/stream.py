@@ -361,7 +361,9 @@ class Subscription:
                 if leaving and (reached.between_transactions or _passed(deadline)):
                     break
         if not leaving:
-            raise StreamBroken(turns.now.server, "the server ended the stream")
+            raise StreamBroken(
+                turns.now.server, "the server ended the stream without a reason (GoAway)"
+            )
         turns.pass_on(None)
 
 
@@ -474,5 +476,5 @@ async def _served_tables(endpoint: Endpoint) -> frozenset[TableName]:
         return frozenset(TableName(*split_table(name)) for name in answer.tables)
     except BadTableName as wrong:
         raise ProtocolViolation(
-            endpoint.server, f"serves a table that has no name: {wrong}"
+            endpoint.server, f"in the list of its tables, {wrong}; is this a laredo-fanout?"
         ) from wrong
