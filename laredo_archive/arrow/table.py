@@ -16,7 +16,13 @@ from laredo_archive.arrow.slices import SliceOpener
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.codec.arrow import range_rows
 from laredo_archive.codec.arrow.rows import RowReader
-from laredo_archive.codec.arrow.types import Special, Typing, TypingRefused, ValueLacking
+from laredo_archive.codec.arrow.types import (
+    Special,
+    Typing,
+    TypingRefused,
+    ValueLacking,
+    ValueUnfit,
+)
 from laredo_archive.errors import (
     ArtifactDamaged,
     ChangesLacking,
@@ -332,7 +338,7 @@ class TableAtBoundary:
                 yield reader.batch(b"\n".join([*lines, b""]))
             except ValueLacking as lacking:
                 raise lacking.with_location(self._where) from None
-            except ValueError as wrong:
+            except (ValueError, ValueUnfit) as wrong:
                 if inferred:
                     raise RowsUnfit(self._where, str(wrong), self._as.infer_rows) from None
                 raise ArtifactDamaged(self._where, str(wrong)) from wrong

@@ -15,10 +15,10 @@ from laredo_spark import read_changes, read_table
 from laredo_spark.changes import reader as reader_
 from laredo_spark.errors import own_message
 from tests.spark.change_stream import Stream
-from tests.spark.s3_archive import put, reached
 from tests.spark.simple_archive import AT_20, AT_30, AT_40, found, simple
 from tests.support import drawn
 from tests.support.archive.building import Builder
+from tests.support.archive.s3_archive import put, reached
 from tests.support.aws import AwsServer
 from tests.support.spark_reading import Reading, names
 
