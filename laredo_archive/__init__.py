@@ -35,8 +35,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] != "pyarrow":
             raise
-        raise ImportError(
-            "pyarrow isn't installed: pip install 'laredo-snapshotter[parquet]'", name="pyarrow"
-        ) from missing
+        from laredo_archive.errors import NEEDS_PYARROW
+
+        raise ImportError(NEEDS_PYARROW, name="pyarrow") from missing
     globals()[name] = found
     return found

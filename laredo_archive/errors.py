@@ -479,6 +479,10 @@ class UnknownFormat(CodecError):
         self.format_id = format_id
 
 
+NEEDS_PYARROW = "pyarrow isn't installed: pip install 'laredo-snapshotter[parquet]'"
+"""Message of an ImportError, where Arrow tables are asked for."""
+
+
 class PyarrowMissing(CodecError):
     """parquet needs pyarrow, an optional dependency."""
 

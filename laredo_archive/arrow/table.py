@@ -16,13 +16,7 @@ from laredo_archive.arrow.slices import SliceOpener
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.codec.arrow import range_rows
 from laredo_archive.codec.arrow.rows import RowReader
-from laredo_archive.codec.arrow.types import (
-    Special,
-    Typing,
-    TypingRefused,
-    ValueLacking,
-    ValueUnfit,
-)
+from laredo_archive.codec.arrow.types import Typing, ValueLacking, ValueUnfit
 from laredo_archive.errors import (
     ArtifactDamaged,
     ChangesLacking,
@@ -87,9 +81,7 @@ def open_archive(
     :raises DestinationError: if the location can't be read.
     :raises TypingRefused: if a type can't be had.
     """
-    if special_values not in list(Special):
-        raise TypingRefused(f"special_values = {special_values!r}: write {', '.join(Special)}")
-    typing = Typing(numeric_as, Special(special_values), array_dimensions or {})
+    typing = Typing.of(numeric_as, special_values, array_dimensions)
     known, credentials = profiles(profile, role_arn, external_id, region)
     access = S3Access(AwsClients(known), credentials, region, endpoint, addressing)
     archive = Archive.at(os.fspath(uri), key_fields, access)

@@ -166,7 +166,7 @@ def test_types_are_those_of_the_page() -> None:
     assert all(field.nullable for field in schema)
     with pytest.raises(TypingRefused, match="numeric_as"):
         open_archive(ARCHIVES / "types", numeric_as="decimal(99,1)")
-    with pytest.raises(TypingRefused, match="special_values = 'none'"):
+    with pytest.raises(TypingRefused, match='special_values = "none"'):
         open_archive(ARCHIVES / "types", special_values="none")
 
 
