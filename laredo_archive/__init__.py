@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from laredo_archive.arrow.table import (
         ArchivedTable,
+        ChangesBetween,
         TableAtBoundary,
-        TableChanges,
         open_archive,
     )
     from laredo_archive.errors import ArchiveError
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ArchiveError",
     "ArchivedTable",
+    "ChangesBetween",
     "TableAtBoundary",
-    "TableChanges",
     "open_archive",
 ]
 

@@ -29,14 +29,14 @@ def in_parallel(
             for batch in read(part):
                 yield number, batch
         return
-    reading = _Reading(parts, read, min(threads, len(parts)))
+    pool = _RangePool(parts, read, min(threads, len(parts)))
     try:
-        yield from reading.batches()
+        yield from pool.batches()
     finally:
-        reading.stop()
+        pool.stop()
 
 
-class _Reading:
+class _RangePool:
     def __init__(
         self, parts: Sequence[Part], read: Callable[[Part], Iterator[pa.RecordBatch]], threads: int
     ) -> None:

@@ -156,7 +156,7 @@ class ArchivedTable:
         """Number of rows at the head; raises like TableAtBoundary.count."""
         return self.at().count()
 
-    def changes(self, after: AsOf = None, until: AsOf = None) -> "TableChanges":
+    def changes(self, after: AsOf = None, until: AsOf = None) -> "ChangesBetween":
         """Changes after one boundary up to another; each is the last at or before the given one.
 
         Without ``after``: from the oldest boundary on; without ``until``: up to the head. The
@@ -181,7 +181,7 @@ class ArchivedTable:
                 steps.append(step)
             if not steps or steps[-1].mark != goal:
                 raise NoSuchBoundary(archive.uri, f"{end} is before {first}; exchange them")
-        return TableChanges(TableAtBoundary(archive, end, self._as), steps)
+        return ChangesBetween(TableAtBoundary(archive, end, self._as), steps)
 
     def _moment(self, as_of: AsOf) -> Position | datetime | None:
         if not isinstance(as_of, str):
@@ -357,7 +357,7 @@ class TableAtBoundary:
         return self._archive.files.choose(artifact, preferred)
 
 
-class TableChanges:
+class ChangesBetween:
     """Changes between two boundaries, in the order of their diffs."""
 
     def __init__(self, end: TableAtBoundary, steps: Sequence[NextArtifact]) -> None:

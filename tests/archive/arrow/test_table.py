@@ -20,8 +20,8 @@ import laredo_archive
 from laredo_archive import (
     ArchivedTable,
     ArchiveError,
+    ChangesBetween,
     TableAtBoundary,
-    TableChanges,
     open_archive,
 )
 from laredo_archive.arrow import ranges, table
@@ -349,8 +349,8 @@ def test_the_public_names() -> None:
     assert sorted(laredo_archive.__all__) == [
         "ArchiveError",
         "ArchivedTable",
+        "ChangesBetween",
         "TableAtBoundary",
-        "TableChanges",
         "open_archive",
     ]
     public = {
@@ -367,7 +367,7 @@ def test_the_public_names() -> None:
         TableAtBoundary: [
             *("batches", "count", "epoch", "history", "position", "schema", "time", "to_arrow"),
         ],
-        TableChanges: ["batches", "schema", "to_arrow"],
+        ChangesBetween: ["batches", "schema", "to_arrow"],
     }
     for each, wanted in public.items():
         assert [name for name in dir(each) if not name.startswith("_")] == wanted
