@@ -6,6 +6,7 @@ a time) is the last boundary at or before it, in the newest history that has one
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,7 +15,9 @@ from laredo_archive.errors import ManifestDamaged, NoSuchBoundary
 from laredo_archive.manifest.model import Artifact, Manifest, text_of_time
 from laredo_model import position as positions
 from laredo_model.column import Column
+from laredo_model.errors import BadPosition, BadTime
 from laredo_model.position import History, Position
+from laredo_service import files
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,22 @@ def boundaries(all_epochs: Iterable[Epoch]) -> list[Boundary]:
         for chain in (epoch.artifacts for epoch in all_epochs)
         for count in range(1, len(chain) + 1)
     ]
+
+
+def moment(text: str) -> Position | datetime:
+    """Parse a point in time: a WAL position, or ISO 8601, in UTC unless it has an offset.
+
+    :raises BadTime: if it is neither.
+    """
+    with suppress(BadPosition):
+        return positions.parse(text)
+    try:
+        return files.parse(text)
+    except BadTime:
+        raise BadTime(
+            f"{text!r} is neither a position such as 0/19F000 nor a time such as"
+            " 2026-06-03T21:40:11Z"
+        ) from None
 
 
 def find(
