@@ -275,6 +275,7 @@ def _format_entry(value: object, path: str, stem: str) -> FormatEntry:
         splits=fields.take_or("splits", list_of(_split), ()),
         blocks=fields.take_or("blocks", list_of(_block), ()),
         exact=fields.take_or("exact", flag, True),
+        lost=fields.take_or("lost", flag, False),
         source=fields.unknown(),
     )
 

@@ -99,6 +99,7 @@ class TableWriter:
         self._sinks = build_all(config.sinks, stores.clients(config.profiles))
         self._keeping: list[asyncio.Task[None]] = []
         """Tasks that keep the destinations in order while the table is written."""
+        self._restorer: Restorer | None = None
         self._read_whole = False
         """True once the archive was read whole to restore missing objects."""
         # Configured once: resolving a directory's path asks its file system, which may hang later.
@@ -245,7 +246,7 @@ class TableWriter:
             self.notifier = Notifier(self.archive, self.config.name, self._sinks, self.counters)
             self.notifier.start()
             self.collector = Collector(self.config, destinations, self.counters, self._has_base)
-            restorer = Restorer(self.config, destinations, self.counters)
+            self._restorer = restorer = Restorer(self.config, destinations, self.counters)
             compactor = Compactor(self.config, self.archive, self.counters)
             beside = (self.collector.run(), restorer.run(), compactor.run())
             self._keeping = [asyncio.create_task(work) for work in beside]
@@ -355,6 +356,8 @@ class TableWriter:
         for asked in served:
             if not asked.done():
                 asked.set_result(epoch)
+        if self._restorer is not None:
+            self._restorer.base_committed()
 
     def _end(self, state: WriterState, why: Exception) -> None:
         self.state = state
