@@ -22,12 +22,13 @@ from laredo_archive import TableAtBoundary, open_archive
 
 _ROUNDS = 5
 _MEMORY = """
-import resource, sys
+import re, sys
+from pathlib import Path
 from laredo_archive import open_archive
 at = open_archive(sys.argv[1], prefer=sys.argv[2]).at(sys.argv[3] or None)
 rows = sum(batch.num_rows for batch in at.batches())
 assert rows == at.count()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
+print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1000)
 """
 Work = Callable[[], object]
 
