@@ -1,4 +1,4 @@
-"""The public reader of an archive: the table at any boundary, and the changes between two.
+"""The reader of an archive: the table at any boundary, and the changes between two.
 
 Memory doesn't grow with the table: rows and changes stream by in key order.
 """
