@@ -85,17 +85,15 @@ def cli(
     flush_timeout: float,
 ) -> None:
     """Writes tables that laredo-fanout streams into archives of snapshots and diffs."""
-    usual = "error"
-    if context.invoked_subcommand is None:
-        usual = "info"
-        native_log.capture()
-    logs.configure(
-        log_level or usual, as_json=None if log_format == "auto" else log_format == "json"
-    )
+    usual = "info" if context.invoked_subcommand is None else "error"
+    as_json = None if log_format == "auto" else log_format == "json"
+    logs.configure(log_level or usual, as_json=as_json)
     context.obj = (path, sets)
     if context.invoked_subcommand is None:
         service.give_back()
         block = _loaded(path, sets)
+        native_log.capture()
+        logs.configure(log_level or usual, as_json=as_json)
         # One that comes before the writer runs must not end it: the configuration was read now.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         load = partial(config_.load, path, sets)
