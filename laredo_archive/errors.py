@@ -171,7 +171,9 @@ class NoSuchColumn(ArchiveError):
     """The table of the archive at ``where`` hasn't a column that was asked for."""
 
     def __init__(self, where: str, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"{where}: there is no column {name}; there are {', '.join(known)}")
+        super().__init__(
+            f"{where}: there is no column {name}; the table's columns are {', '.join(known)}"
+        )
         self.where = where
 
 

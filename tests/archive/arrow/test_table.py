@@ -280,7 +280,7 @@ def test_rows_that_the_inferred_types_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NoSuchColumn, match="no column nme; there are id, name, doc"):
+    with pytest.raises(NoSuchColumn, match="no column nme; the table's columns are id, name, doc"):
         open_archive(built(tmp_path)).at().batches(["nme"])
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -93,8 +94,13 @@ def test_silence_while_the_main_process_itself_was_stopped_does_not_count() -> N
     with child(RUNS) as one:
         for _ in range(LIMIT - 1):
             one.watchdog.turn()
-        time.sleep(2 * watchdog_._BEAT_S)  # the main process is stopped, and its child goes on
-        assert one.has_beaten() and one.process.poll() is None
+        # The main process is stopped, and its child goes on.
+        wait_until(
+            lambda: select.select([one.watched._ours], [], [], 0)[0], "a beat is in the pipe"
+        )
+        one.watchdog.turn()
+        assert one.watched.verdict is None and one.process.poll() is None
+        assert not any(one.watchdog.hangs.values())
 
 
 def test_a_loop_that_computes_beats_and_one_that_waits_does_not() -> None:
