@@ -11,11 +11,13 @@ from tests.support.processes import completed
 SERVER = "from laredo_fanout.app.logs import *; configure(LogSettings(JSON))"
 WRITER = "from laredo_snapshotter.app.logs import *; configure('info', as_json=True)"
 PROGRAM = """
-import socket, subprocess, sys, time
+import logging, socket, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from laredo_service import native_log
+{configured}
 native_log.capture()
 {configured}
+logging.warning("a library's own")
 import grpc
 taken = socket.create_server(("127.0.0.1", 0))
 server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
@@ -26,6 +28,7 @@ except RuntimeError:
 subprocess.run(["sh", "-c", "echo of a child >&2"], stderr=native_log.descriptor())
 sys.stdin.read()
 """
+PLAIN = {"Python's own\n", "of a child\n"}
 
 
 @pytest.mark.parametrize("configured", [SERVER, WRITER], ids=["server", "writer"])
@@ -37,12 +40,13 @@ def test_grpcs_own_lines_have_the_logs_format(configured: str) -> None:
         text=True,
     ) as program:
         assert program.stderr is not None and program.stdin is not None
-        lines = {program.stderr.readline() for _ in range(3)}
+        lines = {program.stderr.readline() for _ in range(4)}
         program.stdin.close()
-    assert {"Python's own\n", "of a child\n"} < lines
-    [line] = [json.loads(line) for line in lines if line.startswith("{")]
-    assert (line["level"], line["logger"]) == ("error", "grpc")
-    assert "Address already in use" in line["event"]
+    assert lines > PLAIN
+    logged = {line["logger"]: line for line in map(json.loads, lines - PLAIN)}
+    assert logged["root"]["event"] == "a library's own"
+    assert logged["grpc"]["level"] == "error"
+    assert "Address already in use" in logged["grpc"]["event"]
 
 
 def test_the_trace_of_a_crash_is_seen() -> None:
