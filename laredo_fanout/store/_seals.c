@@ -99,7 +99,7 @@ row_number(PyObject *stored, const char *line, size_t line_size)
 
 /* True if the seal fits; its number is added to the sum. */
 static int
-fits(PyObject *stored, PyObject *value, uint64_t *sum)
+row_fits(PyObject *stored, PyObject *value, uint64_t *sum)
 {
     Py_ssize_t size = PyBytes_GET_SIZE(value) - SEAL;
     if (size < 0)
@@ -166,7 +166,7 @@ checked(PyObject *module, PyObject *args)
             continue;
         if (!is_stored_key(key) || !is_bytes(value, "value"))
             return NULL;
-        if (PyBytes_GET_SIZE(value) && !fits(key, value, &sum))
+        if (PyBytes_GET_SIZE(value) && !row_fits(key, value, &sum))
             return Py_BuildValue("Kn", (unsigned long long)0, i);
     }
     return Py_BuildValue("Kn", (unsigned long long)sum, (Py_ssize_t)-1);
@@ -198,7 +198,7 @@ opened(PyObject *module, PyObject *args)
             damaged = -2;
             break;
         }
-        if (!fits(stored, value, &sum)) {
+        if (!row_fits(stored, value, &sum)) {
             damaged = i;
             break;
         }
@@ -277,11 +277,31 @@ seal_number(PyObject *module, PyObject *args)
     return PyLong_FromUnsignedLongLong(number);
 }
 
+static PyObject *
+fits(PyObject *module, PyObject *args)
+{
+    Py_buffer key, stored;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*y*:fits", &key, &stored))
+        return NULL;
+    const char *value = stored.buf;
+    int well = 0;
+    if (stored.len >= SEAL) {
+        size_t size = (size_t)stored.len - SEAL;
+        uint64_t number = number_of(key.buf, (size_t)key.len, value, size);
+        well = number == word_at(value + size, SEAL);
+    }
+    PyBuffer_Release(&key);
+    PyBuffer_Release(&stored);
+    return PyBool_FromLong(well);
+}
+
 static PyMethodDef methods[] = {
     {"sealed", sealed, METH_VARARGS, "Values of these rows, and the sum of their seals."},
     {"checked", checked, METH_VARARGS, "The sum of these values' seals, and the first damaged."},
     {"opened", opened, METH_VARARGS, "Keys and lines of stored rows, sum, damaged."},
     {"joined", joined, METH_VARARGS, "These parts as one value, with its seal."},
+    {"fits", fits, METH_VARARGS, "True if the value is as it was written under this key."},
     {"seal_number", seal_number, METH_VARARGS, "The seal of one key and value, as a number."},
     {NULL, NULL, 0, NULL},
 };

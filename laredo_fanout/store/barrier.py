@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
-from laredo_fanout.store import format as format_
-from laredo_fanout.store import seal
+from laredo_fanout.store import environment, seal
 from laredo_fanout.store.environment import WriteContext
 from laredo_fanout.store.errors import RowDamaged, RowIncomplete, TableUnknown
 from laredo_fanout.store.rows import Spaces, TableChanges
@@ -52,7 +51,7 @@ class Barrier:
         """
         ours, theirs = self._block(live.space, after), self._block(copied.space, after)
         if ours and [line for _, line in ours] == [line for _, line in theirs]:
-            return ours[-1][0][format_.PREFIX_BYTES :], False
+            return ours[-1][0][environment.PREFIX_BYTES :], False
         block = list(islice(self._merged(live.space, copied.space, after), _BLOCK))
         last = block[-1][0] if len(block) == _BLOCK else None
         return last, any(old != new for _, old, new in block)
@@ -88,15 +87,15 @@ class Barrier:
 
         :raises RowDamaged: if a row isn't what was written.
         """
-        prefix = format_.prefix(record.space)
+        prefix = environment.prefix(record.space)
         cursor = self._transaction.cursor(db=self._state)
         if not self._seek(cursor, prefix, after):
             return None, 0, 0
         pairs = [pair for pair in islice(cursor.iternext(), _BLOCK) if pair[0].startswith(prefix)]
         _, lines, total, damaged = seal.opened(pairs)
         if damaged >= 0:
-            raise RowDamaged(record.qualified, pairs[damaged][0][format_.PREFIX_BYTES :])
-        last = pairs[-1][0][format_.PREFIX_BYTES :] if len(pairs) == _BLOCK else None
+            raise RowDamaged(record.qualified, pairs[damaged][0][environment.PREFIX_BYTES :])
+        last = pairs[-1][0][environment.PREFIX_BYTES :] if len(pairs) == _BLOCK else None
         return last, len(lines), total
 
     def _differing(
@@ -112,7 +111,7 @@ class Barrier:
     def _line(record: TableRecord, stored: bytes, value: bytes | None) -> bytes | None:
         if value is None:
             return None
-        _, damaged = seal.checked([format_.prefix(record.space) + stored], [value])
+        _, damaged = seal.checked([environment.prefix(record.space) + stored], [value])
         if damaged >= 0:
             raise RowDamaged(record.qualified, stored)
         return value[: -seal.SEAL_BYTES]
@@ -120,7 +119,7 @@ class Barrier:
     def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
         """The next rows behind ``after``; none if the space has fewer than a block of them."""
         cursor = self._transaction.cursor(db=self._state)
-        prefix = format_.prefix(space)
+        prefix = environment.prefix(space)
         if not self._seek(cursor, prefix, after):
             return []
         rows = list(islice(cursor.iternext(), _BLOCK))
@@ -144,11 +143,11 @@ class Barrier:
 
     def _scan(self, space: int, after: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Stored keys without the space, and values, behind ``after``."""
-        prefix = format_.prefix(space)
+        prefix = environment.prefix(space)
         cursor = self._transaction.cursor(db=self._state)
         found = self._seek(cursor, prefix, after)
         while found and cursor.key().startswith(prefix):
-            yield cursor.key()[format_.PREFIX_BYTES :], cursor.value()
+            yield cursor.key()[environment.PREFIX_BYTES :], cursor.value()
             found = cursor.next()
 
     @staticmethod
@@ -161,7 +160,7 @@ class Barrier:
 
 
 def _row_key(stored: bytes, line: bytes | None, table: TableRecord) -> bytes:
-    if format_.is_cut(bytes(format_.PREFIX_BYTES) + stored):
+    if environment.is_cut(bytes(environment.PREFIX_BYTES) + stored):
         assert line is not None
         return key_.of_line(line, table.key_fields)
     return stored

@@ -1,4 +1,23 @@
-"""The LMDB environment and its meta database, for the one writer and for readers.
+"""The LMDB environment, its keys, and its meta database, for the one writer and for readers.
+
+Named databases (all integers big-endian, so that they sort):
+
+=========  ===========================================  =======================================
+name       key                                          value
+=========  ===========================================  =======================================
+state      space u32 + row key                          line + seal; b"" a tombstone;
+                                                        b"\\x01..." partial + seal
+marks      space u32 + b"P", b"S" or b"T" + row key     full key: partial rows, rows that the
+                                                        stream wrote whole, tombstones
+journal    table u32 + first sequence u64               header + ChangeBatch bytes + seal
+olds       table u32 + first sequence u64               ChangeBatch bytes: old_lines only + seal
+positions  table u32 + last position u64 + sequence u64 b""
+meta       see below
+=========  ===========================================  =======================================
+
+A *space* is one generation of a table's rows: a TRUNCATE gives the table a new, empty one, and
+the old one's rows are deleted later, in small steps. LMDB takes keys of 1..511 bytes, so a longer
+row key is cut and hashed; its full form is recomputed from the line.
 
 =========================  ====================================================
 key in the meta database   value
@@ -12,7 +31,7 @@ catchup                    how a backlog was split; the source's own words
 upstream_path              of a relay: JSON, the servers between PostgreSQL and this one
 =========================  ====================================================
 
-A value ends with its seal (seal.py); the store's head has it within its JSON, since any version
+A value ends with its seal (``seal.py``); the store's head has it within its JSON, since any version
 must be able to read the format's number. Damage to one of them is damage to the store: without
 them neither positions nor rows mean anything.
 """
@@ -20,10 +39,9 @@ them neither positions nor rows mean anything.
 import errno
 import fcntl
 import os
-import resource
-import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
@@ -32,7 +50,6 @@ import lmdb
 import orjson
 
 from laredo_fanout.store import disk, seal, table
-from laredo_fanout.store import format as format_
 from laredo_fanout.store.disk import DiskSpace, Reserve
 from laredo_fanout.store.errors import (
     DiskFull,
@@ -44,10 +61,67 @@ from laredo_fanout.store.errors import (
     StoreMissing,
     StoreUnusable,
 )
-from laredo_fanout.store.format import prefix
 from laredo_fanout.store.table import TableRecord
 from laredo_model import position as position_
 from laredo_model.position import Ancestor, History, Lineage
+
+STATE = b"state"
+MARKS = b"marks"
+JOURNAL = b"journal"
+OLDS = b"olds"
+POSITIONS = b"positions"
+META = b"meta"
+DATABASES = (STATE, MARKS, JOURNAL, OLDS, POSITIONS, META)
+
+TOMBSTONE = b""
+PARTIAL_MARK = b"P"
+STREAMED_MARK = b"S"
+TOMBSTONE_MARK = b"T"
+
+PREFIX_BYTES = 4
+LONGEST_KEY = 480
+_DIGEST_BYTES = 16
+CUT_KEY_BYTES = LONGEST_KEY + 1
+
+_U32 = Struct(">I")
+
+
+def prefix(number: int) -> bytes:
+    """Prefix of every key of this space or table."""
+    return _U32.pack(number)
+
+
+def stored_key(space: bytes, key: bytes) -> bytes:
+    """Stored key of the row with this key; ``space`` is a prefix."""
+    if len(key) <= LONGEST_KEY:
+        return space + key
+    digest = blake2b(key, digest_size=_DIGEST_BYTES).digest()
+    return space + key[: CUT_KEY_BYTES - _DIGEST_BYTES] + digest
+
+
+def stored_keys(space: bytes, keys: Sequence[bytes]) -> list[bytes]:
+    """Stored keys of the rows with these keys."""
+    if max(map(len, keys), default=0) > LONGEST_KEY:
+        return [stored_key(space, key) for key in keys]
+    return [space + key for key in keys]
+
+
+def is_cut(stored: bytes) -> bool:
+    """True if the stored key (prefix included) isn't the whole row key."""
+    return len(stored) == PREFIX_BYTES + CUT_KEY_BYTES
+
+
+def mark_key(kind: bytes, stored: bytes) -> bytes:
+    """Key of the mark of this kind for a row stored there."""
+    return stored[:PREFIX_BYTES] + kind + stored[PREFIX_BYTES:]
+
+
+def marked_key(mark: bytes) -> bytes:
+    """Stored key of the row that this mark is about."""
+    return mark[:PREFIX_BYTES] + mark[PREFIX_BYTES + 1 :]
+
+
+# The meta database.
 
 FORMAT = 4
 """The number of the layout that this version writes, and the only one that it reads. It is raised
@@ -166,7 +240,7 @@ class StoreHead:
                 "last_recopies": {name: list(last) for name, last in self.last_recopies.items()},
             }
         )
-        return head[:-1] + _HEAD_SEAL + seal.of(STORE_KEY, head).hex().encode() + b'"}'
+        return head[:-1] + _HEAD_SEAL + _head_seal(head)
 
     def take_table(self) -> tuple[int, "StoreHead"]:
         """A table id never used before."""
@@ -185,6 +259,10 @@ def format_of(stored: bytes) -> tuple[object, str | None]:
     return read["format"], slot if isinstance(slot, str) else None
 
 
+def _head_seal(body: bytes) -> bytes:
+    return b'%016x"}' % seal.seal_number(STORE_KEY, body)
+
+
 def head_from_bytes(stored: bytes) -> StoreHead:
     """The head that ``to_bytes`` wrote, in this version's format.
 
@@ -192,7 +270,7 @@ def head_from_bytes(stored: bytes) -> StoreHead:
     """
     body, _, sealed = stored.partition(_HEAD_SEAL)
     body += b"}"
-    if sealed != seal.of(STORE_KEY, body).hex().encode() + b'"}':
+    if sealed != _head_seal(body):
         raise ValueError("its seal doesn't fit")
     read = orjson.loads(body)
     source = read["source"]
@@ -334,9 +412,8 @@ _LIMITS = {
 """Errors of the system that limits cause, with their cures."""
 
 
-@dataclass(frozen=True, slots=True)
-class Databases:
-    """The named databases of an open environment (``format.py``)."""
+class Databases(NamedTuple):
+    """The named databases of an open environment."""
 
     state: Any
     marks: Any
@@ -344,11 +421,6 @@ class Databases:
     olds: Any
     positions: Any
     meta: Any
-
-    @property
-    def all(self) -> tuple[Any, ...]:
-        """Every one of them."""
-        return self.state, self.marks, self.journal, self.olds, self.positions, self.meta
 
 
 class ServerLock:
@@ -379,14 +451,13 @@ def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.
     """
     max_size = max(max_size, MIN_SIZE)
     max_size -= max_size % _PAGE
-    check_file(directory)
     disk.allocate_lock_file(directory, MAX_READERS)
     try:
         environment = lmdb.open(
             str(directory),
             map_size=max_size,
             mode=0o600,
-            max_dbs=len(format_.DATABASES),
+            max_dbs=len(DATABASES),
             max_readers=MAX_READERS,
             writemap=True,
             sync=True,
@@ -421,7 +492,7 @@ def open_readable(directory: Path) -> tuple[Any, Databases]:
         environment = lmdb.open(
             str(directory),
             map_size=0,
-            max_dbs=len(format_.DATABASES),
+            max_dbs=len(DATABASES),
             max_readers=MAX_READERS,
             readonly=True,
             create=False,
@@ -439,7 +510,7 @@ def free_bytes(environment: Any, databases: Databases) -> int:
     """Size of the pages that hold nothing: the data file's that were given back, and those by which
     it may grow. Of them LMDB takes some for its list of free pages."""
     with environment.begin() as transaction:
-        stats = [environment.stat(), *(transaction.stat(each) for each in databases.all)]
+        stats = [environment.stat(), *(transaction.stat(each) for each in databases)]
         pages = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
     size: int = environment.info()["map_size"] - (_META_PAGES + pages) * _PAGE
     return max(0, size)
@@ -463,76 +534,6 @@ def lmdb_failed(directory: Path, failed: lmdb.Error) -> StoreError:
     return StoreDamaged(str(directory), str(failed))
 
 
-# Damage to the data file that LMDB itself doesn't report in words: it may end the process.
-
-_META = Struct("<8xHH4xIIQQ48x48xQQ")
-"""A meta page: overhead, flags, magic, version, address, map size, two databases, last page,
-transaction."""
-_META_FLAG, _MAGIC = 0x08, 0xBEEFC0DE
-
-
-def check_file(directory: Path) -> None:
-    """Check the data file, if there is one, before it is mapped for writing.
-
-    :raises StoreDamaged: if it is cut off, or reading it ends a process.
-    """
-    try:
-        with (directory / "data.mdb").open("rb") as file:
-            size, pages = os.fstat(file.fileno()).st_size, file.read(_META_PAGES * _PAGE)
-    except FileNotFoundError:
-        return
-    if not size:
-        raise StoreDamaged(str(directory), "data.mdb is empty")
-    last = _last_page(pages)
-    if last is not None and size < (last + 1) * _PAGE:
-        why = f"data.mdb is cut off: it has {size} bytes of {(last + 1) * _PAGE}"
-        raise StoreDamaged(str(directory), why)
-    _check_reading(directory)
-
-
-def _last_page(pages: bytes) -> int | None:
-    """Number of the last page by the newer meta page; None: LMDB itself refuses them."""
-    found: list[tuple[int, int]] = []
-    for start in range(0, _META_PAGES * _PAGE, _PAGE):
-        if len(pages) < start + _META.size:
-            return None
-        _, flags, magic, _, _, _, last, transaction = _META.unpack_from(pages, start)
-        if not flags & _META_FLAG or magic != _MAGIC:
-            return None
-        found.append((transaction, last))
-    return max(found)[1]
-
-
-def _check_reading(directory: Path) -> None:
-    """Read a little of every database in a process of its own, which damage may end."""
-    child = os.fork()
-    if not child:
-        try:
-            _read_a_little(directory)
-        finally:
-            # Whatever was raised: the caller's own reading meets it, and reports it.
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        ended = signal.Signals(os.WTERMSIG(status)).name
-        raise StoreDamaged(str(directory), f"reading data.mdb ends with {ended}")
-
-
-def _read_a_little(directory: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # What LMDB has to say when it gives up is for a developer.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    opened, databases = open_readable(directory)
-    with opened.begin() as transaction:
-        for database in databases.all:
-            cursor = transaction.cursor(db=database)
-            for _ in range(2):
-                cursor.first()
-                cursor.last()
-        for _ in transaction.cursor(db=databases.meta):
-            continue
-
-
 def check_format(directory: Path, stored: bytes | None) -> StoreHead:
     """Parse the store's head; a fresh store has none yet.
 
@@ -551,7 +552,7 @@ def check_format(directory: Path, stored: bytes | None) -> StoreHead:
 
 
 def _databases(environment: Any, *, create: bool) -> Databases:
-    opened = {name.decode(): environment.open_db(name, create=create) for name in format_.DATABASES}
+    opened = {name.decode(): environment.open_db(name, create=create) for name in DATABASES}
     return Databases(**opened)
 
 
@@ -583,4 +584,4 @@ class WriteContext:
     def discard(self, kind: bytes, number: int) -> None:
         """Have a space's rows, or a table's journal, removed later in small steps."""
         self.left_garbage = True
-        put(self.transaction, self.databases.meta, kind + format_.prefix(number), b"")
+        put(self.transaction, self.databases.meta, kind + prefix(number), b"")

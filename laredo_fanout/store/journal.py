@@ -1,21 +1,223 @@
-"""The journal: records appended, found by position, and pruned."""
+"""The journal: its records, which are appended, found by position, cut and pruned.
+
+The server forwards a record's body as it is; the old rows, the message's last
+field, are kept apart, and body + old body is the whole message for whoever
+wants them.
+"""
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from struct import Struct
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from laredo_fanout.store import format as format_
-from laredo_fanout.store import seal
-from laredo_fanout.store.environment import Databases, WriteContext
+from laredo_fanout.store import environment, seal
+from laredo_fanout.store.environment import PREFIX_BYTES, Databases, WriteContext
 from laredo_fanout.store.errors import JournalDamaged
-from laredo_fanout.store.format import MAX_BYTES, MAX_CHANGES, Header
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.wire.protobuf import RepeatedBytes
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
+
+_U32_U64 = Struct(">IQ")
+_U32_U64_U64 = Struct(">IQQ")
+
+
+def record_key(table_id: int, first_sequence: int) -> bytes:
+    """Key of the journal record that begins with this sequence."""
+    return _U32_U64.pack(table_id, first_sequence)
+
+
+def sequence_of(record: bytes) -> int:
+    """The first sequence in a journal record's key."""
+    return int.from_bytes(record[PREFIX_BYTES:], "big")
+
+
+def position_key(table_id: int, position: int, sequence: int = 0) -> bytes:
+    """Index key of the journal record that ends at this position."""
+    return _U32_U64_U64.pack(table_id, position, sequence)
+
+
+def positioned(key: bytes) -> tuple[int, int]:
+    """Last position and first sequence of a record, from its position key."""
+    _, position, sequence = _U32_U64_U64.unpack(key)
+    return position, sequence
+
+
+MAX_CHANGES = 1500
+MAX_BYTES = 850_000
+
+_OPEN = 1
+_CONTINUES = 2
+HEADER = Struct(">4QIB")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Header of a journal record, which is read without decoding the rest.
+
+    ``open``: the record's last transaction continues in the next record. ``continues``: its first
+    one began in the record before. ``old_bytes`` is the size of its old rows.
+    """
+
+    last_sequence: int
+    first_position: int
+    last_position: int
+    last_time_us: int
+    old_bytes: int
+    open: bool
+    continues: bool
+
+    def to_bytes(self) -> bytes:
+        """As it is before the body."""
+        return HEADER.pack(
+            self.last_sequence,
+            self.first_position,
+            self.last_position,
+            self.last_time_us,
+            min(self.old_bytes, 0xFFFFFFFF),
+            self.open * _OPEN + self.continues * _CONTINUES,
+        )
+
+
+def body_of(stored: bytes | memoryview) -> bytes:
+    """The message of a stored record, without its header and seal."""
+    return bytes(stored[HEADER.size : -seal.SEAL_BYTES])
+
+
+def header_of(stored: bytes | memoryview) -> Header:
+    """The header of a stored record."""
+    last, first_position, last_position, time_us, old_bytes, flags = HEADER.unpack_from(stored)
+    return Header(
+        last,
+        first_position,
+        last_position,
+        time_us,
+        old_bytes,
+        bool(flags & _OPEN),
+        bool(flags & _CONTINUES),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Some consecutive changes of one table, as read from the journal.
+
+    ``body`` is a ChangeBatch without old rows, ``body + old_body`` one with
+    them (``old_body`` is b"" if they weren't asked for).
+    """
+
+    first_sequence: int
+    last_sequence: int
+    first_position: int
+    last_position: int
+    last_time_us: int
+    open: bool
+    continues: bool
+    body: bytes
+    old_body: bytes
+
+    def __len__(self) -> int:
+        return self.last_sequence + 1 - self.first_sequence
+
+    def decode(self) -> ChangeBatch:
+        """The message, old rows included if they were read."""
+        return ChangeBatch.FromString(self.body + self.old_body)
+
+
+def record_of(key: bytes, stored: bytes | memoryview, old_body: bytes) -> Record:
+    """The record that is stored so."""
+    header = header_of(stored)
+    return Record(
+        sequence_of(key),
+        header.last_sequence,
+        header.first_position,
+        header.last_position,
+        header.last_time_us,
+        header.open,
+        header.continues,
+        body_of(stored),
+        old_body,
+    )
+
+
+def cut(record: Record, after_sequence: int) -> Record:
+    """``record`` without its entries up to ``after_sequence``."""
+    drop = after_sequence + 1 - record.first_sequence
+    if drop <= 0:
+        return record
+    batch = record.decode()
+    first, gone = transaction_at(batch.counts, drop)
+    counts = list(batch.counts[first:])
+    counts[0] -= drop - gone
+    continues = drop > gone or (first == 0 and record.continues)
+    body = ChangeBatch(
+        first_sequence=record.first_sequence + drop,
+        actions=batch.actions[drop:],
+        counts=counts,
+        positions=batch.positions[first:],
+        times_us=batch.times_us[first:],
+        open=batch.open,
+        keys=batch.keys[drop:],
+        lines=batch.lines[drop:],
+    )
+    olds = ChangeBatch(old_lines=batch.old_lines[drop:])
+    return Record(
+        record.first_sequence + drop,
+        record.last_sequence,
+        batch.positions[first],
+        record.last_position,
+        record.last_time_us,
+        record.open,
+        continues,
+        body.SerializeToString(),
+        olds.SerializeToString() if record.old_body else b"",
+    )
+
+
+def cut_behind(record: Record, last_sequence: int) -> Record:
+    """``record`` without its entries behind ``last_sequence``, which ends a transaction."""
+    kept = last_sequence + 1 - record.first_sequence
+    if kept >= len(record):
+        return record
+    batch = record.decode()
+    stays, _ = transaction_at(batch.counts, kept)
+    body = ChangeBatch(
+        first_sequence=record.first_sequence,
+        actions=batch.actions[:kept],
+        counts=batch.counts[:stays],
+        positions=batch.positions[:stays],
+        times_us=batch.times_us[:stays],
+        keys=batch.keys[:kept],
+        lines=batch.lines[:kept],
+    )
+    olds = ChangeBatch(old_lines=batch.old_lines[:kept])
+    return Record(
+        record.first_sequence,
+        last_sequence,
+        record.first_position,
+        batch.positions[stays - 1],
+        batch.times_us[stays - 1],
+        False,
+        record.continues,
+        body.SerializeToString(),
+        olds.SerializeToString() if record.old_body else b"",
+    )
+
+
+def transaction_at(counts: Iterable[int], change: int) -> tuple[int, int]:
+    """Which transaction the change with this index is in, and how many changes lie before it."""
+    before = 0
+    for index, end in enumerate(accumulate(counts)):
+        if end > change:
+            return index, before
+        before = end
+    raise IndexError(change)
+
+
+# Writing and pruning.
 
 _FIELDS = ChangeBatch.DESCRIPTOR.fields_by_name
 _KEYS, _LINES, _OLD_LINES = (
@@ -80,14 +282,11 @@ class _Part(NamedTuple):
     last: int
 
 
+@dataclass(slots=True)
 class Journal:
     """The journals of all tables, within one write transaction."""
 
-    def __init__(self, context: WriteContext) -> None:
-        self._transaction = context.transaction
-        self._databases = context.databases
-        self._reserve = context.disk.reserve
-        self._reserve_values = context.disk.reserve_values
+    context: WriteContext
 
     def append(self, table: TableRecord, entries: Entries) -> Generator[None, None, TableRecord]:
         """Write these entries after the newest; stops after each record.
@@ -151,31 +350,31 @@ class Journal:
         # The message's last fields, by hand: three values of each change are most of its cost.
         keys = _KEYS.joined(entries.keys[start:stop])
         lines = _LINES.joined(entries.lines[start:stop])
-        key = format_.record_key(table_id, sequence)
+        key = record_key(table_id, sequence)
         value = seal.joined(key, (header.to_bytes(), scalars, keys, lines))
         old_value = seal.joined(key, (old_body,))
-        self._reserve_values(len(value), len(old_value))
-        put = self._transaction.put
-        put(key, value, db=self._databases.journal)
-        put(key, old_value, db=self._databases.olds)
-        found_at = format_.position_key(table_id, header.last_position, sequence)
-        put(found_at, b"", db=self._databases.positions)
+        self.context.disk.reserve_values(len(value), len(old_value))
+        put = self.context.transaction.put
+        put(key, value, db=self.context.databases.journal)
+        put(key, old_value, db=self.context.databases.olds)
+        found_at = position_key(table_id, header.last_position, sequence)
+        put(found_at, b"", db=self.context.databases.positions)
 
     def end_transaction(self, table: TableRecord) -> None:
         """The newest record was written as open, and nothing follows: it is whole as it is."""
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        if not (cursor.set_range(format_.prefix(table.id + 1)) and cursor.prev()):
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        if not (cursor.set_range(environment.prefix(table.id + 1)) and cursor.prev()):
             cursor.last()
         key = cursor.key()
-        if not key.startswith(format_.prefix(table.id)):
+        if not key.startswith(environment.prefix(table.id)):
             return
         stored = cursor.value()
-        batch = ChangeBatch.FromString(format_.body_of(stored))
+        batch = ChangeBatch.FromString(body_of(stored))
         batch.open = False
-        header = replace(format_.header_of(stored), open=False)
+        header = replace(header_of(stored), open=False)
         value = seal.joined(key, (header.to_bytes(), batch.SerializeToString()))
-        self._reserve_values(len(value))
-        self._transaction.put(key, value, db=self._databases.journal)
+        self.context.disk.reserve_values(len(value))
+        self.context.transaction.put(key, value, db=self.context.databases.journal)
 
     def prune(
         self,
@@ -209,8 +408,8 @@ class Journal:
 
     def _check(self, table: TableRecord, sequence: int) -> None:
         """Check the record of this entry: the journal's floor comes from it."""
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        key = format_.record_key(table.id, sequence + 1)
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        key = record_key(table.id, sequence + 1)
         found = cursor.prev() if cursor.set_range(key) else cursor.last()
         if not found or not seal.fits(cursor.key(), cursor.value()):
             raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1)
@@ -219,15 +418,15 @@ class Journal:
         """Drop the journal up to the first whole record that is after the damaged one, which comes
         after the entry ``after``; ``position`` is the table's. Readers before it need a snapshot.
         """
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        prefix = format_.prefix(table.id)
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        prefix = environment.prefix(table.id)
         # The record behind the damaged one begins at a later key than any that it may have.
-        found = cursor.set_range(format_.record_key(table.id, after + 2))
+        found = cursor.set_range(record_key(table.id, after + 2))
         kept = replace(table, oldest_sequence=table.sequence + 1, floor=position, oldest_time_us=0)
         while found and cursor.key().startswith(prefix):
             key, stored = cursor.key(), cursor.value()
-            if seal.fits(key, stored) and not (header := format_.header_of(stored)).continues:
-                first = format_.sequence_of(key)
+            if seal.fits(key, stored) and not (header := header_of(stored)).continues:
+                first = sequence_of(key)
                 if after + 1 < first <= header.last_sequence <= table.sequence:
                     floor = header.first_position - 1
                     kept = replace(table, oldest_sequence=first, floor=floor)
@@ -238,17 +437,17 @@ class Journal:
 
     def _delete_before(self, table_id: int, sequence: int) -> None:
         """Delete records that begin before this sequence, whatever they say."""
-        prefix = format_.prefix(table_id)
-        databases = self._databases
+        prefix = environment.prefix(table_id)
+        databases = self.context.databases
         for database in (databases.journal, databases.olds, databases.positions):
-            cursor = self._transaction.cursor(db=database)
+            cursor = self.context.transaction.cursor(db=database)
             found = cursor.set_range(prefix)
             while found and cursor.key().startswith(prefix):
                 first = int.from_bytes(cursor.key()[-8:], "big")
                 if first >= sequence:
                     found = cursor.next()
                     continue
-                self._reserve(1, _FREED_LIST_BYTES)
+                self.context.disk.reserve(1, _FREED_LIST_BYTES)
                 found = cursor.delete() and bool(cursor.key())
 
     @staticmethod
@@ -267,20 +466,20 @@ class Journal:
     ) -> tuple[int, int] | None:
         """The last entry to drop, and its position; always a transaction's end."""
         cut: tuple[int, int] | None = None
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        prefix = format_.prefix(table.id)
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        prefix = environment.prefix(table.id)
         found = cursor.set_range(prefix)
         walked = 0
         going_on = False
         while found and cursor.key().startswith(prefix):
             stored = cursor.value()
-            header = format_.header_of(stored)
+            header = header_of(stored)
             old = header.last_sequence <= beyond or header.last_time_us < older_than_us
             inside = header.continues and header.first_position == header.last_position
             if old and header.last_sequence <= limit and not header.open:
                 cut = header.last_sequence, header.last_position
             elif not (going_on and header.open and inside):
-                first = format_.sequence_of(cursor.key())
+                first = sequence_of(cursor.key())
                 for each in _transactions(stored, header, first):
                     goes = each.first <= beyond or each.time_us < older_than_us
                     if each.continues:
@@ -297,31 +496,29 @@ class Journal:
         return cut
 
     def _delete(self, table_id: int, last: int) -> None:
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        prefix = format_.prefix(table_id)
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        prefix = environment.prefix(table_id)
         found = cursor.set_range(prefix)
         while found and cursor.key().startswith(prefix):
-            header = format_.header_of(cursor.value())
+            header = header_of(cursor.value())
             if header.last_sequence > last:
                 break
             key = cursor.key()
-            self._reserve(3, _FREED_LIST_BYTES)
-            self._transaction.delete(key, db=self._databases.olds)
-            found_at = format_.position_key(
-                table_id, header.last_position, format_.sequence_of(key)
-            )
-            self._transaction.delete(found_at, db=self._databases.positions)
+            self.context.disk.reserve(3, _FREED_LIST_BYTES)
+            self.context.transaction.delete(key, db=self.context.databases.olds)
+            found_at = position_key(table_id, header.last_position, sequence_of(key))
+            self.context.transaction.delete(found_at, db=self.context.databases.positions)
             found = cursor.delete() and bool(cursor.key())
 
     def _time_of(self, table: TableRecord) -> int:
         """The commit time of the oldest kept entry; 0 if there is none."""
         if not table.entries:
             return 0
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        cursor.set_range(format_.prefix(table.id))
-        batch = ChangeBatch.FromString(format_.body_of(cursor.value()))
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        cursor.set_range(environment.prefix(table.id))
+        batch = ChangeBatch.FromString(body_of(cursor.value()))
         skipped = table.oldest_sequence - batch.first_sequence
-        index, _ = format_.transaction_at(batch.counts, skipped)
+        index, _ = transaction_at(batch.counts, skipped)
         return int(batch.times_us[index])
 
 
@@ -349,7 +546,7 @@ class _Transaction(NamedTuple):
 
 
 def _transactions(stored: bytes, header: Header, first: int) -> Iterator[_Transaction]:
-    batch = ChangeBatch.FromString(format_.body_of(stored))
+    batch = ChangeBatch.FromString(body_of(stored))
     newest = len(batch.counts) - 1
     columns = zip(batch.counts, batch.positions, batch.times_us, strict=True)
     for index, (count, position, time_us) in enumerate(columns):
@@ -369,24 +566,23 @@ def first_from(transaction: Any, databases: Databases, known: TableRecord, lowes
     :raises JournalDamaged: if the journal or its index isn't what was written.
     """
     cursor = transaction.cursor(db=databases.positions)
-    prefix = format_.prefix(known.id)
+    prefix = environment.prefix(known.id)
     if not (
-        cursor.set_range(format_.position_key(known.id, lowest))
-        and cursor.key()[: format_.PREFIX_BYTES] == prefix
+        cursor.set_range(position_key(known.id, lowest)) and cursor.key()[:PREFIX_BYTES] == prefix
     ):
         _check_before(transaction, databases, known, known.sequence + 1, lowest)
         return known.sequence + 1
-    position, first = format_.positioned(bytes(cursor.key()))
-    key = format_.record_key(known.id, first)
+    position, first = positioned(bytes(cursor.key()))
+    key = record_key(known.id, first)
     stored = transaction.get(key, db=databases.journal)
     if stored is None or not seal.fits(key, stored):
         raise JournalDamaged(known.id, known.qualified, first - 1)
-    header = format_.header_of(stored)
+    header = header_of(stored)
     if header.last_position != position:
         raise JournalDamaged(known.id, known.qualified, first - 1)
     _check_before(transaction, databases, known, first, lowest)
     if header.first_position < lowest:
-        batch = ChangeBatch.FromString(bytes(format_.body_of(stored)))
+        batch = ChangeBatch.FromString(body_of(stored))
         for count, at in zip(batch.counts, batch.positions, strict=True):
             if at >= lowest:
                 break
@@ -402,11 +598,11 @@ def _check_before(
     if first <= known.oldest_sequence:
         return
     cursor = transaction.cursor(db=databases.journal)
-    key = format_.record_key(known.id, first)
+    key = record_key(known.id, first)
     if not (cursor.prev() if cursor.set_range(key) else cursor.last()):
         raise JournalDamaged(known.id, known.qualified, known.oldest_sequence - 1)
     before, stored = bytes(cursor.key()), cursor.value()
-    fits = before[: format_.PREFIX_BYTES] == format_.prefix(known.id) and seal.fits(before, stored)
-    header = format_.header_of(stored) if fits else None
+    fits = before[:PREFIX_BYTES] == environment.prefix(known.id) and seal.fits(before, stored)
+    header = header_of(stored) if fits else None
     if header is None or header.last_sequence != first - 1 or header.last_position >= lowest:
         raise JournalDamaged(known.id, known.qualified, first - 2)

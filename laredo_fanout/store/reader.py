@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import lmdb
 
 from laredo_fanout.store import environment, seal, table
-from laredo_fanout.store import format as format_
 from laredo_fanout.store import journal as journal_
-from laredo_fanout.store.environment import Databases, SourceIdentity, StoreHead
+from laredo_fanout.store.environment import CUT_KEY_BYTES, Databases, SourceIdentity, StoreHead
 from laredo_fanout.store.errors import (
     JournalDamaged,
     JournalPruned,
@@ -23,7 +22,7 @@ from laredo_fanout.store.errors import (
     TableHidden,
     TableUnknown,
 )
-from laredo_fanout.store.format import Record
+from laredo_fanout.store.journal import Record
 from laredo_fanout.store.shared_spool import Pair, SharedSpool, SharedSpools
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_model import key as key_
@@ -190,7 +189,7 @@ class Snapshot:
     ) -> None:
         self.view = view
         self._transaction: Any = transaction
-        self._prefix = format_.prefix(view.record.space)
+        self._prefix = environment.prefix(view.record.space)
         self._key_fields = view.key_fields
         self._id = (view.record.space, view.id, view.sequence)
         self._spools = spools
@@ -335,9 +334,9 @@ class Snapshot:
         return pairs
 
     def _row_keys(self, keys: list[bytes], lines: list[bytes]) -> list[bytes]:
-        if max(map(len, keys)) == format_.CUT_KEY_BYTES:
+        if max(map(len, keys)) == CUT_KEY_BYTES:
             return [
-                key_.of_line(line, self._key_fields) if len(key) == format_.CUT_KEY_BYTES else key
+                key_.of_line(line, self._key_fields) if len(key) == CUT_KEY_BYTES else key
                 for key, line in zip(keys, lines, strict=True)
             ]
         return keys
@@ -347,13 +346,6 @@ class Snapshot:
             self._cursor.close()
             self._transaction.abort()
             self._transaction = None
-
-
-class RowPart(NamedTuple):
-    """Some of a table's rows, as they lie: stored keys and sealed lines."""
-
-    record: TableRecord
-    pairs: list[Pair]
 
 
 RECORD_COST = 1500
@@ -485,8 +477,11 @@ class StoreReader:
             transaction.abort()
             raise
 
-    def row_part(self, table_id: int, after: bytes, max_bytes: int) -> RowPart:
-        """The rows behind the stored key ``after``, up to about ``max_bytes``, as they lie.
+    def row_part(
+        self, table_id: int, after: bytes, max_bytes: int
+    ) -> tuple[TableRecord, list[Pair]]:
+        """The table's record, and its rows behind the stored key ``after``, up to about
+        ``max_bytes``, as they lie.
 
         :raises TableUnknown: if the table is gone.
         :raises TableHidden: if it isn't shown.
@@ -497,7 +492,7 @@ class StoreReader:
             found = self._record(transaction, table_id)
             if not found.shown or found.damage:
                 raise TableHidden(found.qualified, found.status, found.error)
-            prefix = format_.prefix(found.space)
+            prefix = environment.prefix(found.space)
             cursor = transaction.cursor(db=self._databases.state)
             there = cursor.set_range(after or prefix)
             if there and cursor.key() == after:
@@ -507,7 +502,7 @@ class StoreReader:
                 size += len(pairs[-1][1])
                 there = cursor.next()
             cursor.close()
-        return RowPart(found, pairs)
+        return found, pairs
 
     def journal(
         self,
@@ -537,9 +532,9 @@ class StoreReader:
             if after_sequence >= known.sequence:
                 return records
             cursor = transaction.cursor(db=self._databases.journal)
-            prefix = format_.prefix(table_id)
+            prefix = environment.prefix(table_id)
             found = self._seek(cursor, table_id, after_sequence + 1)
-            while found and cursor.key()[: format_.PREFIX_BYTES] == prefix:
+            while found and cursor.key()[: environment.PREFIX_BYTES] == prefix:
                 key = bytes(cursor.key())
                 old_body = b""
                 if with_old:
@@ -549,7 +544,7 @@ class StoreReader:
                     old_body = bytes(olds[: -seal.SEAL_BYTES])
                 if not seal.fits(key, cursor.value()):
                     raise JournalDamaged(table_id, known.qualified, reached)
-                read = format_.record_of(key, cursor.value(), old_body)
+                read = journal_.record_of(key, cursor.value(), old_body)
                 if not read.first_sequence <= reached + 1 <= read.last_sequence:
                     raise JournalDamaged(table_id, known.qualified, reached)
                 reached = read.last_sequence
@@ -563,7 +558,7 @@ class StoreReader:
                     raise JournalDamaged(table_id, known.qualified, reached)
             cursor.close()
         if records:
-            records[0] = format_.cut(records[0], after_sequence)
+            records[0] = journal_.cut(records[0], after_sequence)
         return records
 
     def sequence_after_position(
@@ -594,7 +589,7 @@ class StoreReader:
 
     def _seek(self, cursor: Any, table_id: int, sequence: int) -> bool:
         """Put the cursor on the record that holds this entry."""
-        key = format_.record_key(table_id, sequence)
+        key = journal_.record_key(table_id, sequence)
         if cursor.set_range(key):
             if bytes(cursor.key()) == key:
                 return True
@@ -618,7 +613,7 @@ class StoreReader:
         return environment.position_from_bytes(environment.get(transaction, meta, key, self.path))
 
     def _record(self, transaction: Any, table_id: int) -> TableRecord:
-        number = format_.prefix(table_id)
+        number = environment.prefix(table_id)
         definition = transaction.get(environment.DEFINITION + number, db=self._databases.meta)
         figures = transaction.get(environment.FIGURES + number, db=self._databases.meta)
         if definition is None or figures is None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from laredo_fanout.store import format as format_
-from laredo_fanout.store import seal
+from laredo_fanout.store import environment, seal
 from laredo_fanout.store.errors import JournalPruned, RowsDamaged, TableHidden, TableUnknown
 from laredo_model.line import Action
 
 if TYPE_CHECKING:
-    from laredo_fanout.store.reader import RowPart, StoreReader
+    from laredo_fanout.store.reader import StoreReader
+    from laredo_fanout.store.shared_spool import Pair
     from laredo_fanout.store.table import TableRecord
 
 _PART_BYTES = 1 << 20
@@ -63,21 +63,20 @@ class TableScrub:
         before: TableRecord | None = None
         count = total = 0
         while True:
-            part = self._reader.row_part(self._table_id, last, _PART_BYTES)
-            if before is not None and before.space != part.record.space:
+            record, pairs = self._reader.row_part(self._table_id, last, _PART_BYTES)
+            if before is not None and before.space != record.space:
                 raise _RowsMoved
             if before is not None and summed:
-                added, differing = self._changed(before, part.record, last)
+                added, differing = self._changed(before, record, last)
                 count, total = count + added, total + differing
-            before = part.record
-            rows, added = _opened(part)
+            before = record
+            rows, added = _opened(record, pairs)
             count, total = count + rows, total + added
-            self.rows, self.of = count, part.record.rows
-            if not part.pairs:
+            self.rows, self.of = count, record.rows
+            if not pairs:
                 break
-            last = part.pairs[-1][0]
-            yield sum(len(value) for _, value in part.pairs)
-        record = part.record
+            last = pairs[-1][0]
+            yield sum(len(value) for _, value in pairs)
         if summed and (count, total % seal.MODULUS) != (record.rows, record.checksum):
             why = f"{count} of {record.rows} rows, or others, are there"
             raise RowsDamaged(record.id, record.qualified, why, record.space)
@@ -86,7 +85,7 @@ class TableScrub:
         """Changes between two moments in the rows up to ``last``: of their number and seals."""
         count = total = 0
         sequence = before.sequence
-        space = format_.prefix(now.space)
+        space = environment.prefix(now.space)
         while sequence < now.sequence:
             try:
                 records = self._reader.journal(self._table_id, sequence)
@@ -96,7 +95,7 @@ class TableScrub:
                 batch = record.decode()
                 columns = zip(batch.actions, batch.keys, batch.lines, batch.old_lines, strict=True)
                 for number, (action, key, line, old) in enumerate(columns, record.first_sequence):
-                    stored = format_.stored_key(space, key)
+                    stored = environment.stored_key(space, key)
                     if number > now.sequence or stored > last:
                         continue
                     if action == Action.TRUNCATE:
@@ -121,14 +120,14 @@ class TableScrub:
             yield sum(len(each.body) + len(each.old_body) for each in records)
 
 
-def _opened(part: RowPart) -> tuple[int, int]:
-    """Number of the part's rows, and the sum of their seals.
+def _opened(record: TableRecord, pairs: list[Pair]) -> tuple[int, int]:
+    """Number of these rows, and the sum of their seals.
 
     :raises RowsDamaged: if a row isn't what was written.
     """
-    _, lines, total, damaged = seal.opened(part.pairs)
+    _, lines, total, damaged = seal.opened(pairs)
     if damaged >= 0:
-        key = part.pairs[damaged][0][format_.PREFIX_BYTES :]
+        key = pairs[damaged][0][environment.PREFIX_BYTES :]
         why = f"first at key {key[:80]!r}"
-        raise RowsDamaged(part.record.id, part.record.qualified, why, part.record.space)
+        raise RowsDamaged(record.id, record.qualified, why, record.space)
     return len(lines), total

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from struct import Struct, unpack
 
-__all__ = ["checked", "fits", "joined", "of", "opened", "seal_number", "sealed"]
+__all__ = ["checked", "fits", "joined", "opened", "seal_number", "sealed"]
 
 MODULUS = 1 << 64
 SEAL_BYTES = 8
@@ -98,19 +98,14 @@ def plain_joined(key: bytes, parts: tuple[bytes, ...]) -> bytes:
     return value + _U64.pack(plain_seal_number(key, value))
 
 
+def plain_fits(key: bytes, stored: bytes | memoryview) -> bool:
+    """True if the stored value is as it was written under this key; in Python."""
+    size = len(stored) - SEAL_BYTES
+    return size >= 0 and stored[size:] == _U64.pack(plain_seal_number(key, stored[:size]))
+
+
 try:
-    from laredo_fanout.store._seals import checked, joined, opened, seal_number, sealed
+    from laredo_fanout.store._seals import checked, fits, joined, opened, seal_number, sealed
 except ImportError:  # there was no C compiler when this was installed
     sealed, checked, joined = plain_sealed, plain_checked, plain_joined
-    opened, seal_number = plain_opened, plain_seal_number
-
-
-def of(key: bytes, value: bytes | memoryview) -> bytes:
-    """The seal of one value of the journal or of the store's definitions."""
-    return _U64.pack(seal_number(key, value))
-
-
-def fits(key: bytes, stored: bytes | memoryview) -> bool:
-    """True if the stored value is as it was written under this key."""
-    size = len(stored) - SEAL_BYTES
-    return size >= 0 and stored[size:] == of(key, stored[:size])
+    opened, fits, seal_number = plain_opened, plain_fits, plain_seal_number

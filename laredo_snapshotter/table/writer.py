@@ -33,7 +33,7 @@ from laredo_archive.write.manifest_store import Counts
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
 from laredo_service import private_directory
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
@@ -108,6 +108,7 @@ class TableWriter:
         for location in self.locations:
             counters.destination(location)
         self._flush_timeout = flush_timeout
+        self._outage = Outage()
         self._stopping = asyncio.Event()
         self._requests: list[tuple[datetime, asyncio.Future[int]]] = []
         # One thread commits while the other writes a base.
@@ -318,7 +319,7 @@ class TableWriter:
 
     def _destinations(self) -> list[Destination]:
         try:
-            return self._stores.open(self.config)
+            return self._stores.open(self.config, self.counts.availabilities.asking)
         except DestinationError as failure:
             if failure.location is not None:
                 self.counts.failed(failure.location, failure)
@@ -332,7 +333,11 @@ class TableWriter:
         self.counters.failed(failure)
         delay = AGAIN.delay(failures)
         expected = isinstance(failure, ArchiveError | SnapshotterError | StreamError | OSError)
-        self._log.error(
+        if failures == 1:
+            self._outage.end()
+        news = self._outage.is_news(type(failure).__name__)
+        level = self._log.error if news or not expected else self._log.debug
+        level(
             "session failed; restart scheduled",
             error=self.problem,
             kind=type(failure).__name__,

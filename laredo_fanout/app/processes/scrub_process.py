@@ -1,7 +1,7 @@
-"""The process that scrubs the store once: ``python -m ...process LOG_FORMAT LOG_LEVEL``.
+"""The process that scrubs the store once: ``python -m ...process BEAT_FD LOG_FORMAT LOG_LEVEL``.
 
 Its order comes as a line on stdin. Each line on stdout is JSON: where it is, or damage that it
-found; the last one is its end. It ends when its stdin does.
+found; the last one is its end. It ends when the main process does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +17,10 @@ from typing import Any
 import orjson
 
 from laredo_fanout.app import logs
-from laredo_fanout.app.snapshot_process import end_with_main
 from laredo_fanout.store.errors import JournalDamaged, RowsDamaged, StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.scrub import TableScrub
+from laredo_fanout.watchdog import beat
 
 FAILED = 1
 _NICENESS = 19
@@ -29,13 +28,13 @@ _REPORT_S = 1.0
 
 
 def main() -> int:
-    log_format, level = sys.argv[1:]
+    beat_fd, log_format, level = sys.argv[1:]
+    beat(int(beat_fd))
     logs.configure(logs.LogSettings(log_format, level))
     # A reload is for the main process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(_NICENESS)
     order = orjson.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=end_with_main, daemon=True).start()
     try:
         reader = StoreReader.open(Path(order["state"]))
         try:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +17,9 @@ import structlog
 from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
 from laredo_fanout.config import StateConfig
 from laredo_fanout.store.errors import Damage
-from laredo_service.retry import Backoff
+from laredo_fanout.watchdog import SCRUB, Watchdog
+from laredo_service import native_log
+from laredo_service.retry import Backoff, Outage
 
 _RETRY = Backoff(initial=5.0, maximum=300.0)
 _FIRST_AFTER_S = 60.0
@@ -38,6 +40,8 @@ class ScrubSchedule:
     any_shown: Callable[[], bool]
     #: Has damage repaired that was found.
     report_damage: Callable[[Damage], None]
+    #: Kills a process that hangs.
+    watchdog: Watchdog = field(default_factory=Watchdog)
     #: Called if a defect of ours ended it.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.scrub_process")
@@ -90,7 +94,7 @@ class ScrubSchedule:
         return {} if self._process is None else {"scrub": self._process.pid}
 
     async def _keep(self) -> None:
-        failures = 0
+        failures, outage = 0, Outage()
         await asyncio.sleep(min(_FIRST_AFTER_S, self.config.scrub.interval))
         while True:
             if not self.any_shown():
@@ -103,10 +107,12 @@ class ScrubSchedule:
                 whole, self._error = False, f"the scrub process can't be started: {failed}"
             if not whole:
                 failures += 1
-                log.error("scrub failed; retry scheduled", error=self._error)
+                level = log.error if outage.is_news(str(self._error)) else log.debug
+                level("scrub failed; retry scheduled", error=self._error)
                 await asyncio.sleep(_RETRY.delay(failures))
                 continue
             failures, self._error = 0, None
+            outage.end()
             pause = self.config.scrub.interval - (time.monotonic() - began)
             if self.found > found:
                 # Another one shows whether it is repaired, and what else there is.
@@ -120,13 +126,25 @@ class ScrubSchedule:
 
         :raises OSError: if it can't be started.
         """
-        process = await asyncio.create_subprocess_exec(
-            *self.program,
-            *self.log_settings.arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            process_group=0,
-        )
+        with closing(self.watchdog.watch(SCRUB, "scrub")) as watched:
+            process = await asyncio.create_subprocess_exec(
+                *self.program,
+                str(watched.end),
+                *self.log_settings.arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=native_log.descriptor(),
+                pass_fds=[watched.end],
+                process_group=0,
+            )
+            watched.started(process)
+            whole = await self._ended(process)
+        if watched.verdict is not None:
+            self._error = f"the scrub process was {watched.verdict}"
+        return whole
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> bool:
+        """Take what the process reports, to its end; whether it has read everything."""
         self._process, whole = process, False
         try:
             assert process.stdin is not None and process.stdout is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.store import format as format_
+from laredo_fanout.store import environment, journal
 from laredo_fanout.store.errors import (
     JournalDamaged,
     JournalPruned,
@@ -88,7 +88,7 @@ def test_a_missing_row_is_missed(store: Store) -> None:
     commit(store, table, (10, [insert("a", 1), insert("b", 2)]))
     with store.transaction() as transaction:
         raw = transaction._context.transaction
-        raw.delete(format_.prefix(store.tables[table].space) + b"a", db=store._databases.state)
+        raw.delete(environment.prefix(store.tables[table].space) + b"a", db=store._databases.state)
     with pytest.raises(RowsDamaged, match="1 of 2 rows"):
         state_of(store.reader(), table)
     with pytest.raises(RowsDamaged):
@@ -189,7 +189,7 @@ def test_equal_rows_that_the_readers_were_not_sent_are_noticed(store: Store) -> 
     commit(store, table, (10, [insert("a", 1), insert("b", 2)]))
     with store.transaction() as transaction:
         raw = transaction._context.transaction
-        raw.delete(format_.prefix(store.tables[table].space) + b"a", db=store._databases.state)
+        raw.delete(environment.prefix(store.tables[table].space) + b"a", db=store._databases.state)
     with pytest.raises(RowsDamaged), store.transaction() as transaction:
         copy = transaction.add_table("public", "users", 1, COLUMNS).id
         transaction.fill(copy, [b"b"], [row("b", 2)])
@@ -248,9 +248,9 @@ def test_a_lost_record_or_index_entry_is_noticed(store: Store, gone: str) -> Non
     with store.transaction() as transaction:
         raw, databases = transaction._context.transaction, store._databases
         if gone == "journal":
-            raw.delete(format_.record_key(table, first + 1), db=databases.journal)
+            raw.delete(journal.record_key(table, first + 1), db=databases.journal)
         else:
-            raw.delete(format_.position_key(table, 20, first + 1), db=databases.positions)
+            raw.delete(journal.position_key(table, 20, first + 1), db=databases.positions)
     with pytest.raises(JournalDamaged):
         store.reader().sequence_after_position(table, 10)
     if gone == "journal":
