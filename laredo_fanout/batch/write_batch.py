@@ -156,8 +156,13 @@ class WriteBatch:
         """Write copied rows.
 
         :raises ChunkStale: if the table was truncated since they began to be read.
+        :raises ResyncRequired: if one completes a row that was damaged on disk; the batch must be
+            abandoned.
         """
-        self.transaction.fill(table_id, keys, lines, generation)
+        try:
+            self.transaction.fill(table_id, keys, lines, generation)
+        except RowDamaged as damaged:
+            raise ResyncRequired(table_id, str(damaged)) from damaged
 
     def add(self, table_id: int, lines: list[bytes], generation: int) -> None:
         """Write copied rows of a table without a key.

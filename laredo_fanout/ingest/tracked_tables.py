@@ -508,7 +508,8 @@ class TrackedTables:
         if found.after is None and found.space != record.space:
             return  # the rows were replaced since they were read
         if found.after is not None:
-            transaction.drop_damaged_journal(record.id, found.after)
+            if not transaction.drop_damaged_journal(record.id, found.after):
+                return
             floor = position_.text(transaction.tables[record.id].floor)
             _log.error("damaged journal dropped", table=record.qualified, up_to=floor)
         elif not record.damage:

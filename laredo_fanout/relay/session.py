@@ -279,7 +279,8 @@ class RelaySession:
             return  # the rows were replaced since they were read
         transaction = self._batch.transaction
         if found.after is not None:
-            transaction.drop_damaged_journal(record.id, found.after)
+            if not transaction.drop_damaged_journal(record.id, found.after):
+                return
             _log.error("damaged journal dropped", table=record.qualified)
         elif not record.damage:
             transaction.put_table(replace(record, damage=found.why))

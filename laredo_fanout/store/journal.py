@@ -417,7 +417,12 @@ class Journal:
     def drop_damaged(self, table: TableRecord, after: int, position: int) -> TableRecord:
         """Drop the journal up to the first whole record that is after the damaged one, which comes
         after the entry ``after``; ``position`` is the table's. Readers before it need a snapshot.
+
+        If it was dropped already, only the index is rid of what points to no entry.
         """
+        if after + 1 < table.oldest_sequence:
+            self._delete_others(table, table.oldest_sequence, self.context.databases.positions)
+            return table
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)
         prefix = environment.prefix(table.id)
         # The record behind the damaged one begins at a later key than any that it may have.
@@ -432,23 +437,23 @@ class Journal:
                     kept = replace(table, oldest_sequence=first, floor=floor)
                     break
             found = cursor.next()
-        self._delete_before(table.id, kept.oldest_sequence)
-        return replace(kept, oldest_time_us=self._time_of(kept))
-
-    def _delete_before(self, table_id: int, sequence: int) -> None:
-        """Delete records that begin before this sequence, whatever they say."""
-        prefix = environment.prefix(table_id)
         databases = self.context.databases
         for database in (databases.journal, databases.olds, databases.positions):
-            cursor = self.context.transaction.cursor(db=database)
-            found = cursor.set_range(prefix)
-            while found and cursor.key().startswith(prefix):
-                first = int.from_bytes(cursor.key()[-8:], "big")
-                if first >= sequence:
-                    found = cursor.next()
-                    continue
-                self.context.disk.reserve(1, _FREED_LIST_BYTES)
-                found = cursor.delete() and bool(cursor.key())
+            self._delete_others(table, kept.oldest_sequence, database)
+        return replace(kept, oldest_time_us=self._time_of(kept))
+
+    def _delete_others(self, table: TableRecord, oldest: int, database: Any) -> None:
+        """Delete what doesn't begin with one of the entries from ``oldest`` on, by its key."""
+        prefix = environment.prefix(table.id)
+        cursor = self.context.transaction.cursor(db=database)
+        found = cursor.set_range(prefix)
+        while found and cursor.key().startswith(prefix):
+            first = int.from_bytes(cursor.key()[-8:], "big")
+            if oldest <= first <= table.sequence:
+                found = cursor.next()
+                continue
+            self.context.disk.reserve(1, _FREED_LIST_BYTES)
+            found = cursor.delete() and bool(cursor.key())
 
     @staticmethod
     def prunable(

@@ -350,12 +350,18 @@ class Transaction:
         self.tables[live_id] = replace(live, space=copied.space)
         self.drop_table(copy_id)
 
-    def drop_damaged_journal(self, table_id: int, after: int) -> None:
-        """Drop the part of the journal with the damaged record after the entry ``after``."""
+    def drop_damaged_journal(self, table_id: int, after: int) -> bool:
+        """Drop the part of the journal with the damaged record after the entry ``after``.
+
+        False: nothing is dropped. It was already, or the table's last transaction goes on, of
+        which a reader at the new floor would miss the first part.
+        """
+        if table_id in self._applying.unfinished:
+            return False
         record = self._record(table_id)
-        if after + 1 >= record.oldest_sequence:
-            position = record.position or self.position
-            self.tables[table_id] = self._journal.drop_damaged(record, after, position)
+        position = record.position or self.position
+        self.tables[table_id] = kept = self._journal.drop_damaged(record, after, position)
+        return kept is not record
 
     def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord:
         """The table's suspect range goes on: at ``position`` its rows are right."""

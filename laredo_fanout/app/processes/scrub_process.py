@@ -51,7 +51,8 @@ Say = Callable[[dict[str, Any]], None]
 
 
 def scrub(reader: StoreReader, bytes_per_second: int, say: Say) -> None:
-    """Scrub every table that clients see, at this rate."""
+    """Scrub every table that clients see, at this rate; one whose damage is known is passed over
+    until it is repaired."""
     tables = [view for view in reader.tables() if view.shown]
     begun, done, reported = time.monotonic(), 0, 0.0
     for number, view in enumerate(tables):
@@ -64,7 +65,8 @@ def scrub(reader: StoreReader, bytes_per_second: int, say: Say) -> None:
                 place = {"table": view.name, "rows": scrubbed.rows, "of_rows": scrubbed.of}
                 say({**place, "tables": number, "of_tables": len(tables), "bytes": done})
             time.sleep(max(0.0, begun + done / bytes_per_second - now))
-    say({"done": True, "bytes": done})
+    unrepaired = sum(bool(view.record.damage) for view in reader.tables())
+    say({"done": True, "bytes": done, "unrepaired": unrepaired})
 
 
 def _until_damaged(scrubbed: TableScrub, say: Say) -> Iterator[int]:

@@ -51,6 +51,8 @@ class ScrubSchedule:
     _whole_at: float | None = None
     _place: dict[str, Any] | None = None
     _error: str | None = None
+    _unrepaired: int = 0
+    """Number of tables whose damage was known, and not repaired yet, as the last one ended."""
     _process: asyncio.subprocess.Process | None = None
     _task: asyncio.Task[None] | None = None
 
@@ -100,7 +102,7 @@ class ScrubSchedule:
             if not self.any_shown():
                 await asyncio.sleep(_SHOWN_POLL_S)
                 continue
-            began, found = time.monotonic(), self.found
+            began, found, self._unrepaired = time.monotonic(), self.found, 0
             try:
                 whole = await self._run()
             except OSError as failed:
@@ -114,7 +116,7 @@ class ScrubSchedule:
             failures, self._error = 0, None
             outage.end()
             pause = self.config.scrub.interval - (time.monotonic() - began)
-            if self.found > found:
+            if self.found > found or self._unrepaired:
                 # Another one shows whether it is repaired, and what else there is.
                 pause = min(pause, _REPAIRED_WITHIN_S)
             else:
@@ -160,7 +162,7 @@ class ScrubSchedule:
                 elif "error" in said:
                     self._error = said["error"]
                 elif said.get("done"):
-                    whole = True
+                    whole, self._unrepaired = True, said["unrepaired"]
                     log.info("store scrubbed", bytes=said["bytes"])
                 else:
                     self._place = said

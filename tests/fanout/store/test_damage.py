@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.store import environment, journal
+from laredo_fanout.store.barrier import CopyComparison
 from laredo_fanout.store.errors import (
     JournalDamaged,
     JournalPruned,
@@ -196,6 +197,46 @@ def test_equal_rows_that_the_readers_were_not_sent_are_noticed(store: Store) -> 
         transaction.publish_differences(copy, 20, 0)
 
 
+OTHER = {"key-003": "another"}
+
+
+@pytest.mark.parametrize(
+    ("rots", "more", "outcome"),
+    [(True, {}, (True, True)), (False, OTHER, (True, False)), (True, OTHER, (False, False))],
+    ids=["damage", "another row of the source", "both"],
+)
+def test_a_comparison_goes_on_over_commits_between_its_blocks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rots: bool,
+    more: dict[str, str],
+    outcome: tuple[bool, bool],
+) -> None:
+    """A relay commits other tables' changes while it compares a large one."""
+    monkeypatch.setattr("laredo_fanout.store.barrier._BLOCK", 10)
+    with rotten(tmp_path, *PLACES["value"]) if rots else filled(tmp_path) as (store, table):
+        other = live_table(store, "other", store.position)
+        with store.transaction() as transaction:
+            comparison = CopyComparison(transaction, copied(transaction, more), 2000)
+        blocks = 0
+        for step in (comparison.compare_block, comparison.prove_block):
+            goes_on = True
+            while goes_on:
+                with store.transaction() as transaction:
+                    goes_on = step(transaction)
+                    apply(transaction, other, (store.position + 1, [insert(f"{blocks}", 1)]))
+                blocks += 1
+        assert blocks > 10
+        assert (comparison.is_proven, comparison.takes_rows) == outcome
+        if comparison.is_proven:
+            with store.transaction() as transaction:
+                for _ in comparison.publish(transaction, 0):
+                    pass
+            expected = {key.encode(): row(key, value) for key, value in (ROWS | more).items()}
+            assert state_of(store.reader(), table) == expected
+            assert comparison.differing == 1
+
+
 # ---------------------------------------------------------------- the journal
 
 
@@ -256,6 +297,37 @@ def test_a_lost_record_or_index_entry_is_noticed(store: Store, gone: str) -> Non
     if gone == "journal":
         with pytest.raises(JournalDamaged):
             journal_of(store.reader(), table)
+
+
+def test_a_journal_isn_t_dropped_within_a_transaction(store: Store) -> None:
+    """A reader at the floor would get the second part of it, and never the first."""
+    table = live_table(store)
+    commit(store, table, (10, [insert("a", 1)]))
+    last = store.tables[table].sequence
+    with store.transaction() as transaction:
+        transaction.apply(table, changes((20, [insert("b", 1)]), is_open=True))
+        assert not transaction.drop_damaged_journal(table, last - 1)
+        apply(transaction, table, (20, [insert("c", 1)]))
+        assert transaction.drop_damaged_journal(table, last - 1)
+    assert store.tables[table].oldest_sequence == last + 1
+    assert [change.key for _, _, change in journal_of(store.reader(), table)] == [b"b", b"c"]
+
+
+@pytest.mark.parametrize("sequence", [1, 1 << 62], ids=["an earlier entry", "no entry"])
+def test_an_index_entry_that_points_nowhere_is_removed(store: Store, sequence: int) -> None:
+    """Else every reader that resumes by position would be refused, for good."""
+    table = live_table(store)
+    commit(store, table, (10, [insert("a", 1)]))
+    with store.transaction() as transaction:
+        raw, databases = transaction._context.transaction, store._databases
+        raw.put(journal.position_key(table, 20, sequence), b"", db=databases.positions)
+    with pytest.raises(JournalDamaged) as found:
+        store.reader().sequence_after_position(table, 11)
+    assert found.value.damage.after is not None
+    with store.transaction() as transaction:
+        transaction.drop_damaged_journal(table, found.value.damage.after)
+    newest = store.tables[table].sequence
+    assert store.reader().sequence_after_position(table, 11) == newest + 1
 
 
 # ---------------------------------------------------------------- the whole store
