@@ -216,7 +216,6 @@ class JournalPruning:
                     assert after is not None, "it is the journal's"
                     with self.store.transaction() as transaction:
                         transaction.drop_damaged_journal(record.id, after)
-                    log.error("damaged journal dropped", error=str(damaged))
         self._due = time.monotonic() + _INTERVAL
 
 

@@ -28,7 +28,6 @@ from laredo_fanout.ingest.partition_repair import PartitionRepair, PartitionVerd
 from laredo_fanout.pg_catalog import shape
 from laredo_fanout.pg_catalog.requirements import TransactionFilter
 from laredo_fanout.store.table import Status
-from laredo_model import position as position_
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
@@ -510,8 +509,6 @@ class TrackedTables:
         if found.after is not None:
             if not transaction.drop_damaged_journal(record.id, found.after):
                 return
-            floor = position_.text(transaction.tables[record.id].floor)
-            _log.error("damaged journal dropped", table=record.qualified, up_to=floor)
         elif not record.damage:
             transaction.put_table(replace(record, damage=found.why))
             _log.error("stored rows damaged", table=record.qualified, where=found.why)

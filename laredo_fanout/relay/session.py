@@ -281,7 +281,6 @@ class RelaySession:
         if found.after is not None:
             if not transaction.drop_damaged_journal(record.id, found.after):
                 return
-            _log.error("damaged journal dropped", table=record.qualified)
         elif not record.damage:
             transaction.put_table(replace(record, damage=found.why))
             _log.error("stored rows damaged", table=record.qualified, where=found.why)

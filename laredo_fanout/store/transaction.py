@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
+
 from laredo_fanout.store import environment, journal
 from laredo_fanout.store import table as table_
 from laredo_fanout.store.barrier import Barrier, CopyComparison
@@ -18,6 +20,7 @@ from laredo_fanout.store.environment import (
 )
 from laredo_fanout.store.errors import (
     ChunkStale,
+    JournalDamaged,
     PositionWentBack,
     RowsDamaged,
     TableClosed,
@@ -27,7 +30,10 @@ from laredo_fanout.store.errors import (
 from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.rows import Applier, Spaces, TableChanges
 from laredo_fanout.store.table import Leaf, Status, TableRecord
+from laredo_model import position as position_
 from laredo_model.column import Column
+
+_log = structlog.get_logger()
 
 
 class Transaction:
@@ -361,19 +367,38 @@ class Transaction:
         record = self._record(table_id)
         position = record.position or self.position
         self.tables[table_id] = kept = self._journal.drop_damaged(record, after, position)
-        return kept is not record
+        if kept is record:
+            return False
+        _log.error(
+            "damaged journal dropped", table=kept.qualified, up_to=position_.text(kept.floor)
+        )
+        return True
 
     def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord:
         """The table's suspect range goes on: at ``position`` its rows are right."""
         record = self._record(table_id)
         suspect_range = record.suspect_range
         assert suspect_range is not None
-        first = journal.first_from(
-            self._context.transaction, self._context.databases, record, suspect_range.start + 1
-        )
-        record = table_.ended(record, first, position, time_us)
+        first = self._first_from(table_id, suspect_range.start + 1)
+        record = table_.ended(self._record(table_id), first, position, time_us)
         self.tables[table_id] = record
         return record
+
+    def _first_from(self, table_id: int, lowest: int) -> int:
+        """The first entry at or beyond ``lowest``, as ``journal.first_from``, once damaged parts of
+        the journal are dropped."""
+        context, is_cleared = self._context, False
+        while True:
+            record = self._record(table_id)
+            try:
+                return journal.first_from(context.transaction, context.databases, record, lowest)
+            except JournalDamaged as damaged:
+                after = damaged.damage.after
+                assert after is not None, "it is the journal's"
+                if not self.drop_damaged_journal(table_id, after):
+                    if is_cleared:
+                        raise
+                    is_cleared = True
 
     def prune(
         self,

@@ -330,6 +330,29 @@ def test_an_index_entry_that_points_nowhere_is_removed(store: Store, sequence: i
     assert store.reader().sequence_after_position(table, 11) == newest + 1
 
 
+@pytest.mark.parametrize("gone", ["journal", "positions"])
+def test_a_suspect_range_ends_beyond_a_damaged_journal(store: Store, gone: str) -> None:
+    """Its first entry is looked up in the journal; the ingest must not end there."""
+    table = live_table(store)
+    commit(store, table, (10, [insert("a", 1)]))
+    first = store.tables[table].sequence
+    with store.transaction() as transaction:
+        transaction.set_verified(table, 10)
+        transaction.begin_suspect_range(table, "a reason")
+    for position in (20, 30):
+        commit(store, table, (position, [insert(f"{position}", 1)]))
+    with store.transaction() as transaction:
+        raw, databases = transaction._context.transaction, store._databases
+        if gone == "journal":
+            raw.delete(journal.record_key(table, first + 1), db=databases.journal)
+        else:
+            raw.delete(journal.position_key(table, 20, first + 1), db=databases.positions)
+        transaction.end_suspect_range(table, 30, 0)
+    record = store.tables[table]
+    assert record.suspect_range is None
+    assert record.oldest_sequence == first + 2
+
+
 # ---------------------------------------------------------------- the whole store
 
 
