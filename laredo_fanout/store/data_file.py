@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import warnings
 from pathlib import Path
 from struct import Struct
 
@@ -51,7 +52,10 @@ def _last_page(pages: bytes) -> int | None:
 
 def _check_reading(directory: Path) -> None:
     """Read a little of every database in a process of its own, which damage may end."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        # From Python 3.12 on it warns if there are threads: the child takes no lock of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if not child:
         try:
             _read_a_little(directory)
