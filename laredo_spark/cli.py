@@ -30,7 +30,15 @@ PACKAGES = ("laredo_model", "laredo_service", "laredo_archive", "laredo_spark", 
 MODULES = "laredo-spark.zip"
 PROGRAM = "laredo-spark.py"
 REQUIREMENTS = "laredo-spark-workers.txt"
-NEEDED_BY_WORKERS = ("boto3", "orjson", "pyarrow", "zlib-ng", "zstandard")
+NEEDED_BY_WORKERS = (
+    "boto3",
+    "orjson",
+    "pyarrow",
+    "structlog",
+    "tenacity",
+    "zlib-ng",
+    "zstandard",
+)
 _PROJECT = "laredo-snapshotter"
 _PROGRAM_TEXT = '''"""What spark-submit runs: the command laredo-spark."""
 
