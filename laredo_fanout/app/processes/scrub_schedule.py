@@ -113,7 +113,7 @@ class ScrubSchedule:
                 level("scrub failed; retry scheduled", error=self._error)
                 await asyncio.sleep(_RETRY.delay(failures))
                 continue
-            failures, self._error = 0, None
+            failures = 0
             outage.end()
             pause = self.config.scrub.interval - (time.monotonic() - began)
             if self.found > found or self._unrepaired:
@@ -148,19 +148,19 @@ class ScrubSchedule:
     async def _ended(self, process: asyncio.subprocess.Process) -> bool:
         """Take what the process reports, to its end; whether it has read everything."""
         self._process, whole = process, False
+        error = "the scrub process ended before it was done"
         try:
             assert process.stdin is not None and process.stdout is not None
             rate = self.config.scrub.bytes_per_second
             order = {"state": str(self.config.path), "bytes_per_second": rate}
             process.stdin.write(orjson.dumps(order) + b"\n")
-            self._error = "the scrub process ended before it was done"
             async for line in process.stdout:
                 said = orjson.loads(line)
                 if "damage" in said:
                     self.found += 1
                     self.report_damage(Damage(*said["damage"]))
                 elif "error" in said:
-                    self._error = said["error"]
+                    error = said["error"]
                 elif said.get("done"):
                     whole, self._unrepaired = True, said["unrepaired"]
                     log.info("store scrubbed", bytes=said["bytes"])
@@ -175,4 +175,5 @@ class ScrubSchedule:
             raise
         finally:
             self._process, self._place = None, None
+        self._error = None if whole else error
         return whole

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from laredo_fanout.app.processes.scrub_process import scrub
 from laredo_fanout.store import environment, journal
 from laredo_fanout.store.barrier import CopyComparison
 from laredo_fanout.store.errors import (
@@ -463,6 +465,18 @@ def test_a_scrub_sees_through_what_changes_meanwhile(
             store.prune(table, 1, 1e9, 0.0)
     assert parts > 2
     assert len(state_of(store.reader(), table)) == len(there)
+
+
+def test_a_scrub_that_passes_over_known_damage_says_so(store: Store) -> None:
+    """Else its end would be taken for that of a whole one."""
+    table = live_table(store)
+    commit(store, table, (10, [insert("a", 1)]))
+    reports: list[dict[str, Any]] = []
+    for damage, unrepaired in (("found", 1), ("", 0)):
+        with store.transaction() as transaction:
+            transaction.put_table(replace(transaction.tables[table], damage=damage))
+        scrub(store.reader(), 10**9, reports.append)
+        assert (reports[-1]["done"], reports[-1]["unrepaired"]) == (True, unrepaired)
 
 
 def test_a_reader_opens_what_is_whole_alone(tmp_path: Path) -> None:
