@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from laredo_fanout.store import environment, seal
-from laredo_fanout.store.environment import WriteContext
+from laredo_fanout.store.environment import PREFIX_BYTES, WriteContext
 from laredo_fanout.store.errors import RowDamaged, RowIncomplete, TableUnknown
 from laredo_fanout.store.rows import Spaces, TableChanges
 from laredo_fanout.store.table import Status, TableRecord
@@ -47,11 +47,12 @@ class Barrier:
         rows behind it), and whether something in it differs.
 
         Nearly all blocks are the same in both: rows are compared one by one only where a block
-        differs. The key is a part of the line, so lines are enough.
+        differs. Keys are compared with their prefix: a disk may have changed either.
         """
         ours, theirs = self._block(live.space, after), self._block(copied.space, after)
-        if ours and [line for _, line in ours] == [line for _, line in theirs]:
-            return ours[-1][0][environment.PREFIX_BYTES :], False
+        prefix = environment.prefix(live.space)
+        if ours and ours == [(prefix + key[PREFIX_BYTES:], value) for key, value in theirs]:
+            return ours[-1][0][PREFIX_BYTES:], False
         block = list(islice(self._merged(live.space, copied.space, after), _BLOCK))
         last = block[-1][0] if len(block) == _BLOCK else None
         return last, any(old != new for _, old, new in block)
@@ -94,8 +95,8 @@ class Barrier:
         pairs = [pair for pair in islice(cursor.iternext(), _BLOCK) if pair[0].startswith(prefix)]
         _, lines, total, damaged = seal.opened(pairs)
         if damaged >= 0:
-            raise RowDamaged(record.qualified, pairs[damaged][0][environment.PREFIX_BYTES :])
-        last = pairs[-1][0][environment.PREFIX_BYTES :] if len(pairs) == _BLOCK else None
+            raise RowDamaged(record.qualified, pairs[damaged][0][PREFIX_BYTES:])
+        last = pairs[-1][0][PREFIX_BYTES:] if len(pairs) == _BLOCK else None
         return last, len(lines), total
 
     def _differing(
@@ -147,7 +148,7 @@ class Barrier:
         cursor = self._transaction.cursor(db=self._state)
         found = self._seek(cursor, prefix, after)
         while found and cursor.key().startswith(prefix):
-            yield cursor.key()[environment.PREFIX_BYTES :], cursor.value()
+            yield cursor.key()[PREFIX_BYTES:], cursor.value()
             found = cursor.next()
 
     @staticmethod
@@ -160,7 +161,7 @@ class Barrier:
 
 
 def _row_key(stored: bytes, line: bytes | None, table: TableRecord) -> bytes:
-    if environment.is_cut(bytes(environment.PREFIX_BYTES) + stored):
+    if environment.is_cut(bytes(PREFIX_BYTES) + stored):
         assert line is not None
         return key_.of_line(line, table.key_fields)
     return stored
@@ -247,7 +248,8 @@ class CopyComparison:
         live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
         equal = (live.rows, live.checksum) == (copied.rows, copied.checksum)
         if equal or not self.differs:
-            self.takes_rows, self.is_proven = self.differs, equal
+            # Damage that was found elsewhere, and isn't seen here, goes with the former rows, too.
+            self.takes_rows, self.is_proven = self.differs or bool(live.damage), equal
             return False
         try:
             last, rows, total = transaction.barrier().sum_block(live, self._summed_to)

@@ -115,9 +115,13 @@ def copied(transaction: Transaction, more: dict[str, str]) -> int:
     return copy
 
 
+@pytest.mark.parametrize("block", [1000, 20])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_copy_repairs_rows_without_a_change_for_readers(tmp_path: Path, place: str) -> None:
+def test_a_copy_repairs_rows_without_a_change_for_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, block: int
+) -> None:
     """They have the right rows already: the running checksum is that of their rows."""
+    monkeypatch.setattr("laredo_fanout.store.barrier._BLOCK", block)
     with rotten(tmp_path, *PLACES[place]) as (store, table):
         with store.transaction() as transaction:
             transaction.put_table(replace(transaction.tables[table], damage="found"))
