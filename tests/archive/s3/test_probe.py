@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,6 +13,7 @@ from laredo_archive.errors import (
     DestinationDenied,
     DestinationUnavailable,
 )
+from laredo_archive.storage.s3.bucket import BadS3Location, S3Location, parse
 from tests.support.archive.archiving import anybodys
 from tests.support.archive.s3_maker import S3Maker
 from tests.support.archive.s3_way import IGNORES_ALL, Way, ignoring
@@ -137,3 +139,84 @@ def test_what_only_begins_as_a_probe_does_stays(way: Way, s3: S3Maker) -> None:
     way.meets(IN_TWO_HOURS, "ListObjectsV2")
     way.faulty.probe()
     assert way.direct.head(".laredo-probe-notes.txt") is not None
+
+
+# Places: how they are written, what they are, and which are the same.
+
+
+@pytest.mark.parametrize(
+    ("uri", "bucket", "prefix"),
+    [
+        ("s3://b", "b", ""),
+        ("s3://b/", "b", ""),
+        ("s3a://b/users", "b", "users/"),
+        ("S3://b/a b/x=1/", "b", "a b/x=1/"),
+        ("s3://b/é?x#y%20+/z", "b", "é?x#y%20+/z/"),
+        ("s3://b//x//", "b", "x/"),
+    ],
+)
+def test_a_uri_is_taken_as_it_is(uri: str, bucket: str, prefix: str) -> None:
+    place = parse(uri)
+    assert (place.bucket, place.prefix) == (bucket, prefix)
+    assert place.uri == f"s3://{bucket}/{prefix}"
+    assert parse(place.uri) == place
+
+
+@pytest.mark.parametrize("prefix", ["users", "/users", "users/", "/users//"])
+def test_a_prefix_ends_with_a_slash(prefix: str) -> None:
+    assert S3Location("b", prefix).uri == "s3://b/users/"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "identity"),
+    [
+        (None, "s3://b/x/"),
+        ("https://s3.eu-west-1.amazonaws.com", "s3://b/x/"),
+        ("https://s3.cn-north-1.amazonaws.com.cn/", "s3://b/x/"),
+        ("http://Minio.local:9000/", "s3://b/x/?endpoint=http://minio.local:9000"),
+        ("https://store/s3", "s3://b/x/?endpoint=https://store/s3"),
+        (
+            "https://s3.amazonaws.com.evil.example",
+            "s3://b/x/?endpoint=https://s3.amazonaws.com.evil.example",
+        ),
+    ],
+)
+def test_a_bucket_is_one_per_service(endpoint: str | None, identity: str) -> None:
+    place = S3Location("b", "x", endpoint=endpoint)
+    assert place.identity == identity
+    assert place.uri == "s3://b/x/"
+
+
+def test_the_same_place_by_other_means() -> None:
+    one = S3Location("b", "x", region="eu-west-1", credentials="a", storage_class="STANDARD_IA")
+    assert one.identity == S3Location("b", "/x/", addressing="path").identity
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"bucket": ""}, "isn't a bucket's name"),
+        ({"bucket": "a/b"}, "isn't a bucket's name"),
+        ({"prefix": "a//b"}, "empty part"),
+        ({"prefix": "a/../b"}, r"\.\."),
+        ({"endpoint": "localhost:9000"}, "http:// or https://"),
+        ({"addressing": "dns"}, "auto, path, virtual"),
+        ({"kms_key_id": "k"}, "server_side_encryption = aws:kms"),
+        ({"kms_key_id": "k", "server_side_encryption": "AES256"}, "aws:kms"),
+        ({"storage_class": "DEEP_ARCHIVE"}, "GLACIER_IR"),
+        ({"tags": {f"t{number}": "x" for number in range(11)}}, "at most 10 tags"),
+        ({"tags": {"aws:x": "y"}}, "'aws:x' can't be a tag"),
+        ({"tags": {"": "y"}}, "'' can't be a tag"),
+        ({"tags": {"a&b": "y"}}, "'a&b' can't be a tag"),
+        ({"tags": {"a": "y" * 257}}, "can't be the value of tag a"),
+    ],
+)
+def test_what_cant_be_a_place_says_why(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BadS3Location, match=complaint):
+        S3Location(**{"bucket": "b", **values})
+
+
+@pytest.mark.parametrize("uri", ["", "b/x", "file:///x", "s3:/b", "gs://b/x"])
+def test_what_is_no_uri_of_s3(uri: str) -> None:
+    with pytest.raises(BadS3Location, match="s3://"):
+        parse(uri)
