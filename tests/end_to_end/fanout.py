@@ -1,4 +1,4 @@
-"""The fan-out server's process over the workload's tables."""
+"""The fan-out server's process and the writer's configuration over the workload's tables."""
 
 from pathlib import Path
 
@@ -35,3 +35,19 @@ def fanout(directory: Path, database: Database, grpc_port: int) -> Program:
         )
     )
     return Program("laredo-fanout", config, http_port, log=directory / "fanout.log")
+
+
+SNAPSHOTTER = """
+snapshotter {{
+  source {{ server = "127.0.0.1:{grpc_port}" }}
+  diff {{ interval = 300ms }}, seen_interval = 500ms
+  snapshot {{ min_interval = 1s, max_churn_records = 400, max_interval = 6s }}
+  destinations = [ {{ type = local, path = "{archive}" }} ]
+  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl], compression = {compression} }}
+  retention {{ keep_epochs = 1000 }}, compaction {{ levels = [700ms, 2s, 5s] }}
+  http {{ host = "127.0.0.1", port = {http_port} }}
+  tables = [ {tables} ]
+}}
+"""
+
+SNAPSHOTTER_TABLE = "{{ source {{ schema = public, table = {table} }} }}"
