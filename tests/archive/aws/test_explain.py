@@ -11,7 +11,7 @@ from laredo_archive.aws import explain as table
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.explain import PAGE, Cause, explain, failures
 from laredo_archive.aws.profile import Profile
-from tests.archive.aws.answering import REQUEST_ID, Answer, Answering, answering
+from tests.support.archive.answering import REQUEST_ID, Answer, Answering, answering
 from tests.support.repository import ROOT
 
 OBJECT = {"Bucket": "archive-of-users", "Key": "users/manifest.json"}
