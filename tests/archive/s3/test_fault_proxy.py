@@ -22,7 +22,7 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
-from tests.archive.chaos.recorder import Recorder
+from tests.archive.s3.recorder import Recorder
 from tests.support.faults.fault import (
     Fault,
     Rule,
@@ -38,8 +38,7 @@ from tests.support.faults.fault import (
     truncate_request,
     without_header,
 )
-from tests.support.faults.http1 import Head
-from tests.support.faults.operation import Operation, operation_of
+from tests.support.faults.operation import Operation
 from tests.support.faults.proxy import FaultProxy
 from tests.support.faults.weather import Weather
 from tests.support.processes import wait_until
@@ -327,62 +326,3 @@ def test_weather_has_what_the_operation_can_meet() -> None:
     }
     assert "412 PreconditionFailed before" not in met("PutObject")
     assert "400 ProvisionedThroughputExceededException before" in met("PutRecord", protocol="json")
-
-
-@pytest.mark.parametrize(
-    ("start", "headers", "body", "name", "key"),
-    [
-        ("PUT /b/a/k%20x", {}, b"", "PutObject", "a/k x"),
-        ("PUT /b/k?partNumber=1&uploadId=u", {}, b"", "UploadPart", "k"),
-        ("POST /b/k?uploads", {}, b"", "CreateMultipartUpload", "k"),
-        ("POST /b/k?uploadId=u", {}, b"", "CompleteMultipartUpload", "k"),
-        ("DELETE /b/k?uploadId=u", {}, b"", "AbortMultipartUpload", "k"),
-        ("GET /b?uploads&prefix=t", {}, b"", "ListMultipartUploads", ""),
-        ("GET /b?list-type=2&prefix=t", {}, b"", "ListObjectsV2", ""),
-        ("GET /k", {"Host": "b.localhost:4566"}, b"", "GetObject", "k"),
-        ("HEAD /b", {}, b"", "HeadBucket", ""),
-        (
-            "POST /",
-            {"X-Amz-Target": "AmazonSQS.SendMessage"},
-            b'{"QueueUrl": "http://h/1/q"}',
-            "SendMessage",
-            "http://h/1/q",
-        ),
-        (
-            "POST /",
-            {"X-Amz-Target": "Kinesis_20131202.PutRecord"},
-            b'{"StreamName":"s"}',
-            "PutRecord",
-            "s",
-        ),
-        (
-            "POST /",
-            {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"},
-            b"Action=Publish&TopicArn=arn%3Aaws%3Asns%3Ax",
-            "Publish",
-            "arn:aws:sns:x",
-        ),
-    ],
-)
-def test_operations_by_name(
-    start: str, headers: dict[str, str], body: bytes, name: str, key: str
-) -> None:
-    found = operation_of(Head(f"{start} HTTP/1.1", tuple(headers.items())), body)
-    assert (found.name, found.key) == (name, key)
-
-
-@pytest.mark.parametrize(
-    ("service", "call"),
-    [
-        ("sqs", lambda client: client.send_message(QueueUrl="http://h/1/q", MessageBody="x")),
-        ("sns", lambda client: client.publish(TopicArn="arn:aws:sns:r:1:t", Message="x")),
-        ("kinesis", lambda client: client.put_record(StreamName="s", Data=b"x", PartitionKey="k")),
-        ("sts", lambda client: client.get_caller_identity()),
-    ],
-)
-def test_other_services_word_errors_their_way(proxy: FaultProxy, service: str, call) -> None:  # type: ignore[no-untyped-def]
-    proxy.add(Rule(answer(403, "SomeCode", message="and why")))
-    client = client_of(service, proxy)
-    with pytest.raises(ClientError, match=r"SomeCode.*and why"):
-        call(client)
-    client.close()

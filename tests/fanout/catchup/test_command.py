@@ -1,10 +1,7 @@
-"""The real server behind: killed while it catches up, or asked to split its backlog."""
+"""`laredo-fanout catchup`: the real server that is behind is asked to split its backlog."""
 
 from __future__ import annotations
 
-import random
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,48 +45,6 @@ def _fall_behind(server: Fanout, database: Database, round_: int) -> None:
 
 def _catchup(server: Fanout) -> dict[str, Any]:
     return server.status["sources"]["pg"]["catchup"]
-
-
-def _is_active(server: Fanout) -> bool:
-    answer = server.program.get("/status")
-    return answer is not None and bool(answer.json()["sources"]["pg"]["catchup"]["active"])
-
-
-@pytest.mark.thorough
-async def test_killed_while_catching_up_it_goes_on(
-    tmp_path: Path, database: Database, table: str
-) -> None:
-    chance = random.Random(1)
-    server = _server(tmp_path, database, table, "manual")
-    with started(server):
-        async with server.follower("public.t") as follower:
-            await follower.until([str(number).encode() for number in range(1, _ROWS + 1)])
-            for kill in range(3):
-                _fall_behind(server, database, kill)
-                server.go_on_and_split()
-                wait_until(lambda: _is_active(server), "the backlog is split")
-                workers = [segment["pid"] for segment in _catchup(server)["segments"]]
-                time.sleep(chance.uniform(0, 0.5))  # any moment will do
-                server.program.stop(signal.SIGKILL)
-                wait_until(lambda pids=workers: not any(map(_runs, pids)), "no process is left")
-                server.program.start()
-                server.program.wait_ready()
-            await follower.until([str(number).encode() for number in range(4, _ROWS + 1)])
-            wanted = database.number("SELECT sum(v) FROM t")
-            assert (
-                sum(int(line.split(b'"v":')[1].split(b",")[0]) for line in follower.rows.values())
-                == wanted
-            )
-    assert "catching up" in server.program.log.read_text()
-
-
-def _runs(pid: int | None) -> bool:
-    if pid is None:
-        return False
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_command_has_it_split_its_backlog(tmp_path: Path, database: Database, table: str) -> None:
