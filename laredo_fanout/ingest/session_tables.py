@@ -30,6 +30,7 @@ from laredo_fanout.pg_catalog.side_connection import (
 from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.store.environment import Marker
+from laredo_fanout.store.errors import Damage
 
 if TYPE_CHECKING:
     from laredo_fanout.batch.status import Counters
@@ -89,7 +90,7 @@ class SessionTables:
         batch: WriteBatch,
         relations: StreamRelations,
         side_connection: SideConnection,
-        mail: Mailbox[Report | RecopyAsked],
+        mail: Mailbox[Report | RecopyAsked | Damage],
         counters: Counters,
     ) -> None:
         request = side_connection.request
@@ -165,6 +166,8 @@ class SessionTables:
                     self.copies.waiting(report)
                 case RecopyAsked():
                     self.tracked.recopy(report, self._batch.transaction, self.copies)
+                case Damage():
+                    self.tracked.repair(report, self._batch.transaction, self.copies)
                 case ConnectionReady(connection):
                     self.copier.connected(connection)
                 case SideConnectionCrashed(error):

@@ -157,11 +157,13 @@ def _of_parquet(
     left: "_Left",
     open_slice: OpenSlice,
 ) -> Iterator[pa.RecordBatch]:
+    has_others = not base.begins_and_ends_at(left.keys)
     for batch in parquet_file.batches(base, columns, rows, open_slice):
         found = batch
-        if not (left.takes_all and left.keys.whole):
+        if has_others or not left.takes_all:
             own = keys_of(parquet_file.key_fragments(batch, columns), columns)
-            found = batch.filter(pc.and_(left.of(own), _inside(own, left.keys)))
+            kept = left.of(own)
+            found = batch.filter(pc.and_(kept, _inside(own, left.keys)) if has_others else kept)
         if found.rows:
             yield rows.stored(found)
 

@@ -30,6 +30,7 @@ from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import TooManyClients
 from laredo_fanout.serving.shared import SentCounts
+from laredo_fanout.store.errors import Damage
 from laredo_fanout.watchdog import SERVING, Watchdog, Watched
 from laredo_service import native_log
 from laredo_service.http import settings
@@ -43,6 +44,10 @@ _CHANGED_WITHIN = 8.0
 
 def _no_check() -> None:
     """Do nothing: there is no ingest that could check the catalog."""
+
+
+def _no_repair(found: Damage) -> None:
+    """Do nothing: there is no ingest that could repair it."""
 
 
 log = structlog.get_logger("laredo_fanout.serving")
@@ -93,6 +98,8 @@ class ServingChildren:
     watchdog: Watchdog = field(default_factory=Watchdog)
     #: Requests a catalog check, because a client waits for it.
     request_check: Callable[[], None] = _no_check
+    #: Has damage repaired that was found in the store.
+    report_damage: Callable[[Damage], None] = _no_repair
     #: Called if a defect of ours ended the keeping of one.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.serving_process")
@@ -314,6 +321,8 @@ class ServingChildren:
                 self.sent[child.name].add(message["bytes"], message["messages"])
             case "check":
                 self.request_check()
+            case "damaged":
+                self.report_damage(Damage(*message["damage"]))
             case "changed":
                 child.has_changed()
             case "clients":

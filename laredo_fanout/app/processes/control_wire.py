@@ -11,6 +11,7 @@ serving -> main
     {"op": "replay", "table": name, "outcome": o}
     {"op": "sent", "bytes": b, "messages": m}                    since the last one
     {"op": "check"}                                              a client waits for a catalog check
+    {"op": "damaged", "damage": [...]}                           store.errors.Damage
     {"op": "changed"}                                            answers change
 main -> serving
     {"op": "options", "state": path, "serving": {...}}           the first, unless it is drain
