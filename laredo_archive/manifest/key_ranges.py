@@ -95,13 +95,6 @@ class ObjectSlice:
         offset, sum_ = self.entry.blocks[-1]
         return Block(offset, self.entry.size_bytes, sum_)
 
-    def begins_and_ends_at(self, keys: KeyRange) -> bool:
-        """True if it has the keys of the range and no others, as its splits say."""
-        starts = {key.encode(): offset for key, offset in self.entry.splits}
-        low = self.start == 0 if keys.low is None else starts.get(keys.low) == self.start
-        high = self.stop is None if keys.high is None else starts.get(keys.high) == self.stop
-        return low and high
-
     def for_task(self) -> "ObjectSlice":
         """Copy the slice without the splits and checksums of the rest of the file."""
         near = [block for block in self.entry.blocks if self.start <= block[0] <= self._end]

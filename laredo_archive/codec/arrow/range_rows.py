@@ -157,13 +157,11 @@ def _of_parquet(
     left: "_Left",
     open_slice: OpenSlice,
 ) -> Iterator[pa.RecordBatch]:
-    has_others = not base.begins_and_ends_at(left.keys)
     for batch in parquet_file.batches(base, columns, rows, open_slice):
         found = batch
-        if has_others or not left.takes_all:
+        if not (left.takes_all and left.keys.whole):
             own = keys_of(parquet_file.key_fragments(batch, columns), columns)
-            kept = left.of(own)
-            found = batch.filter(pc.and_(kept, _inside(own, left.keys)) if has_others else kept)
+            found = batch.filter(pc.and_(left.of(own), _inside(own, left.keys)))
         if found.rows:
             yield rows.stored(found)
 
