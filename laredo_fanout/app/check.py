@@ -30,6 +30,7 @@ from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_model import position
 from laredo_service.certificates import WARN_DAYS, CertificateUnreadable, remaining
+from laredo_service.figures import size
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
@@ -263,7 +264,7 @@ def _slot(connection: Connection, config: Config, source: SourceOptions) -> Iter
     else:
         holder = slot.holder(connection, name)
         user = f"in use by {holder}" if holder else "free"
-        retained = f"{found.retained or 0:,} bytes of WAL kept"
+        retained = f"{size(found.retained or 0)} of WAL kept"
         yield ServerFinding(
             "slot", Verdict.RIGHT, f"{name}: {user}, {found.wal_status}, {retained}"
         )
@@ -297,7 +298,7 @@ def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Se
         yield ServerFinding(
             "max_slot_wal_keep_size",
             Verdict.RIGHT,
-            f"{keep_mb:,} MB: a slot that keeps more is lost, and on_slot_lost decides",
+            f"{size(keep_mb << 20)}: a slot that keeps more is lost, and on_slot_lost decides",
         )
     if idle_s and idle_s < _SHORT_IDLE_S:
         yield ServerFinding(

@@ -27,6 +27,10 @@ class Verdict(StrEnum):
     MISSING = "missing"
 
 
+IN_USE = "store in use"
+"""Subject of the warning that a server runs with this store."""
+
+
 class ServerFinding(NamedTuple):
     """The result of one check."""
 

@@ -21,16 +21,16 @@ from laredo_fanout.batch.status import IngestStatus
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.connections import SourceUnavailable
 from laredo_model import position
+from laredo_service.figures import duration, size
 from laredo_service.http import page
 from laredo_service.http.endpoints import Endpoints
-from laredo_service.http.page import LastHour, LineChart, chart_of, duration, size
+from laredo_service.http.page import LastHour, LineChart, chart_of
 from laredo_service.metrics import Exposition
 
 # The source's lag over the last hour, for the status page.
 
 _EVERY_S = 1.0
-_MIB = 1 << 20
-_SIZES = tuple(n * _MIB for n in (1, 4, 16, 64, 256, 1024, 4096, 16384))
+_SIZES = tuple(n * 10**6 for n in (1, 5, 20, 100, 500, 2_000, 10_000))
 _DURATIONS = (10.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0, 86400.0)
 
 
@@ -102,8 +102,8 @@ def _names(status: dict[str, Any], lag: LagHistory) -> dict[str, Any]:
         "lag_seconds": lag.in_seconds(),
         "bytes_now": bytes_now,
         "seconds_now": seconds_now,
-        "size": page.size,
-        "duration": page.duration,
+        "size": size,
+        "duration": duration,
     }
 
 
