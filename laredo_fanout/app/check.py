@@ -14,8 +14,8 @@ import psycopg
 from laredo_archive.errors import ArchiveError, ArchiveMissing
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read.location import read_manifest
-from laredo_fanout.app import check_tables, compiled, options
-from laredo_fanout.app.check_tables import ServerFinding, Verdict
+from laredo_fanout.app import check_slot, check_tables, compiled, options
+from laredo_fanout.app.check_tables import ServerFinding, Verdict, one_line
 from laredo_fanout.client.errors import ClientError
 from laredo_fanout.config import Config
 from laredo_fanout.pg_catalog import requirements
@@ -24,13 +24,11 @@ from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay import path as path_
 from laredo_fanout.serving.archives import destination_of
 from laredo_fanout.serving.options import ArchiveOptions
-from laredo_fanout.slot import health, ownership, slot
 from laredo_fanout.source_config import Upstream
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_model import position
 from laredo_service.certificates import WARN_DAYS, CertificateUnreadable, remaining
-from laredo_service.figures import size
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
@@ -112,14 +110,13 @@ def _postgres(config: Config, chosen: SourceOptions) -> Iterator[ServerFinding]:
             config = check_tables.expanded(connection, config)
             yield from check_tables.role_findings(connection, config, chosen)
             yield from _server(connection)
-            yield from _replication(chosen)
-            yield from _slot(connection, config, chosen)
+            yield from check_slot.findings(connection, config, chosen)
             yield from check_tables.findings(connection, config, chosen)
     except (SourceError, psycopg.Error) as error:
         yield ServerFinding(
             f"sources.{config.source_name}.connection",
             Verdict.MISSING,
-            _one_line(error),
+            one_line(error),
             "start the server, or correct the connection",
         )
 
@@ -132,6 +129,7 @@ def _files(config: Config) -> Iterator[ServerFinding]:
     for path, file in wanted:
         if file is not None:
             yield _readable(path, file)
+    yield from check_slot.store_findings(config.state.path)
     yield _writable("state.path", config.state.path)
     for number, table in enumerate(config.tables):
         directory = config.snapshot_path(table)
@@ -154,12 +152,12 @@ def _archive(name: str, table: str, chosen: ArchiveOptions) -> ServerFinding:
         where = destination.uri_of(manifest_key(chosen.key_prefix))
         manifest = read_manifest(destination, manifest_key(chosen.key_prefix))
     except ArchiveMissing as missing:
-        detail = f"{_one_line(missing)}; until there is one, late clients get a snapshot"
+        detail = f"{one_line(missing)}; until there is one, late clients get a snapshot"
         cure = "start laredo-snapshotter for the table, or correct store_config or key_prefix"
         return ServerFinding(name, Verdict.WARNING, detail, cure)
     except ArchiveError as error:
         cure = "correct the archive block, or give this program the right to read there"
-        return ServerFinding(name, Verdict.MISSING, _one_line(error), cure)
+        return ServerFinding(name, Verdict.MISSING, one_line(error), cure)
     if manifest.table != table:
         detail = f"{where} is the archive of table {manifest.table}, not of {table}"
         return ServerFinding(name, Verdict.MISSING, detail, "correct key_prefix")
@@ -211,126 +209,7 @@ def _server(connection: Connection) -> Iterator[ServerFinding]:
         yield ServerFinding("server", Verdict.RIGHT, detail)
 
 
-def _replication(chosen: SourceOptions) -> Iterator[ServerFinding]:
-    """Check a replication connection, which has its own line in pg_hba.conf."""
-    try:
-        connections.connect(chosen, role="check", replication=True).close()
-    except SourceError as error:
-        yield ServerFinding(
-            "replication connection",
-            Verdict.MISSING,
-            _one_line(error),
-            "allow the role in pg_hba.conf, and have a free max_wal_senders",
-        )
-    else:
-        yield ServerFinding("replication connection", Verdict.RIGHT, "accepted")
-
-
-def _slot(connection: Connection, config: Config, source: SourceOptions) -> Iterator[ServerFinding]:
-    name = chosen = source.slot_name
-    if not source.slot_name_given:
-        name = ownership.name_for(connection, chosen)
-    if name != chosen:
-        others = slot.read(connection, chosen)
-        detail = f"{others} isn't this database's: {name} is used in its place"
-        yield ServerFinding("slot_name", Verdict.RIGHT, detail)
-    found = slot.read(connection, name)
-    if found is None:
-        row = connection.execute(
-            "SELECT count(*), current_setting('max_replication_slots')::int"
-            " FROM pg_replication_slots"
-        ).fetchone()
-        used, most = row or (0, 0)
-        if used >= most:
-            detail = f"slot {name} doesn't exist, and all {most} slots are taken"
-            cure = "drop one that isn't needed, or raise max_replication_slots and restart"
-            yield ServerFinding("slot", Verdict.MISSING, detail, cure)
-        else:
-            yield ServerFinding("slot", Verdict.RIGHT, f"{name} will be made ({most - used} free)")
-    elif not found.is_of_this_database:
-        yield ServerFinding(
-            "slot", Verdict.MISSING, f"{found} is another's", "choose another slot_name"
-        )
-    elif found.active_pid is None and not config.state.path.exists():
-        detail = f"{found} exists, and the store is empty: it has never used that slot"
-        cure = f"SELECT pg_drop_replication_slot('{name}'); or choose another slot_name"
-        yield ServerFinding("slot", Verdict.MISSING, detail, cure)
-    elif found.wal_status == "lost":
-        detail = f"{name} was invalidated: its WAL is gone"
-        if found.invalidated:
-            detail = f"{name} was invalidated: {found.invalidated}"
-        cure = f"SELECT pg_drop_replication_slot('{name}');"
-        yield ServerFinding("slot", Verdict.MISSING, detail, cure)
-    else:
-        holder = slot.holder(connection, name)
-        user = f"in use by {holder}" if holder else "free"
-        retained = f"{size(found.retained or 0)} of WAL kept"
-        yield ServerFinding(
-            "slot", Verdict.RIGHT, f"{name}: {user}, {found.wal_status}, {retained}"
-        )
-        for warning in health.warnings(found):
-            yield ServerFinding("slot", Verdict.WARNING, warning.text, warning.cure)
-    yield from _slot_limits(connection, found)
-
-
-_LIMITS = """
-SELECT (SELECT setting::int8 FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
-    (SELECT setting::int8 * CASE unit WHEN 'min' THEN 60 ELSE 1 END
-        FROM pg_settings WHERE name = 'idle_replication_slot_timeout'),
-    (SELECT setting::int8 FROM pg_settings WHERE name = 'wal_sender_timeout'),
-    EXISTS (SELECT FROM pg_stat_replication r LEFT JOIN pg_replication_slots s
-        ON s.active_pid = r.pid WHERE coalesce(s.slot_type, 'physical') = 'physical')
-"""
-_SHORT_IDLE_S = 86400
-
-
-def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[ServerFinding]:
-    """Check the settings that decide what becomes of the slot while this server is down."""
-    keep_mb, idle_s, sender_ms, standby = connection.execute(_LIMITS).fetchone() or (0, 0, 1, False)
-    if keep_mb < 0:
-        yield ServerFinding(
-            "max_slot_wal_keep_size",
-            Verdict.RIGHT,
-            "-1: WAL is kept without limit while this server is down; watch the database's"
-            " disk, or set a limit",
-        )
-    else:
-        yield ServerFinding(
-            "max_slot_wal_keep_size",
-            Verdict.RIGHT,
-            f"{size(keep_mb << 20)}: a slot that keeps more is lost, and on_slot_lost decides",
-        )
-    if idle_s and idle_s < _SHORT_IDLE_S:
-        yield ServerFinding(
-            "idle_replication_slot_timeout",
-            Verdict.WARNING,
-            f"a server that is down for {idle_s:,} s loses its slot",
-            "ALTER SYSTEM SET idle_replication_slot_timeout = '2d'; SELECT pg_reload_conf();",
-        )
-    if not sender_ms:
-        yield ServerFinding(
-            "wal_sender_timeout",
-            Verdict.WARNING,
-            "0: connections that were lost without being closed stay; this server ends its own",
-            "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();",
-        )
-    if standby and found is not None and found.failover is False:
-        yield ServerFinding(
-            "slot",
-            Verdict.WARNING,
-            f"{found.name} was made without failover: a promoted standby won't have it, and every"
-            " table is copied again then",
-            "stop this server, then over a replication connection:"
-            f" ALTER_REPLICATION_SLOT {found.name}"
-            " (FAILOVER true)",
-        )
-
-
 def _cure_of(problem: SourceError) -> tuple[str, str]:
     """Split a message of ``requirements``, which is ``problem: statement``."""
     detail, _, cure = str(problem).partition(": ")
     return (detail, cure) if cure else (str(problem), "")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -27,7 +27,7 @@ class Verdict(StrEnum):
     MISSING = "missing"
 
 
-IN_USE = "store in use"
+STORE_IN_USE = "store in use"
 """Subject of the warning that a server runs with this store."""
 
 
@@ -39,6 +39,11 @@ class ServerFinding(NamedTuple):
     detail: str
     #: What to run or to do.
     cure: str = ""
+
+
+def one_line(error: Exception) -> str:
+    """The error's text without line breaks."""
+    return " ".join(str(error).split())
 
 
 _OWNERSHIP = """

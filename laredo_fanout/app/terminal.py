@@ -24,7 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from laredo_fanout.app.check_tables import IN_USE, ServerFinding, Verdict
+from laredo_fanout.app.check_tables import STORE_IN_USE, ServerFinding, Verdict
 from laredo_fanout.app.overview import (
     BAD,
     BUSY,
@@ -186,7 +186,7 @@ def _conclusion(found: Sequence[ServerFinding]) -> Text:
     missing = sum(finding.verdict is Verdict.MISSING for finding in found)
     if missing:
         return Text(f"\n{missing} missing", "bold red")
-    if any(finding.what == IN_USE for finding in found):
+    if any(finding.what == STORE_IN_USE for finding in found):
         text = "the running server lacks nothing; a second one with this store won't start"
         return Text(f"\n{text}", "yellow")
     return Text("\nnothing is missing", "green")
@@ -308,9 +308,8 @@ def _state(table: dict[str, Any]) -> str:
 def _source_view(name: str, source: dict[str, Any]) -> Iterator[RenderableType]:
     connected = Text("connected" if source["connected"] else "not connected")
     connected.stylize("" if source["connected"] else "red")
-    lag = f"{size(source['lag_bytes'])} and {duration(source['lag_seconds'])} behind"
-    if source["lag_bytes"] is None:
-        lag = "lag not known"
+    unread = "unknown bytes" if source["lag_bytes"] is None else size(source["lag_bytes"])
+    lag = f"{unread} and {duration(source['lag_seconds'])} behind"
     yield cell(f"source {name}: ") + connected + cell(f", {lag}, at {source['position']}")
     slot = source.get("slot") or {}
     if slot.get("retained_bytes") is not None:
