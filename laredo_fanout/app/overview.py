@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-GOOD, BUSY, BAD = "good", "busy", "bad"
-"""Kinds of states. A copy or a wait that ends by itself is BUSY, never BAD."""
+KINDS = BAD, BUSY, GOOD = "bad", "busy", "good"
+"""Kinds of states, the worst first. A copy or a wait that ends by itself is BUSY, never BAD."""
 FAR_BEHIND = 1_000
 """Changes; a client with more of them to take isn't shown as GOOD."""
 
@@ -19,7 +19,8 @@ def table_kind(table: dict[str, Any]) -> str:
     """The kind of a table's state."""
     if table["error"]:
         return BAD
-    return GOOD if table["status"] == "live" else BUSY
+    is_well = table["status"] == "live" and not (table.get("archive") or {}).get("problem")
+    return GOOD if is_well else BUSY
 
 
 def client_kind(client: dict[str, Any]) -> str:

@@ -155,7 +155,7 @@ def show(what: str, status: dict[str, Any]) -> None:
     console = Console(width=_WIDTH)
     for part in _VIEWS[what](status):
         # A name that is longer than a line stays whole: the terminal breaks it, not a newline.
-        console.print(part, soft_wrap=isinstance(part, Listing))
+        console.print(part, soft_wrap=_WIDTH is not None or isinstance(part, Listing))
 
 
 def show_findings(found: Sequence[ServerFinding]) -> None:

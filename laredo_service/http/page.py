@@ -157,25 +157,27 @@ _SECURITY = {
 _FILES = Path(__file__).parent
 
 
-def add(app: Endpoints, package: str, context: Callable[[], Mapping[str, Any]]) -> None:
+def add(
+    app: Endpoints, package: str, context: Callable[[Mapping[str, str]], Mapping[str, Any]]
+) -> None:
     """Give ``app`` the status page.
 
     :param package: the one whose ``templates`` have ``page.html`` and ``content.html``.
-    :param context: the names that these templates use, made for each request.
+    :param context: the names that these templates use, made for each request of its query.
     """
     templates = _environment(package)
     style = (_FILES / "page.css").read_text()
     script = (_FILES / "page.js").read_text()
 
-    def rendered(name: str) -> Response:
-        text = templates.get_template(name).render(context())
+    def rendered(name: str, request: Request) -> Response:
+        text = templates.get_template(name).render(context(request.query_params))
         return Response(text, media_type="text/html", headers=_SECURITY)
 
-    async def show_page(_: Request) -> Response:
-        return rendered("page.html")
+    async def show_page(request: Request) -> Response:
+        return rendered("page.html", request)
 
-    async def show_content(_: Request) -> Response:
-        return rendered("content.html")
+    async def show_content(request: Request) -> Response:
+        return rendered("content.html", request)
 
     async def show_style(_: Request) -> Response:
         return Response(style, media_type="text/css", headers=_SECURITY)
