@@ -17,7 +17,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from laredo_fanout.app.overview import (
+from laredo_fanout.app.reload import ReloadRefused
+from laredo_fanout.app.terminal import (
     BAD,
     FAR_BEHIND,
     GOOD,
@@ -28,7 +29,6 @@ from laredo_fanout.app.overview import (
     problems,
     table_kind,
 )
-from laredo_fanout.app.reload import ReloadRefused
 from laredo_fanout.batch.status import IngestStatus
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.connections import SourceUnavailable
@@ -154,7 +154,7 @@ def _copying(table: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _waits(status: dict[str, Any]) -> list[str]:
-    """What a server that isn't ready waits for, beside its problems."""
+    """Tables that aren't live yet, and have no problem, as sentences."""
     known = problems(status)
     waits = [each for each in status["problems"] if each not in known]
     if len(waits) <= 5:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,20 +26,63 @@ from rich.table import Table
 from rich.text import Text
 
 from laredo_fanout.app.check_tables import STORE_IN_USE, ServerFinding, Verdict
-from laredo_fanout.app.overview import (
-    BAD,
-    BUSY,
-    GOOD,
-    address,
-    client_kind,
-    clients_by_lag,
-    problems,
-    table_kind,
-)
 from laredo_fanout.errors import FanoutError
 from laredo_service.figures import age, counted, duration, size
 from laredo_service.listing import Listing, cell
 from laredo_service.printable import printable
+
+# The parts of /status that people are shown first, here and on the status page: what is broken, and
+# who is furthest behind.
+
+KINDS = BAD, BUSY, GOOD = "bad", "busy", "good"
+"""Kinds of states, the worst first. A copy or a wait that ends by itself is BUSY, never BAD."""
+FAR_BEHIND = 1_000
+"""Changes; a client with more of them to take isn't shown as GOOD."""
+
+
+def table_kind(table: dict[str, Any]) -> str:
+    """The kind of a table's state."""
+    if table["error"]:
+        return BAD
+    is_well = table["status"] == "live" and not (table.get("archive") or {}).get("problem")
+    return GOOD if is_well else BUSY
+
+
+def client_kind(client: dict[str, Any]) -> str:
+    """The kind of a client's state."""
+    return GOOD if client["state"] == "live" and client["behind"] <= FAR_BEHIND else BUSY
+
+
+def problems(status: dict[str, Any]) -> list[str]:
+    """Problems as sentences. A table that is copied, or waits, is none."""
+    tables = status["tables"]
+    of_tables = tuple(f"table {name}: " for name in tables)
+    found = [problem for problem in status["problems"] if not problem.startswith(of_tables)]
+    for name, table in tables.items():
+        found += (each for each in _of_table(name, table) if each not in found)
+    return found
+
+
+def _of_table(name: str, table: dict[str, Any]) -> Iterator[str]:
+    if table["error"]:
+        yield table["error"] if name in table["error"] else f"table {name}: {table['error']}"
+    archive = table.get("archive") or {}
+    if archive.get("problem"):
+        yield f"archive of table {name}: {archive['problem']}"
+
+
+def clients_by_lag(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """The clients, those that are furthest behind first, then those that aren't live."""
+    return sorted(
+        status["clients"],
+        key=lambda client: (-client["behind"], client["state"] == "live", client["client_id"]),
+    )
+
+
+def address(peer: str) -> str:
+    """Host and port of a client, as gRPC writes them: ``ipv4:10.0.0.1:40000``."""
+    return unquote(peer.removeprefix("ipv4:").removeprefix("ipv6:"))
+
 
 # The view of copies on a terminal: a bar for each, its rate and the time that is left.
 

@@ -129,7 +129,8 @@ async def test_of_100_tables_and_1000_clients_what_is_not_well_comes_first(
     served: tuple[Fanout, Database],
 ) -> None:
     status = served[0].status
-    sound = status["tables"]["public.t"] | {"error": None, "copy": None, "recopy": None}
+    nothing = {"error": None, "copy": None, "recopy": None, "altered_by": []}
+    sound = status["tables"]["public.t"] | nothing
     names = [f"public.t{number}" for number in range(100)]
     status["tables"] = dict.fromkeys(names, sound)
     status["tables"]["public.t50"] = sound | {"status": "copying", "phase": "copying"}
