@@ -97,7 +97,7 @@ def add(app: Endpoints, status: Callable[[], dict[str, Any]], lag: LagHistory) -
 
 
 MOST_SHOWN = 20
-"""Tables and clients that are shown unless all are asked for; what isn't well comes first."""
+"""Tables, and clients, that are shown unless all are asked for; more tables if more aren't well."""
 
 
 def _names(status: dict[str, Any], lag: LagHistory, query: Mapping[str, str]) -> dict[str, Any]:
@@ -112,7 +112,9 @@ def _names(status: dict[str, Any], lag: LagHistory, query: Mapping[str, str]) ->
     clients = clients_by_lag(status)
     return {
         "show_all": "all" in query,
-        "most_shown": max(MOST_SHOWN, len(tables) - kinds[GOOD]),
+        "most_tables": max(MOST_SHOWN, len(tables) - kinds[GOOD]),
+        "most_clients": MOST_SHOWN,
+        "far": FAR_BEHIND,
         "broken": kinds[BAD],
         "live": live,
         "problems": problems(status),
