@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import httpx
+
+from laredo_service.http.endpoints import Endpoints
+from laredo_snapshotter.app import http
+from laredo_snapshotter.status import TableWriterStatus, WriterState
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import Rule, answer
 from tests.support.faults.proxy import FaultProxy
@@ -55,6 +63,56 @@ def test_the_page_shows_a_tables_epochs_destinations_and_chain(
             writer.wait_head(served.commit("users", put(number, "x")))
         newest = ["base 20 rows", "2 more diffs", *["diff 1 row"] * 12]
         eventually(lambda: chain(page(writer).section("public.users"))[0], newest)
+
+
+async def test_a_row_a_table_what_is_not_well_first_and_details_behind_a_click() -> None:
+    blank = dict.fromkeys((each.name for each in fields(TableWriterStatus)), None)
+    numbers = (
+        "diffs_since_snapshot",
+        "diff_bytes",
+        "buffer_depth",
+        "buffer_bytes",
+        "waiting_bytes",
+        "rebase_failing_seconds",
+    )
+    outputs: dict[str, Any] = {"destinations": (), "sinks": ()}
+
+    def status(name: str, state: WriterState, behind_s: int, problem: str = "") -> Any:
+        known = {"table": name, "state": state, "ready": state is WriterState.FOLLOWING}
+        complete = {"complete_at": datetime.now(UTC) - timedelta(seconds=behind_s)}
+        given = {**blank, **dict.fromkeys(numbers, 0), **outputs, **known, **complete}
+        return TableWriterStatus(**given | {"problem": problem or None})  # type: ignore[arg-type]
+
+    found = [
+        status("level", WriterState.FOLLOWING, 1),
+        status("late", WriterState.FOLLOWING, 600),
+        status("new", WriterState.COPYING, 0),
+        status("gone", WriterState.HOLDING, 5, "the bucket is gone"),
+    ]
+    app = Endpoints()
+    http.add(app, lambda: found, lambda _: None, "1", asks_token=False)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+        shown = page_of(await client.get("/"))
+        details = page_of(await client.get("/?table=late"))
+        unknown = page_of(await client.get("/?table=%3Cscript%3E"))
+    rows = [row for row in shown.section("Tables").all("tr") if row.all("th") and row.all("td")]
+    states = [(row.all("th")[0].text, row.all("span")[0].attributes["class"]) for row in rows]
+    assert states == [
+        ("gone", "badge bad"),
+        ("new", "badge busy"),
+        ("late", "badge good"),
+        ("level", "badge good"),
+    ]
+    items = [(item.attributes.get("class"), item.text) for item in shown.all("li")]
+    assert items == [("bad", "gone: the bucket is gone"), (None, "new: copying")]
+    links = [link.attributes["href"] for link in shown.section("Tables").all("a")]
+    assert links == [f"?table={name}" for name, _ in states]
+    assert "complete as of" in facts(details.section("late following"))
+    [button] = details.all("button")
+    assert button.attributes["data-post"] == "snapshot?table=late"
+    for each in (shown, unknown):
+        assert not each.all("button") and not each.all("dl")
 
 
 def test_a_destination_that_is_unavailable_is_named_in_plain_words(

@@ -91,9 +91,32 @@ def test_ls_is_json_for_programs_and_a_table_for_people(archive: Path) -> None:
     assert "2026-06-03 12:03:20" in shown
 
 
-def on_a_terminal(*arguments: object) -> str:
+def test_ls_of_a_destination_without_a_catalog_lists_its_archives(archive: Path) -> None:
+    """As that of a writer's only table."""
+    [listed] = [json.loads(line) for line in rows(run("ls", archive.parent))]
+    assert (listed["name"], listed["uri"]) == ("public.users", f"{archive}/")
+    assert rows(run("ls", listed["uri"])) == rows(run("ls", archive))
+    assert "public.users in users/" in on_a_terminal("ls", archive.parent)
+    above = run("ls", archive.parents[1])
+    assert above.returncode == 1 and f"There is one at {archive.as_uri()}" in above.stderr
+
+
+def test_ls_fits_80_columns(archive: Path) -> None:
+    """Also with positions of years, and figures of billions."""
+    manifest = archive / object_keys.MANIFEST
+    content = json.loads(manifest.read_text().replace('"0/', '"1234/ABCDE'))
+    for artifact in content["artifacts"]:
+        artifact |= {"rows": 99_999_999, "change_count": 99_999_999}
+    manifest.write_text(json.dumps(content))
+    shown = on_a_terminal("ls", archive, columns=80)
+    assert max(map(len, shown.splitlines()[3:])) <= 80, shown
+    assert shown.count(" 99,999,999 ") == 7 + 4, "rows of all, changes of the diffs"
+    assert "diff (truncates)" in shown and "  1234/ABCDE12C  2026-06-03 12:05:00" in shown
+
+
+def on_a_terminal(*arguments: object, columns: int = 160) -> str:
     ours, theirs = pty.openpty()
-    environment = os.environ | {"COLUMNS": "160", "TERM": "dumb"}
+    environment = os.environ | {"COLUMNS": str(columns), "TERM": "dumb"}
     with subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=theirs, env=environment) as shown:
         os.close(theirs)
         text = drawn_on(ours)
