@@ -278,7 +278,6 @@ class _Copy:
         self._carrier = Carrier(
             target.destination, NewNames(secrets.token_hex(8)), environment, progress
         )
-        self._lists = PartsLists(self._carrier.new_names)
         self._parts = PartsFiles(source.destination, source.locate, source.key_prefix)
         self._progress = progress
         self._kept = 0
@@ -336,8 +335,14 @@ class _Copy:
 
     def _changed(self, wanted: Manifest, own: Manifest) -> Manifest | None:
         """``own`` as a copy of ``wanted``, when all that it names is there."""
+        # Of this plan alone: what an earlier one had put into lists may be in none now.
+        self._lists = PartsLists(self._carrier.new_names)
         found = self._source._replace(manifest=wanted)
-        refuse_unfit(self._target, found, own, self._source_uri, take_over=self._take_over)
+        try:
+            refuse_unfit(self._target, found, own, self._source_uri, take_over=self._take_over)
+        except (DestinationError, ArtifactDamaged, ArtifactMissing) as failure:
+            # A list of parts may have left the source since its manifest was read.
+            raise CopyStopped(failure, self._target.uri, 0, 1) from failure
         self._progress.step(f"listing {self._target.uri}")
         there = {info.key: info.size_bytes for info in self._listed()}
         self._kept = 0
