@@ -9,11 +9,18 @@ from urllib.parse import quote
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from laredo_fanout.source_config import AnySource, ArchiveConfig, Source, Upstream
+from laredo_fanout.source_config import (
+    AnySource,
+    ArchiveConfig,
+    Source,
+    Upstream,
+    UpstreamTls,
+    checked_address,
+)
 from laredo_service import settings
 from laredo_service.http import settings as settings_
 from laredo_service.http.settings import HttpSettings
-from laredo_service.settings import Duration, SchemaName, Section, Size
+from laredo_service.settings import Duration, SchemaName, Secret, Section, Size
 from laredo_service.table_pattern import STAR, TableName, TablePattern
 
 ENV_PREFIX = "LAREDO_"
@@ -259,6 +266,40 @@ class ReplicatedTableConfig(Section):
         return self
 
 
+class StandbyConfig(Section):
+    """Other servers of the same slot: one reads it, the others follow that one and can take over.
+
+    All of them have this block and the same source, publication and tables.
+    """
+
+    peers: tuple[str, ...] = Field(min_length=1)
+    """Addresses (``host:port``) of the servers' gRPC sides. A server's own may be among them."""
+    synchronous: int = Field(default=1, ge=0)
+    """Number of standbys that must have a position durably before it is confirmed to PostgreSQL. 0:
+    a standby that takes over may lack changes, and then every table is copied again."""
+    patience: Duration = Field(default=30.0, ge=0)
+    """Time without enough standbys after which ``alone`` decides."""
+    alone: Literal["continue", "wait"] = "continue"
+    """``continue``: without enough standbys positions are confirmed all the same, and reported;
+    ``wait``: PostgreSQL keeps its WAL until there are enough."""
+    tls: UpstreamTls | None = None
+    token: Secret | None = None
+    """The token that peers ask for."""
+    token_file: Path | None = None
+    """A file with the token alone, in place of ``token``."""
+
+    @field_validator("peers")
+    @classmethod
+    def _addresses(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(checked_address, peers))
+
+    @model_validator(mode="after")
+    def _one_token(self) -> StandbyConfig:
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("token and token_file are both given; give one of them")
+        return self
+
+
 class Config(Section):
     """The whole configuration of a server."""
 
@@ -266,12 +307,14 @@ class Config(Section):
     sources: dict[str, AnySource]
     fanout: Fanout = Fanout()
     http: Http = Http()
+    standby: StandbyConfig | None = None
     tables: tuple[ReplicatedTableConfig, ...]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         self._check_sources()
         self._check_tables()
+        self._check_standby()
         for key in ("port", "max_clients"):
             self._check_listener(key)
         return self
@@ -300,6 +343,23 @@ class Config(Section):
                 message = f"{table.name} is already tables[{first[table.name]}]"
                 raise settings.WrongAt(("tables", number), message)
             first[table.name] = number
+
+    def _check_standby(self) -> None:
+        if self.standby is None:
+            return
+        if self.source is None:
+            message = "a relay reads no slot: remove the block"
+            raise settings.WrongAt(("standby",), message)
+        catchup = self.source.catchup
+        if "mode" in catchup.model_fields_set and catchup.mode != "off":
+            message = (
+                "fall-behind mode advances the slot by itself: remove it, or the standby block"
+            )
+            raise settings.WrongAt(("sources", self.source_name, "catchup", "mode"), message)
+        for number, table in enumerate(self.tables):
+            if table.is_pattern:
+                message = "a server with standbys can't follow a pattern: list the tables"
+                raise settings.WrongAt(("tables", number), message)
 
     def _check_listener(self, key: str) -> None:
         """There is one listener: two different values for it are an error."""
@@ -389,6 +449,11 @@ class Config(Section):
         """The settings that are accepted but dangerous or deprecated, as ``path: text``."""
         danger = "may read the status and have tables copied again: no token is required"
         found = [*self._reader_warnings(), *self.http.warnings("http", danger)]
+        if self.standby is not None and not self.standby.synchronous:
+            found.append(
+                "standby.synchronous: 0 lets the slot advance beyond what standbys have: one that"
+                " takes over then may have to copy every table again"
+            )
         if self.source is not None and "stream_transactions" in self.source.model_fields_set:
             key = f"sources.{self.source_name}.stream_transactions"
             found.append(f"{key}: always on; remove the key")

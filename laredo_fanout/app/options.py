@@ -15,6 +15,7 @@ from laredo_fanout.config import Config, ReplicatedTableConfig
 from laredo_fanout.relay.path import RelayOptions
 from laredo_fanout.serving import options as serving
 from laredo_fanout.source_config import Source, Upstream
+from laredo_fanout.standby.reports import StandbyOptions
 from laredo_service.certificates import Certificate
 
 
@@ -30,6 +31,32 @@ def relay_options(configured: Upstream, source_name: str) -> RelayOptions:
         token_file=configured.token_file,
         source_name=source_name,
     )
+
+
+def peer_options(config: Config) -> list[RelayOptions]:
+    """The servers of the ``standby`` block, each as this one would follow it."""
+    configured = config.standby
+    assert configured is not None
+    tls, token = configured.tls, configured.token
+    return [
+        RelayOptions(
+            server=peer,
+            client_id=f"laredo-standby:{socket.gethostname()}",
+            tls=None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
+            token=None if token is None else token.get_secret_value(),
+            token_file=configured.token_file,
+            source_name=config.source_name,
+            standby=True,
+        )
+        for peer in configured.peers
+    ]
+
+
+def standby_options(config: Config) -> StandbyOptions:
+    """The rule by which positions are confirmed."""
+    configured = config.standby
+    assert configured is not None
+    return StandbyOptions(configured.synchronous, configured.patience, configured.alone == "wait")
 
 
 def source_options(config: Config) -> source.SourceOptions:
@@ -66,7 +93,7 @@ def _connection(configured: Source) -> str:
 
 def catchup_options(config: Config) -> CatchupOptions | None:
     """The options of fall-behind mode; None: it is off."""
-    if config.source is None or config.source.catchup.mode == "off":
+    if config.source is None or config.standby or config.source.catchup.mode == "off":
         return None
     configured = config.source.catchup
     return CatchupOptions(

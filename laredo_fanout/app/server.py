@@ -33,6 +33,7 @@ from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.pg_catalog.publication import TableDiscovery
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
+from laredo_fanout.standby.ingest import StandbyIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
 from laredo_service.http.settings import HttpSettings
@@ -147,6 +148,7 @@ class _Server:
             wake_ups=self.wake_ups,
             log_settings=log_settings,
             request_check=self.ingest.check_catalog_soon,
+            report_standby=None if self.ingest.standby is None else self.ingest.standby.report,
             crashed=self._part_crashed,
         )
         self.snapshots = SnapshotSchedule(
@@ -201,6 +203,16 @@ class _Server:
                 self.store,
                 on_commit,
             )
+        if config.standby is not None:
+            return StandbyIngest(
+                options.source_options(config),
+                tables,
+                self.store,
+                on_commit,
+                peers=options.peer_options(config),
+                rule=options.standby_options(config),
+                discovery=self.discovery,
+            )
         return Ingest(
             options.source_options(config),
             tables,
@@ -253,6 +265,7 @@ class _Server:
                 metrics=self.view.metrics,
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,
                 recopy=self.ingest.recopy,
+                promote=None if self.ingest.standby is None else self.ingest.standby.promote,
                 reload=self.reload.run,
                 lag=lag,
             ),

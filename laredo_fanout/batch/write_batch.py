@@ -62,6 +62,8 @@ class WriteBatch:
         """Bytes of changes, about, that the next commit needs after what is applied next."""
         self.copy_beside: dict[int, int] = {}
         """Live incarnations with a re-copy, which takes the same changes: its id."""
+        self.ahead: dict[int, int] = {}
+        """Tables that have everything up to a position beyond the stream's, after a takeover."""
 
     @property
     def is_open(self) -> bool:
@@ -111,6 +113,10 @@ class WriteBatch:
             if route.table_id is None:
                 continue
             changes = route.whole()
+            if self.ahead and (known := self.ahead.get(route.table_id)):
+                changes = changes.after(known)
+                if not changes.actions:
+                    continue
             if (follower := followers.get(route)) is not None:
                 if not changes.actions:
                     continue
@@ -166,6 +172,8 @@ class WriteBatch:
         transaction = self.transaction
         if position > transaction.position:
             transaction.set_position(position, time_us)
+        if self.ahead:
+            self._share_positions(transaction)
         context, self._context, self._transaction = self._context, None, None
         assert context is not None
         context.__exit__(None, None, None)
@@ -176,6 +184,13 @@ class WriteBatch:
         durable, self._when_durable = self._when_durable, []
         for call in durable:
             call()
+
+    def _share_positions(self, transaction: Transaction) -> None:
+        """The stream has reached tables that were ahead of it."""
+        reached = [each for each, known in self.ahead.items() if known <= transaction.position]
+        transaction.share_position(each for each in reached if each in transaction.tables)
+        for each in reached:
+            del self.ahead[each]
 
     def when_durable(self, call: Callable[[], None]) -> None:
         """Have ``call`` run after the next commit; the commit is made soon."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
     from laredo_fanout.ingest.change_source import MessageFeed
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
+    from laredo_fanout.standby.sharing import SlotClaim
     from laredo_fanout.store.writer import Store
 
 # Catalog snapshots that were requested, and those whose message the stream hasn't brought yet.
@@ -94,7 +95,9 @@ class SessionTables:
         keepalive: Keepalive,
         mail: Mailbox[Report | RecopyAsked],
         counters: Counters,
+        claim: SlotClaim | None = None,
     ) -> None:
+        self._claim = claim
         request = side_connection.request
         self._batch = batch
         self._keepalive = keepalive
@@ -123,6 +126,8 @@ class SessionTables:
             if snapshot is not None:
                 self._snapshot_passed(snapshot, decoder)
                 continue
+            if self._claim is not None and self._claim.met(content, decoder.position, self._batch):
+                continue
             done = self.copies.barrier_arrived(
                 content.decode(), decoder.position, decoder.time_us, self._keepalive.keep_alive
             )
@@ -146,7 +151,8 @@ class SessionTables:
                 case CatalogSnapshot():
                     self._checks.keep(report)
                     self._counters.slot.update(report.slot)
-                    self.tracked.verify(report, passed=False)
+                    if self._claim is None or self._claim.confirms:
+                        self.tracked.verify(report, passed=False)
                     self.trouble = None
                     self._keepalive.catalog_checked()
                 case CopyPlan():
@@ -264,7 +270,9 @@ class Keepalive:
         options: SourceOptions,
         side_connection: SideConnection,
         stopping: threading.Event,
+        claim: SlotClaim | None = None,
     ) -> None:
+        self._claim = claim
         self._store = store
         self._side_connection = side_connection
         self._stopping = stopping
@@ -298,7 +306,8 @@ class Keepalive:
         """
         assert self._feed is not None
         self._store.check_reachable()
-        self._feed.confirm(self._store.position, reply=reply)
+        position = self._store.position if self._claim is None else self._claim.confirmable()
+        self._feed.confirm(position, reply=reply)
         self._confirmed_at = time.monotonic()
 
     def answer(self, decoder: StreamDecoder) -> None:

@@ -377,6 +377,7 @@ def _read(path: Path) -> list[_Grant]:
 BATCH = "batch/json.v1"
 BOUNDARY = "boundary.v1"
 RELAY = "relay.v1"
+STANDBY = "standby.v1"
 TABLES = "tables.v1"
 MAX_CLIENT_ID = 256
 MAX_NAME = 256
@@ -409,6 +410,8 @@ class CheckedSyncRequest:
     boundaries: bool
     #: Whether it is a relay, which wants the histories that this one goes on from.
     relay: bool = False
+    #: Whether it is a standby, which wants the slot and the table's definition too.
+    standby: bool = False
 
 
 def decode(kind: type[M], data: bytes) -> M:
@@ -454,6 +457,7 @@ def parse_sync(data: bytes) -> tuple[CheckedSyncRequest, Sequence[wire.FieldPred
         want_old=batch and asked.want_old,
         boundaries=batch and BOUNDARY in asked.capabilities,
         relay=batch and RELAY in asked.capabilities,
+        standby=batch and {RELAY, STANDBY} <= set(asked.capabilities),
     )
     return parsed, asked.filters
 

@@ -19,7 +19,7 @@ from laredo_fanout.serving.journal import RecentRecords, Tails
 from laredo_fanout.serving.options import ServingOptionChanges, ServingOptions
 from laredo_fanout.serving.ports import Registry, Wakeups
 from laredo_fanout.serving.replay import Outcome
-from laredo_fanout.serving.service import ReplicationService
+from laredo_fanout.serving.service import ReplicationService, ReportStandby
 from laredo_fanout.serving.shared import Drain, SentCounts, ServingResources
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
@@ -67,6 +67,7 @@ async def serve(
     readiness: Readiness | None = None,
     sent: SentCounts | None = None,
     changes: ServingOptionChanges | None = None,
+    report_standby: ReportStandby | None = None,
 ) -> None:
     """Listen and serve until `drain` is set, then send GoAway, wait for the grace and return.
 
@@ -74,7 +75,8 @@ async def serve(
     and the outcome of each replay from an archive. `request_check` is called when a client waits
     for a catalog check; it must not block. `readiness` is the server's, as the main process reports
     it; without it a process that listens is ready. `sent` counts what is sent to clients. `changes`
-    brings other tables and their options, another tokens file, another grace.
+    brings other tables and their options, another tokens file, another grace. `report_standby`
+    takes the reports of servers that share the slot.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -99,7 +101,9 @@ async def serve(
         SentCounts() if sent is None else sent,
     )
     tails = Tails(options.tables, reader, wakeups, request_check)
-    service = ReplicationService(shared, options.tables, tails, registry, tokens)
+    service = ReplicationService(
+        shared, options.tables, tails, registry, tokens, report_standby=report_standby
+    )
     readiness = readiness or Readiness(ready=True)
     endpoints: list[ServingEndpoint] = [GrpcEndpoint(service, listener, readiness)]
     if listener.connect is not None:

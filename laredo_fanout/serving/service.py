@@ -15,6 +15,7 @@ import structlog
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.call import (
     RELAY,
+    STANDBY,
     TABLES,
     Call,
     Caller,
@@ -131,6 +132,11 @@ _END_WITHIN_S = 5.0
 """Time that clients have to take the answer that their table is no longer served, in seconds."""
 
 
+ReportStandby = Callable[[str, Mapping[str, tuple[int, int]]], Awaitable[wire.ServerRole | None]]
+"""Takes a standby's id and what it has of each table (incarnation, position); answers with the role
+of this server, None if it shares its slot with no other one."""
+
+
 class ReplicationService:
     """Answers the calls of one serving process. Requests and responses are bytes."""
 
@@ -141,7 +147,10 @@ class ReplicationService:
         tails: Tails,
         registry: Registry,
         tokens: Tokens | None,
+        *,
+        report_standby: ReportStandby | None = None,
     ) -> None:
+        self._report_standby = report_standby
         self._shared = shared
         self._tables = tables
         self._tails = tails
@@ -308,6 +317,9 @@ class ReplicationService:
         """
         try:
             call = self._single(caller)
+            asked = decode(wire.GetReplicationStatusRequest, request)
+            if STANDBY in asked.capabilities and not asked.table:
+                return await self._role(asked.standby)
             table, is_relay = parse_status(request)
             if table is None:
                 return tables_response(filter(partial(self._may_read, caller), self._tables))
@@ -324,6 +336,18 @@ class ReplicationService:
         latest = info_message(newest[0]) if newest else None
         path = server_path(self._shared.reader, self._tails.delay_us) if is_relay else []
         return await slices.run(status_response(view, clients, latest, path))
+
+    async def _role(self, report: wire.StandbyReport) -> bytes:
+        """Take a standby's report; answer with this server's role.
+
+        :raises NotServed: it shares its slot with no other server.
+        """
+        tables = {each.table: (each.incarnation, each.position) for each in report.tables}
+        take = self._report_standby
+        role = None if take is None else await take(report.server_id, tables)
+        if role is None:
+            raise NotServed("this server has no standbys: it is configured without a standby block")
+        return wire.GetReplicationStatusResponse(role=role).SerializeToString()
 
     def _admit(self, caller: Caller) -> None:
         """Check the caller, before anything of the request is decoded.

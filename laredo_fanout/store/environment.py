@@ -10,6 +10,7 @@ figures/ + table u32       struct (``table.py``)
 garbage/ + kind + u32      b"": what is to be removed in small steps
 catchup                    how a backlog was split; the source's own words
 upstream_path              of a relay: JSON, the servers between PostgreSQL and this one
+ownership                  of a server with standbys: JSON, its role and term
 =========================  ====================================================
 """
 
@@ -53,6 +54,7 @@ FIGURES = b"figures/"
 GARBAGE = b"garbage/"
 CATCHUP_KEY = b"catchup"
 UPSTREAM_PATH_KEY = b"upstream_path"
+OWNERSHIP_KEY = b"ownership"
 GARBAGE_SPACE = GARBAGE + b"S"
 GARBAGE_JOURNAL = GARBAGE + b"J"
 
@@ -88,6 +90,35 @@ class SourceIdentity:
         """The history, and those that it goes on from."""
         return Lineage(self.history, self.ancestors)
 
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "history": str(self.history),
+            "slot": self.slot,
+            "publication": self.publication,
+            "token": self.token,
+            "ancestors": position_.ancestors_to_json(self.ancestors),
+            "because": self.because,
+            "since": self.since,
+            "former_reach": self.former_reach,
+            "former_sequences": self.former_sequences,
+        }
+
+    @classmethod
+    def from_json(cls, source: Mapping[str, Any]) -> "SourceIdentity":
+        """The one that ``to_json`` made."""
+        return cls(
+            position_.parse_history(source["history"]),
+            source["slot"],
+            source["publication"],
+            source["token"],
+            position_.ancestors_from_json(source["ancestors"]),
+            source["because"],
+            source["since"],
+            source["former_reach"],
+            source["former_sequences"],
+        )
+
 
 class Marker(NamedTuple):
     """A message of ours that the stream brought: whoever finds something else there reads another
@@ -97,6 +128,31 @@ class Marker(NamedTuple):
     position: int
     #: What it says.
     content: str
+
+
+class Ownership(NamedTuple):
+    """Role of a server among those that share a slot (docs/standby-protocol.md)."""
+
+    #: The highest that it knows.
+    term: int
+    #: Whether it holds the slot, of that term.
+    holder: bool
+    #: Positions (from, before) at which clients of a former holder may have had other rows.
+    doubts: tuple[tuple[int, int], ...] = ()
+
+    def doubts_at(self, position: int) -> bool:
+        """True if the rows of this position may differ from what another server has shown."""
+        return any(first <= position < end for first, end in self.doubts)
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        return orjson.dumps(list(self))
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> "Ownership":
+        """The one that ``to_bytes`` wrote."""
+        term, holder, doubts = orjson.loads(stored)
+        return cls(term, holder, tuple((first, end) for first, end in doubts))
 
 
 class LastRecopy(NamedTuple):
@@ -133,17 +189,7 @@ class StoreHead:
 
     def to_bytes(self) -> bytes:
         """As JSON."""
-        source = self.source and {
-            "history": str(self.source.history),
-            "slot": self.source.slot,
-            "publication": self.source.publication,
-            "token": self.source.token,
-            "ancestors": position_.ancestors_to_json(self.source.ancestors),
-            "because": self.source.because,
-            "since": self.source.since,
-            "former_reach": self.source.former_reach,
-            "former_sequences": self.source.former_sequences,
-        }
+        source = self.source and self.source.to_json()
         return orjson.dumps(
             {
                 "format": self.format,
@@ -182,18 +228,7 @@ def head_from_bytes(stored: bytes) -> StoreHead:
         read["format"],
         read["next_table"],
         read["next_space"],
-        source
-        and SourceIdentity(
-            position_.parse_history(source["history"]),
-            source["slot"],
-            source["publication"],
-            source["token"],
-            position_.ancestors_from_json(source["ancestors"]),
-            source["because"],
-            source["since"],
-            source["former_reach"],
-            source["former_sequences"],
-        ),
+        source and SourceIdentity.from_json(source),
         tuple(read["streams"]),
         read["marker"] and Marker(*read["marker"]),
         {name: LastRecopy(*last) for name, last in read["last_recopies"].items()},

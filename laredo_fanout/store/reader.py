@@ -388,6 +388,12 @@ class StoreReader:
             )
         return stored
 
+    def ownership(self) -> environment.Ownership | None:
+        """Role among the servers that share the slot; None: it has never shared one."""
+        with self._environment.begin() as transaction:
+            stored = transaction.get(environment.OWNERSHIP_KEY, db=self._databases.meta)
+        return None if stored is None else environment.Ownership.from_bytes(stored)
+
     def position(self) -> tuple[int, int]:
         """The store's position and newest commit time (microseconds since 1970)."""
         with self._environment.begin() as transaction:

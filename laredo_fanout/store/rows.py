@@ -10,6 +10,7 @@ source of columns for the key that the row moved to.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
@@ -291,6 +292,22 @@ class TableChanges:
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    def after(self, position: int) -> "TableChanges":
+        """The transactions behind ``position``."""
+        done = bisect_right(self.positions, position)
+        if not done:
+            return self
+        skipped = sum(self.counts[:done])
+        return TableChanges(
+            self.actions[skipped:],
+            self.keys[skipped:],
+            self.lines[skipped:],
+            self.counts[done:],
+            self.positions[done:],
+            self.times_us[done:],
+            self.open and done < len(self.positions),
+        )
 
     def parts(self, step: Callable[[], int]) -> Iterator["TableChanges"]:
         """Split the changes into parts; before each one ``step`` returns its limit."""

@@ -12,7 +12,7 @@ import lmdb
 import structlog
 
 from laredo_fanout.store import environment, rows
-from laredo_fanout.store.environment import LastRecopy, Marker, SourceIdentity
+from laredo_fanout.store.environment import LastRecopy, Marker, Ownership, SourceIdentity
 from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError, StoreRemoved
 from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.table import TableRecord
@@ -88,6 +88,9 @@ class Store:
             position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
             plan: bytes | None = transaction.get(environment.CATCHUP_KEY, db=self._databases.meta)
             self._catchup_plan = plan
+            ownership = transaction.get(environment.OWNERSHIP_KEY, db=self._databases.meta)
+            self.ownership = None if ownership is None else Ownership.from_bytes(ownership)
+            """Role among the servers that share the slot; None: it has never shared one."""
             self._garbage = rows.any_left(transaction, self._databases)
         self._tables = {record.id: record for record in records}
         self._position = environment.position_from_bytes(position)
@@ -193,6 +196,7 @@ class Store:
         self._position = transaction.position, transaction.time_us
         self._tables = transaction.tables
         self._catchup_plan = transaction.catchup_plan
+        self.ownership = transaction.ownership or self.ownership
         self._garbage = self._garbage or transaction.left_garbage
         self._check_readers()
 

@@ -88,6 +88,9 @@ class ServingChildren:
     log_settings: LogSettings
     #: Requests a catalog check, because a client waits for it.
     request_check: Callable[[], None] = _no_check
+    #: Takes a standby's report (server id, tables); returns this server's role, None if it has no
+    #: standbys.
+    report_standby: Callable[[str, Message], Message | None] | None = None
     #: Called if a defect of ours ended the keeping of one.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.serving_process")
@@ -296,6 +299,9 @@ class ServingChildren:
                 self.request_check()
             case "changed":
                 child.has_changed()
+            case "standby":
+                take = self.report_standby
+                return {"role": take and take(message["server"], message["tables"])}
             case "clients":
                 return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
             case unknown:

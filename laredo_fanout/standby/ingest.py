@@ -1,0 +1,352 @@
+"""The ingest of a server with standbys: it reads the slot, or follows the peer that does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from laredo_fanout.errors import SlotForeign
+from laredo_fanout.ingest.supervisor import Ingest
+from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
+from laredo_fanout.relay.ingest import RelayIngest
+from laredo_fanout.standby import peers as peers_
+from laredo_fanout.standby.reports import StandbyReports
+from laredo_fanout.standby.sharing import Deposed, SlotSharing, TakeoverRefused
+from laredo_fanout.store.environment import Ownership
+from laredo_fanout.store.table import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from laredo_fanout.batch.status import IngestStatus
+    from laredo_fanout.batch.write_batch import OnCommit
+    from laredo_fanout.pg_catalog.publication import TableDiscovery
+    from laredo_fanout.relay.path import RelayOptions
+    from laredo_fanout.source_options import SourceOptions, SourceTableOptions
+    from laredo_fanout.standby.peers import PeerRole
+    from laredo_fanout.standby.reports import StandbyOptions
+    from laredo_fanout.store.writer import Store
+
+_log = structlog.get_logger()
+
+_ASK_AGAIN_S = 1.0
+_NO_HOLDER = (
+    "no peer holds the slot: start the server that held it, or run `laredo-fanout promote` at the"
+    " standby that is to take over"
+)
+
+
+class StandbyIngest:
+    """Run it in a thread of its own, as ``Ingest`` and ``RelayIngest``, which it runs in turn."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        tables: Sequence[SourceTableOptions],
+        store: Store,
+        on_commit: OnCommit,
+        *,
+        peers: Sequence[RelayOptions],
+        rule: StandbyOptions,
+        discovery: TableDiscovery | None = None,
+    ) -> None:
+        self._options = options
+        self._peers = tuple(peers)
+        self._tables = tuple(tables)
+        self._store = store
+        self._on_commit = on_commit
+        self._discovery = discovery
+        self._reports = StandbyReports(rule, store)
+        self._sharing = SlotSharing(store, self._reports, lambda: self._answer(None))
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._promotion: Future[None] | None = None
+        self._error: str | None = None
+        self.current: Ingest | RelayIngest = self._following(self._peers[0])
+
+    # ------------------------------------------------------------ roles
+
+    def run(self) -> None:
+        """Read the slot or follow a peer, until :meth:`stop`.
+
+        :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
+        :raises SpoolFull: if a giant transaction has no room on the disk.
+        :raises StoreError: if the store can't be written.
+        """
+        while not self._stopping.is_set():
+            if self._holds():
+                self._hold()
+            else:
+                self._follow()
+
+    def _holds(self) -> bool:
+        """True if this server is to read the slot."""
+        known, source = self._store.ownership, self._store.source
+        if known is not None:
+            return known.holder
+        if source is not None:
+            # It has followed the slot alone, or another server.
+            self._become(1, holder=bool(source.slot and self._store.position))
+            return self._holds()
+        # A fresh one: whoever makes the slot is the first holder.
+        found = peers_.others(self._peers, self._store.server_id)
+        if any(each.role.has_source for each in found):
+            self._become(0, holder=False)
+            return False
+        return True
+
+    def _become(self, term: int, *, holder: bool) -> None:
+        known = self._sharing.ownership
+        now = known._replace(term=max(term, known.term), holder=holder)
+        if now == self._store.ownership:
+            return
+        with self._store.transaction() as transaction:
+            transaction.ownership = now
+        _log.info("role changed", holder=holder, term=now.term)
+
+    def _hold(self) -> None:
+        ingest = Ingest(
+            self._options,
+            self._tables,
+            self._store,
+            self._on_commit,
+            discovery=self._discovery,
+            sharing=self._sharing,
+        )
+        try:
+            self._read_slot(ingest)
+        except SlotForeign as error:
+            if self._store.position:
+                raise
+            self._become(0, holder=False)
+            _log.info("slot of a peer found", reason=str(error))
+
+    def _read_slot(self, ingest: Ingest) -> None:
+        """Run the ingest until another server has taken over, or it is stopped."""
+        deposed: list[int] = []
+
+        def is_over() -> bool:
+            if self._sharing.taking_over:
+                return False
+            if ingest.status().connected:
+                return False
+            higher = [each.role.term for each in self._holders()]
+            deposed.extend(term for term in higher if term > self._sharing.ownership.term)
+            return bool(deposed)
+
+        try:
+            self._run(ingest, is_over)
+        except Deposed as error:
+            deposed.append(error.term)
+            _log.warning("slot taken over by another server", error=str(error))
+            self._answer(error)
+        if deposed:
+            self._become(max(deposed), holder=False)
+
+    def _follow(self) -> None:
+        if self._promotion is not None:
+            self._take_over()
+            return
+        holder = self._newest_holder()
+        if holder is None:
+            self._error = _NO_HOLDER
+            self._stopping.wait(_ASK_AGAIN_S)
+            return
+        self._error = None
+        self._become(holder.role.term, holder=False)
+        _log.info("holder followed", server=holder.options.server, term=holder.role.term)
+
+        def is_over() -> bool:
+            newest = self._newest_holder()
+            return newest is not None and (
+                newest.options.server != holder.options.server
+                or newest.role.term != holder.role.term
+            )
+
+        self._run(self._following(holder.options), is_over)
+
+    def _following(self, peer: RelayOptions) -> RelayIngest:
+        return RelayIngest(peer, self._tables, self._store, self._on_commit)
+
+    def _holders(self) -> list[PeerRole]:
+        found = peers_.others(self._peers, self._store.server_id)
+        return [each for each in found if each.role.holder]
+
+    def _newest_holder(self) -> PeerRole | None:
+        least = self._sharing.ownership.term
+        found = [each for each in self._holders() if each.role.term >= least]
+        return max(found, key=lambda each: each.role.term, default=None)
+
+    def _run(self, ingest: Ingest | RelayIngest, is_over: Callable[[], bool]) -> None:
+        with self._lock:
+            if self._stopping.is_set():
+                return
+            self.current = ingest
+            if isinstance(ingest, RelayIngest) and self._promotion is not None:
+                return
+        with _watched(ingest, is_over):
+            ingest.run()
+
+    # ------------------------------------------------------------ takeover
+
+    def promote(self) -> Future[None]:
+        """Take over the slot; from any thread. Done when this server is the holder.
+
+        The future fails with a SourceError if it can't be; then it is a standby as before.
+        """
+        with self._lock:
+            answer = self._promotion
+            if answer is not None:
+                return answer
+            answer = Future[None]()
+            if self._sharing.ownership.holder:
+                answer.set_result(None)
+                return answer
+            self._promotion = answer
+            if isinstance(self.current, RelayIngest):
+                self.current.stop()
+        return answer
+
+    def _take_over(self) -> None:
+        answer = self._promotion
+        assert answer is not None
+        _log.warning("takeover begun", slot=self._options.slot_name)
+        self._sharing.taking_over = True
+        ingest = Ingest(
+            self._options,
+            self._tables,
+            self._store,
+            self._on_commit,
+            discovery=self._discovery,
+            sharing=self._sharing,
+        )
+
+        try:
+            self._prepare()
+            self._read_slot(ingest)
+        except SourceError as error:
+            if self._sharing.ownership.holder:
+                raise
+            _log.error("takeover failed", error=str(error))
+            self._answer(error)
+        finally:
+            self._sharing.taking_over = False
+            self._answer(None if self._sharing.ownership.holder else SourceUnavailable("stopped"))
+
+    def _answer(self, error: SourceError | None) -> None:
+        with self._lock:
+            answer, self._promotion = self._promotion, None
+        if answer is None:
+            return
+        if error is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(error)
+
+    def _prepare(self) -> None:
+        """Put the store at the least position of its tables, for a session with the slot.
+
+        :raises TakeoverRefused: if it has no table.
+        """
+        store = self._store
+        live = [each for each in store.tables.values() if each.live and each.position]
+        if store.source is None or not store.source.slot or not live:
+            raise TakeoverRefused("this server has received no table of the holder yet")
+        with store.transaction() as transaction:
+            for record in list(transaction.tables.values()):
+                if record.status is Status.COPYING:
+                    transaction.drop_table(record.id)
+            transaction.position = min(each.position for each in live)
+            transaction.set_marker(None)
+            transaction.set_upstream_path(b"")
+
+    # ------------------------------------------------------------ as the other ingests
+
+    def stop(self) -> None:
+        """Have :meth:`run` commit what is whole and return; from any thread."""
+        with self._lock:
+            self._stopping.set()
+            self.current.stop()
+
+    def change(self, options: SourceOptions, tables: Sequence[SourceTableOptions]) -> Future[None]:
+        """Follow these tables, with these options, from now on; from any thread."""
+        self._options, self._tables = options, tuple(tables)
+        current = self.current
+        if isinstance(current, RelayIngest):
+            return current.change(current.options, tables)
+        return current.change(options, tables)
+
+    @property
+    def reads_split_backlog(self) -> bool:
+        """False: the slot of several servers is read as one."""
+        return False
+
+    def check_catalog_soon(self) -> None:
+        """Have the catalog checked as soon as checks may be made; from any thread."""
+        self.current.check_catalog_soon()
+
+    def recopy(self, table: str) -> Future[None]:
+        """Have ``table`` copied again, or sent again by the holder; from any thread."""
+        return self.current.recopy(table)
+
+    @property
+    def brought_to(self) -> int:
+        """Position up to which the stream had brought changes, committed or not."""
+        return self.current.brought_to
+
+    def status(self) -> IngestStatus:
+        """Current status; callable from any thread."""
+        status = self.current.status()
+        if self._error is not None and not status.connected:
+            status = replace(status, error=self._error)
+        return status
+
+    def report(self, server_id: str, tables: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+        """Take a standby's report; returns this server's role. From any thread."""
+        known = self._sharing.ownership
+        if tables and known.holder:
+            self._reports.take(server_id, tables)
+        return {
+            "server_id": self._store.server_id,
+            "holder": known.holder,
+            "term": known.term,
+            "has_source": self._store.source is not None,
+        }
+
+    def shown(self) -> dict[str, Any]:
+        """The role and the standbys, as JSON values; from any thread."""
+        known: Ownership = self._sharing.ownership
+        role = "holder" if known.holder else "standby"
+        return {
+            "role": "taking over" if self._sharing.taking_over else role,
+            "term": known.term,
+            "synchronous": self._reports.options.synchronous,
+            "alone": known.holder and self._reports.alone,
+            "standbys": self._reports.shown() if known.holder else [],
+        }
+
+
+@contextmanager
+def _watched(ingest: Ingest | RelayIngest, is_over: Callable[[], bool]) -> Iterator[None]:
+    """While the block runs, ask now and then if it ``is_over``; then stop the ingest."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_ASK_AGAIN_S):
+            if is_over():
+                ingest.stop()
+                return
+
+    watcher = threading.Thread(target=watch, name="laredo-standby", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()

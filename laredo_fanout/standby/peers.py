@@ -1,0 +1,108 @@
+"""The peers of a server: the others of its slot, which role each has, and reports to the holder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from laredo_fanout.client.errors import StreamError, of_status
+from laredo_fanout.client.stream.grpc_transport import STATUS_METHOD
+from laredo_fanout.client.stream.translate import STANDBY_CAPABILITY
+from laredo_fanout.relay.path import UpstreamUnavailable, with_cure
+from laredo_fanout.wire import replication_pb2 as wire
+
+if TYPE_CHECKING:
+    from laredo_fanout.relay.path import RelayOptions
+
+_ANSWER_S = 2.0
+
+
+class PeerNotHolder(UpstreamUnavailable):
+    """The peer that is followed doesn't hold the slot any more."""
+
+
+class Peer:
+    """A connection to a peer: ``async with`` it."""
+
+    def __init__(self, options: RelayOptions) -> None:
+        self._options = options
+
+    async def __aenter__(self) -> Peer:
+        self._endpoint = self._options.endpoint()
+        self._channel = self._endpoint.channel()
+        self._call = self._channel.unary_unary(
+            STATUS_METHOD,
+            request_serializer=wire.GetReplicationStatusRequest.SerializeToString,
+            response_deserializer=bytes,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._channel.close(None)
+
+    async def role(
+        self, server_id: str, tables: Mapping[str, tuple[int, int]] | None = None
+    ) -> wire.ServerRole:
+        """Report what the server ``server_id`` has durably; returns the peer's role.
+
+        :raises UpstreamUnavailable: if it doesn't answer, or has no standbys.
+        """
+        report = None
+        if tables is not None:
+            report = wire.StandbyReport(
+                server_id=server_id,
+                tables=[
+                    wire.TableReport(table=name, incarnation=incarnation, position=position)
+                    for name, (incarnation, position) in tables.items()
+                ],
+            )
+        request = wire.GetReplicationStatusRequest(
+            capabilities=[STANDBY_CAPABILITY], standby=report
+        )
+        try:
+            answer = await self._call(
+                request, metadata=self._endpoint.metadata(), timeout=_ANSWER_S
+            )
+            return wire.GetReplicationStatusResponse.FromString(answer).role
+        except grpc.aio.AioRpcError as refused:
+            error: StreamError = of_status(self._options.server, refused.code(), refused.details())
+            raise UpstreamUnavailable(with_cure(str(error), self._options)) from refused
+        except DecodeError as wrong:
+            raise UpstreamUnavailable(f"{self._options.server} sent no status") from wrong
+
+
+class PeerRole(NamedTuple):
+    """A peer that answered."""
+
+    options: RelayOptions
+    role: wire.ServerRole
+
+
+def others(peers: Iterable[RelayOptions], server_id: str) -> list[PeerRole]:
+    """The peers that answer, without this server itself.
+
+    It waits for the slowest of them, at most two seconds.
+    """
+    return asyncio.run(_others(list(peers), server_id))
+
+
+async def _others(peers: list[RelayOptions], server_id: str) -> list[PeerRole]:
+    async def ask(options: RelayOptions) -> PeerRole | None:
+        try:
+            async with Peer(options) as peer:
+                return PeerRole(options, await peer.role(server_id))
+        except UpstreamUnavailable:
+            return None
+
+    found = await asyncio.gather(*map(ask, peers))
+    return [each for each in found if each is not None and each.role.server_id != server_id]

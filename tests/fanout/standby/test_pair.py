@@ -1,0 +1,227 @@
+"""Servers of one slot: a standby takes over without a copy, and nothing is lost or repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from laredo_archive.maintain.compare_postgres import Comparison, compare
+from laredo_archive.reader import Archive
+from tests.support import processes
+from tests.support.postgres import Database
+from tests.support.processes import Program, free_port, wait_until
+from tests.support.server.fanout_program import Fanout
+from tests.support.server.pair import Pair, copies, shown, wipe
+from tests.support.server.states import States
+from tests.support.writer.archiving_programs import SNAPSHOTTER
+
+A, B = "public.a", "public.b"
+TABLES = "{ table = a }, { table = b }"
+
+
+def made(directory: Path, database: Database, extra: str = "") -> Pair:
+    database.run(
+        "CREATE TABLE a (id int PRIMARY KEY, v text)",
+        "CREATE TABLE b (id int PRIMARY KEY, v text)",
+        "INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 50) i",
+        "INSERT INTO b SELECT i, 'w' || i FROM generate_series(1, 50) i",
+    )
+    return Pair(directory, database, TABLES, extra=extra)
+
+
+def change(pair: Pair, first: int, last: int) -> int:
+    """Two transactions for each of the numbers; the position that has them all."""
+    for number in range(first, last):
+        pair.database.run(
+            f"INSERT INTO a VALUES ({number}, 'new')",
+            f"BEGIN; UPDATE b SET v = 'n{number}' WHERE id % 7 = {number} % 7;"
+            f" DELETE FROM a WHERE id = {number - 90}; COMMIT",
+        )
+    return pair.written()
+
+
+def rows(pair: Pair, table: str) -> set[bytes]:
+    with pair.database.connect() as owner:
+        found = owner.execute(f"SELECT row_to_json(t)::text FROM {table} t".encode()).fetchall()
+    return {str(line).replace(" ", "").encode() for (line,) in found}
+
+
+def sequences(server: Fanout) -> list[int]:
+    return [int(server.table(name)["sequence"]) for name in (A, B)]
+
+
+def epochs(writer: Archive) -> int:
+    return max(each.epoch for each in writer.manifest.artifacts)
+
+
+async def test_the_standby_of_a_killed_holder_goes_on_without_a_copy(
+    tmp_path: Path, database: Database
+) -> None:
+    pair = made(tmp_path, database)
+    with pair.started() as (holder, standby):
+        assert (shown(holder)["role"], shown(standby)["role"]) == ("holder", "standby")
+        async with (
+            States(standby.grpc_port, A, boundaries=True) as stays,
+            States(holder.grpc_port, B) as moves,
+        ):
+            reached = change(pair, 100, 110)
+            await stays.until(reached)
+            await moves.until(reached)
+            before = sequences(holder)
+            assert sequences(standby) == before
+        holder.program.kill()
+        change(pair, 110, 120)
+        pair.promote(standby)
+        assert shown(standby)["role"] == "holder"
+        moves.port = standby.grpc_port
+        async with stays, moves:
+            reached = change(pair, 120, 130)
+            await stays.until(reached, verified=True)
+            await moves.until(reached)
+            assert set(stays.rows.values()) == rows(pair, "a")
+            assert set(moves.rows.values()) == rows(pair, "b")
+            assert (len(stays.snapshots), len(moves.snapshots)) == (1, 1)
+        assert copies(standby) == 0
+        # An INSERT and a DELETE for each number.
+        assert sequences(standby)[0] == before[0] + 20 + 20
+
+
+@pytest.mark.thorough
+async def test_a_holder_that_was_frozen_wakes_up_as_a_standby(
+    tmp_path: Path, database: Database
+) -> None:
+    pair = made(tmp_path, database)
+    with pair.started() as (holder, standby):
+        async with States(holder.grpc_port, A) as client:
+            reached = change(pair, 100, 110)
+            await client.until(reached)
+            with frozen(holder):
+                change(pair, 110, 120)
+                refused = standby.run("promote")
+                assert refused.returncode == 1
+                assert "is in use by pid" in refused.stderr
+                assert shown(standby)["role"] == "standby"
+                with database.connect() as owner:
+                    owner.execute(
+                        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                        f" WHERE slot_name = '{pair.slot}'".encode()
+                    )
+                pair.promote(standby)
+                change(pair, 120, 130)
+            wait_until(lambda: shown(holder)["role"] == "standby", "it is a standby")
+            wait_until(lambda: pair.complete(standby) == 1, "it is complete")
+            reached = change(pair, 130, 140)
+            await client.until(reached)
+            assert set(client.rows.values()) == rows(pair, "a")
+            assert len(client.snapshots) == 1
+        assert (copies(holder), copies(standby)) == (0, 0)
+        assert sequences(holder) == sequences(standby)
+        wait_until(lambda: pair.confirmed() >= reached, "it is confirmed")
+        standby.program.kill()
+        pair.promote(holder)
+        assert shown(holder)["term"] == 3
+
+
+@contextmanager
+def frozen(server: Fanout) -> Iterator[None]:
+    """All of the server's processes are stopped within."""
+    main = psutil.Process(server.program.pid)
+    found = [main, *main.children(recursive=True)]
+    for process in found:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in found:
+            process.resume()
+
+
+@pytest.mark.thorough
+async def test_a_lost_disk_is_filled_by_the_peer_and_the_archive_goes_on(
+    tmp_path: Path, database: Database
+) -> None:
+    pair = made(tmp_path, database)
+    with pair.started() as (first, second), archived(tmp_path, second) as archive:
+        change(pair, 100, 110)
+        first.program.kill()
+        wipe(first)
+        pair.promote(second)
+        first.program.start()
+        first.program.wait_ready()
+        wait_until(lambda: pair.complete(second) == 1, "the wiped one is complete")
+        assert shown(first)["role"] == "standby"
+        reached = change(pair, 110, 120)
+        wait_until(lambda: pair.confirmed() >= reached, "it is confirmed")
+        second.program.kill()
+        change(pair, 120, 130)
+        pair.promote(first)
+        second.program.start()
+        second.program.wait_ready()
+        assert shown(second)["role"] == "standby"
+        change(pair, 130, 140)
+        for name in ("a", "b"):
+            found = Archive.at(str(archive / name))
+            verdict = compare(found, database.dsn, wait_s=120)
+            assert verdict.outcome is Comparison.EQUAL, verdict.reason
+            assert epochs(Archive.at(str(archive / name))) == 1
+            verified = processes.run("laredo-archive", "verify", str(archive / name))
+            assert verified.returncode == 0, verified.stdout
+        assert (copies(first), copies(second)) == (0, 0)
+
+
+@contextmanager
+def archived(directory: Path, server: Fanout) -> Iterator[Path]:
+    """A writer that follows this server; its destination."""
+    http = free_port()
+    file = directory / "writer.conf"
+    tables = ", ".join(f"{{ source {{ schema = public, table = {name} }} }}" for name in "ab")
+    file.write_text(
+        SNAPSHOTTER.format(grpc=server.grpc_port, directory=directory, http=http, tables=tables)
+    )
+    writer = Program("laredo-snapshotter", file, http, log=directory / "writer.log")
+    with writer:
+        writer.wait_ready()
+        yield directory / "archive"
+
+
+@pytest.mark.thorough
+def test_what_no_standby_has_is_not_confirmed(tmp_path: Path, database: Database) -> None:
+    pair = made(tmp_path, database, "patience = 2s, alone = wait")
+    with pair.started() as (holder, standby):
+        standby.program.kill()
+        had = pair.confirmed()
+        reached = change(pair, 100, 110)
+        wait_until(lambda: shown(holder)["standbys"] == [], "no report counts")
+        change(pair, 110, 111)
+        assert had <= pair.confirmed() < reached
+        standby.program.start()
+        wait_until(lambda: pair.confirmed() >= reached, "it is confirmed")
+        assert not shown(holder)["alone"]
+
+
+@pytest.mark.thorough
+def test_a_standby_that_the_slot_has_passed_is_not_promoted(
+    tmp_path: Path, database: Database
+) -> None:
+    pair = made(tmp_path, database, "patience = 1s")
+    with pair.started() as (holder, standby):
+        standby.program.kill()
+        reached = change(pair, 100, 110)
+        wait_until(lambda: pair.confirmed() >= reached, "the holder went on alone")
+        assert shown(holder)["alone"]
+        holder.program.kill()
+        standby.program.start()
+        wait_until(lambda: standby.program.get("/status"), "it answers")
+        wait_until(pair.is_free, "the slot is free")
+        refused = standby.run("promote")
+        assert refused.returncode == 1
+        assert "would have to be copied again" in refused.stderr and A in refused.stderr
+        assert shown(standby)["role"] == "standby"
+        holder.program.start()
+        holder.program.wait_ready()
+        wait_until(lambda: pair.complete(holder) == 1, "the standby has caught up")
+        assert copies(standby) == 0
