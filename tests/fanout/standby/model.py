@@ -84,6 +84,8 @@ class Server:
     promoted: bool = False
     alive: bool = True
     frozen: bool = False
+    cut: bool = False
+    """Whether it reaches PostgreSQL alone, and none of its peers."""
     reports: dict[int, tuple[int, Reported]] = field(default_factory=dict)
     lonely_since: int = 0
     best: int = 0
@@ -115,7 +117,7 @@ class Model:
         self.synchronous = self.chance.choice([1, 1, 0])
         self.patience = self.chance.choice(PATIENCE)
         self.wal: list[Commit | Barrier | Claim] = []
-        self.confirmed = 0
+        self.confirmed = self.persisted = 0
         self.reader: Server | None = None
         self.now = 0
         self.servers = [Server(number) for number in range(self.chance.choice([2, 2, 3]))]
@@ -134,7 +136,7 @@ class Model:
             self.step()
         self.troubled = False
         for server in self.servers:
-            server.frozen, server.alive = False, True
+            server.frozen, server.alive, server.cut = False, True, False
         for _ in range(3000):
             self.now += self.chance.choice([0, 0, 1])
             self.step()
@@ -171,6 +173,13 @@ class Model:
             server.frozen = True
         elif kind == "thaw":
             server.frozen = False
+        elif (
+            kind == "crash"
+        ):  # PostgreSQL's own: what it confirmed since its checkpoint is forgotten
+            self.persisted = self.chance.randint(self.persisted, self.confirmed)
+            self.confirmed, self.reader = self.persisted, None
+        elif kind in ("cut", "mend"):
+            server.cut = kind == "cut"
         elif kind == "end":  # PostgreSQL ends its connection: a timeout, or the network
             self.reader = None if self.reader is server else self.reader
         elif kind == "wipe" and self.others_have_all(server):
@@ -180,7 +189,8 @@ class Model:
             self.promote(server)
         elif kind == "replace" and server.acts and self.reader is not None:
             # An operator ends a holder that doesn't answer.
-            self.reader.frozen, self.reader = True, None
+            self.reader.frozen = self.reader.cut = True
+            self.reader = None
             self.promote(server)
         else:
             return
@@ -221,11 +231,10 @@ class Model:
         higher = [
             each
             for each in self.servers
-            if each.acts and each.disk.holder and each.disk.term > disk.term
+            if each.acts and not each.cut and each.disk.holder and each.disk.term > disk.term
         ]
-        asked = self.chance.random() < 0.5  # else the peers can't be reached
-        if self.reader is not None or (higher and asked):
-            if higher and asked:
+        if self.reader is not None or (higher and not server.cut):
+            if higher and not server.cut:
                 self.depose(server, higher[0].disk.term)
             server.promoted = False
             return
@@ -315,8 +324,11 @@ class Model:
 
     def follow(self, server: Server) -> None:
         followed = server.follows
-        if followed is None or not followed.acts or not followed.disk.holder:
-            holders = [each for each in self.servers if each.acts and each.disk.holder]
+        if server.cut:
+            return
+        if followed is None or not followed.acts or followed.cut or not followed.disk.holder:
+            reached = [each for each in self.servers if each.acts and not each.cut]
+            holders = [each for each in reached if each.disk.holder]
             newest = max((each.disk.term for each in holders), default=0)
             holders = [each for each in holders if each.disk.term == newest]
             server.follows = self.chance.choice(holders) if holders else None

@@ -27,7 +27,7 @@ class Pair:
         ]
         peers = ", ".join(f'"127.0.0.1:{each.grpc_port}"' for each in self.servers)
         for each in self.servers:
-            block = f"\nstandby {{ peers = [{peers}] {extra} }}\n"
+            block = f"\nstandby {{\n  peers = [{peers}]\n  {extra}\n}}\n"
             each.program.config.write_text(each.program.config.read_text() + block)
 
     @contextmanager
@@ -81,9 +81,10 @@ def shown(server: Fanout) -> dict[str, Any]:
     return found
 
 
-def copies(server: Fanout) -> int:
-    """Rows that it has copied from PostgreSQL or been sent in snapshots since it started."""
-    return sum(int(table["copied_rows"]) for table in server.status["tables"].values())
+def copies(*servers: Fanout) -> int:
+    """Number of tables that they have copied from PostgreSQL since they were first started."""
+    logs = [(each.directory / "fanout.log").read_text() for each in servers]
+    return sum(log.count("table copy scheduled") for log in logs)
 
 
 def wipe(server: Fanout) -> None:
