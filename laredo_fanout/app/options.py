@@ -14,8 +14,8 @@ from laredo_fanout.client.stream.endpoint import Tls
 from laredo_fanout.config import Config, ReplicatedTableConfig
 from laredo_fanout.relay.path import RelayOptions
 from laredo_fanout.serving import options as serving
+from laredo_fanout.slot.reports import StandbyOptions
 from laredo_fanout.source_config import Source, Upstream
-from laredo_fanout.standby.reports import StandbyOptions
 from laredo_service.certificates import Certificate
 
 

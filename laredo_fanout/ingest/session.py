@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from laredo_fanout.ingest.change_source import ChangeSource, MessageFeed
     from laredo_fanout.pg_catalog.publication import TableDiscovery
     from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
+    from laredo_fanout.slot.sharing import SlotSharing
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
-    from laredo_fanout.standby.sharing import SlotSharing
     from laredo_fanout.store.writer import Store
 
 _log = structlog.get_logger()
@@ -216,7 +216,9 @@ class IngestSession:
         feed = self._start(side, stream, opened)
         if self._claim is not None:
             with connections.translated("claim the slot"):
-                self._claim.begin(side, self._batch)
+                self._claim.begin(side)
+            if self._claim.takes_over:
+                self.tables.tracked.suspect_partitions(self._batch.transaction)
         self._counters.slot.update(snapshot.slot)
         self._preparing = None
         if self._discovery is not None:

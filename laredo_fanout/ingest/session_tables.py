@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
     from laredo_fanout.ingest.change_source import MessageFeed
+    from laredo_fanout.slot.sharing import SlotClaim
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
-    from laredo_fanout.standby.sharing import SlotClaim
     from laredo_fanout.store.writer import Store
 
 # Catalog snapshots that were requested, and those whose message the stream hasn't brought yet.
@@ -126,7 +126,9 @@ class SessionTables:
             if snapshot is not None:
                 self._snapshot_passed(snapshot, decoder)
                 continue
-            if self._claim is not None and self._claim.met(content, decoder.position, self._batch):
+            claim = self._claim
+            if claim is not None and claim.met(content, decoder.position, transaction):
+                self._batch.when_durable(claim.durable)
                 continue
             done = self.copies.barrier_arrived(
                 content.decode(), decoder.position, decoder.time_us, self._keepalive.keep_alive

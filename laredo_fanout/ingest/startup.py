@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.postgres.replication_stream import ReplicationStream
+    from laredo_fanout.slot.sharing import SlotClaim
     from laredo_fanout.slot.slot import Slot
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
-    from laredo_fanout.standby.sharing import SlotClaim
     from laredo_fanout.store.writer import Store
 
 _log = structlog.get_logger()

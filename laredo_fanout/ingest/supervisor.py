@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from laredo_fanout.batch.write_batch import OnCommit
     from laredo_fanout.ingest.change_source import ChangeSource
     from laredo_fanout.pg_catalog.publication import TableDiscovery
+    from laredo_fanout.slot.sharing import SlotSharing
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
-    from laredo_fanout.standby.sharing import SlotSharing
     from laredo_fanout.store.writer import Store
 
 __all__ = ["CommitInfo", "Ingest", "IngestStatus", "ReplicatedTableStatus"]

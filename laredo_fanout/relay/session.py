@@ -22,8 +22,8 @@ from laredo_fanout.client.events import GoAway, Handshake
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.relay import path, received_table
 from laredo_fanout.relay.path import BatchAbandoned, HistoryMoved, UpstreamUnavailable, with_cure
+from laredo_fanout.relay.peers import Peer, PeerNotHolder
 from laredo_fanout.relay.received_table import ReceivedTable, StartOver
-from laredo_fanout.standby.peers import Peer, PeerNotHolder
 from laredo_fanout.store.table import Status
 from laredo_model import position as position_
 from laredo_service.retry import Backoff

@@ -1,4 +1,1 @@
-"""Several servers of one slot: claims to it, what may be confirmed, and takeover.
-
-docs/standby-protocol.md has the rules.
-"""
+"""The ingest of a server that shares its slot with others (docs/standby-protocol.md)."""

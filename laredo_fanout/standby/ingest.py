@@ -14,10 +14,10 @@ import structlog
 from laredo_fanout.errors import SlotForeign
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
+from laredo_fanout.relay import peers as peers_
 from laredo_fanout.relay.ingest import RelayIngest
-from laredo_fanout.standby import peers as peers_
-from laredo_fanout.standby.reports import StandbyReports
-from laredo_fanout.standby.sharing import Deposed, SlotSharing, TakeoverRefused
+from laredo_fanout.slot.reports import StandbyReports
+from laredo_fanout.slot.sharing import Deposed, SlotSharing, TakeoverRefused
 from laredo_fanout.store.environment import Ownership
 from laredo_fanout.store.table import Status
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from laredo_fanout.batch.write_batch import OnCommit
     from laredo_fanout.pg_catalog.publication import TableDiscovery
     from laredo_fanout.relay.path import RelayOptions
+    from laredo_fanout.relay.peers import PeerRole
+    from laredo_fanout.slot.reports import StandbyOptions
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
-    from laredo_fanout.standby.peers import PeerRole
-    from laredo_fanout.standby.reports import StandbyOptions
     from laredo_fanout.store.writer import Store
 
 _log = structlog.get_logger()

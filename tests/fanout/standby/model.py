@@ -1,7 +1,7 @@
 """A model of the standby protocol: PostgreSQL's WAL and slot, servers, and clients, by seeds.
 
 A step is the smallest thing that a machine may do before another one acts, or it dies. Rules come
-from ``laredo_fanout.standby.rules``; what must hold is checked at each step.
+from ``laredo_fanout.slot.rules``; what must hold is checked at each step.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from laredo_fanout.standby import rules
-from laredo_fanout.standby.rules import Claim, Reported, Verdict
+from laredo_fanout.slot import rules
+from laredo_fanout.slot.rules import Claim, Reported, Verdict
 
 TABLES = (0, 1)
 FRESH = 5

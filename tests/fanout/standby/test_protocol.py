@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from laredo_fanout.standby import rules
-from laredo_fanout.standby.rules import Claim, Reported, Verdict
+from laredo_fanout.slot import rules
+from laredo_fanout.slot.rules import Claim, Reported, Verdict
 from tests.fanout.standby import model as model_
 from tests.fanout.standby.model import Model, Server, Session
 

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.errors import SlotForeign
-from laredo_fanout.pg_catalog import shape
 from laredo_fanout.postgres import pgoutput
 from laredo_fanout.postgres.connections import SourceError
-from laredo_fanout.standby import rules
-from laredo_fanout.standby.rules import Claim, Verdict
+from laredo_fanout.slot import rules
+from laredo_fanout.slot.rules import Claim, Verdict
 from laredo_fanout.store.environment import Ownership
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
-    from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.slot.reports import StandbyReports
     from laredo_fanout.slot.slot import Slot
-    from laredo_fanout.standby.reports import StandbyReports
+    from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.store.writer import Store
 
 _log = structlog.get_logger()
@@ -28,7 +27,6 @@ _log = structlog.get_logger()
 _NO_OWNERSHIP = Ownership(0, holder=False)
 _DOUBTS_KEPT = 8
 _INSERTED = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
-_UNSEEN = "a standby took over, and can't know which partitions moved rows"
 
 
 class Deposed(SourceError):
@@ -127,7 +125,7 @@ class SlotClaim:
 
     # ------------------------------------------------------------ the stream
 
-    def begin(self, connection: Connection, batch: WriteBatch) -> None:
+    def begin(self, connection: Connection) -> None:
         """Write the claim: the stream has begun, and nobody else reads the slot.
 
         :raises psycopg.Error: if PostgreSQL can't be asked.
@@ -139,12 +137,6 @@ class SlotClaim:
         row = connection.execute(_INSERTED).fetchone()
         self._claimed_at = 0 if row is None else int(row[0])
         _log.info("slot claimed", slot=self._slot, term=self._claim.term)
-        if not self._sharing.taking_over:
-            return
-        for record in self._store.tables.values():
-            kept = shape.from_json(record.copy)
-            if record.live and kept is not None and kept[1].partitions:
-                batch.transaction.begin_suspect_range(record.id, _UNSEEN)
 
     def is_for_us(self, content: bytes) -> bool:
         """True if :meth:`met` wants a message with this content; from any thread."""
@@ -158,8 +150,10 @@ class SlotClaim:
         source = self._store.source
         return None if source is None else rules.claim_in(content, self._slot, source.token)
 
-    def met(self, content: bytes, position: int, batch: WriteBatch) -> bool:
-        """Take a message that the stream has brought, at ``position``; False: it is no claim.
+    def met(self, content: bytes, position: int, transaction: Transaction) -> bool:
+        """Take a message that the stream has brought, at ``position``; False: it is another one.
+
+        Call :meth:`durable` once the transaction is.
 
         :raises Deposed: if another server has taken over.
         """
@@ -167,7 +161,7 @@ class SlotClaim:
         if met is None:
             if not self.is_for_us(content):
                 return False
-            self._doubt(position, batch)
+            self._doubt(position, transaction)
             return True
         verdict = rules.judge(self._claim, met, came_back=self._came_back)
         if verdict is Verdict.DEPOSED:
@@ -178,28 +172,35 @@ class SlotClaim:
             )
         if verdict is Verdict.OURS:
             self._came_back = True
-            known = batch.transaction.ownership or self._sharing.ownership
-            batch.transaction.ownership = known._replace(term=self._claim.term, holder=True)
-            batch.when_durable(self._durable)
+            known = transaction.ownership or self._sharing.ownership
+            transaction.ownership = known._replace(term=self._claim.term, holder=True)
         return True
 
-    def _doubt(self, position: int, batch: WriteBatch) -> None:
+    def _doubt(self, position: int, transaction: Transaction) -> None:
         """A former holder ended a copy or a repair here, which no message describes."""
-        known = batch.transaction.ownership or self._sharing.ownership
+        known = transaction.ownership or self._sharing.ownership
         if any(end == self._claimed_at for _, end in known.doubts):
             return
         doubts = (*known.doubts, (position, self._claimed_at))[-_DOUBTS_KEPT:]
-        batch.transaction.ownership = known._replace(doubts=doubts)
+        transaction.ownership = known._replace(doubts=doubts)
         _log.warning(
             "another server's barrier met",
             position=position_.text(position),
             until=position_.text(self._claimed_at),
         )
 
-    def _durable(self) -> None:
+    def durable(self) -> None:
+        """What was met is durable: with the claim this server is the holder."""
+        if not self._came_back or self.confirms:
+            return
         self.confirms, self._sharing.taking_over = True, False
         self._sharing.on_held()
         _log.info("slot held", slot=self._slot, term=self._claim.term)
+
+    @property
+    def takes_over(self) -> bool:
+        """True if it is that of a standby, and isn't durable yet."""
+        return self._sharing.taking_over
 
     def confirmable(self) -> int:
         """Position to confirm to the slot, never less than before; 0: none yet."""

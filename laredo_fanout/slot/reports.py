@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from laredo_fanout.standby import rules
-from laredo_fanout.standby.rules import Reported
+from laredo_fanout.slot import rules
+from laredo_fanout.slot.rules import Reported
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
