@@ -276,7 +276,7 @@ class StandbyConfig(Section):
     """Addresses (``host:port``) of the servers' gRPC sides. A server's own may be among them."""
     synchronous: int = Field(default=1, ge=0)
     """Number of standbys that must have a position durably before it is confirmed to PostgreSQL. 0:
-    a standby that takes over may lack changes, and then every table is copied again."""
+    a standby may lack confirmed changes, and can't take over then."""
     patience: Duration = Field(default=30.0, ge=0)
     """Time without enough standbys after which ``alone`` decides."""
     alone: Literal["continue", "wait"] = "continue"
@@ -451,8 +451,8 @@ class Config(Section):
         found = [*self._reader_warnings(), *self.http.warnings("http", danger)]
         if self.standby is not None and not self.standby.synchronous:
             found.append(
-                "standby.synchronous: 0 lets the slot advance beyond what standbys have: one that"
-                " takes over then may have to copy every table again"
+                "standby.synchronous: 0 confirms what no standby has: one that lacks it can't take"
+                " over, and if the holder's disk is lost every table is copied again"
             )
         if self.source is not None and "stream_transactions" in self.source.model_fields_set:
             key = f"sources.{self.source_name}.stream_transactions"

@@ -250,7 +250,7 @@ def _slot(connection: Connection, config: Config, source: SourceOptions) -> Iter
         yield ServerFinding(
             "slot", Verdict.MISSING, f"{found} is another's", "choose another slot_name"
         )
-    elif found.active_pid is None and not config.state.path.exists():
+    elif found.active_pid is None and not (config.standby or config.state.path.exists()):
         detail = f"{found} exists, and the store is empty: it has never used that slot"
         cure = f"SELECT pg_drop_replication_slot('{name}'); or choose another slot_name"
         yield ServerFinding("slot", Verdict.MISSING, detail, cure)
