@@ -14,9 +14,9 @@ import pytest
 from laredo_fanout.slot import rules
 from laredo_fanout.slot.rules import Claim, Reported, Verdict
 from tests.fanout.standby import model as model_
-from tests.fanout.standby.model import Model, Server, Session
+from tests.fanout.standby.model import Commit, Model, Server, Session
 
-SEEDS = 80
+SEEDS = 40
 MANY = 3000
 STEPS = 600
 
@@ -36,9 +36,9 @@ def test_what_must_hold_holds_whatever_happens() -> None:
     happened: Counter[str] = Counter()
     for seed in range(SEEDS):
         happened += simulate(seed).happened
-    assert happened["deposed"] > 3
+    assert happened["deposed"] > 0
     for what in ("confirms", "alone", "wipe", "freeze", "resumed", "snapshots"):
-        assert happened[what] > 20, (what, happened)
+        assert happened[what] > 10, (what, happened)
 
 
 @pytest.mark.thorough
@@ -118,23 +118,73 @@ def strange_barriers_mean_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Model, "commit", commit_without)
 
 
-RULES: list[Callable[[pytest.MonkeyPatch], None]] = [
-    confirms_before_its_claim,
-    claims_without_nonces,
-    higher_claims_are_ignored,
+Break = Callable[[pytest.MonkeyPatch], None]
+BY_SEEDS: list[Break] = [
     all_that_is_durable_here_is_confirmed,
     reports_are_sent_before_the_disk_has_it,
     nothing_is_skipped_after_a_takeover,
     a_table_may_be_before_the_slot,
-    strange_barriers_mean_nothing,
+]
+BY_A_FORMER_HOLDER: list[Break] = [
+    confirms_before_its_claim,
+    claims_without_nonces,
+    higher_claims_are_ignored,
 ]
 
 
-@pytest.mark.parametrize("broken", RULES, ids=lambda broken: broken.__name__)
-def test_without_a_rule_some_seed_fails(
-    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "broken",
+    [*BY_SEEDS, pytest.param(strange_barriers_mean_nothing, marks=pytest.mark.thorough)],
+    ids=lambda broken: broken.__name__,
+)
+def test_without_a_rule_some_seed_fails(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
     with pytest.raises(AssertionError):
         for seed in range(MANY):
             simulate(seed)
+
+
+def former_holder() -> Model:
+    """One that claimed, slept, and gets the slot while the server that took over is disconnected.
+
+    Seeds seldom come here: PostgreSQL must not have been confirmed anything since.
+    """
+    simulated = Model(0, wait=False)
+    simulated.synchronous = 0
+    first, second = simulated.servers[:2]
+    second.disk.live, second.disk.term = True, 1
+    simulated.wal.append(Commit(0))
+    simulated.begin(first)
+    simulated.reader = first.session = None
+    second.promoted = True
+    simulated.begin(second)
+    read(simulated, second, confirm=False)
+    assert second.disk.holder
+    simulated.reader = second.session = None
+    first.cut = True
+    simulated.begin(first)
+    read(simulated, first, confirm=True)
+    return simulated
+
+
+def read(simulated: Model, server: Server, *, confirm: bool) -> None:
+    """Read the WAL to its end, each entry durably, as long as the server may."""
+    for _ in range(len(simulated.wal)):
+        for step in (simulated.read, simulated.commit, simulated.confirm):
+            if server.session is not None and (confirm or step != simulated.confirm):
+                step(server, server.session)
+
+
+def test_a_former_holder_confirms_nothing_and_is_deposed() -> None:
+    simulated = former_holder()
+    assert not simulated.servers[0].disk.holder
+    assert simulated.confirmed == 0
+
+
+@pytest.mark.parametrize("broken", BY_A_FORMER_HOLDER, ids=lambda broken: broken.__name__)
+def test_without_a_rule_of_claims_a_former_holder_confirms(
+    broken: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    with pytest.raises(AssertionError, match="a deposed one confirms"):
+        former_holder()
