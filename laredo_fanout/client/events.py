@@ -45,7 +45,7 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HolderState:
-    """What a standby is sent to go on from the slot with a table's rows; JSON of the server."""
+    """State of the holder that a standby needs to go on from the slot with a table's rows; JSON of the server."""
 
     #: The table's, a number of the server's own.
     incarnation: int

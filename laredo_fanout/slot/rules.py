@@ -17,7 +17,7 @@ _CLAIM = re.compile(
 )
 
 
-class Claim(NamedTuple):
+class HolderClaim(NamedTuple):
     """A server's claim to the slot, as a message in the WAL has it."""
 
     slot: str
@@ -32,7 +32,7 @@ class Claim(NamedTuple):
         return f"{text}:{_hash(text, token)}"
 
 
-def claim_in(content: bytes, slot: str, token: str) -> Claim | None:
+def claim_in(content: bytes, slot: str, token: str) -> HolderClaim | None:
     """The claim to ``slot`` in a message's content; None: it is none, or forged."""
     found = _CLAIM.fullmatch(content)
     if found is None or found["slot"].decode() != slot:
@@ -40,14 +40,14 @@ def claim_in(content: bytes, slot: str, token: str) -> Claim | None:
     text = content.decode()
     if not hmac.compare_digest(found["hash"].decode(), _hash(text[:-33], token)):
         return None
-    return Claim(slot, found["server"].decode(), int(found["term"]), found["nonce"].decode())
+    return HolderClaim(slot, found["server"].decode(), int(found["term"]), found["nonce"].decode())
 
 
 def _hash(text: str, token: str) -> str:
     return hmac.new(token.encode(), text.encode(), "sha256").hexdigest()[:32]
 
 
-class Verdict(Enum):
+class ClaimVerdict(Enum):
     """Meaning of a claim that the slot's stream brought."""
 
     OURS = auto()
@@ -58,14 +58,14 @@ class Verdict(Enum):
     """A former holder's, or of an earlier session."""
 
 
-def judge(own: Claim, met: Claim, *, came_back: bool) -> Verdict:
+def judge(own: HolderClaim, met: HolderClaim, *, came_back: bool) -> ClaimVerdict:
     """Judge a claim in the stream; ``came_back``: the session's own was met before."""
     if met == own:
-        return Verdict.OURS
+        return ClaimVerdict.OURS
     if met.server_id == own.server_id:
-        return Verdict.PAST
+        return ClaimVerdict.PAST
     first = met.term == own.term and not came_back
-    return Verdict.DEPOSED if met.term > own.term or first else Verdict.PAST
+    return ClaimVerdict.DEPOSED if met.term > own.term or first else ClaimVerdict.PAST
 
 
 class Reported(NamedTuple):

@@ -11,7 +11,7 @@ from laredo_fanout.errors import SlotForeign
 from laredo_fanout.postgres import pgoutput
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.slot import rules
-from laredo_fanout.slot.rules import Claim, Verdict
+from laredo_fanout.slot.rules import ClaimVerdict, HolderClaim
 from laredo_fanout.store.environment import Ownership
 from laredo_model import position as position_
 
@@ -79,7 +79,7 @@ class SlotClaim:
         self._store = store = sharing.store
         self._slot = slot
         term = sharing.ownership.term
-        self._claim = Claim(
+        self._claim = HolderClaim(
             slot,
             store.server_id,
             term + 1 if sharing.taking_over else max(term, 1),
@@ -146,7 +146,7 @@ class SlotClaim:
             and pgoutput.is_barrier(content, self._slot)
         )
 
-    def _claim_in(self, content: bytes) -> Claim | None:
+    def _claim_in(self, content: bytes) -> HolderClaim | None:
         source = self._store.source
         return None if source is None else rules.claim_in(content, self._slot, source.token)
 
@@ -164,13 +164,13 @@ class SlotClaim:
             self._doubt(position, transaction)
             return True
         verdict = rules.judge(self._claim, met, came_back=self._came_back)
-        if verdict is Verdict.DEPOSED:
+        if verdict is ClaimVerdict.DEPOSED:
             raise Deposed(
                 f"server {met.server_id} took over slot {self._slot} at"
                 f" {position_.text(position)}, with term {met.term}",
                 met.term,
             )
-        if verdict is Verdict.OURS:
+        if verdict is ClaimVerdict.OURS:
             self._came_back = True
             known = transaction.ownership or self._sharing.ownership
             transaction.ownership = known._replace(term=self._claim.term, holder=True)
@@ -190,7 +190,7 @@ class SlotClaim:
         )
 
     def durable(self) -> None:
-        """What was met is durable: with the claim this server is the holder."""
+        """Note that all messages met so far are durable: with the claim this is the holder."""
         if not self._came_back or self.confirms:
             return
         self.confirms, self._sharing.taking_over = True, False

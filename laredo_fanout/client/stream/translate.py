@@ -240,7 +240,7 @@ def origin(sent: wire.SyncHandshake) -> HistoryOrigin:
 
 
 def holder_state(sent: wire.SyncHandshake | wire.SnapshotBegin) -> HolderState | None:
-    """What a standby needs; None where it wasn't sent."""
+    """State of the holder, for a standby; None where it was not sent."""
     if not sent.HasField("holder"):
         return None
     state = sent.holder

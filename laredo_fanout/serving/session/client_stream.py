@@ -229,7 +229,7 @@ class ClientStream:
         self.verified.sent(self.position)
 
     def holder_state(self, view: TableView) -> wire.HolderState | None:
-        """What a standby needs to go on from the slot with the rows of ``view``."""
+        """State that a standby needs to go on from the slot with the rows of ``view``."""
         if not self.asked.standby or self.shared.reader.ownership() is None:
             return None
         record = view.record

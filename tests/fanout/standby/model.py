@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 from laredo_fanout.slot import rules
-from laredo_fanout.slot.rules import Claim, Reported, Verdict
+from laredo_fanout.slot.rules import ClaimVerdict, HolderClaim, Reported
 
 TABLES = (0, 1)
 FRESH = 5
@@ -54,7 +54,7 @@ class Disk:
     positions: list[int] = field(default_factory=lambda: [0 for _ in TABLES])
     doubts: list[Doubt] = field(default_factory=list)
     live: bool = False
-    """Whether it has the tables."""
+    """True if it has the tables."""
 
     def doubts_at(self, position: int) -> bool:
         return any(each.start <= position < each.end for each in self.doubts)
@@ -64,12 +64,12 @@ class Disk:
 class Session:
     """A connection to the slot, and what was read and isn't durable yet."""
 
-    claim: Claim
+    claim: HolderClaim
     at: int
     claimed_at: int
     came_back: bool = False
     confirms: bool = False
-    """Whether its claim is durable."""
+    """True if its claim is durable."""
     batch: list[tuple[int, Entry]] = field(default_factory=list)
     strange: list[int] = field(default_factory=list)
     awaited: set[int] = field(default_factory=set)
@@ -85,7 +85,7 @@ class Server:
     alive: bool = True
     frozen: bool = False
     cut: bool = False
-    """Whether it reaches PostgreSQL alone, and none of its peers."""
+    """True if it reaches PostgreSQL alone, and none of its peers."""
     reports: dict[int, tuple[int, Reported]] = field(default_factory=dict)
     lonely_since: int = 0
     best: int = 0
@@ -116,7 +116,7 @@ class Model:
         self.wait = wait
         self.synchronous = self.chance.choice([1, 1, 0])
         self.patience = self.chance.choice(PATIENCE)
-        self.wal: list[Commit | Barrier | Claim] = []
+        self.wal: list[Commit | Barrier | HolderClaim] = []
         self.confirmed = self.persisted = 0
         self.reader: Server | None = None
         self.now = 0
@@ -244,7 +244,7 @@ class Model:
             return
         self.reader = server
         term = disk.term if disk.holder else disk.term + 1
-        claim = Claim("slot", f"{server.number}", term, self.nonce())
+        claim = HolderClaim("slot", f"{server.number}", term, self.nonce())
         server.session = Session(claim, server.position, len(self.wal) + 1)
         self.wal.append(claim)
         server.lonely_since = self.now
@@ -275,9 +275,9 @@ class Model:
                 session.strange.append(at)
         else:
             verdict = rules.judge(session.claim, met, came_back=session.came_back)
-            if verdict is Verdict.DEPOSED:
+            if verdict is ClaimVerdict.DEPOSED:
                 self.depose(server, met.term)
-            elif verdict is Verdict.OURS:
+            elif verdict is ClaimVerdict.OURS:
                 session.came_back = True
 
     def commit(self, server: Server, session: Session) -> None:

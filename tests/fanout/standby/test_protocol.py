@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from laredo_fanout.slot import rules
-from laredo_fanout.slot.rules import Claim, Reported, Verdict
+from laredo_fanout.slot.rules import ClaimVerdict, HolderClaim, Reported
 from tests.fanout.standby import model as model_
 from tests.fanout.standby.model import Commit, Model, Server, Session
 
@@ -65,9 +65,9 @@ def claims_without_nonces(patch: pytest.MonkeyPatch) -> None:
 def higher_claims_are_ignored(patch: pytest.MonkeyPatch) -> None:
     real = rules.judge
 
-    def judge(own: Claim, met: Claim, *, came_back: bool) -> Verdict:
+    def judge(own: HolderClaim, met: HolderClaim, *, came_back: bool) -> ClaimVerdict:
         verdict = real(own, met, came_back=came_back)
-        return Verdict.PAST if verdict is Verdict.DEPOSED else verdict
+        return ClaimVerdict.PAST if verdict is ClaimVerdict.DEPOSED else verdict
 
     patch.setattr(rules, "judge", judge)
 

@@ -9,11 +9,11 @@ import pytest
 from laredo_fanout import config as configuration
 from laredo_fanout.postgres import pgoutput
 from laredo_fanout.slot import rules
-from laredo_fanout.slot.rules import Claim, Reported
+from laredo_fanout.slot.rules import HolderClaim, Reported
 from laredo_fanout.store.rows import TableChanges
 from laredo_service.settings import SettingsError
 
-OURS = Claim("s", "a" * 32, 2, "b" * 16)
+OURS = HolderClaim("s", "a" * 32, 2, "b" * 16)
 SECRET = "c" * 32
 CONFIG = """
 sources.pg {{ connection = "dbname=x" {source} }}
