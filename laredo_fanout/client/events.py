@@ -45,7 +45,7 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HolderState:
-    """State of the holder that a standby needs to go on from the slot with a table's rows; JSON of the server."""
+    """State of the holder that a standby needs to go on from the slot; JSON of the server."""
 
     #: The table's, a number of the server's own.
     incarnation: int
