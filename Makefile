@@ -53,8 +53,8 @@ $(DEMO_STAMP): pyproject.toml setup.py $(COMPILED)
 demo: $(DEMO_STAMP)  ## rows change in a real PostgreSQL and land in an archive that is proven equal
 	@$(DEMO)/bin/python -m examples.snapshotter.demo
 
-# Half of a test's time it waits for other processes: three workers keep two cores busy.
-PYTEST := -n 3 --dist loadfile --no-loadscope-reorder
+# Half of a test's time it waits for other processes: four workers keep two cores busy.
+PYTEST := -n 4 --dist loadfile --no-loadscope-reorder
 
 test: export LAREDO_FUZZ_SECONDS ?= 1
 test: $(STAMP)  ## before a push, and in CI: each rule once, with real PostgreSQL, S3 servers and Spark

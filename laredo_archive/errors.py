@@ -11,6 +11,9 @@ ArchiveError
 ├── ArtifactMissing           an object that an entry names isn't there
 ├── ArchiveMissing            no archive at that location
 ├── NoSuchBoundary            no artifact ends where the reader wants to be
+├── NoSuchColumn              the table hasn't a column that was asked for
+├── ChangesLacking            no diffs lead from one boundary to another
+├── RowsUnfit                 a row doesn't fit the types inferred from the first rows
 ├── FormatUnknown             an artifact in none of the formats that are known here
 ├── ZstandardNeeded           compressed, and zstandard is missing
 ├── NoRoomToFetch             no room for an object that is fetched before it is read
@@ -161,6 +164,38 @@ class NoSuchBoundary(ArchiveError):
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(f"{where}: {reason}")
+        self.where = where
+
+
+class NoSuchColumn(ArchiveError):
+    """The table of the archive at ``where`` hasn't a column that was asked for."""
+
+    def __init__(self, where: str, name: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"{where}: there is no column {name}; the table's columns are {', '.join(known)}"
+        )
+        self.where = where
+
+
+class ChangesLacking(ArchiveError):
+    """No diffs of the archive at ``where`` lead from one boundary to another."""
+
+    def __init__(self, where: str, start: str, end: str, gap: str) -> None:
+        super().__init__(
+            f"{where}: no diffs lead from {start} to {end}: {gap}. Read the table at both, and"
+            " compare"
+        )
+        self.where = where
+
+
+class RowsUnfit(ArchiveError):
+    """A row doesn't fit the types that were inferred from the first rows."""
+
+    def __init__(self, where: str, reason: str, infer_rows: int) -> None:
+        super().__init__(
+            f"{where}: the archive records no types, and those of its first {infer_rows} rows don't"
+            f" fit: {reason}. Take them from more rows (infer_rows)"
+        )
         self.where = where
 
 
@@ -364,7 +399,7 @@ class CommitConflict(DestinationError):
 
 
 class CommitStateUnknown(DestinationError):
-    """The request may have taken effect, may yet do so, or not at all: only reading decides."""
+    """A request of unknown outcome: it took effect, may yet do so, or failed; reading tells."""
 
 
 class DestinationUnavailable(DestinationError):
@@ -444,6 +479,10 @@ class UnknownFormat(CodecError):
             f"the format {format_id!r} isn't known here; it must be one of {', '.join(known)}"
         )
         self.format_id = format_id
+
+
+NEEDS_PYARROW = "pyarrow isn't installed: pip install 'laredo-snapshotter[parquet]'"
+"""Message of an ImportError, where Arrow tables are asked for."""
 
 
 class PyarrowMissing(CodecError):

@@ -1,4 +1,4 @@
-"""The public reader of an archive: the table at any boundary, and the changes between two.
+"""The reader of an archive: the table at any boundary, and the changes between two.
 
 Memory doesn't grow with the table: rows and changes stream by in key order.
 """
@@ -99,8 +99,10 @@ class Archive:
 
     @property
     def boundaries(self) -> list[Boundary]:
-        """Every boundary of the manifest as far as it is unfolded, oldest first; raises like
-        :attr:`epochs`."""
+        """The boundaries of the manifest as far as it is unfolded, oldest first.
+
+        Raises like :attr:`epochs`.
+        """
         return timeline.boundaries(self.epochs)
 
     def boundary(

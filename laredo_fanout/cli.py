@@ -109,7 +109,9 @@ def main(
     gc.disable()
     config = context.obj.load()
     from laredo_fanout.app import logs, server
+    from laredo_service import native_log
 
+    native_log.capture()
     chosen = logs.LogSettings(log_format, log_level)
     logs.configure(chosen)
     sys.exit(server.run(config, chosen, context.obj.read))

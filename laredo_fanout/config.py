@@ -249,7 +249,8 @@ class ReplicatedTableConfig(Section):
     def _one_target(cls, targets: tuple[Target, ...]) -> tuple[Target, ...]:
         if len(targets) != 1:
             raise ValueError(
-                f"a table has exactly one replication-fanout target, this one has {len(targets)}"
+                f"a table has exactly one replication-fanout target, this one has {len(targets)};"
+                " leave targets out, or leave one"
             )
         return targets
 

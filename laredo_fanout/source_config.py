@@ -174,7 +174,8 @@ class Source(Section):
     """Interval at which an idle database's slot is advanced, and the catalog checked."""
     receive_timeout: Duration = Field(default=60.0, ge=1)
     """Silence after which a connection to PostgreSQL is closed and opened again, for example after
-    a proxy that stopped forwarding."""
+    a proxy that stopped forwarding. PostgreSQL ends a replication connection over TCP from which
+    nothing was read for that long."""
     # Deprecated: big transactions are always sent while they run (protocol version 2).
     stream_transactions: bool = True
     on_slot_lost: Literal["recreate", "fail"] = "recreate"

@@ -74,6 +74,13 @@ def parse_history(history: str) -> History:
     return History(int(match[1]), int(match[2]), int(match[3]), int(match[4] or 0))
 
 
+def goes_on(before: History, after: History) -> bool:
+    """True if ``after`` may go on from ``before``: a server of the cluster was promoted since."""
+    cluster, timeline, database, _ = before
+    same_database = (cluster, database) == (after.system_identifier, after.database_oid)
+    return same_database and timeline < after.timeline
+
+
 class Ancestor(NamedTuple):
     """An earlier history of the same database, up to the failover that ended it."""
 

@@ -42,7 +42,9 @@ class Certificate:
         except OSError as error:
             raise CertificateUnreadable(f"{self.path}: {error.strerror}") from error
         except ValueError as error:
-            raise CertificateUnreadable(f"{self.path} has no certificate: {error}") from error
+            raise CertificateUnreadable(
+                f"{self.path} contains no PEM certificate that can be read: {error}"
+            ) from error
         ends = [each.not_valid_after_utc for each in found]
         return max(ends) if self.any_will_do else min(ends)
 

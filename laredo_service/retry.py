@@ -1,6 +1,7 @@
-"""The waiting time between retries and reconnects, the same rule for all of them."""
+"""The waiting time between retries and reconnects, and their lines in the log: one rule for all."""
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,3 +36,27 @@ class Backoff(wait_base):
     def __call__(self, retry_state: RetryCallState) -> float:
         """The wait of a loop of tenacity."""
         return self.delay(retry_state.attempt_number)
+
+
+_LOG_AGAIN_S = 600.0
+
+
+class Outage:
+    """A time in which every attempt fails: a line in the log for the state, none for an attempt."""
+
+    def __init__(self) -> None:
+        self._kind: str | None = None
+        self._logged_at = 0.0
+
+    def is_news(self, kind: str) -> bool:
+        """True of a failure that is worth a line: of another kind than the one before, or the
+        first in ten minutes."""
+        now = time.monotonic()
+        if kind == self._kind and now - self._logged_at < _LOG_AGAIN_S:
+            return False
+        self._kind, self._logged_at = kind, now
+        return True
+
+    def end(self) -> None:
+        """An attempt succeeded: the next failure is news."""
+        self._kind = None

@@ -29,13 +29,14 @@ from laredo_archive.errors import (
 )
 from laredo_archive.manifest import object_keys, parser
 from laredo_archive.manifest.model import Manifest
-from laredo_archive.manifest.rules import head_of
+from laredo_archive.manifest.updates import head_of
 from laredo_archive.storage.destination import Destination, StoredObject
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.write import claim
 from laredo_fanout.client.errors import ClientError, StreamError
 from laredo_fanout.client.events import Handshake
+from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream, served_tables
 from laredo_model import position
 from laredo_model.column import key_columns
@@ -328,9 +329,9 @@ TRIGGERS = "snapshot triggers"
 async def check_tables(
     tables: Sequence[TableConfig], http: HttpBlock, before: Sequence[FindingsSection] = ()
 ) -> int:
-    """Check every table's server, destinations and sinks, and print what was found, behind what
-    was found ``before``.
+    """Check every table's server, destinations and sinks, and print the findings.
 
+    The findings ``before`` are printed first.
     The result is an exit code: 0 if all is well, else 1.
     """
     dangers = [WriterFinding("http", True, f"warning: {danger}") for danger in http.dangers]
@@ -372,7 +373,8 @@ async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[Findi
 
 
 def _of_table(table: TableConfig) -> Iterator[Awaitable[list[WriterFinding]]]:
-    yield _server(table)
+    for endpoint in table.endpoint.each():
+        yield _server(table, endpoint)
     for destination in table.destinations:
         if isinstance(destination, config_outputs.LocalDestinationBlock):
             yield in_thread(_directory, "destination", destination.directory)
@@ -380,11 +382,11 @@ def _of_table(table: TableConfig) -> Iterator[Awaitable[list[WriterFinding]]]:
         yield in_thread(_directory, "local_snapshot_path", table.spill_directory)
 
 
-async def _server(table: TableConfig) -> list[WriterFinding]:
-    what = f"server {table.endpoint.server}"
+async def _server(table: TableConfig, endpoint: Endpoint) -> list[WriterFinding]:
+    what = f"server {endpoint.server}"
     try:
         async with asyncio.timeout(SERVER_PATIENCE_S):
-            handshake = await _handshake(table)
+            handshake = await _handshake(table, endpoint)
     except TimeoutError:
         return [WriterFinding(what, False, f"no answer within {SERVER_PATIENCE_S:g} s")]
     except ClientError as refused:
@@ -398,9 +400,9 @@ async def _server(table: TableConfig) -> list[WriterFinding]:
     return [WriterFinding(what, True, f"{len(handshake.columns)} columns, key {', '.join(key)}")]
 
 
-async def _handshake(table: TableConfig) -> Handshake | None:
+async def _handshake(table: TableConfig, endpoint: Endpoint) -> Handshake | None:
     options = SyncOptions(table.name, f"{table.client_id}:check")
-    async with open_stream(table.endpoint, options) as events:
+    async with open_stream(endpoint, options) as events:
         async for event in events:
             return event if isinstance(event, Handshake) else None
     return None
@@ -433,7 +435,7 @@ def _manifest(
         yield WriterFinding(what, False, str(wrong))
         return
     if manifest.table != table.name:
-        yield WriterFinding(what, False, f"it is the archive of {manifest.table}")
+        yield WriterFinding(what, False, f"the archive there is that of {manifest.table}")
         return
     yield WriterFinding(what, True, _described(manifest))
     if first:
@@ -446,7 +448,7 @@ def _of_new(what: str, table: TableConfig, destination: Destination) -> WriterFi
         found = claim.objects_at(destination, table.key_prefix)
     except DestinationDenied:
         found = None  # a writer needn't be allowed to list
-    beside = f"; there are {found}" if found else ""
+    beside = f"; the directory contains {found}" if found else ""
     return WriterFinding(what, True, f"none yet; the first base will begin it{beside}")
 
 
@@ -485,7 +487,9 @@ async def check_block(block: SnapshotterBlock) -> int:
         try:
             known[each] = list(each.pattern.of(await served_tables(each.endpoint)))
         except StreamError as error:
-            findings.append(WriterFinding(named, False, f"its tables aren't known: {error}"))
+            findings.append(
+                WriterFinding(named, False, f"the server's tables aren't known: {error}")
+            )
         else:
             findings.append(WriterFinding(named, True, f"matches {len(known[each])} tables"))
     try:

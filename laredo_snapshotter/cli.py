@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import structlog
 
+from laredo_service import native_log
 from laredo_service.build import version_option
 from laredo_service.printable import printable, printable_lines
 from laredo_service.settings import SettingsError
@@ -85,13 +86,14 @@ def cli(
 ) -> None:
     """Writes tables that laredo-fanout streams into archives of snapshots and diffs."""
     usual = "info" if context.invoked_subcommand is None else "error"
-    logs.configure(
-        log_level or usual, as_json=None if log_format == "auto" else log_format == "json"
-    )
+    as_json = None if log_format == "auto" else log_format == "json"
+    logs.configure(log_level or usual, as_json=as_json)
     context.obj = (path, sets)
     if context.invoked_subcommand is None:
         service.give_back()
         block = _loaded(path, sets)
+        native_log.capture()
+        logs.configure(log_level or usual, as_json=as_json)
         # One that comes before the writer runs must not end it: the configuration was read now.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         load = partial(config_.load, path, sets)
@@ -140,7 +142,7 @@ def reload(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script ``laredo-snapshotter``."""
     cli()
 
 
@@ -168,8 +170,11 @@ def _loaded(path: Path | None, sets: tuple[str, ...]) -> config_.SnapshotterBloc
 
 
 def _finish(code: int) -> None:
-    """Exit without waiting for threads: one may hang in an unavailable destination, another
-    be in the middle of a collection, which may end anywhere."""
+    """Exit without waiting for threads.
+
+    One may hang in an unavailable destination; another may be in the middle of a collection, which
+    may end anywhere.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

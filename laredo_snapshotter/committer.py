@@ -26,9 +26,8 @@ from laredo_archive.write.base_upload import Base
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position
 from laredo_model import position as position_
-from laredo_model.checksum import StateChecksum
 from laredo_model.position import Position
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.diff.buffer import DiffSummary, Sealed
 from laredo_snapshotter.diff.cuts import VerifiedPosition
 from laredo_snapshotter.errors import NeverVerified
@@ -119,6 +118,7 @@ class DiffCommit:
             truncate=outcome.truncate,
             cancelled=outcome.cancelled + self._unwritten.cancelled,
             unchanged_until=_after(start, sealed, self._unwritten),
+            history=sealed.history,
         )
         self._unwritten.clear()
         sealed.close()
@@ -128,8 +128,7 @@ class DiffCommit:
         if self._measured is None:
             head = self._archive.head
             assert head is not None and head.rows is not None and head.checksum is not None
-            before = StateChecksum.from_hex(head.rows, head.checksum)
-            self._measured = head.position, self._sealed.measure(before)
+            self._measured = head.position, self._sealed.measure(head.rows, head.checksum)
         return self._measured
 
 
@@ -242,6 +241,7 @@ class Committer:
         self._unwritten = Unwritten()
         self._jobs: deque[_Job] = deque()
         self._blocked: CommitBlocked | None = None
+        self._outage = Outage()
         self._verified = verified
         verified.notify(self._notify)
         self._working: _Job | None = None
@@ -474,6 +474,7 @@ class Committer:
         result: object = await retrying(self._attempt, job)
         if self._blocked is not None:
             self._log.info("commit resumed", what=job.what, attempts=self._blocked.attempts)
+            self._outage.end()
         self._blocked = None
         return result
 
@@ -500,10 +501,15 @@ class Committer:
 
     def _hold(self, job: _Job, state: RetryCallState) -> None:
         assert state.outcome is not None
-        failure = str(state.outcome.exception())
+        error = state.outcome.exception()
+        failure = str(error)
         since = time.monotonic() if self._blocked is None else self._blocked.since
         self._blocked = CommitBlocked(failure, since, state.attempt_number)
-        self._log.warning(
+        # One of several destinations is another state.
+        place = getattr(error, "location", None)
+        news = self._outage.is_news(f"{type(error).__name__} {place}")
+        level = self._log.warning if news else self._log.debug
+        level(
             "commit held",
             what=job.what,
             error=failure,

@@ -1,4 +1,4 @@
-"""The ``snapshotter`` block: its schema, its defaults, and the tables of its patterns.
+"""The ``snapshotter`` block: its schema and defaults, and the tables that its patterns match.
 
 One table can be written in the short form, straight in the block; ``tables`` is a list of full
 blocks, each of which inherits the keys that it lacks from the block around it.
@@ -144,7 +144,7 @@ class SnapshotterBlock(TableBlock):
 
 
 class Root(Section):
-    """The file."""
+    """The root of the configuration file."""
 
     snapshotter: SnapshotterBlock
 
@@ -211,7 +211,7 @@ class TableConfig:
         return Triggers(**self.snapshot.model_dump())
 
     def is_as(self, other: "TableConfig") -> bool:
-        """True if both configure the same, wherever they are in the file."""
+        """True if both have the same settings, wherever they are in the file."""
         own, others = self._block, other._block
         return all(getattr(own, key) == getattr(others, key) for key in TableBlock.model_fields)
 
@@ -231,7 +231,7 @@ def load(path: Path | None, sets: Sequence[str] = ()) -> SnapshotterBlock:
 
 
 def tables(block: SnapshotterBlock) -> list[TableConfig]:
-    """The tables that ``block`` comes to, each complete.
+    """The complete configuration of each table in ``block``, which has no patterns.
 
     :raises ConfigRefused: if one lacks something, or two would write to the same location.
     """
@@ -250,7 +250,7 @@ def tables(block: SnapshotterBlock) -> list[TableConfig]:
 def check_forms(block: SnapshotterBlock) -> None:
     """Refuse the short form together with ``tables``.
 
-    :raises ConfigRefused: both are there.
+    :raises ConfigRefused: the block has both.
     """
     if block.tables and block.source.table is not None:
         raise ConfigRefused(
@@ -278,8 +278,10 @@ def over(outer: TableBlock, inner: TableBlock) -> TableBlock:
 
 
 def _merged(outer: Block, inner: Block) -> Block:
-    """``outer``, replaced by the members of ``inner``; sections and names are merged, lists
-    replaced."""
+    """``outer`` with the members of ``inner`` in place of its own.
+
+    Sections and names are merged, lists are replaced.
+    """
     update: dict[str, object] = {}
     for name in inner.model_fields_set:
         own, inherited = getattr(inner, name), getattr(outer, name)
@@ -293,9 +295,9 @@ def _merged(outer: Block, inner: Block) -> Block:
 
 
 def check_apart(found: list[TableConfig]) -> None:
-    """No table, destination or sink twice, and no archive among another's objects.
+    """Refuse a table, destination or sink that is there twice, and an archive inside another.
 
-    :raises ConfigRefused: if it isn't so.
+    :raises ConfigRefused: if there is one.
     """
     names: dict[str, TableConfig] = {}
     archives: list[tuple[str, str, str]] = []
@@ -320,7 +322,7 @@ def _check_once(path: str, key: str, names: list[str]) -> None:
 def _check_own(
     table: TableConfig, store: str, path: str, archives: list[tuple[str, str, str]]
 ) -> None:
-    """Each archive has a directory that no other one is in."""
+    """Refuse an archive whose directory contains another's, or is inside it."""
     for other_store, other_path, other in archives:
         if store == other_store and (path.startswith(other_path) or other_path.startswith(path)):
             raise ConfigRefused(
@@ -376,10 +378,10 @@ def patterns(block: SnapshotterBlock) -> dict[ServedPattern, str]:
 def matching_tables(
     block: SnapshotterBlock, found: Found, written: Collection[TableName] = ()
 ) -> list[TableConfig]:
-    """The tables that ``block`` comes to, those of patterns included.
+    """The complete configuration of each table in ``block``, with the tables that patterns match.
 
-    A pattern whose server hasn't answered yet stands for what is ``written`` already; beyond
-    ``max_tables`` that comes first.
+    A pattern whose server hasn't answered yet matches the tables that are ``written`` already. If
+    more than ``max_tables`` match, those that are ``written`` already are kept first.
 
     :raises ConfigRefused: if one lacks something, or two would write to the same location.
     """
@@ -399,7 +401,7 @@ def matching_tables(
 
 
 def name_of(table: TableConfig) -> TableName:
-    """The table, as PostgreSQL calls it."""
+    """Schema and name of the table."""
     return TableName(table.schema_name, table.table_name)
 
 
@@ -417,7 +419,7 @@ def _name(block: TableBlock) -> TableName:
 
 
 def _check_pattern(entry: _Entry) -> None:
-    """:raises ConfigRefused: it lacks something, or has what each table needs for itself."""
+    """:raises ConfigRefused: it lacks a setting, or has one that each table needs for itself."""
     TableConfig(entry.whole, entry.path)
     for key, value in (
         ("key_prefix", entry.whole.key_prefix),
@@ -430,7 +432,7 @@ def _check_pattern(entry: _Entry) -> None:
 
 
 def _check_table(entry: _Entry) -> None:
-    """:raises ConfigRefused: it has what is for a pattern."""
+    """:raises ConfigRefused: the table has a setting that only a pattern can have."""
     for key in sorted({"exclude", "max_tables"} & entry.inner.source.model_fields_set):
         raise ConfigRefused(
             f"{entry.path}.source.{key}: is for a pattern, a table with a * in its name"

@@ -15,7 +15,7 @@ from laredo_archive.aws.profile import Profile, ProfileError
 from laredo_archive.storage import local
 from laredo_archive.storage.s3.bucket import BadS3Location, S3Location
 from laredo_fanout.client.stream.endpoint import Endpoint as ServerEndpoint
-from laredo_fanout.client.stream.endpoint import Tls
+from laredo_fanout.client.stream.endpoint import Tls, endpoint_of
 from laredo_service.settings import Duration, SchemaName, Secret, Section, WrongAt
 from laredo_service.settings.values import with_secret
 from laredo_service.table_pattern import STAR, TablePattern
@@ -55,7 +55,7 @@ class LocalDestinationBlock(Section):
 
     @property
     def directory(self) -> Path:
-        """Absolute."""
+        """The absolute path of the directory."""
         return self.path.absolute()
 
     @property
@@ -388,11 +388,19 @@ class TlsBlock(Section):
         return self
 
 
+def _as_list(servers: object) -> object:
+    return (servers,) if isinstance(servers, str) else servers
+
+
+ServerAddresses = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
+
 class SourceBlock(Section):
     """Which table, and the laredo-fanout server that streams it."""
 
-    server: str | None = None
-    """``host:port`` of the server's gRPC side; required."""
+    server: ServerAddresses | None = None
+    """``host:port`` of the server's gRPC side, or a list of servers with the same data, as a
+    primary and its relays: when one doesn't serve, another one is resumed from; required."""
     schema_name: Annotated[SchemaName, Field(alias="schema")] = "public"
     """The table's schema. With a ``*``, as in ``table``, a pattern."""
     table: str | None = None
@@ -435,8 +443,8 @@ class SourceBlock(Section):
         """
         tls = self.tls
         try:
-            return ServerEndpoint(
-                self.server or "",
+            return endpoint_of(
+                self.server or (),
                 None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
                 None if self.token is None else self.token.get_secret_value(),
             )

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from laredo_archive.aws.clients import AwsClients, Called, ignore
@@ -43,15 +44,23 @@ class Stores:
                 self._clients[known] = AwsClients(profiles, self._on_call)
             return self._clients[known]
 
-    def open(self, table: TableConfig) -> list[Destination]:
+    def open(
+        self, table: TableConfig, asking: Callable[[str], AbstractContextManager[None]]
+    ) -> list[Destination]:
         """Those of ``table``, in the order of the configuration; each store can swap.
+
+        ``asking`` is entered with the location of one while that is waited for.
 
         :raises ConditionalWritesMissing: if one can't.
         :raises AwsError: if one can't be asked as it is configured.
         :raises DestinationUnavailable: if one is unavailable; try again later.
         """
         clients = self.clients(table.profiles)
-        return [self._opened(block, clients) for block in table.destinations]
+        opened = []
+        for block in table.destinations:
+            with asking(block.location):
+                opened.append(self._opened(block, clients))
+        return opened
 
     def destination(self, block: DestinationConfig, clients: AwsClients) -> Destination:
         """The one that ``block`` names; nothing is asked of it.

@@ -25,7 +25,7 @@ from laredo_snapshotter.status import TableWriterStatus, WriterState
 
 
 def _unix(table: TableWriterStatus, moment: datetime | None) -> float | None:
-    """None of a writer that was fenced, too: how far the other one has come it doesn't know."""
+    """Unix time of ``moment``; None if another writer has taken the archive over."""
     if moment is None or table.state is WriterState.FENCED:
         return None
     return moment.timestamp()
@@ -291,12 +291,12 @@ class Metrics:
         self.registry.register(_ProgramCollector(http, certificates))
 
     def called(self, called: Called) -> None:
-        """A request to an AWS service was answered, or wasn't."""
+        """Count a request to an AWS service, by its answer's status (``none``: no answer)."""
         status = "none" if called.status is None else str(called.status)
         self.aws_requests.labels(called.service, called.operation, status).inc()
 
     def forget(self, table: str) -> None:
-        """A table isn't written any more."""
+        """Remove the metrics of a table that isn't written any more."""
         for counter in (
             self.artifacts_written,
             self.event_errors,
@@ -337,43 +337,43 @@ class TableCounters(Observer):
             metrics.merges.labels(table, outcome)
 
     def artifact(self, kind: str) -> None:
-        """One artifact was committed."""
+        """Count a committed artifact."""
         self._metrics.artifacts_written.labels(self._table, kind).inc()
 
     def sink(self, name: str) -> None:
-        """There is a sink of this name; its counters begin at 0."""
+        """Begin the counters of a sink at 0."""
         self._metrics.notices_sent.labels(self._table, name)
         self._metrics.event_errors.labels(self._table, name)
 
     def notice_sent(self, sink: str) -> None:
-        """``sink`` took a notice."""
+        """Count a notice that ``sink`` accepted."""
         self._metrics.notices_sent.labels(self._table, sink).inc()
 
     def notice_refused(self, sink: str) -> None:
-        """``sink`` didn't take one, or didn't confirm that."""
+        """Count a notice that ``sink`` refused or didn't confirm."""
         self._metrics.event_errors.labels(self._table, sink).inc()
 
     def destination(self, location: str) -> None:
-        """There is a destination at ``location``; its counters begin at 0."""
+        """Begin the counters of the destination at ``location`` at 0."""
         self._metrics.objects_restored.labels(self._table, location)
         self._metrics.objects_deleted.labels(self._table, location)
         for outcome in ("done", "failed"):
             self._metrics.collections.labels(self._table, location, outcome)
 
     def collected(self, location: str, outcome: str) -> None:
-        """A run of the garbage collector ended."""
+        """Count a run of the garbage collector that ended."""
         self._metrics.collections.labels(self._table, location, outcome).inc()
 
     def diffs_merged(self, outcome: str) -> None:
-        """A merge of diffs ended, done or failed."""
+        """Count a merge of diffs that ended, done or failed."""
         self._metrics.merges.labels(self._table, outcome).inc()
 
     def object_deleted(self, location: str) -> None:
-        """An object was deleted."""
+        """Count a deleted object."""
         self._metrics.objects_deleted.labels(self._table, location).inc()
 
     def objects_restored(self, location: str, count: int) -> None:
-        """Objects that were missing or damaged are whole again."""
+        """Count objects that were missing or damaged, and are restored."""
         self._metrics.objects_restored.labels(self._table, location).inc(count)
 
     def objects_lost(self, location: str, count: int) -> None:
@@ -381,28 +381,28 @@ class TableCounters(Observer):
         self._metrics.objects_lost.labels(self._table, location).set(count)
 
     def restarted(self) -> None:
-        """The table's writer began again."""
+        """Count a restart of the table's writer."""
         self._metrics.restarts.labels(self._table).inc()
 
     def fenced(self) -> None:
-        """Another writer took the archive over."""
+        """Count that another writer took the archive over."""
         self._metrics.fenced.labels(self._table).inc()
 
     def failed(self, failure: Exception) -> None:
-        """An error ended the table's session, or its writer for good."""
+        """Count an error that ended the table's session, or its writer for good."""
         self._metrics.table_failures.labels(self._table, type(failure).__name__).inc()
 
     def rebased(self, outcome: str) -> None:
-        """A re-base ended, done or failed."""
+        """Count a re-base that ended, done or failed."""
         self._metrics.rebases.labels(self._table, outcome).inc()
 
     def connected(self, handshake: Handshake) -> None:
-        """A stream began."""
+        """Clear the reason of the last disconnection: a stream began."""
         del handshake
         self.disconnected_because = None
 
     def disconnected(self, error: StreamError, delay: float) -> None:
-        """A stream ended, or an attempt failed."""
+        """Count a stream that ended, or an attempt that failed."""
         del delay
         self.disconnected_because = str(error)
         self._metrics.stream_errors.labels(self._table, type(error).__name__).inc()

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from laredo_archive.manifest.rules import Head
+from laredo_archive.manifest.updates import Head
 from laredo_archive.write.base_upload import BaseUpload
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.events import Event, Handshake, SnapshotBegin, SnapshotEnd, SnapshotRows
@@ -211,7 +211,7 @@ def _shape(columns: Sequence[Column]) -> list[tuple[str, str, int, int | None]]:
 log = structlog.get_logger(__name__)
 
 ATTEMPTS = 10
-"""Second streams to open until one's snapshot isn't older than the live stream."""
+"""Most second streams to open until one's snapshot isn't older than the live stream."""
 
 OPENING_S = 60.0
 """Time for which the live stream is held for the second one to begin."""
@@ -313,14 +313,16 @@ class Rebase:
         finally:
             feed.release()
         raise RebaseAbandoned(
-            self._config.name, f"{ATTEMPTS} snapshots were older than the live stream"
+            self._config.name,
+            f"{ATTEMPTS} snapshots were older than the live stream; does"
+            f" {self._config.endpoint.server} lead to several servers, of which some lag?",
         )
 
     async def _open(self, streams: AsyncExitStack) -> _Begun:
         config = self._config
         # The live stream brings its verified position; asking has the catalog checked at once.
         options = SyncOptions(config.name, f"{config.client_id}:rebase", boundaries=True)
-        events = await streams.enter_async_context(open_stream(config.endpoint, options))
+        events = await streams.enter_async_context(open_stream(self._feed.endpoint, options))
         handshake: Handshake | None = None
         async for event in events:
             if isinstance(event, Handshake):
@@ -328,13 +330,14 @@ class Rebase:
             elif isinstance(event, SnapshotBegin) and handshake is not None:
                 assert event.position is not None, "the live stream's server sends positions"
                 return _Begun(event.position, handshake, events)
-        raise RebaseAbandoned(config.name, "the server ended the second stream")
+        raise RebaseAbandoned(config.name, "the server ended the second stream before a snapshot")
 
     def _check(self, handshake: Handshake) -> None:
         head = self._archive.head
         if not self._feed.cuts.live or head is None:
             raise RebaseAbandoned(self._config.name, "the live stream is closed")
-        if handshake.history != head.history or not same_shape(handshake.columns, head.columns):
+        same_history = handshake.history == self._feed.cuts.history
+        if not same_history or not same_shape(handshake.columns, head.columns):
             raise RebaseAbandoned(self._config.name, "the table isn't the one of this epoch")
 
     async def _copy(self, events: AsyncIterator[Event], job: BaseJob) -> SnapshotEnd:

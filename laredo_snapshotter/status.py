@@ -107,6 +107,8 @@ class TableWriterStatus:
     complete_at: datetime | None
     """Time when the archive was last known to be complete: a commit, or ``seen_position``
     raised."""
+    server: str | None
+    """The server that the stream comes from, or came from last."""
     stream_position: int | None
     """Every transaction up to here was taken from the stream."""
     history: str | None

@@ -241,31 +241,45 @@ class Restorer:
         self._counters = counters
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{config.name} repair")
         self._log = log.bind(table=config.name)
+        self._any_lost = False
+        self._again = asyncio.Event()
+
+    def base_committed(self) -> None:
+        """A base is in the archive, which may take the place of lost objects: check them again."""
+        if self._any_lost:
+            self._again.set()
 
     async def run(self) -> None:
-        """Check every destination once, until cancelled; an object under way isn't waited for."""
-        loop = asyncio.get_running_loop()
-        attempts = RESTORE_AGAIN.attempts or 1
+        """Check every destination, once and after a base that replaces lost objects, until
+        cancelled; an object under way isn't waited for."""
         try:
-            for attempt in range(1, attempts + 1):
-                try:
-                    await loop.run_in_executor(self._executor, self.restore, READ_BYTES)
-                except Exception as failure:  # noqa: BLE001  # the writing goes on
-                    delay = RESTORE_AGAIN.delay(attempt)
-                    self._log.warning(
-                        "destinations not checked for lost objects",
-                        error=str(failure),
-                        kind=type(failure).__name__,
-                        attempt=attempt,
-                        retry_in_s=None if attempt == attempts else round(delay, 2),
-                        exc_info=None if isinstance(failure, ArchiveError) else failure,
-                    )
-                else:
-                    return
-                if attempt < attempts:
-                    await asyncio.sleep(delay)
+            while True:
+                await self._check()
+                await self._again.wait()
+                self._again.clear()
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        attempts = RESTORE_AGAIN.attempts or 1
+        for attempt in range(1, attempts + 1):
+            try:
+                await loop.run_in_executor(self._executor, self.restore, READ_BYTES)
+            except Exception as failure:  # noqa: BLE001  # the writing goes on
+                delay = RESTORE_AGAIN.delay(attempt)
+                self._log.warning(
+                    "destinations not checked for lost objects",
+                    error=str(failure),
+                    kind=type(failure).__name__,
+                    attempt=attempt,
+                    retry_in_s=None if attempt == attempts else round(delay, 2),
+                    exc_info=None if isinstance(failure, ArchiveError) else failure,
+                )
+            else:
+                return
+            if attempt < attempts:
+                await asyncio.sleep(delay)
 
     def restore(self, read_bytes: int | None) -> None:
         """Restore on every destination what another has; blocks.
@@ -276,6 +290,7 @@ class Restorer:
         :raises DestinationError: if one can't be asked; what was restored stays so.
         """
         found = self._found()
+        any_lost = False
         for target in found:
             others = [other for other in found if other is not target]
             report = repair.repair(target, others, sums_bytes=read_bytes)
@@ -289,7 +304,11 @@ class Restorer:
                     count=len(report.lost),
                 )
             self._counters.objects_restored(place, len(report.repaired))
+            for gone in report.gone[:SHOWN]:
+                self._log.warning("object gone", destination=place, error=str(gone))
             self._counters.objects_lost(place, len(report.lost))
+            any_lost = any_lost or bool(report.lost)
+        self._any_lost = any_lost
 
     def _found(self) -> list[FoundArchive]:
         key = object_keys.manifest_key(self._config.key_prefix)

@@ -170,7 +170,7 @@ def read_changes(
     ``until``: up to its head. At a gap between diffs (retention, another history, other
     columns), ``on_gap`` decides: "fail", or "snapshot": a TRUNCATE, and the next
     base's rows with action SNAPSHOT; then, without ``after``, the first base's rows come first.
-    ``given``: the other options of :mod:`laredo_spark.options`; :mod:`laredo_spark.changes.shape`
+    ``given``: the other options of :mod:`laredo_spark.options`; :mod:`laredo_archive.arrow.changes`
     says which columns there are.
 
     :raises ArchiveError: if there is no such archive, or no such boundary.

@@ -52,12 +52,11 @@ from enum import StrEnum
 from laredo_archive import codec
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.codec.arrow.types import Special, Typing, TypingRefused
+from laredo_archive.manifest import timeline
 from laredo_archive.read import location
 from laredo_archive.storage.access import Addressing, S3Access, profiles
-from laredo_model import position as positions
-from laredo_model.errors import BadPosition, ModelError
+from laredo_model.errors import BadTime
 from laredo_model.position import Position
-from laredo_service import files
 from laredo_spark.errors import OptionRefused
 
 _ADDRESSING: Sequence[Addressing] = ("auto", "path", "virtual")
@@ -221,17 +220,9 @@ def _moment(name: str, text: str | None) -> Position | datetime | None:
     if text is None:
         return None
     try:
-        return positions.parse(text)
-    except BadPosition:
-        pass
-    try:
-        return files.parse(text)
-    except ModelError:
-        raise OptionRefused(
-            name,
-            text,
-            "neither a position such as 0/19F000 nor a time such as 2026-06-03T21:40:11Z",
-        ) from None
+        return timeline.moment(text)
+    except BadTime as wrong:
+        raise OptionRefused(name, text, str(wrong)) from None
 
 
 def _flag(name: str, text: str) -> bool:

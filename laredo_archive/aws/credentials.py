@@ -211,7 +211,7 @@ class RoleSession:
     def _note(self, state: tenacity.RetryCallState) -> None:
         failure = state.outcome.exception() if state.outcome else None
         log.warning(
-            "role is asked for again",
+            "role requested again",
             profile=self._profile.name,
             attempt=state.attempt_number,
             failure=str(failure),

@@ -45,7 +45,7 @@ class ProfileError(AwsError):
 
 
 class RegionUnknown(AwsError):
-    """Nothing says in which region ``service`` is to be asked."""
+    """No region is configured for requests to ``service``."""
 
     def __init__(self, service: str, profile: str) -> None:
         super().__init__(

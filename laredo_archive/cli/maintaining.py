@@ -203,10 +203,12 @@ def repair_archive(
 
     Its writer may be at work. Bytes are taken only if they have the sha256 in the manifest of
     ARCHIVE. A missing object gets its name again; instead of a damaged one the manifest names a new
-    object, and the damaged one is retired for the collector.
+    object, and the damaged one is retired for the collector. An object that nobody has, and that a
+    later base takes the place of, is marked in the manifest: verify then says which boundaries are
+    gone.
 
     The --from-... options set the access to OTHER; if none does, it is reached as ARCHIVE is. Exit
-    status: 0 all is whole now, 1 something isn't, or nothing could be done.
+    status: 0 all is whole now, or gone and replaced, 1 something isn't, or nothing could be done.
     """
     if not any(theirs[option] for option, _ in reading_options):
         theirs |= {option: ours[option] for option, _ in reading_options}
@@ -226,12 +228,15 @@ def _print_report(report: RepairReport, *, dry_run: bool) -> None:
     for done in report.repaired:
         now = "" if done.uri is None else f"; now {done.uri}"
         click.echo(printable(f"{would}restored from {done.origin}{now}: {done.reason}"))
+    for gone in report.gone:
+        click.echo(printable(f"gone, and a later base takes its place: {gone}"))
     for lost in report.lost:
         click.echo(printable(f"problem: {lost}"))
+    gone_too = f", gone {len(report.gone)}" if report.gone else ""
     click.echo(
         printable(
             f"{report.uri}: {report.objects} objects, {would}restored {len(report.repaired)},"
-            f" lost {len(report.lost)}"
+            f" lost {len(report.lost)}{gone_too}"
         )
     )
 

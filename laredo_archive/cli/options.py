@@ -28,14 +28,13 @@ from structlog.typing import EventDict, WrappedLogger
 
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.errors import ArchiveError
+from laredo_archive.manifest import timeline
 from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.reader import Archive
 from laredo_archive.storage import access as s3
 from laredo_archive.storage.access import S3Access
-from laredo_model import position as positions
-from laredo_model.errors import BadPosition, ModelError
+from laredo_model.errors import BadTime
 from laredo_model.position import Position
-from laredo_service import files
 from laredo_service.printable import printable
 
 FAILED = 1
@@ -67,18 +66,9 @@ class AsOf(click.ParamType[Position | datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            return positions.parse(value)
-        except BadPosition:
-            pass
-        try:
-            return files.parse(value)
-        except ModelError:
-            self.fail(
-                f"{value!r} is neither a position such as 0/19F000 nor a time such as"
-                " 2026-06-03T21:40:11Z",
-                param,
-                ctx,
-            )
+            return timeline.moment(value)
+        except BadTime as wrong:
+            self.fail(str(wrong), param, ctx)
 
 
 def _key_columns(

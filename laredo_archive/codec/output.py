@@ -48,7 +48,7 @@ def ranged(
         piece = stream.read(at_once if left is None else min(at_once, left))
         if not piece:
             if left is not None:
-                raise BadBytes(f"it ends {left} bytes before byte {stop}")
+                raise BadBytes(f"the file ends {left} bytes before byte {stop}")
             return
         if left is not None:
             left -= len(piece)
@@ -119,7 +119,7 @@ def messages(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
         # Not an empty one: one piece alone is joined without a copy.
         parts, held = [rest] if rest else [], len(rest)
     if held:
-        raise BadBytes(f"it ends inside a message, {held} bytes after its start")
+        raise BadBytes(f"the file ends inside a message, {held} bytes after its start")
 
 
 def _whole_messages(buffer: bytes) -> tuple[list[bytes], bytes, int]:

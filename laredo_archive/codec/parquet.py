@@ -86,7 +86,7 @@ class ParquetSnapshotEncoder:
         self._group, self._group_bytes = [], 0
 
     def _opened(self) -> pq.ParquetWriter:
-        """Opened with the first rows, as they say how deep arrays are."""
+        """The writer, opened with the first rows, which show the depth of each array column."""
         if self._writer is None:
             storer = self._storer or RowStorer(self._columns, b"")
             self._writer = pq.ParquetWriter(

@@ -80,7 +80,7 @@ class _Ranged(Seekable):
             return 0
         data = self._opened_here().read(wanted)
         if not data:
-            raise BadBytes(f"it ends at byte {self._at}, before its {self._size} bytes")
+            raise BadBytes(f"the file ends at byte {self._at}, before its {self._size} bytes")
         buffer[: len(data)] = data
         self._at = self._source_at = self._at + len(data)
         return len(data)

@@ -1,4 +1,4 @@
-"""Keys of lines, extracted by a regular expression, and the lines of a range of keys."""
+"""Keys and values of lines, extracted by regular expressions, and the lines of a range of keys."""
 
 import re
 from bisect import bisect_left
@@ -30,8 +30,8 @@ class RowKeys:
     """Reads keys from lines whose columns are in one order.
 
     ``names`` are the lines' columns in order, None if unknown: then the first line decides. A line
-    that has them otherwise is taken apart in full. Without ``key_fields`` the table has no key, and
-    its rows are to come in order, from the first of some equal ones on.
+    with other columns, or another order, is parsed in full. Without ``key_fields`` the table has no
+    key: its rows are then to come in order, beginning with the first of equal rows.
     """
 
     def __init__(self, key_fields: Sequence[str], names: Sequence[str] | None) -> None:
@@ -40,7 +40,7 @@ class RowKeys:
         self._pattern = None if names is None or not key_fields else self._compile(names)
 
     def of_lines(self, lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-        """The keys, and the lines: as they are, or compact where they weren't.
+        """The keys, and the lines: verbatim, or made compact where one had blanks.
 
         :raises BadBytes: if a line isn't a row or lacks a key column.
         """
@@ -105,7 +105,7 @@ _DEPTH = 4
 
 
 def _nested(depth: int) -> bytes:
-    """An object or array that holds at most ``depth`` - 1 more inside of each other."""
+    """Pattern of an object or array that is nested at most ``depth`` deep."""
     inside = rb"|" + _nested(depth - 1) if depth > 1 else b""
     return rb'[\[{](?>[^\[\]{}"]++|' + _LINE_STRING + inside + rb")*+[\]}]"
 
@@ -145,7 +145,7 @@ def splitter(names: Sequence[str]) -> Callable[[bytes], Sequence[bytes]]:
 
 
 def heads(names: Sequence[str]) -> tuple[bytes, ...]:
-    """Text in front of each column's value in a line with these columns."""
+    """Text before each column's value in a line with these columns: ``{"id":``, ``,"name":``."""
     found = [b"," + orjson.dumps(name) + b":" for name in names]
     return (b"{" + found[0][1:], *found[1:]) if found else ()
 
@@ -174,7 +174,7 @@ class KeyBounds(Protocol):
 
 
 def lines(block: bytes, keys: KeyBounds, key_at: Callable[[bytes, int], bytes]) -> bytes:
-    """The lines of ``block`` whose keys are among ``keys``.
+    """The lines of the sorted ``block`` whose keys are in the range ``keys``.
 
     ``block`` ends with a newline; ``key_at``: the key of the line that begins there.
     """
@@ -184,7 +184,7 @@ def lines(block: bytes, keys: KeyBounds, key_at: Callable[[bytes, int], bytes]) 
 
 
 def records(some: Sequence[T], keys: KeyBounds, key_of: Callable[[T], bytes]) -> Sequence[T]:
-    """Those whose keys are among ``keys``."""
+    """The sorted records among ``some`` whose keys are in the range ``keys``."""
     start = 0 if keys.low is None else bisect_left(some, keys.low, key=key_of)
     stop = len(some) if keys.high is None else bisect_left(some, keys.high, key=key_of)
     return some[start:stop]
@@ -204,7 +204,7 @@ def _first_line(block: bytes, bound: bytes, key_at: Callable[[bytes, int], bytes
 
 
 def _key(block: bytes, at: int, key_at: Callable[[bytes, int], bytes]) -> bytes:
-    """Of a line without a byte it is that of the next one."""
+    """Key of the line at ``at``; for an empty line, the key of the next line that isn't."""
     while block.startswith(b"\n", at):
         at += 1
     return key_at(block, at) if at < len(block) else _ABOVE_ALL

@@ -87,7 +87,7 @@ class _Compressed:
     def take(self, size: int) -> bytes:
         while len(self._buffer) - self._at < size:
             if not self._more():
-                raise BadBytes(f"it ends inside a zstd frame, at byte {self._read_to}")
+                raise BadBytes(f"the file ends inside a zstd frame, at byte {self._read_to}")
         self._at += size
         return self._buffer[self._at - size : self._at]
 
@@ -97,7 +97,7 @@ class _Compressed:
             return False
         piece = self._source.read(left)
         if not piece and self._stop is not None:
-            raise BadBytes(f"it ends at byte {self._read_to}, before byte {self._stop}")
+            raise BadBytes(f"the file ends at byte {self._read_to}, before byte {self._stop}")
         self._buffer = self._buffer[self._at :] + piece
         self._at = 0
         self._read_to += len(piece)

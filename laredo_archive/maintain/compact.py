@@ -157,8 +157,7 @@ class PartsProof:
         check_files: Callable[[Artifact, RowFields], bool],
         progress: ReadProgress,
     ) -> None:
-        """``check_files`` compares an artifact's objects with their entries, and says whether all
-        are so."""
+        """``check_files`` returns True if an artifact's objects are as their entries describe."""
         self._archive = archive
         self._check_files = check_files
         self._progress = progress

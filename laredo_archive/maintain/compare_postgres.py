@@ -162,13 +162,13 @@ class Database:
             raise DatabaseUnusable(shown(dsn), _reason(failure)) from failure
 
     def history(self) -> History:
-        """The history of its positions.
+        """The history of the database's positions.
 
         :raises DatabaseUnusable: if it is a standby.
         """
         if self._one("SELECT pg_is_in_recovery()")[0]:
             raise DatabaseUnusable(
-                self._connection.info.host, "it is a standby; give the primary's DSN"
+                self._connection.info.host, "the server is a standby; give the primary's DSN"
             )
         return History(*self._one(_HISTORY_SQL))
 
@@ -180,7 +180,9 @@ class Database:
         found = self._connection.execute(_TABLE_SQL, (name,)).fetchall()
         location = f"{self._connection.info.host}/{self._connection.info.dbname}"
         if not found:
-            raise DatabaseUnusable(location, f"it has no table {name}; is it the right database?")
+            raise DatabaseUnusable(
+                location, f"the database has no table {name}; is it the right one?"
+            )
         oid, schema, table, kind = found[0]
         rows = self._connection.execute(_COLUMNS_SQL, (oid,)).fetchall()
         type_rows = self._connection.execute(TYPES_SQL, ([type_oid for _, type_oid, _ in rows],))
@@ -205,7 +207,7 @@ class Database:
         return ComparedTable(oid, table_name(schema, table), lines, tuple(differing), extra)
 
     def measure(self, table: "ComparedTable") -> Measured:
-        """Rows and checksum in one snapshot, between two positions; locks nothing."""
+        """Measure the table in one snapshot, between two positions; locks nothing."""
         after = self._position()
         writers = self._connection.execute(_WRITERS_SQL, {"table": table.oid}).fetchall()
         with self._connection.transaction():
@@ -298,8 +300,8 @@ def compare(
 ) -> ComparisonResult:
     """Compare the table with its archive, which is read again for up to ``wait_s`` seconds.
 
-    ``lock`` keeps writers out of the table meanwhile, so that it is always decided
-    if only the archive gets that far.
+    ``lock`` keeps writers out of the table meanwhile, so that the comparison is decided once the
+    archive reaches the measured position.
 
     :raises DatabaseUnusable: if the database can't be asked, or is another one.
     :raises NoSuchBoundary: if the archive is empty.
@@ -308,7 +310,7 @@ def compare(
     if head.last.state_checksum is None:
         raise NoSuchBoundary(
             archive.uri,
-            "its artifacts have no state_checksum; it can't be compared with a database",
+            "the artifacts have no state_checksum, so no database can be compared with them",
         )
     with Database.connected(dsn) as database:
         history = database.history()
@@ -344,12 +346,12 @@ def _with_extra(verdict: ComparisonResult, table: ComparedTable) -> ComparisonRe
 
 def _foreign(archive: Archive, history: History) -> ComparisonResult | None:
     own = archive.boundary().history
-    # Whether it went back is nothing that a database knows of itself.
+    # A database doesn't know of itself whether it was restored to an earlier state.
     if own is None or own._replace(restored=0) == history:
         return None
     if own._replace(timeline=history.timeline, restored=0) != history:
         raise DatabaseUnusable(
-            "the database", f"it is of history {history}, the archive of {own}: another database"
+            "the database", f"its history is {history}, the archive's is {own}: another database"
         )
     return ComparisonResult(
         Comparison.UNDECIDED,
@@ -407,7 +409,7 @@ def decide(archive: Archive, measured: Measured) -> ComparisonResult | None:
 
 
 def _known(archive: Archive, measured: Measured) -> Boundary | None:
-    """The boundary whose state is the archive's from the one position to the other."""
+    """The boundary that the archive knows to hold at each moment of the measurement, or None."""
     head = archive.boundary()
     if head.position <= measured.after and _seen(archive) >= measured.before:
         return head
@@ -439,13 +441,13 @@ def decide_locked(archive: Archive, measured: Measured) -> ComparisonResult | No
 
 def _of_history(archive: Archive) -> list[Boundary]:
     found = archive.boundaries
-    return [boundary for boundary in found if boundary.history == found[-1].history]
+    return [boundary for boundary in found if found[-1].history in boundary.histories]
 
 
 def _near(archive: Archive, measured: Measured) -> list[Boundary]:
-    """The boundaries between the two positions, the last one before, and the first one after.
+    """The boundaries that the measured table may equal.
 
-    The table was on its way from the one to the other when it was measured.
+    They are those between the two positions, the last one before, and the first one after.
     """
     ordered = _of_history(archive)
     before = [boundary for boundary in ordered if boundary.position < measured.after]

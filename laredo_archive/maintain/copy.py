@@ -62,7 +62,7 @@ class CopyTarget(NamedTuple):
 
     @property
     def uri(self) -> str:
-        """The manifest's."""
+        """The URI of the target's manifest."""
         return self.destination.uri_of(object_keys.manifest_key(self.key_prefix))
 
 
@@ -373,8 +373,9 @@ class _Copy:
         return self._lists.listed(self._store, before.own, merged, parts)
 
     def _listed(self) -> Iterator[ObjectInfo]:
-        """List the target's objects: after its manifest was read, so that the list holds for the
-        swap.
+        """List the target's objects.
+
+        Called after the target's manifest was read, so that the list holds for the swap.
         """
         return self._target.destination.list(self._target.key_prefix)
 
@@ -412,10 +413,10 @@ class _Copy:
             raise CopyStopped(failure, self._target.uri, wanted - missing, wanted) from failure
 
     def _name_for(self, slot: _Slot) -> str:
-        """Key of the object in the target: the source's name, if writers give such names.
+        """Key of the object in the target: its name in the source, or the name a writer gives it.
 
-        What the source's manifest names may be called anything, also as another program's
-        object would be.
+        An object of the source keeps its name only if that has a writer's form, as the source's
+        manifest may name objects of any name, even one that another program's object has.
         """
         key, prefix = self._source.locate(slot.entry.key), self._target.key_prefix
         name = f"{prefix}{key.removeprefix(self._source.key_prefix)}"

@@ -114,8 +114,9 @@ def _write(archive: Archive, boundary: Boundary, sink: BinaryIO, format_id: str)
     ):
         raise ExportRefused(
             archive.uri,
-            f"at {boundary} its rows give {checksum!r}, the manifest has {expected.rows} rows,"
-            f" {expected.state_checksum}; see laredo-archive verify",
+            f"at {boundary} the archive has {checksum.rows} rows with checksum {checksum.hex()},"
+            f" its manifest records {expected.rows} rows with checksum {expected.state_checksum};"
+            " see laredo-archive verify, which finds the damaged objects",
         )
     return Exported(checksum.rows, hashing.digest.size, hashing.digest.hex(), checksum.hex())
 

@@ -94,6 +94,9 @@ class RepairReport:
     read: int = 0
     repaired: list[RepairedObject] = field(default_factory=list)
     lost: list[ArtifactLost] = field(default_factory=list)
+    #: Of them those that a later, whole base takes the place of: only boundaries before it are
+    #: gone, and the manifest says so of them (not in a dry run).
+    gone: list[ArtifactLost] = field(default_factory=list)
 
 
 def repair(
@@ -166,6 +169,10 @@ class _Repair:
         self._dry_run = dry_run
         self._new_names = NewNames(secrets.token_hex(8))
         self._report = RepairReport(self._store.uri)
+        self._lost_bases: set[int] = set()
+        """Epochs whose base isn't whole."""
+        self._known: dict[str, bool] = {}
+        """Objects, by key, that are to be called lost in the manifest, or no longer so."""
 
     def run(self, sums_bytes: int | None) -> RepairReport:
         tops = tuple(reversed(self._manifest.artifacts))
@@ -173,6 +180,8 @@ class _Repair:
         if sums_bytes is None:
             for top in tops:
                 self._repair_listed(top, top)
+        if self._known and not self._dry_run:
+            self._store.rewrite(self._marked, None)
         return self._report
 
     def _repair_listed(self, top: Artifact, within: Artifact) -> None:
@@ -205,14 +214,49 @@ class _Repair:
 
     def _repair(self, named: Sequence[NamedObject], sums_bytes: int | None) -> None:
         self._report.objects += len(named)
+        was_lost = {each.entry.key for each in named if each.entry.lost and not each.is_listed}
         for found in self._damaged(named, sums_bytes):
+            was_lost.discard(found.named.entry.key)
             try:
                 repaired = self._restored(found)
             except ArtifactLost as lost:
-                self._report.lost.append(lost)
+                self._note_lost(found.named, lost)
             else:
                 if repaired is not None:
                     self._report.repaired.append(repaired)
+                    if found.named.entry.lost and repaired.uri is not None:
+                        self._known[found.named.entry.key] = False
+        if sums_bytes is None:
+            # Somebody has put them back.
+            self._known.update(dict.fromkeys(was_lost, False))
+
+    def _note_lost(self, named: NamedObject, lost: ArtifactLost) -> None:
+        """Note an object that nobody has whole; the newer artifacts were looked at before it."""
+        if named.artifact.is_snapshot:
+            self._lost_bases.add(named.top.epoch)
+        replaced = any(
+            each.is_snapshot and each.epoch > named.top.epoch and each.epoch not in self._lost_bases
+            for each in self._manifest.artifacts
+        )
+        if not replaced or named.is_listed:
+            self._report.lost.append(lost)
+            return
+        self._report.gone.append(lost)
+        if not named.entry.lost:
+            self._known[named.entry.key] = True
+
+    def _marked(self, manifest: Manifest) -> Manifest | None:
+        """The manifest that names these objects as lost, or no longer so."""
+        moved = {
+            entry.key: replace(entry, lost=self._known[entry.key])
+            for entry in manifest.named()
+            if isinstance(entry, FormatEntry)
+            and self._known.get(entry.key, entry.lost) != entry.lost
+        }
+        if not moved:
+            return None
+        artifacts = tuple(artifact.moved(moved) for artifact in manifest.artifacts)
+        return replace(manifest, artifacts=artifacts)
 
     def _damaged(
         self, named: Sequence[NamedObject], sums_bytes: int | None

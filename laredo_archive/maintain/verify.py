@@ -71,9 +71,13 @@ def verify(archive: Archive, progress: ReadProgress = UNWATCHED) -> VerifyReport
         shape = RowFields.of(epoch.base, archive.key_fields)
         before = len(report.problems)
         archive.files.expect(entry for a in epoch.artifacts for _, entry in _formats(a))
+        whole: list[Artifact] = []
+        is_gone = False
         for artifact in epoch.artifacts:
             progress.step(f"epoch {epoch.number}: {name_of(artifact)}")
-            _check_files(archive, artifact, shape, report)
+            is_gone = not _check_files(archive, artifact, shape, report) or is_gone
+            if not is_gone:
+                whole.append(artifact)
         if len(report.problems) > before:
             report.problems.append(
                 f"epoch {epoch.number}: damaged files keep its states from being checked"
@@ -81,11 +85,28 @@ def verify(archive: Archive, progress: ReadProgress = UNWATCHED) -> VerifyReport
             progress.expect(-_bytes_to_fold(archive, epoch))
             head = None
             continue
+        if is_gone:
+            report.remarks.append(_gone(epoch, len(whole)))
+            progress.expect(-_bytes_to_fold(archive, epoch))
+            head = None
+            if not whole:
+                continue
+            epoch = Epoch(epoch.number, whole[0], tuple(whole[1:]))  # noqa: PLW2901
+            progress.expect(_bytes_to_fold(archive, epoch))
         progress.step(f"epoch {epoch.number}: folding")
         head = _check_states(archive, epoch, head, report)
         report.problems += parts.problems(epoch.diffs, shape)
     report.boundaries += parts.boundaries
     return report
+
+
+def _gone(epoch: Epoch, whole: int) -> str:
+    """The boundaries that are gone with an object that is known to be lost."""
+    first, last = epoch.artifacts[whole].to_position, epoch.artifacts[-1].to_position
+    return (
+        f"epoch {epoch.number}: its boundaries from {positions.text(first)} to"
+        f" {positions.text(last)} are gone; the next epochs' bases need nothing of them"
+    )
 
 
 def _bytes_to_read(archive: Archive, epoch: Epoch) -> int:
@@ -107,7 +128,9 @@ def name_of(artifact: Artifact) -> str:
 
 def _check_files(
     archive: Archive, artifact: Artifact, shape: RowFields, report: VerifyReport
-) -> None:
+) -> bool:
+    """Check every object of an artifact; False if one is known to be lost, and is."""
+    is_there = True
     contents: dict[str, int] = {}
     for format_id, entry in _formats(artifact):
         report.files += 1
@@ -125,7 +148,11 @@ def _check_files(
             if archive.files.gives_lines(artifact, format_id):
                 contents[format_id] = content
         except ArchiveError as failure:
-            report.problems.append(str(failure))
+            if entry.lost:
+                is_there = False
+                report.remarks.append(f"known to be lost: {failure}")
+            else:
+                report.problems.append(str(failure))
             continue
         if entry.sha256 is None and not entry.by_original:
             report.remarks.append(f"{archive.files.uri(entry)}: the manifest has no sha256")
@@ -135,6 +162,7 @@ def _check_files(
             f"{name_of(artifact)} of epoch {artifact.epoch}: its formats"
             f" ({', '.join(contents)}) don't hold the same"
         )
+    return is_there
 
 
 _CURES = {

@@ -28,7 +28,7 @@ MOST_BOUNDARIES = 100
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One table's archive."""
+    """The catalog's entry of one table's archive."""
 
     #: ``schema.name``.
     table: str
@@ -64,7 +64,7 @@ class GroupBoundary:
     time: datetime
 
     def to_json(self) -> dict[str, Any]:
-        """The boundary's object."""
+        """The boundary as JSON in ``groups``."""
         return {
             "history": str(self.history),
             "position": histories.text(self.position),
@@ -213,7 +213,7 @@ def parse(data: bytes, where: str) -> DatabaseCatalog:
 def _prefixed(archives: dict[str, CatalogEntry]) -> dict[str, CatalogEntry]:
     for prefix in archives:
         if prefix and not is_plain(prefix.removesuffix("/")):
-            raise WrongField(f"archives: {prefix!r} isn't inside a destination")
+            raise WrongField(f"archives: the prefix {prefix!r} isn't inside the destination")
     return archives
 
 

@@ -49,7 +49,7 @@ class PartsFiles:
     def __init__(
         self, destination: Destination, locate: Callable[[str], str], key_prefix: str
     ) -> None:
-        """``key_prefix``: the manifest's."""
+        """``key_prefix`` of the archive whose manifest has the merged diffs."""
         self._destination = destination
         self._locate = locate
         self._key_prefix = key_prefix
@@ -203,7 +203,7 @@ def next_run(
     ends = list(_ends(chain))
     for level in levels:
         for _, period in groupby(
-            zip(ends, chain, strict=True), key=lambda end_and_diff: end_and_diff[0] // level
+            zip(ends, chain, strict=True), key=lambda each: (each[0] // level, each[1].history)
         ):
             diffs = [diff for _, diff in period if not diff.is_snapshot]
             if len(diffs) < 2 or diffs[-1] is chain[-1]:
@@ -259,8 +259,10 @@ def with_merged(manifest: Manifest, merged: Artifact) -> Manifest:
 
 
 def without_parts(manifest: Manifest, merged_before: datetime) -> Manifest | None:
-    """The manifest without the parts of the diffs that were merged before then; None if it has
-    none of them. What they alone name is retired."""
+    """The manifest without the parts of diffs merged before then; None if it has no such parts.
+
+    Objects that only these parts name are retired.
+    """
     old = [
         artifact
         for artifact in manifest.artifacts
@@ -327,12 +329,12 @@ def around(part: Artifact) -> AllowedValues:
 
 
 def everywhere(_before: Artifact, _diff: Artifact) -> bool:
-    """Every boundary."""
+    """True: every merged diff is to be unfolded."""
     return True
 
 
 def unfolded(manifest: Manifest, wanted: AllowedValues, load: Load) -> Manifest:
-    """``manifest`` with the parts of merged diffs in their places, wherever ``wanted`` says.
+    """``manifest`` with the parts of merged diffs in their places, where ``wanted`` is true.
 
     :raises ArtifactMissing, ArtifactDamaged: as ``load``.
     """

@@ -98,6 +98,8 @@ class FormatEntry:
     blocks: tuple[tuple[int, int], ...] = ()
     #: Whether the format gives the rows' lines back byte for byte.
     exact: bool = True
+    #: Whether the object is known to be lost for good: a later base takes its place.
+    lost: bool = False
     #: Whether the original writer's manifest names it, which says no key; ``key`` is computed then.
     by_original: bool = field(default=False, compare=False)
     #: Unknown fields, written again as they were.
@@ -119,6 +121,8 @@ class FormatEntry:
             known["blocks"] = [list(block) for block in self.blocks]
         if not self.exact:
             known["exact"] = False
+        if self.lost:
+            known["lost"] = True
         return with_unknown(known, self.source)
 
 

@@ -86,7 +86,7 @@ class Fields:
 
 
 def text(value: object, path: str) -> str:
-    """A string."""
+    """Parse a string."""
     if not isinstance(value, str):
         raise WrongField(f"{path}: a string is expected, not {name_of(value)}")
     if not value.isascii():
@@ -116,7 +116,7 @@ def count(value: object, path: str) -> int:
 
 
 def flag(value: object, path: str) -> bool:
-    """True or false."""
+    """Parse true or false."""
     if not isinstance(value, bool):
         raise WrongField(f"{path}: true or false is expected, not {name_of(value)}")
     return value
@@ -211,7 +211,7 @@ def _sha256(value: object, path: str) -> str:
 def _key(value: object, path: str) -> str:
     key = text(value, path)
     if not is_plain(key):
-        raise WrongField(f"{path}: the key {key!r} isn't inside a destination")
+        raise WrongField(f"{path}: the key {key!r} isn't inside the destination")
     return key
 
 
@@ -275,6 +275,7 @@ def _format_entry(value: object, path: str, stem: str) -> FormatEntry:
         splits=fields.take_or("splits", list_of(_split), ()),
         blocks=fields.take_or("blocks", list_of(_block), ()),
         exact=fields.take_or("exact", flag, True),
+        lost=fields.take_or("lost", flag, False),
         source=fields.unknown(),
     )
 
@@ -376,7 +377,8 @@ def _parts_below(key_prefix: str, depth: int) -> Callable[[object, str], Parts]:
             file=fields.take_if_any("file", _file),
         )
         if (found.file is None) != bool(found.diffs):
-            raise WrongField(f"{path}: either diffs or a file with them is expected")
+            there = "both are" if found.diffs else "neither is"
+            raise WrongField(f"{path}: either diffs or file is expected, and {there} there")
         return found
 
     return read

@@ -6,6 +6,7 @@ a time) is the last boundary at or before it, in the newest history that has one
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,7 +15,9 @@ from laredo_archive.errors import ManifestDamaged, NoSuchBoundary
 from laredo_archive.manifest.model import Artifact, Manifest, text_of_time
 from laredo_model import position as positions
 from laredo_model.column import Column
+from laredo_model.errors import BadPosition, BadTime
 from laredo_model.position import History, Position
+from laredo_service import files
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ class Boundary:
         return self.last.history
 
     @property
+    def histories(self) -> frozenset[History | None]:
+        """The history of the boundary, and those that go on from it in its epoch."""
+        return frozenset(artifact.history for artifact in self.chain[self.count - 1 :])
+
+    @property
     def time(self) -> datetime:
         """PostgreSQL's, of the last transaction; the writer's where that isn't recorded."""
         return self.last.to_time or self.last.created_at
@@ -134,6 +142,22 @@ def boundaries(all_epochs: Iterable[Epoch]) -> list[Boundary]:
         for chain in (epoch.artifacts for epoch in all_epochs)
         for count in range(1, len(chain) + 1)
     ]
+
+
+def moment(text: str) -> Position | datetime:
+    """Parse a point in time: a WAL position, or ISO 8601, in UTC unless it has an offset.
+
+    :raises BadTime: if it is neither.
+    """
+    with suppress(BadPosition):
+        return positions.parse(text)
+    try:
+        return files.parse(text)
+    except BadTime:
+        raise BadTime(
+            f"{text!r} is neither a position such as 0/19F000 nor a time such as"
+            " 2026-06-03T21:40:11Z"
+        ) from None
 
 
 def find(
@@ -259,7 +283,7 @@ def path(all_epochs: Sequence[Epoch], start: Boundary, end: Boundary) -> list[Ar
             if diff.to_position > at and diff.to_position <= end.position:
                 steps.append(diff)
                 at = diff.to_position
-    return steps if at == end.position and start.history == end.history else None
+    return steps if at == end.position else None
 
 
 def _goes_on(base: Artifact, at: Position) -> bool:
@@ -320,17 +344,32 @@ def spans_of(manifest: Manifest, where: str) -> Spans:
     epochs = epochs_of(manifest, where)
     for epoch in epochs:
         after_head = _after_head(manifest) if epoch is epochs[-1] else None
-        for artifact, until in _with_ends(epoch, after_head):
-            if artifact.history is None:
-                continue
-            of_history = found.setdefault(artifact.history, [])
-            if of_history and of_history[-1].start == artifact.to_position:
-                # The next epoch's base, at the boundary where the one before ends.
-                of_history.pop()
-            time, at = artifact.to_time or artifact.created_at, artifact.to_position
-            follows = artifact is not epoch.artifacts[-1]
-            of_history.append(KnownSpan(artifact.epoch, at, at, until, time, follows))
+        spans = list(_with_ends(epoch, after_head))
+        for history in dict.fromkeys(artifact.history for artifact, _ in spans):
+            if history is not None:
+                _add(found.setdefault(history, []), spans, history)
     return found
+
+
+def _add(
+    of_history: list[KnownSpan], spans: Sequence[tuple[Artifact, Position]], history: History
+) -> None:
+    """Add an epoch's spans up to the last of this history.
+
+    Those before it are of histories that it goes on from, so their positions mean the same in it.
+    What is known after its last one is known in the next history.
+    """
+    last = max(n for n, (artifact, _) in enumerate(spans) if artifact.history == history)
+    for number, (artifact, until) in enumerate(spans[: last + 1]):
+        if artifact.history is None:
+            continue
+        if of_history and of_history[-1].start == artifact.to_position:
+            # The next epoch's base, at the boundary where the one before ends.
+            of_history.pop()
+        time, at = artifact.to_time or artifact.created_at, artifact.to_position
+        follows = number < len(spans) - 1
+        end = at if number == last and follows else until
+        of_history.append(KnownSpan(artifact.epoch, at, at, end, time, follows))
 
 
 def _after_head(manifest: Manifest) -> Position | None:
@@ -348,9 +387,9 @@ def _with_ends(epoch: Epoch, after_head: Position | None) -> Iterator[tuple[Arti
 
 
 def known_too(spans: Spans, positions: Iterable[tuple[History, Position]]) -> Spans:
-    """The spans of a table that is also known at ``positions``, by a catalog: there it is as at its
-    last boundary at or before each.
+    """The spans of a table that by a catalog is also known at ``positions``.
 
+    At each of them the table is as at its last boundary at or before it.
     Only where no diff follows that boundary. A diff itself records up to which position the table
     was unchanged (``unchanged_until``), and one that was merged hides the boundaries in between, of
     which one may be the last before the position.
@@ -369,8 +408,10 @@ def known_too(spans: Spans, positions: Iterable[tuple[History, Position]]) -> Sp
 
 
 def last_boundary(artifacts: Sequence[Artifact], position: Position) -> Artifact | None:
-    """The artifact that ends last at or before ``position``; None if there is none, or if a merged
-    diff hides it."""
+    """The artifact that ends last at or before ``position``.
+
+    None if there is none, or if a merged diff hides it.
+    """
     for artifact in reversed(artifacts):
         if artifact.to_position <= position:
             return artifact

@@ -1,21 +1,238 @@
-"""Changes of a manifest by a commit, and the artifacts that each sink was notified of."""
+"""A commit's changes of a manifest: what may follow its head, and the next version with it.
+
+A version also records the artifacts that each sink was notified of by then.
+"""
 
 import threading
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
 import structlog
 
-from laredo_archive.manifest import merged as merged_
+from laredo_archive.errors import ChecksumDiffers, OutOfOrder
 from laredo_archive.manifest import rules
-from laredo_archive.manifest.model import Artifact, EpochPosition, Manifest
-from laredo_model.position import Position
+from laredo_archive.manifest.model import Artifact, EpochPosition, Follows, Manifest
+from laredo_model import position as positions
+from laredo_model.column import Column
+from laredo_model.position import History, Position
 
 log = structlog.get_logger(__name__)
+
+# The head of an archive: the state from which its writer continues.
+
+
+@dataclass(frozen=True)
+class Head:
+    """The end of the newest epoch; fields that older archives lack are None."""
+
+    #: The newest epoch.
+    epoch: int
+    #: The newest artifact's to_position.
+    position: Position
+    #: The history of that position.
+    history: History | None
+    #: The table's rows there.
+    rows: int | None
+    #: The table's checksum there.
+    checksum: str | None
+    #: The epoch's columns.
+    columns: tuple[Column, ...] | None
+    #: The key's columns.
+    key_fields: tuple[str, ...] | None
+    to_time: datetime | None
+    """PostgreSQL's commit time of the last transaction in the archive."""
+    #: The number of the epoch's diffs.
+    diffs_since_snapshot: int
+    diff_bytes: int
+    """Of the epoch's diffs, each in its largest format."""
+    #: The changes of the epoch's diffs.
+    diff_changes: int
+    #: The base's to_position.
+    snapshot_position: Position
+    snapshot_bytes: int
+    """Of the epoch's base, in its largest format."""
+    #: The base's rows.
+    snapshot_rows: int
+    #: When the base was written.
+    snapshot_created_at: datetime
+    #: Up to where the archive is known to be complete.
+    seen_position: Position | None
+    #: When the newest artifact was written.
+    committed_at: datetime
+    #: When ``seen_position`` was; None: it never was.
+    seen_at: datetime | None
+
+
+def head_of(manifest: Manifest) -> Head | None:
+    """The head of ``manifest``; None if it has no snapshot."""
+    diffs: list[Artifact] = []
+    for artifact in reversed(manifest.artifacts):
+        if artifact.is_snapshot:
+            return _head(manifest, artifact, diffs)
+        diffs.append(artifact)
+    return None
+
+
+def _head(manifest: Manifest, base: Artifact, diffs: list[Artifact]) -> Head:
+    last = manifest.artifacts[-1]
+    return Head(
+        epoch=last.epoch,
+        position=last.to_position,
+        history=last.history,
+        rows=last.rows,
+        checksum=last.state_checksum,
+        columns=base.columns,
+        key_fields=base.key_fields,
+        to_time=last.to_time,
+        diffs_since_snapshot=len(diffs),
+        diff_bytes=sum(diff.size_bytes for diff in diffs),
+        diff_changes=sum(diff.change_count or 0 for diff in diffs),
+        snapshot_position=base.to_position,
+        snapshot_bytes=base.size_bytes,
+        snapshot_rows=base.row_count or 0,
+        snapshot_created_at=base.created_at,
+        seen_position=manifest.seen_position,
+        committed_at=last.created_at,
+        seen_at=manifest.seen_at,
+    )
+
+
+# Decides, before a commit, which artifact a base or a diff follows, or refuses it.
+
+
+def known(manifest: Manifest | None, is_it: Callable[[Artifact], bool]) -> Artifact | None:
+    """The newest artifact of the manifest's history that ``is_it``."""
+    if manifest is None:
+        return None
+    for artifact in reversed(manifest.artifacts):
+        if is_it(artifact) and artifact.history == manifest.history:
+            return artifact
+    return None
+
+
+def check_diff(
+    table: str,
+    head: Head | None,
+    from_position: Position,
+    to_position: Position,
+    history: History | None = None,
+) -> Head:
+    """The head that a diff over (from, to] continues; ``history``: of its end, None: the head's.
+
+    :raises OutOfOrder: if it doesn't begin there, or its history doesn't go on from the head's.
+    """
+    if head is None or head.position != from_position:
+        at = positions.text(head.position) if head else "nowhere"
+        raise OutOfOrder(
+            f"{table}: a diff from {positions.text(from_position)} can't follow an archive that"
+            f" ends at {at}"
+        )
+    if not rules.goes_on(head.history, history):
+        raise OutOfOrder(f"{table}: history {history} doesn't go on from {head.history}")
+    _refuse_going_back(table, head.position, to_position)
+    return head
+
+
+def before_base(
+    table: str, manifest: Manifest | None, base: Artifact, *, continues: bool
+) -> Artifact | None:
+    """The artifact that ``base`` comes after by position: its boundary, if it continues.
+
+    :raises OutOfOrder: if it can't follow.
+    :raises ChecksumDiffers: if it isn't the state at its boundary.
+    """
+    last = manifest.last if manifest else None
+    epoch = last.epoch if last else 0
+    if base.epoch != epoch + 1:
+        raise OutOfOrder(
+            f"{table}: a base of epoch {base.epoch} at {positions.text(base.to_position)} can't"
+            f" follow epoch {epoch}"
+        )
+    if continues and manifest is not None and last is not None:
+        return _boundary(table, manifest, base)
+    if last is not None and last.history == base.history:
+        _refuse_going_back(table, last.to_position, base.to_position)
+    return last
+
+
+def _boundary(table: str, manifest: Manifest, base: Artifact) -> Artifact:
+    at = positions.text(base.to_position)
+    boundary = boundary_at(manifest, base.to_position)
+    if boundary is None or boundary.history != base.history:
+        raise OutOfOrder(
+            f"{table}: no artifact of history {base.history} ends at {at}, so the base there"
+            " can't continue the archive"
+        )
+    if _contradict(boundary.rows, base.rows) or _contradict(
+        boundary.state_checksum, base.state_checksum
+    ):
+        raise ChecksumDiffers(table, at, _state(boundary), _state(base))
+    return boundary
+
+
+def boundary_at(manifest: Manifest, position: Position) -> Artifact | None:
+    """The newest artifact that ends at ``position`` of the manifest's own history.
+
+    Positions of the histories that the newest epoch went on from mean the same in it.
+    """
+    for artifact in reversed(manifest.artifacts):
+        of_history = artifact.history == manifest.history or artifact.epoch == manifest.epoch
+        if artifact.to_position == position and of_history:
+            return artifact
+    return None
+
+
+def following(artifact: Artifact | None) -> Follows | None:
+    """Reference of a base to ``artifact``, which it follows."""
+    if artifact is None:
+        return None
+    return Follows(
+        artifact.epoch,
+        artifact.to_position,
+        artifact.history,
+        artifact.rows,
+        artifact.state_checksum,
+    )
+
+
+def time_of_diff(before: datetime | None, time: datetime | None) -> datetime | None:
+    """``to_time`` of a diff: never less than that of the artifact before it."""
+    if before is None or time is None:
+        return before or time
+    return max(before, time)
+
+
+def time_of_base(
+    before: Artifact | None, time: datetime | None, *, continues: bool
+) -> datetime | None:
+    """``to_time`` of a base; one that continues has the time of the diff that ends there."""
+    if before is None:
+        return time
+    return (before.to_time or time) if continues else time_of_diff(before.to_time, time)
+
+
+def _refuse_going_back(table: str, head: Position, position: Position) -> None:
+    if position < head:
+        raise OutOfOrder(
+            f"{table}: no artifact can end at {positions.text(position)}, which is before the"
+            f" archive's head, {positions.text(head)}; does the writer's server lag behind the one"
+            " that it followed before?"
+        )
+
+
+def _contradict(one: object, other: object) -> bool:
+    return one is not None and other is not None and one != other
+
+
+def _state(artifact: Artifact) -> str:
+    return f"{artifact.rows} rows, checksum {artifact.state_checksum}"
+
+
+# The artifacts that each sink was notified of.
 
 
 class NoticeSource(NamedTuple):
@@ -64,11 +281,11 @@ class Notices:
         return list(manifest.artifacts[self._first(sink, manifest) :])
 
     def count_outstanding(self, sink: str, manifest: Manifest) -> int:
-        """The number of outstanding artifacts of ``sink``; costs next to nothing."""
+        """The number of outstanding artifacts of ``sink``, found by binary search."""
         return len(manifest.artifacts) - self._first(sink, manifest)
 
     def next_for(self, sink: str, manifest: Manifest) -> Artifact | None:
-        """The first outstanding artifact of ``sink``; costs next to nothing."""
+        """The first outstanding artifact of ``sink``, found by binary search."""
         first = self._first(sink, manifest)
         return manifest.artifacts[first] if first < len(manifest.artifacts) else None
 
@@ -134,7 +351,7 @@ def later(one: EpochPosition | None, other: EpochPosition | None) -> EpochPositi
     return max(one, other)
 
 
-# A commit's changes of a manifest: an artifact, a seen position, notified sinks.
+# The next version of a manifest, by what is committed: an artifact, a seen position, notices.
 
 
 class ManifestUpdates:
@@ -150,17 +367,13 @@ class ManifestUpdates:
 
     def diff(self, manifest: Manifest, diff: Artifact) -> Manifest:
         """The manifest with a diff at its end."""
-        return self._stamped(rules.with_diff(manifest, diff))
+        return self._stamped(with_diff(manifest, diff))
 
     def base(self, manifest: Manifest, base: Artifact) -> Manifest:
         """The manifest with a new epoch; those beyond keep_epochs leave."""
-        if manifest.history != base.history:
+        if manifest.history != base.history and not base.continues:
             manifest = replace(manifest, seen_position=None)
-        return self._stamped(rules.with_base(manifest, base, self._keep_epochs))
-
-    def merged(self, manifest: Manifest, merged: Artifact) -> Manifest:
-        """The manifest with a merged diff in the place of its parts."""
-        return self._notices.entered(merged_.with_merged(manifest, merged))
+        return self._stamped(with_base(manifest, base, self._keep_epochs))
 
     def seen(
         self, manifest: Manifest, position: Position, unchanged_until: Position | None
@@ -168,8 +381,8 @@ class ManifestUpdates:
         """The manifest with a seen position; None if nothing would change."""
         if manifest.seen_position is not None and manifest.seen_position >= position:
             return self.notified_of(manifest)
-        seen = rules.with_seen(manifest, position, self._now())
-        return self._notices.entered(rules.with_unchanged(seen, unchanged_until))
+        seen = with_seen(manifest, position, self._now())
+        return self._notices.entered(with_unchanged(seen, unchanged_until))
 
     def notified_of(self, manifest: Manifest) -> Manifest | None:
         """The manifest with the notified artifacts; None if nothing would change."""
@@ -179,4 +392,82 @@ class ManifestUpdates:
     def _stamped(self, manifest: Manifest) -> Manifest:
         head = manifest.head_position
         assert head is not None, "it has an artifact"
-        return self._notices.entered(rules.with_seen(manifest, head, self._now()))
+        return self._notices.entered(with_seen(manifest, head, self._now()))
+
+
+def with_diff(manifest: Manifest, diff: Artifact) -> Manifest:
+    """The manifest with ``diff`` at its end."""
+    return _with_artifacts(manifest, (*manifest.artifacts, diff))
+
+
+def with_base(manifest: Manifest, base: Artifact, keep_epochs: int | None) -> Manifest:
+    """The manifest with a new epoch's base; the diffs after it become that epoch's.
+
+    All epochs but the newest ``keep_epochs`` (None: no limit) leave into ``retired``.
+    """
+    after = [artifact.relabelled(base.epoch) for artifact in taken_over(manifest, base)]
+    before = [artifact for artifact in manifest.artifacts if not _is_taken_over(artifact, base)]
+    oldest = 0 if keep_epochs is None else base.epoch - keep_epochs + 1
+    kept = [artifact for artifact in before if artifact.epoch >= oldest]
+    leaving = [artifact for artifact in before if artifact.epoch < oldest]
+    manifest = _with_artifacts(manifest, (*kept, base, *after))
+    manifest = rules.with_retired(manifest, (entry for gone in leaving for entry in gone.objects()))
+    return rules.with_former(manifest, manifest.former, oldest)
+
+
+def taken_over(manifest: Manifest, base: Artifact) -> list[Artifact]:
+    """The diffs that become those of ``base``, with the epoch that they have."""
+    return [artifact for artifact in manifest.artifacts if _is_taken_over(artifact, base)]
+
+
+def _is_taken_over(artifact: Artifact, base: Artifact) -> bool:
+    return (
+        artifact.from_position is not None
+        and artifact.from_position >= base.to_position
+        and (base.continues or artifact.history == base.history)
+        and artifact.epoch == base.epoch - 1
+    )
+
+
+def _with_artifacts(manifest: Manifest, artifacts: tuple[Artifact, ...]) -> Manifest:
+    last = artifacts[-1]
+    same_head = (last.to_position, last.history) == (manifest.head_position, manifest.history)
+    return replace(
+        manifest,
+        artifacts=artifacts,
+        epoch=last.epoch,
+        head_position=last.to_position,
+        history=last.history,
+        unchanged_until=manifest.unchanged_until if same_head else None,
+    )
+
+
+def with_dates(manifest: Manifest, shown: Manifest, date: datetime) -> Manifest:
+    """``manifest`` with ``date`` for the retired that ``shown`` had without one.
+
+    ``date``: the store's, of the answer that showed the version ``shown``.
+    """
+    undated = {entry.key for entry in shown.retired if entry.at is None}
+    if not undated:
+        return manifest
+    dated = tuple(
+        replace(entry, at=date) if entry.at is None and entry.key in undated else entry
+        for entry in manifest.retired
+    )
+    return replace(manifest, retired=dated)
+
+
+def with_seen(manifest: Manifest, position: Position, now: datetime) -> Manifest:
+    """The manifest with ``seen_position`` raised; within a history it never goes back."""
+    before = manifest.seen_position
+    if before is not None and before > position:
+        position = before
+    return replace(manifest, seen_position=position, seen_at=now)
+
+
+def with_unchanged(manifest: Manifest, until: Position | None) -> Manifest:
+    """The manifest whose table is known to stay as at its head up to ``until``, if it is later."""
+    head = manifest.head_position
+    if until is None or head is None or until <= max(head, manifest.unchanged_until or head):
+        return manifest
+    return replace(manifest, unchanged_until=until)

@@ -65,7 +65,7 @@ class RowFields:
 
     @classmethod
     def of(cls, base: Artifact, key_fields: Sequence[str] | None = None) -> "RowFields":
-        """Of an epoch: as its base says; ``key_fields`` for one that doesn't say; else ``id``.
+        """The row fields of an epoch: as its base records them, else ``key_fields``, else ``id``.
 
         A base that records no key fields is of a table without a key.
         """

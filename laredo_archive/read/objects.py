@@ -291,16 +291,16 @@ class ReadProgress(Protocol):
 
 
 class Unwatched:
-    """Ignores progress."""
+    """Progress that nobody watches."""
 
     def step(self, text: str) -> None:
-        """Nothing."""
+        """Ignore the step."""
 
     def expect(self, size_bytes: int) -> None:
-        """Nothing."""
+        """Ignore the expected bytes."""
 
     def advance(self, size_bytes: int) -> None:
-        """Nothing."""
+        """Ignore the bytes that were read."""
 
 
 UNWATCHED = Unwatched()

@@ -17,10 +17,10 @@ Encryption = Literal["AES256", "aws:kms"]
 
 @dataclass(frozen=True)
 class S3Access:
-    """Access to S3: the rights (``credentials`` names a profile of the clients), region and
-    options.
+    """Access to S3: credentials, region and options.
 
-    ``server_side_encryption`` and the fields after it are for written objects.
+    ``credentials`` names a profile of the clients. ``server_side_encryption`` and the fields after
+    it are for written objects.
     """
 
     clients: AwsClients = field(default_factory=AwsClients)

@@ -245,16 +245,10 @@ class LocalDestination:
     def __init__(self, path: str | Path, now: Callable[[], datetime] = _now) -> None:
         self._tree = LocalTree(Path(path).expanduser().resolve())
         self._now = now
-
-    @property
-    def uri(self) -> str:
+        self.uri = uri_of(self._tree.root).rstrip("/") + "/"
         """file:// and the directory's path without symbolic links."""
-        return uri_of(self._tree.root).rstrip("/") + "/"
-
-    @property
-    def location(self) -> str:
+        self.location = self.uri
         """The URI: there is one such directory."""
-        return self.uri
 
     def __repr__(self) -> str:
         return f"LocalDestination({str(self._tree.root)!r})"

@@ -201,9 +201,9 @@ def _claim_one(store: ManifestStore, table: str, wanted: Claim, sinks: tuple[str
         else:
             reach("claim.swapped")
             return
-    raise DestinationUnavailable(store.uri, f"it couldn't be claimed in {ATTEMPTS} attempts").at(
-        store.destination.location
-    )
+    raise DestinationUnavailable(
+        store.uri, f"the manifest couldn't be claimed in {ATTEMPTS} attempts"
+    ).at(store.destination.location)
 
 
 def _empty(store: ManifestStore, table: str) -> Manifest:
@@ -348,7 +348,7 @@ def _described(manifest: Manifest) -> str:
 
 
 class _Reconciliation:
-    """Brings one destination to the artifact list of another."""
+    """A commit that gives one destination the artifact list of another."""
 
     def __init__(self, ahead: ManifestStore, behind: ManifestStore, new_names: NewNames) -> None:
         self._ahead = ahead

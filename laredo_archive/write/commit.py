@@ -4,25 +4,25 @@ It remembers its progress, so that it can be resumed after a
 destination was unavailable, with the same artifact until every manifest has it.
 """
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import structlog
 
-from laredo_archive.errors import ArtifactMissing, CommitUnavailable, DestinationError, Fenced
+from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import object_keys, rules
+from laredo_archive.manifest import object_keys, rules, updates
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.write.diff_encoding import DiffSpool
-from laredo_archive.write.manifest_store import AtOnce, Claim, ManifestStore
+from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists, with_boundary
 from laredo_archive.write.uploads import Content, copy_object, is_there, store_object, stored
-from laredo_model import position as positions
+
+_COUNTS_S = 60.0
+"""Time for which a check that an object exists counts, in seconds."""
 
 # Puts a relabelled diff's objects into its new epoch's folder (commit protocol, re-base).
 #
@@ -60,7 +60,7 @@ class EpochFolders:
         :raises DestinationError: if the destination is unavailable.
         """
         manifest = with_boundary(store, manifest, base)
-        diffs = [diff.relabelled(base.epoch) for diff in rules.taken_over(manifest, base)]
+        diffs = [diff.relabelled(base.epoch) for diff in updates.taken_over(manifest, base)]
         return rules.with_moved(manifest, self.entries(store, manifest, diffs))
 
     def entries(
@@ -80,9 +80,10 @@ class EpochFolders:
             for format_id, entry in diff.formats.items()
             if not object_keys.is_in_folder(entry.key, store.key_prefix, diff.epoch)
         ]
-        placed = store.environment.at_once(
-            [partial(self._entry, version, *one) for one in elsewhere]
-        )
+        with store.asked():
+            placed = store.environment.at_once(
+                [partial(self._entry, version, *one) for one in elsewhere]
+            )
         return {
             entry.key: there
             for (_, _, entry), there in zip(elsewhere, placed, strict=True)
@@ -168,7 +169,7 @@ class PendingCommit:
         self._keys = dict(keys)
         self._follow = follow
         self._new_names = new_names
-        self._found: dict[tuple[str, str], tuple[Manifest, str]] = {}
+        self._found: dict[tuple[str, str], tuple[Manifest | None, str, float]] = {}
         """The version of a manifest for which an object was found there, and its key."""
         self._begun = False
 
@@ -181,84 +182,64 @@ class PendingCommit:
         """
         return self._begun
 
-    def upload_missing(self, stores: Sequence[ManifestStore]) -> None:
-        """Upload the objects that a destination doesn't have yet.
-
-        :raises DestinationError: if one is unavailable.
-        """
-        missing = [
-            (store, format_id)
-            for store in stores
-            for format_id in self.artifact.formats
-            if (store.destination.location, format_id) not in self._keys
-        ]
-        at_once = stores[0].environment.at_once
-        known = self._current([store for store, _ in missing], at_once)
-        at_once(
-            [
-                partial(self._upload_one, store, stores, manifest, format_id)
-                for store, format_id in missing
-                if (manifest := known[store.destination.location]) is not None
-            ]
-        )
-        if self._folders is not None:
-            self._folders.prepare(
-                [store for store in stores if not self._is_in_manifest(store)], self.artifact
-            )
-        reach("commit.uploaded")
-
-    def commit(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
-        """Add the artifact to every manifest, one after the other.
+    def finish(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
+        """Bring the artifact to every destination, and into every manifest.
 
         :raises Fenced: if another writer has taken one over.
         :raises ArtifactMissing: if its bytes are gone everywhere.
         :raises DestinationError: if one is unavailable.
         """
-        self._check_objects(stores)
+        self.upload_missing(stores)
+        self.commit(stores, claim)
+
+    def upload_missing(self, stores: Sequence[ManifestStore]) -> None:
+        """Upload the objects that a destination doesn't have yet, and check that all are there.
+
+        Everywhere at once; the check is for the manifests as they are now.
+        """
+        self._found.clear()
+        at_once = stores[0].environment.at_once
+        lacking = at_once([partial(self._provide, store, stores) for store in stores])
+        if self._folders is not None:
+            waiting = [store for store, lacks in zip(stores, lacking, strict=True) if lacks]
+            self._folders.prepare(waiting, self.artifact)
+        reach("commit.uploaded")
+
+    def commit(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
+        """Add the artifact to every manifest, one after the other."""
         for store in stores:
             store.rewrite(partial(self._offered, store, stores), claim)
             self._begun = True
 
-    def _check_objects(self, stores: Sequence[ManifestStore]) -> None:
-        """Check which objects exist, everywhere at once, for the manifests as they are now."""
-        self._found.clear()
-        at_once = stores[0].environment.at_once
-        known = self._current(stores, at_once)
-        at_once(
-            [
-                partial(self._check_object, store, manifest, format_id)
-                for store in stores
-                if (manifest := known[store.destination.location]) is not None
-                and not self._is_in(manifest)
-                for format_id in self.artifact.formats
-            ]
-        )
-
-    def _is_in_manifest(self, store: ManifestStore) -> bool:
-        manifest = store.current()
-        return manifest is not None and self._is_in(manifest)
-
     def _is_in(self, manifest: Manifest) -> bool:
         return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
 
-    def _check_object(self, store: ManifestStore, manifest: Manifest, format_id: str) -> None:
-        target = store.destination.location, format_id
-        key = self._keys.get(target)
-        if key is None:
-            return
-        if is_there(store.destination, key, self.artifact.formats[format_id].size_bytes):
-            self._found[target] = manifest, key
+    def _provide(self, store: ManifestStore, stores: Sequence[ManifestStore]) -> bool:
+        """Upload and check the objects if the manifest lacks the artifact: True if it does."""
+        manifest = store.current()
+        if manifest is None or self._is_in(manifest):
+            return False
+        store.environment.at_once(
+            [
+                partial(self._provide_object, store, stores, manifest, format_id)
+                for format_id in self.artifact.formats
+            ]
+        )
+        return True
 
-    def _current(
-        self, stores: Sequence[ManifestStore], at_once: AtOnce
-    ) -> dict[str, Manifest | None]:
-        """Their manifests as last seen, by location; read again only if out of date."""
-        distinct = list({store.destination.location: store for store in stores}.values())
-        manifests = at_once([store.current for store in distinct])
-        return {
-            store.destination.location: manifest
-            for store, manifest in zip(distinct, manifests, strict=True)
-        }
+    def _provide_object(
+        self,
+        store: ManifestStore,
+        stores: Sequence[ManifestStore],
+        manifest: Manifest,
+        format_id: str,
+    ) -> None:
+        target = store.destination.location, format_id
+        if target not in self._keys:
+            self._upload_one(store, stores, manifest, format_id)
+        key = self._keys[target]
+        if self._asked_for(store, format_id):
+            self._found[target] = manifest, key, time.monotonic()
 
     def _offered(
         self, store: ManifestStore, stores: Sequence[ManifestStore], manifest: Manifest
@@ -281,13 +262,18 @@ class PendingCommit:
     def _is_there(self, store: ManifestStore, manifest: Manifest, format_id: str) -> bool:
         # A check counts for one swap of the manifest version that it was made with: a program
         # that deletes an object changes the manifest first.
+        # What else deletes objects does so at any time: a check counts for a minute.
         target = store.destination.location, format_id
-        key = self._keys[target]
-        seen = self._found.pop(target, None)
-        if seen is not None and seen[0] is manifest and seen[1] == key:
+        seen, at, when = self._found.pop(target, (None, "", 0.0))
+        if seen is manifest and at == self._keys[target] and time.monotonic() < when + _COUNTS_S:
             return True
-        size = self.artifact.formats[format_id].size_bytes
-        return is_there(store.destination, key, size)
+        return self._asked_for(store, format_id)
+
+    def _asked_for(self, store: ManifestStore, format_id: str) -> bool:
+        """True if the destination has the object now."""
+        key, entry = self._keys[store.destination.location, format_id], self.artifact.formats
+        with store.asked():
+            return is_there(store.destination, key, entry[format_id].size_bytes)
 
     def _as_named_by(self, store: ManifestStore) -> Artifact:
         formats: dict[str, FormatEntry] = {}
@@ -307,14 +293,16 @@ class PendingCommit:
     ) -> None:
         key = self.artifact.formats[format_id].key
         avoid = manifest.known_keys()
-        self._keys[store.destination.location, format_id] = store_object(
-            store.destination,
-            self._new_names.instead_of(key) if unheard_of else key,
-            self._content(format_id, stores),
-            avoid=avoid,
-            new_names=self._new_names,
-            environment=store.environment,
-        )
+        content = self._content(format_id, stores)
+        with store.asked():
+            self._keys[store.destination.location, format_id] = store_object(
+                store.destination,
+                self._new_names.instead_of(key) if unheard_of else key,
+                content,
+                avoid=avoid,
+                new_names=self._new_names,
+                environment=store.environment,
+            )
 
     def _content(self, format_id: str, stores: Sequence[ManifestStore]) -> Content:
         if format_id in self._contents:
@@ -329,86 +317,3 @@ class PendingCommit:
             "it was uploaded, and something deleted it before the commit; the base has to be"
             " made again",
         )
-
-
-# A writer's commits to one table, one after the other: each is finished before the next begins.
-
-
-class CommitsInTurn:
-    """At most one commit is unfinished: it waits for a destination that was unavailable."""
-
-    def __init__(self, stores: Sequence[ManifestStore], claim: Claim, table: str) -> None:
-        self._stores = tuple(stores)
-        self._claim = claim
-        self._table = table
-        self._turn = threading.RLock()
-        self._fenced: Fenced | None = None
-        self._pending: PendingCommit | None = None
-        self._spool: DiffSpool | None = None
-
-    @property
-    def unfinished(self) -> bool:
-        """True if a commit waits for a destination."""
-        return self._pending is not None
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold the lock on commits for the block, and finish an unfinished one first.
-
-        :raises Fenced: if another writer has taken over, now or earlier.
-        :raises CommitUnavailable: if a destination is unavailable.
-        """
-        with self._turn:
-            if self._fenced is not None:
-                raise self._fenced
-            try:
-                yield
-            except Fenced as fenced:
-                self._fenced = fenced
-                self._drop()
-                log.error(
-                    "archive taken over by another writer", table=self._table, reason=str(fenced)
-                )
-                raise
-            except DestinationError as failure:
-                location = self._stores[0].counts.note(failure, self._stores)
-                log.warning("commit delayed", table=self._table, reason=str(failure))
-                raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
-
-    def begin(self, commit: PendingCommit, spool: DiffSpool | None = None) -> None:
-        """Have ``commit`` finished next, and ``spool`` closed then."""
-        self._pending, self._spool = commit, spool
-
-    def finish(self) -> Artifact | None:
-        """Bring the unfinished commit, if there is one, into every manifest."""
-        pending = self._pending
-        if pending is None:
-            return None
-        try:
-            pending.upload_missing(self._stores)
-            pending.commit(self._stores, self._claim)
-        except ArtifactMissing:
-            if not pending.begun:
-                self._drop()
-            raise
-        reach("commit.done")
-        self._drop()
-        log.info(
-            "diffs merged" if pending.merges else "artifact committed",
-            table=self._table,
-            kind=pending.artifact.kind.value,
-            epoch=pending.artifact.epoch,
-            position=positions.text(pending.artifact.to_position),
-        )
-        return pending.artifact
-
-    def close(self) -> None:
-        """Delete temporary files."""
-        with self._turn:
-            self._drop()
-
-    def _drop(self) -> None:
-        self._pending = None
-        if self._spool is not None:
-            self._spool.close()
-            self._spool = None

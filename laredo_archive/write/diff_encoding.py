@@ -2,23 +2,24 @@
 
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO
 
 from laredo_archive import codec
-from laredo_archive.codec import ByteSource, DiffEncoder, EncodedFile
+from laredo_archive.codec import DiffEncoder, EncodedFile
 from laredo_archive.errors import SpoolUnavailable
 from laredo_archive.manifest import object_keys
 from laredo_archive.manifest.model import Artifact, ArtifactKind, FormatEntry
-from laredo_archive.write.uploads import Content
+from laredo_archive.write.uploads import Content, shared
 from laredo_model.column import Column
 from laredo_model.line import Change
-from laredo_model.position import Position
+from laredo_model.position import History, Position
 
 MEMORY_BYTES = 4 << 20
 """A smaller diff never touches the disk."""
@@ -26,96 +27,14 @@ MEMORY_BYTES = 4 << 20
 _CHUNK = 2000
 
 
-class DiffSpool:
-    """The temporary file of one diff in every format; close() deletes it."""
-
-    def __init__(self, table: str, directory: Path | None) -> None:
-        self._table = table
-        self._directory = directory
-        self._files: dict[str, IO[bytes]] = {}
-
-    def encode(
-        self,
-        formats: Sequence[str],
-        columns: Sequence[Column],
-        changes: Iterable[Change],
-        *,
-        truncate: bool,
-        go_keys: bool = False,
-    ) -> dict[str, EncodedFile]:
-        """Write ``changes``, sorted by key, the TRUNCATE apart; what came out, by format.
-
-        :raises SpoolUnavailable: if there is no room for it.
-        """
-        if not formats:
-            raise ValueError(f"{self._table}: a diff in no format would be lost")
-        try:
-            encoders = {id_: self._encoder(id_, columns, go_keys) for id_ in formats}
-            if truncate:
-                for encoder in encoders.values():
-                    encoder.truncate()
-            for chunk in _chunks(changes):
-                for encoder in encoders.values():
-                    encoder.write(chunk)
-            return {id_: encoder.close() for id_, encoder in encoders.items()}
-        except OSError as failure:
-            where = self._directory or tempfile.gettempdir()
-            raise SpoolUnavailable(self._table, where, failure) from failure
-
-    def _encoder(self, format_id: str, columns: Sequence[Column], go_keys: bool) -> DiffEncoder:
-        codec.check_diff_format(format_id)
-        file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115  # close() closes it
-            MEMORY_BYTES, dir=str(self._directory) if self._directory else None
-        )
-        self._files[format_id] = file
-        return codec.diff_encoder(format_id, columns, file, go_keys=go_keys)
-
-    def content(self, format_id: str, encoded: EncodedFile) -> Content:
-        """The encoded bytes, to be read any number of times, by several readers at once."""
-        file, turn = self._files[format_id], threading.Lock()
-
-        @contextmanager
-        def opened() -> Iterator[ByteSource]:
-            yield _Reader(file, turn)
-
-        origin = f"{self._table}: the diff encoded as {format_id}"
-        return Content(origin, encoded.size_bytes, encoded.sha256, opened)
-
-    def close(self) -> None:
-        """Free memory and disk space."""
-        for file in self._files.values():
-            file.close()
-
-
-class _Reader:
-    """A reader with its own position in a file that others read too."""
-
-    def __init__(self, file: IO[bytes], turn: threading.Lock) -> None:
-        self._file = file
-        self._turn = turn
-        self._offset = 0
-
-    def read(self, size: int = -1, /) -> bytes:
-        with self._turn:
-            self._file.seek(self._offset)
-            data = self._file.read(size)
-        self._offset += len(data)
-        return data
-
-
-def _chunks(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    source = iter(changes)
-    while chunk := list(islice(source, _CHUNK)):
-        yield chunk
-
-
-# Encoding of a diff: its bytes in every format, and its manifest entry but for keys.
-
-
 @dataclass(frozen=True)
 class Window:
     """The range of positions that a diff covers, (from, to], and the table after it."""
 
+    #: The epoch that the diff belongs to.
+    epoch: int
+    #: The history of its end; its beginning may be of one that goes on in it.
+    history: History | None
     #: Where the diff begins.
     from_position: Position
     #: Where it ends.
@@ -140,17 +59,16 @@ class EncodedDiff:
 
     #: Its manifest entry, but for keys.
     artifact: Artifact
-    #: Its bytes, by format.
+    #: Its bytes, by format, for any number of readers at once.
     contents: dict[str, Content]
-    #: The temporary file that holds them.
-    spool: DiffSpool
+    #: Closes the temporary files that hold them, which frees memory and disk space.
+    spool: ExitStack
 
 
 def encode(
     table: str,
     key_prefix: str,
     window: Window,
-    after: Artifact,
     changes: Iterable[Change],
     *,
     formats: Sequence[str],
@@ -159,29 +77,70 @@ def encode(
     spool_directory: Path | None,
     go_keys: bool = False,
 ) -> EncodedDiff:
-    """Encode the changes of ``window``, which comes right after ``after``.
+    """Encode ``changes``, which are those of ``window``, sorted by key, the TRUNCATE apart.
 
     :raises SpoolUnavailable: if there is no room for it.
     """
-    spool = DiffSpool(table, spool_directory)
-    try:
-        encoded = spool.encode(formats, columns, changes, truncate=window.truncate, go_keys=go_keys)
-    except BaseException:
-        spool.close()
-        raise
-    start, end = window.from_position, window.to_position
-    artifact = Artifact(
+    if not formats:
+        raise ValueError(f"{table}: a diff in no format would be lost")
+    with ExitStack() as spool:
+        try:
+            files = {id_: spool.enter_context(_file(spool_directory)) for id_ in formats}
+            encoders = {
+                id_: codec.diff_encoder(id_, columns, file, go_keys=go_keys)
+                for id_, file in files.items()
+            }
+            encoded = _encoded(encoders, changes, truncate=window.truncate)
+        except OSError as failure:
+            where = spool_directory or tempfile.gettempdir()
+            raise SpoolUnavailable(table, where, failure) from failure
+        contents = {
+            id_: Content(
+                f"{table}: the diff encoded as {id_}",
+                result.size_bytes,
+                result.sha256,
+                partial(shared, files[id_], threading.Lock()),
+            )
+            for id_, result in encoded.items()
+        }
+        return EncodedDiff(
+            _artifact(key_prefix, window, encoded, created_at), contents, spool.pop_all()
+        )
+
+
+def _file(directory: Path | None) -> IO[bytes]:
+    return tempfile.SpooledTemporaryFile(MEMORY_BYTES, dir=str(directory) if directory else None)
+
+
+def _encoded(
+    encoders: Mapping[str, DiffEncoder], changes: Iterable[Change], *, truncate: bool
+) -> dict[str, EncodedFile]:
+    if truncate:
+        for encoder in encoders.values():
+            encoder.truncate()
+    remaining = iter(changes)
+    while chunk := list(islice(remaining, _CHUNK)):
+        for encoder in encoders.values():
+            encoder.write(chunk)
+    return {id_: encoder.close() for id_, encoder in encoders.items()}
+
+
+def _artifact(
+    key_prefix: str, window: Window, encoded: Mapping[str, EncodedFile], created_at: datetime
+) -> Artifact:
+    epoch, start, end = window.epoch, window.from_position, window.to_position
+    return Artifact(
         kind=ArtifactKind.DIFF,
-        epoch=after.epoch,
+        epoch=epoch,
         from_position=start,
         to_position=end,
         created_at=created_at,
         formats={
-            id_: entry_of(result, object_keys.diff_key(key_prefix, after.epoch, start, end, id_))
+            id_: entry_of(result, object_keys.diff_key(key_prefix, epoch, start, end, id_))
             for id_, result in encoded.items()
         },
         change_count=max((result.records for result in encoded.values()), default=0),
-        history=after.history,
+        history=window.history,
         to_time=window.to_time,
         rows=window.rows,
         state_checksum=window.checksum,
@@ -189,8 +148,6 @@ def encode(
         cancelled=window.cancelled,
         unchanged_until=window.unchanged_until,
     )
-    contents = {id_: spool.content(id_, result) for id_, result in encoded.items()}
-    return EncodedDiff(artifact, contents, spool)
 
 
 def entry_of(encoded: EncodedFile, key: str, *, exact: bool = True) -> FormatEntry:

@@ -1,19 +1,21 @@
 """One destination's manifest and catalog, as one writer or collector holds them.
 
 The only module that swaps manifests. A swap whose outcome is unclear is settled
-by reading, and reading settles only yes: as long as what was to be changed
-isn't there, and no other writer has claimed the manifest, the change is rebuilt on
-what was read and offered again.
+by reading the manifest. If it contains the change, the swap took effect. If not, the swap may yet
+take effect: unless another writer has claimed the manifest, the change is applied to what was read,
+and swapped again.
 """
 
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
@@ -29,7 +31,7 @@ from laredo_archive.errors import (
     OfTheOriginal,
 )
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import catalog, object_keys, parser, rules
+from laredo_archive.manifest import catalog, object_keys, parser, rules, updates
 from laredo_archive.manifest.catalog import (
     CATALOG,
     CatalogEntry,
@@ -51,7 +53,6 @@ class Availability(NamedTuple):
     since: datetime
     #: Why it is unavailable; None if it is available.
     problem: str | None
-    """Its last error; None if it is available."""
 
 
 class Availabilities:
@@ -60,6 +61,25 @@ class Availabilities:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[str, Availability] = {}
+        self._asked: dict[object, tuple[str, float]] = {}
+
+    @contextmanager
+    def asking(self, location: str) -> Iterator[None]:
+        """Note for the block that the destination at ``location`` is waited for."""
+        request = object()
+        with self._lock:
+            self._asked[request] = location, time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._asked[request]
+
+    def unanswered_s(self, location: str) -> float:
+        """Age of the oldest unanswered request to the destination at ``location``; 0: none."""
+        with self._lock:
+            since = [began for asked, began in self._asked.values() if asked == location]
+        return time.monotonic() - min(since) if since else 0.0
 
     def of(self, location: str) -> Availability | None:
         """The availability of the destination at ``location``; None if unknown."""
@@ -67,7 +87,7 @@ class Availabilities:
             return self._found.get(location)
 
     def failed(self, location: str, problem: str) -> None:
-        """A request to it failed."""
+        """Note that a request to ``location`` failed."""
         with self._lock:
             before = self._found.get(location)
             unavailable = before is not None and before.problem is not None
@@ -75,7 +95,7 @@ class Availabilities:
             self._found[location] = Availability(since, problem)
 
     def worked(self, location: str) -> None:
-        """It stored a manifest."""
+        """Note that the destination at ``location`` stored a manifest."""
         with self._lock:
             before = self._found.get(location)
             if before is None or before.problem is not None:
@@ -95,7 +115,7 @@ class AtOnce(Protocol):
     def __call__(self, tasks: Sequence[Callable[[], T]], /) -> list[T]:
         """The tasks' results, in their order; the first failure in that order is raised.
 
-        All have ended by then, those after one that failed too.
+        All tasks have ended by then, also those after one that failed.
         """
 
 
@@ -110,7 +130,7 @@ def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
         log.warning("parallel request failed", failure=str(failure))
     if failures:
         if isinstance(failures[0], DestinationError):
-            failures[0].others = tuple(f for f in failures[1:] if isinstance(f, DestinationError))
+            failures[0].others += tuple(f for f in failures[1:] if isinstance(f, DestinationError))
         raise failures[0]
     return [done.result() for done in running]
 
@@ -123,12 +143,14 @@ RETRY = Backoff(initial=0.02, maximum=2.0)
 Change = Callable[[Manifest], Manifest | None]
 """A manifest made from the one given; None if that one has it already."""
 
+UTC_NOW = partial(datetime.now, UTC)
+
 
 @dataclass(frozen=True)
 class Environment:
     """The sources of time, randomness and threads; a simulation brings its own."""
 
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    now: Callable[[], datetime] = UTC_NOW
     pause: Callable[[float], None] = time.sleep
     chance: random.Random = field(default_factory=random.Random)
     at_once: AtOnce = in_threads
@@ -149,7 +171,7 @@ class Counts:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def note(self, failure: DestinationError, stores: Sequence["ManifestStore"]) -> str | None:
-        """Count ``failure`` for the destination that it is about; gives that one's location."""
+        """Count ``failure`` for its destination; returns that destination's location, if known."""
         for other in failure.others:
             self.note(other, stores)
         location = failure.location or _location_of(failure.uri, stores)
@@ -210,9 +232,13 @@ class ManifestStore:
         """The manifest as last read; None if there was none."""
         return self._manifest
 
+    def asked(self) -> AbstractContextManager[None]:
+        """Note for a block that the destination is waited for."""
+        return self.counts.availabilities.asking(self.destination.location)
+
     @property
     def date(self) -> datetime | None:
-        """The store's Date of the answer that showed it."""
+        """The time by the store's clock (Date) when the manifest was last read or swapped."""
         return self._version.date if self._version else None
 
     def read(self) -> Manifest | None:
@@ -222,7 +248,8 @@ class ManifestStore:
         :raises DestinationUnavailable: if it can't be read now.
         """
         self._known = False
-        found = self.destination.get(self.key)
+        with self.asked():
+            found = self.destination.get(self.key)
         if found is None:
             self._manifest, self._version = None, None
         else:
@@ -240,7 +267,7 @@ class ManifestStore:
             raise OfTheOriginal(self.uri)
         if manifest.table != self._table:
             raise ManifestDamaged(
-                self.uri, f"it is of table {manifest.table}, not of {self._table}"
+                self.uri, f"it is that of table {manifest.table}, not of {self._table}"
             )
         for contradiction in rules.check(manifest):
             raise ManifestDamaged(self.uri, contradiction)
@@ -253,7 +280,7 @@ class ManifestStore:
         """
         shown, version = self._manifest, self._version
         if shown is not None and version is not None:
-            changed = rules.with_dates(changed, shown, version.date)
+            changed = updates.with_dates(changed, shown, version.date)
         changed = replace(
             changed,
             updated_at=self.environment.now(),
@@ -261,7 +288,8 @@ class ManifestStore:
         )
         self._known = False
         etag = version.etag if version else None
-        self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
+        with self.asked():
+            self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
         self._manifest = changed
         self._known = True
         self.counts.availabilities.worked(self.destination.location)
@@ -296,7 +324,8 @@ class ManifestStore:
                 reach("commit.swapped")
                 return done
         raise DestinationUnavailable(
-            self.uri, f"no swap succeeded in {ATTEMPTS} attempts; the last time it {trouble}"
+            self.uri,
+            f"not swapped in {ATTEMPTS} attempts, and tried again later; the last error: {trouble}",
         ).at(self.destination.location)
 
     def _claimed(self, manifest: Manifest | None, claim: Claim | None) -> Manifest:
@@ -380,7 +409,8 @@ class CatalogStore:
             else:
                 return
         raise DestinationUnavailable(
-            self.uri, f"no swap succeeded in {ATTEMPTS} attempts; the last time it {trouble}"
+            self.uri,
+            f"not swapped in {ATTEMPTS} attempts, and tried again later; the last error: {trouble}",
         ).at(self._destination.location)
 
     def _current(self) -> DatabaseCatalog | None:

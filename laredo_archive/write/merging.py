@@ -5,21 +5,37 @@ change takes its turn among them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from functools import partial
+from typing import Protocol
 
 from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest.merged import DiffRun
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.manifest.updates import ManifestUpdates, Notices
-from laredo_archive.write.commit import CommitsInTurn, PendingCommit
+from laredo_archive.manifest.updates import Notices
+from laredo_archive.write.commit import PendingCommit
 from laredo_archive.write.diff_encoding import EncodedDiff, Window
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists
 from laredo_model import position as positions
 from laredo_model.line import Change
 from laredo_model.position import Position
+
+
+class Commits(Protocol):
+    """The commits of a table's archive, each finished before the next begins."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Hold the lock on commits.
+
+        :raises Fenced: if another writer has taken over.
+        :raises CommitUnavailable: if a destination is unavailable.
+        """
+
+    def begin(self, commit: PendingCommit, spool: ExitStack) -> None:
+        """Have ``commit`` finished next, and ``spool`` closed then."""
 
 
 class Merging:
@@ -29,20 +45,20 @@ class Merging:
         self,
         stores: Sequence[ManifestStore],
         owner: Claim,
-        commits: CommitsInTurn,
+        commits: Commits,
         *,
-        entering: ManifestUpdates,
         notices: Notices,
         new_names: NewNames,
         encoded: Callable[..., EncodedDiff],
         finish: Callable[[], Artifact | None],
     ) -> None:
-        """``encoded`` is diff_encoding.encode() with all that is the archive's; ``finish`` brings
-        the unfinished commit into every manifest."""
+        """``encoded`` is diff_encoding.encode() with the archive's own arguments filled in.
+
+        ``finish`` adds the unfinished commit to every manifest.
+        """
         self.stores = tuple(stores)
         self._claim = owner
         self._commits = commits
-        self._entering = entering
         self._notices = notices
         self._new_names = new_names
         self._encoded = encoded
@@ -70,18 +86,19 @@ class Merging:
         first, last = run.diffs[0], run.diffs[-1]
         assert last.rows is not None and last.state_checksum is not None, "runs have states"
         window = Window(
-            run.from_position,
-            run.to_position,
-            last.to_time,
-            last.rows,
-            last.state_checksum,
-            truncate,
-            None,
-            first.unchanged_until,
+            epoch=first.epoch,
+            history=first.history,
+            from_position=run.from_position,
+            to_position=run.to_position,
+            to_time=last.to_time,
+            rows=last.rows,
+            checksum=last.state_checksum,
+            truncate=truncate,
+            cancelled=None,
+            unchanged_until=first.unchanged_until,
         )
         return self._encoded(
             window,
-            first,
             changes,
             formats=tuple(dict.fromkeys(formats)),
             columns=run.base.columns or (),
@@ -120,10 +137,13 @@ class Merging:
             merged.artifact,
             merged.contents,
             {},
-            self._entering.merged,
+            self._with_merged,
             self._new_names,
             lists=PartsLists(self._new_names),
         )
+
+    def _with_merged(self, manifest: Manifest, merged: Artifact) -> Manifest:
+        return self._notices.entered(merged_.with_merged(manifest, merged))
 
     def drop_parts(self, keep: timedelta) -> None:
         """Drop the parts of diffs that were merged longer than ``keep`` ago.

@@ -81,8 +81,10 @@ def _in_memory(data: bytes) -> Content:
 
 
 def with_boundary(store: ManifestStore, manifest: Manifest, base: Artifact) -> Manifest:
-    """``manifest`` in which an artifact ends where ``base`` does, if one of a merged diff's parts
-    does: these take its place, and it is retired. Else ``manifest`` itself.
+    """``manifest`` with the merged diff taken apart that hides the position of ``base``.
+
+    The merged diff's parts take its place, and it is retired. If no merged diff hides the position,
+    ``manifest`` itself.
 
     :raises ArtifactMissing, ArtifactDamaged: if a file that lists them can't be read.
     """

@@ -5,24 +5,33 @@ is everywhere, so an unfinished commit is finished before anything else.
 """
 
 import secrets
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Self
 
-from laredo_archive.errors import DestinationError, OutOfOrder
+import structlog
+
+from laredo_archive.errors import (
+    ArtifactMissing,
+    CommitUnavailable,
+    DestinationError,
+    Fenced,
+    OutOfOrder,
+)
 from laredo_archive.failpoint import reach
-from laredo_archive.manifest import rules
+from laredo_archive.manifest import updates
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import NewNames
-from laredo_archive.manifest.rules import Head, head_of
-from laredo_archive.manifest.updates import ManifestUpdates, Notices, NoticeSource
+from laredo_archive.manifest.updates import Head, ManifestUpdates, Notices, NoticeSource, head_of
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.base_upload import Base, BasePlan, BaseUpload
 from laredo_archive.write.claim import claim, drop_unfinished, reconcile
-from laredo_archive.write.commit import CommitsInTurn, EpochFolders, PendingCommit
+from laredo_archive.write.commit import EpochFolders, PendingCommit
 from laredo_archive.write.diff_encoding import Window, encode
 from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
 from laredo_archive.write.merging import Merging
@@ -31,6 +40,80 @@ from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.line import Change
 from laredo_model.position import History, Position
+
+log = structlog.get_logger(__name__)
+
+
+class CommitsInTurn:
+    """At most one commit is unfinished: it waits for a destination that was unavailable."""
+
+    def __init__(self, stores: Sequence[ManifestStore], claim: Claim, table: str) -> None:
+        self._stores = tuple(stores)
+        self._claim = claim
+        self._table = table
+        self._turn = threading.RLock()
+        self._fenced: Fenced | None = None
+        self._pending: PendingCommit | None = None
+        self._spool: ExitStack | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """True if a commit waits for a destination."""
+        return self._pending is not None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the lock on commits for the block, and finish an unfinished one first.
+
+        :raises Fenced: if another writer has taken over, now or earlier.
+        :raises CommitUnavailable: if a destination is unavailable.
+        """
+        with self._turn:
+            if self._fenced is not None:
+                raise self._fenced
+            try:
+                yield
+            except Fenced as fenced:
+                self._fenced = fenced
+                self._drop()
+                log.error(
+                    "archive taken over by another writer", table=self._table, reason=str(fenced)
+                )
+                raise
+            except DestinationError as failure:
+                location = self._stores[0].counts.note(failure, self._stores)
+                log.debug("commit delayed", table=self._table, reason=str(failure))
+                raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
+
+    def begin(self, commit: PendingCommit, spool: ExitStack | None = None) -> None:
+        """Have ``commit`` finished next, and ``spool`` closed then."""
+        self._pending, self._spool = commit, spool
+
+    def finish(self) -> PendingCommit | None:
+        """Bring the unfinished commit, if there is one, into every manifest; gives it."""
+        pending = self._pending
+        if pending is None:
+            return None
+        try:
+            pending.finish(self._stores, self._claim)
+        except ArtifactMissing:
+            if not pending.begun:
+                self._drop()
+            raise
+        reach("commit.done")
+        self._drop()
+        return pending
+
+    def close(self) -> None:
+        """Delete temporary files."""
+        with self._turn:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._pending = None
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
 
 
 class TableArchive:
@@ -58,7 +141,7 @@ class TableArchive:
         spool_directory: Path | None,
         go_keys: bool,
     ) -> None:
-        """Use :meth:`open`."""
+        """Call :meth:`open` instead, which claims the manifests."""
         self._stores = tuple(stores)
         self._first = first
         self._claim = owner
@@ -77,16 +160,18 @@ class TableArchive:
             stores,
             owner,
             self._commits,
-            entering=self._entering,
             notices=notices,
             new_names=new_names,
             encoded=self._encode,
             finish=self._finish,
         )
         """Compaction's changes of the manifests."""
-        self._manifest: Manifest | None = None
-        self._published: NoticeSource | None = None
-        self._head: Head | None = None
+        self.manifest: Manifest | None = None
+        """The manifest of the first destination, as last committed everywhere."""
+        self.published: NoticeSource | None = None
+        """The manifest of the destination that was named first, as last committed everywhere."""
+        self.head: Head | None = None
+        """The archive's head on all destinations; None before the first base."""
         self._take_committed()
 
     @classmethod
@@ -147,21 +232,6 @@ class TableArchive:
         return archive
 
     @property
-    def head(self) -> Head | None:
-        """The archive's head on all destinations; None before the first base."""
-        return self._head
-
-    @property
-    def manifest(self) -> Manifest | None:
-        """The manifest of the first destination, as last committed everywhere."""
-        return self._manifest
-
-    @property
-    def published(self) -> NoticeSource | None:
-        """The manifest of the destination that was named first, as last committed everywhere."""
-        return self._published
-
-    @property
     def heads(self) -> dict[str, Position | None]:
         """The head of each destination's manifest, by location; one may be an artifact behind."""
         return {
@@ -171,7 +241,7 @@ class TableArchive:
 
     @property
     def claim(self) -> Claim:
-        """writer_id and term."""
+        """This writer's claim: its ``writer_id`` and term."""
         return self._claim
 
     @property
@@ -210,7 +280,7 @@ class TableArchive:
             plan = BasePlan(
                 table=self._table,
                 key_prefix=self._key_prefix,
-                epoch=(self._head.epoch if self._head else 0) + 1,
+                epoch=(self.head.epoch if self.head else 0) + 1,
                 position=position,
                 history=history,
                 columns=tuple(columns),
@@ -235,19 +305,19 @@ class TableArchive:
         """
         with self._commits.turn():
             self._finish()
-            known = rules.known(self._manifest, base.artifact.same_as)
+            known = updates.known(self.manifest, base.artifact.same_as)
             if known is not None:
                 return known
-            manifest = self._manifest and with_boundary(
-                self._stores[0], self._manifest, base.artifact
+            manifest = self.manifest and with_boundary(
+                self._stores[0], self.manifest, base.artifact
             )
-            before = rules.before_base(self._table, manifest, base.artifact, continues=continues)
+            before = updates.before_base(self._table, manifest, base.artifact, continues=continues)
             artifact = replace(
                 base.artifact,
                 continues=continues,
                 reason=reason,
-                follows=rules.following(self._manifest.last if self._manifest else None),
-                to_time=rules.time_of_base(before, base.artifact.to_time, continues=continues),
+                follows=updates.following(self.manifest.last if self.manifest else None),
+                to_time=updates.time_of_base(before, base.artifact.to_time, continues=continues),
             )
             self._commits.begin(
                 PendingCommit(
@@ -274,46 +344,49 @@ class TableArchive:
         truncate: bool = False,
         cancelled: int | None = None,
         unchanged_until: Position | None = None,
+        history: History | None = None,
     ) -> Artifact:
         """Write the net changes over (from, to] and commit them to the current epoch.
 
         ``changes``: sorted by key, the TRUNCATE apart (``truncate``); ``rows`` and
         ``checksum`` describe the table after them; ``cancelled``: how many keys changed
         and have no net change, None if unknown; ``unchanged_until``: the last position at which
-        the table is as at ``from_position``, which is the head, if that is known to be later.
+        the table is as at ``from_position``, which is the head, if that is known to be later;
+        ``history``: that of ``to_position``, in which the head's position means the same, None:
+        the head's.
 
-        :raises OutOfOrder: if it doesn't begin at the head.
+        :raises OutOfOrder: if it doesn't begin at the head, or ``history`` can't go on from there.
         :raises SpoolUnavailable: if there is no room to encode it; nothing was committed.
         :raises CommitUnavailable: if a destination is unavailable; call it again.
         :raises Fenced: if another writer has taken over.
         """
         with self._commits.turn():
             self._finish()
-            known = rules.known(
-                self._manifest,
+            known = updates.known(
+                self.manifest,
                 lambda artifact: (
                     (artifact.from_position, artifact.to_position) == (from_position, to_position)
                 ),
             )
             if known is not None:
                 return known
-            last = rules.before_diff(self._table, self._manifest, from_position, to_position)
-            time = rules.time_of_diff(last, to_time)
+            head = updates.check_diff(self._table, self.head, from_position, to_position, history)
             diff = self._encode(
                 Window(
-                    from_position,
-                    to_position,
-                    time,
-                    rows,
-                    checksum,
-                    truncate,
-                    cancelled,
-                    unchanged_until,
+                    epoch=head.epoch,
+                    history=history or head.history,
+                    from_position=from_position,
+                    to_position=to_position,
+                    to_time=updates.time_of_diff(head.to_time, to_time),
+                    rows=rows,
+                    checksum=checksum,
+                    truncate=truncate,
+                    cancelled=cancelled,
+                    unchanged_until=unchanged_until,
                 ),
-                last,
                 changes,
                 formats=tuple(dict.fromkeys(formats)),
-                columns=(self._head.columns if self._head else None) or (),
+                columns=head.columns or (),
                 created_at=self._environment.now(),
             )
             reach("diff.encoded")
@@ -346,7 +419,7 @@ class TableArchive:
         """
         with self._commits.turn():
             self._finish()
-            if self._head is None or position < self._head.position:
+            if self.head is None or position < self.head.position:
                 raise OutOfOrder(
                     f"{self._table}: {positions.text(position)} can't be recorded as seen: it is"
                     " before the archive's head"
@@ -379,14 +452,23 @@ class TableArchive:
         self.close()
 
     def _finish(self) -> Artifact | None:
-        artifact = self._commits.finish()
-        if artifact is not None:
-            self._take_committed()
-        return artifact
+        done = self._commits.finish()
+        if done is None:
+            return None
+        self._take_committed()
+        log.info(
+            "diffs merged" if done.merges else "artifact committed",
+            table=self._table,
+            kind=done.artifact.kind.value,
+            epoch=done.artifact.epoch,
+            position=positions.text(done.artifact.to_position),
+            size_bytes=done.artifact.size_bytes,
+        )
+        return done.artifact
 
     def _take_committed(self) -> None:
-        before, self._manifest = self._manifest, self._stores[0].manifest
-        self._notices.follow(before, self._manifest)
+        before, self.manifest = self.manifest, self._stores[0].manifest
+        self._notices.follow(before, self.manifest)
         shown = self._first.manifest
-        self._published = NoticeSource(self._first.uri, shown) if shown else None
-        self._head = head_of(self._manifest) if self._manifest else None
+        self.published = NoticeSource(self._first.uri, shown) if shown else None
+        self.head = head_of(self.manifest) if self.manifest else None

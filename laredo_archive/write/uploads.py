@@ -1,9 +1,11 @@
 """Uploads of objects that a manifest will name; none is ever replaced (commit protocol, 3)."""
 
+import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import IO
 
 import structlog
 
@@ -50,6 +52,29 @@ def stored(destination: Destination, key: str, size_bytes: int, sha256: str | No
     return Content(
         destination.uri_of(key), size_bytes, sha256, lambda: closing(destination.open(key))
     )
+
+
+@contextmanager
+def shared(file: IO[bytes], turn: threading.Lock) -> Iterator[ByteSource]:
+    """A reader of ``file`` from its start, with a position of its own.
+
+    ``turn``: held for each read, as other readers move the file's position.
+    """
+    yield _Reader(file, turn)
+
+
+class _Reader:
+    def __init__(self, file: IO[bytes], turn: threading.Lock) -> None:
+        self._file = file
+        self._turn = turn
+        self._offset = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        with self._turn:
+            self._file.seek(self._offset)
+            data = self._file.read(size)
+        self._offset += len(data)
+        return data
 
 
 def store_object(

@@ -18,9 +18,9 @@ from laredo_archive.read.location import FoundArchive
 from laredo_fanout.app import options
 from laredo_fanout.app.logs import Crashed, only_logged, supervised
 from laredo_fanout.config import Config
-from laredo_fanout.serving.archives import Archives
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay import NoReplay, Outcome
+from laredo_fanout.serving.shared import Archives
 from laredo_fanout.store import reader
 from laredo_fanout.store.writer import Store
 from laredo_model import position
@@ -132,7 +132,7 @@ class ArchiveWatch:
         try:
             found, _ = await archive.found(newest=True)
             if found.manifest.table != table:
-                other = f"it is the archive of table {found.manifest.table}"
+                other = f"the archive there is that of table {found.manifest.table}"
                 return ArchiveCheck(now, found, other)
             timeline.epochs_of(found.manifest, found.destination.uri_of(found.manifest_key))
         except (NoReplay, ArchiveError) as failure:

@@ -137,6 +137,7 @@ def application(
     *,
     problems: Callable[[], list[str]],
     unserved: Callable[[], list[str]],
+    silent: Callable[[], list[str]],
     status: Callable[[], dict[str, Any]],
     metrics: Callable[[str], Awaitable[Exposition]],
     catch_up: Callable[[], None] | None,
@@ -149,6 +150,7 @@ def application(
 
     :param problems: why the server isn't ready; empty if it is.
     :param unserved: why the server can't serve the rows that it has; empty if it does.
+    :param silent: which processes have sent no beat for seconds, of any kind.
     :param status: what /status shows, as JSON values.
     :param metrics: what /metrics answers to a request with this Accept header.
     :param catch_up: what POST /catchup does; None: fall-behind mode is off.
@@ -165,7 +167,8 @@ def application(
 
     async def ready(_: Request) -> Response:
         found = problems()
-        return _json({"ready": not found, "problems": found}, 503 if found else 200)
+        shown = {"ready": not found, "problems": found, "silent": silent()}
+        return _json(shown, 503 if found else 200)
 
     async def serving(_: Request) -> Response:
         found = unserved()

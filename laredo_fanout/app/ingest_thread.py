@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -23,13 +23,12 @@ from laredo_fanout.standby.ingest import StandbyIngest
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.errors import StoreError, StoreFull
 from laredo_fanout.store.writer import Store
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 
 AnyIngest = Ingest | RelayIngest | StandbyIngest
 """The ingest of a slot, a relay's, or of one that is either: run, stopped and asked alike."""
 
 _RETRY = Backoff(initial=1.0, maximum=30.0)
-_LOG_AGAIN_S = 600.0
 
 log = structlog.get_logger("laredo_fanout.ingest")
 
@@ -49,20 +48,18 @@ class IngestThread:
         self,
         make: Callable[[OnCommit], AnyIngest],
         store: Store,
-        *,
-        after_commit: Sequence[Callable[[], None]],
+        wake_up: Callable[[], None],
     ) -> None:
+        """``wake_up`` is called after each commit."""
         self._store = store
-        self._after_commit = tuple(after_commit)
+        self._wake_up = wake_up
         self._ingest = make(self._committed)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: str | None = None
         self.crash: BaseException | None = None
         self.given_up = 0
-        self._logged: str | None = None
-        """The error that was logged last."""
-        self._logged_at = 0.0
+        self._outage = Outage()
         self._full_until: tuple[SourceIdentity | None, int] | None = None
         """Up to where there was no room for the changes of this source."""
 
@@ -70,9 +67,10 @@ class IngestThread:
         until = self._full_until
         # What had no room comes again, after commits of what is small.
         if until is None or until[0] != self._store.source or info.position >= until[1]:
-            self.error = self._logged = self._full_until = None
-        for call in self._after_commit:
-            call()
+            if self.error is not None:
+                self._outage.end()
+            self.error = self._full_until = None
+        self._wake_up()
 
     def start(self, *, on_end: Callable[[], None]) -> None:
         """Start it; ``on_end`` is called in it if it ends without having been stopped."""
@@ -148,12 +146,8 @@ class IngestThread:
         self._full_until = store.source, reached
 
     def _log_failure(self, error: str, pause: float) -> None:
-        """Log a new error at once, and a repeated one every ten minutes."""
-        now = time.monotonic()
-        if error == self._logged and now - self._logged_at < _LOG_AGAIN_S:
-            return
-        self._logged, self._logged_at = error, now
-        log.error("ingest failed; restart scheduled", error=error, after_s=round(pause, 1))
+        if self._outage.is_news(error):
+            log.error("ingest failed; restart scheduled", error=error, after_s=round(pause, 1))
 
     def _run_until_stopped(self) -> None:
         failures, pause = 0, _RETRY.delay(1)
@@ -203,7 +197,7 @@ class JournalPruning:
         """Prune to other bounds from now on; from any thread."""
         self.bounds = _bounds(config)
 
-    def after_commit(self) -> None:
+    def prune(self) -> None:
         """Prune if it is due.
 
         :raises StoreError: if the store can't be written.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -72,12 +73,53 @@ def _is_text(log_format: str) -> bool:
     return log_format == TEXT or (log_format == AUTO and sys.stderr.isatty())
 
 
+log = structlog.get_logger("laredo_fanout")
+
+
+# The log of the server's readiness: a line for each state, however often it is looked at.
+
+_SHOWN = 10
+_MOST_APART_S = 60.0
+_DIGITS = re.compile(r"\d+")
+
+
+class ReadinessLog:
+    """Logs when the server becomes ready, and when and why it no longer is.
+
+    A problem is logged once until the server is ready again, whatever numbers are in its text.
+    Lines are ever further apart, up to a minute, while there are new ones.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._started = now
+        self._known: set[str] = set()
+        self._is_shown_unready = True
+        self._logged_at = now - _MOST_APART_S
+        self._apart = 1.0
+
+    def note(self, problems: Sequence[str], now: float) -> None:
+        """Log what is new about these problems, at ``now`` by the monotonic clock."""
+        if not problems:
+            if self._is_shown_unready:
+                log.info("server ready", seconds=round(now - self._started, 3))
+                self._known, self._is_shown_unready = set(), False
+            return
+        new = {each: _DIGITS.sub("", each) for each in problems}
+        new = {each: kind for each, kind in new.items() if kind not in self._known}
+        if not new or now - self._logged_at < self._apart:
+            return
+        quiet = now - self._logged_at >= _MOST_APART_S
+        self._apart = 1.0 if quiet else min(2 * self._apart, _MOST_APART_S)
+        self._logged_at, self._is_shown_unready = now, True
+        self._known |= set(new.values())
+        shown = list(new)[:_SHOWN]
+        log.info("server not ready", problems=shown, others=len(problems) - len(shown))
+
+
 # The server's supervised tasks: they run as long as it does, and an error that ends one is logged.
 
 Crashed: TypeAlias = of_program.Crashed
 """Called with the task's name and its error, which was logged."""
-
-log = structlog.get_logger("laredo_fanout")
 
 
 def only_logged(what: str, why: BaseException) -> None:

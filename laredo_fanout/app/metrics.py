@@ -174,6 +174,8 @@ class Figures:
     pruned: int
     serving_restarts: int
     serving_spawn_failures: int
+    #: By kind of process.
+    hangs: Mapping[str, int]
     ingest_restarts: int
     replays: Mapping[tuple[str, str], int]
     archives: Mapping[str, ArchiveCheck]
@@ -418,6 +420,15 @@ def _tables(figures: Figures) -> Iterator[Metric]:
     for table, table_status in figures.source.tables.items():
         copied.add_metric([table], table_status.copied_rows)
     yield copied
+    again = _gauge(
+        "laredo_table_copied_again_timestamp_seconds",
+        "Unix time at which a table that clients saw was last scheduled for another copy, which"
+        " nobody asked for; none before the first since the start",
+        "table",
+    )
+    for table, moment in figures.source.copied_again_at.items():
+        again.add_metric([table], moment)
+    yield again
     yield from _copies(figures)
     rows = _gauge("laredo_table_rows", "Rows of the table", "table")
     live = _gauge("laredo_table_live", "1 if clients are served the table", "table")
@@ -499,6 +510,12 @@ def _fanout(figures: Figures) -> Iterator[Metric]:
     )
     unstarted.add_metric([], figures.serving_spawn_failures)
     yield unstarted
+    hangs = _counter(
+        "laredo_process_hangs", "Processes that were killed because they hung, by kind", "kind"
+    )
+    for kind, number in figures.hangs.items():
+        hangs.add_metric([kind], number)
+    yield hangs
 
 
 def _archives(figures: Figures) -> Iterator[Metric]:

@@ -19,6 +19,7 @@ from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
+from laredo_fanout.watchdog import Watchdog
 from laredo_service.certificates import CertificateWatch
 from laredo_service.http.connections import HttpCounts
 from laredo_service.metrics import Exposition
@@ -37,6 +38,7 @@ class Scrape:
     snapshots: SnapshotSchedule
     archives: ArchiveWatch
     fall_behind: FallBehind | None
+    watchdog: Watchdog
     http: HttpCounts
     certificates: CertificateWatch
     #: The record of a configured table that clients see, or will.
@@ -69,6 +71,7 @@ class Scrape:
             pruned=self.pruning.pruned,
             serving_restarts=self.children.restarts,
             serving_spawn_failures=self.children.spawn_failures,
+            hangs=dict(self.watchdog.hangs),
             ingest_restarts=self.ingest.given_up,
             replays=self.children.replays,
             archives=self.archives.checks,

@@ -17,7 +17,7 @@ import structlog
 from laredo_fanout.app import compiled, options, reload
 from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.ingest_thread import AnyIngest, IngestThread, JournalPruning
-from laredo_fanout.app.logs import LogSettings, supervised
+from laredo_fanout.app.logs import LogSettings, ReadinessLog, supervised
 from laredo_fanout.app.processes import children
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
@@ -36,6 +36,7 @@ from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.standby.ingest import StandbyIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
+from laredo_fanout.watchdog import Watchdog
 from laredo_service.http.settings import HttpSettings
 from laredo_service.systemd import ServiceNotifier
 from laredo_service.table_pattern import TableName
@@ -103,11 +104,11 @@ def _open_store(config: Config) -> Store:
         ) from error
 
 
-def _fall_behind(config: Config, store: Store) -> FallBehind | None:
+def _fall_behind(config: Config, store: Store, watchdog: Watchdog) -> FallBehind | None:
     catchup = options.catchup_options(config)
     if catchup is None:
         return None
-    return FallBehind(catchup, options.source_options(config), store)
+    return FallBehind(catchup, options.source_options(config), store, watchdog)
 
 
 class StateUnusable(FanoutError):
@@ -133,13 +134,10 @@ class _Server:
         )
         self.wake_ups = WakeUps()
         self.ports = ports
-        pruning = JournalPruning.of(config, store, self.clients)
-        self.fall_behind = _fall_behind(config, store)
-        self.ingest = IngestThread(
-            self._make_ingest,
-            store,
-            after_commit=(self.wake_ups.notify, pruning.after_commit),
-        )
+        self.pruning = JournalPruning.of(config, store, self.clients)
+        self.watchdog = Watchdog()
+        self.fall_behind = _fall_behind(config, store, self.watchdog)
+        self.ingest = IngestThread(self._make_ingest, store, self.wake_ups.notify)
         self.children = ServingChildren(
             workers=config.fanout.grpc.workers,
             state=config.state.path,
@@ -147,6 +145,7 @@ class _Server:
             clients=self.clients,
             wake_ups=self.wake_ups,
             log_settings=log_settings,
+            watchdog=self.watchdog,
             request_check=self.ingest.check_catalog_soon,
             report_standby=None if self.ingest.standby is None else self.ingest.standby.report,
             crashed=self._part_crashed,
@@ -156,6 +155,7 @@ class _Server:
             self._is_shown,
             log_settings,
             self.ingest.check_catalog_soon,
+            watchdog=self.watchdog,
             crashed=self._part_crashed,
         )
         self.archives = ArchiveWatch(config, store, self._part_crashed)
@@ -166,10 +166,11 @@ class _Server:
             clients=self.clients,
             ingest=self.ingest,
             children=self.children,
-            pruning=pruning,
+            pruning=self.pruning,
             snapshots=self.snapshots,
             archives=self.archives,
             fall_behind=self.fall_behind,
+            watchdog=self.watchdog,
         )
         self.reload = Reload(
             self.configured,
@@ -179,7 +180,7 @@ class _Server:
             RunningParts(
                 children=self.children,
                 clients=self.clients,
-                pruning=pruning,
+                pruning=self.pruning,
                 snapshots=self.snapshots,
                 archives=self.archives,
                 view=self.view,
@@ -202,6 +203,7 @@ class _Server:
                 tables,
                 self.store,
                 on_commit,
+                self.pruning.prune,
             )
         if config.standby is not None:
             return StandbyIngest(
@@ -209,6 +211,7 @@ class _Server:
                 tables,
                 self.store,
                 on_commit,
+                self.pruning.prune,
                 peers=options.peer_options(config),
                 rule=options.standby_options(config),
                 discovery=self.discovery,
@@ -218,6 +221,7 @@ class _Server:
             tables,
             self.store,
             on_commit,
+            self.pruning.prune,
             change_source=self.fall_behind,
             discovery=self.discovery,
         )
@@ -248,6 +252,7 @@ class _Server:
         self._catch_signals()
         notifier = ServiceNotifier()
         self.ingest.start(on_end=self._from_thread(self._stopping.set))
+        watching = supervised(self.watchdog.run(), "watchdog", self._part_crashed)
         self.children.start()
         self.snapshots.start()
         self.archives.start()
@@ -261,6 +266,7 @@ class _Server:
             http.application(
                 problems=self.view.problems,
                 unserved=self.view.unserved,
+                silent=self.watchdog.suspicions,
                 status=self.view.status,
                 metrics=self.view.metrics,
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,
@@ -299,6 +305,7 @@ class _Server:
         self.view.draining = True
         notifier.stopping()
         await self._stop()
+        watching.cancel()
         announcing.cancel()
         bars.cancel()
         lagging.cancel()
@@ -323,18 +330,13 @@ class _Server:
     async def _announce_readiness(self) -> None:
         """Log when the server becomes ready, and when and why it no longer is; the serving
         processes answer probes with it."""
-        started = time.monotonic()
-        before: list[str] | None = None
+        readiness, was_ready = ReadinessLog(time.monotonic()), None
         while True:
             problems = self.view.problems()
-            if problems != before:
-                if problems:
-                    log.info("server not ready", problems=problems)
-                else:
-                    log.info("server ready", seconds=round(time.monotonic() - started, 3))
-                if before is None or bool(before) != bool(problems):
-                    self.children.update_ready(not problems)
-                before = problems
+            readiness.note(problems, time.monotonic())
+            if was_ready != (not problems):
+                was_ready = not problems
+                self.children.update_ready(was_ready)
             await asyncio.sleep(_POLL_UNTIL_READY if problems else _POLL_WHILE_READY)
 
     def _part_crashed(self, what: str, why: BaseException) -> None:

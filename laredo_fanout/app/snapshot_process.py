@@ -1,7 +1,7 @@
-"""The process that takes one periodic snapshot: ``python -m ...process LOG_FORMAT LOG_LEVEL``.
+"""The process of one periodic snapshot: ``python -m ...process BEAT_FD LOG_FORMAT LOG_LEVEL``.
 
 Its order comes as a line on stdin, the outcome goes to stdout, both JSON. It
-ends when its stdin does: a server that has ended needs no snapshot, and the snapshot's read
+ends when the main process does: a server that has ended needs no snapshot, and the snapshot's read
 transaction would keep old pages of the next server's store.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,22 @@ from laredo_fanout.app import logs
 from laredo_fanout.snapshots import Retention, SnapshotError, TakenSnapshot, take
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
+from laredo_fanout.watchdog import beat
 from laredo_model import position
 
 FAILED = 1
-MAIN_IS_GONE = 3
 # Clients that wait for a change come first.
 _NICENESS = 10
 
 
 def main() -> int:
-    log_format, level = sys.argv[1:]
+    beat_fd, log_format, level = sys.argv[1:]
+    beat(int(beat_fd))
     logs.configure(logs.LogSettings(log_format, level))
     # A reload is for the main process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(_NICENESS)
     order = orjson.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_main, daemon=True).start()
     try:
         answer, code = _answer(_taken(order)), 0
     except (SnapshotError, StoreError) as error:
@@ -71,13 +70,6 @@ def _answer(taken: TakenSnapshot) -> dict[str, Any]:
         "written": taken.written,
         "removed": len(taken.removed),
     }
-
-
-def _end_with_main() -> None:
-    # The descriptor itself: a buffered reader's lock would be held at exit.
-    while os.read(0, 4096):
-        continue
-    os._exit(MAIN_IS_GONE)
 
 
 if __name__ == "__main__":

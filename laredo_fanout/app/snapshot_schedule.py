@@ -1,4 +1,4 @@
-"""The schedule of the tables' periodic snapshots; each is taken by a process of its own."""
+"""The schedule of the tables' periodic snapshot files; a process of its own writes each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,9 @@ import structlog
 
 from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
 from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
-from laredo_service.retry import Backoff
+from laredo_fanout.watchdog import SNAPSHOT, Watchdog
+from laredo_service import native_log
+from laredo_service.retry import Backoff, Outage
 
 _SHOWN_POLL = 0.2
 _RETRY = Backoff(initial=5.0, maximum=300.0)
@@ -26,18 +28,19 @@ log = structlog.get_logger("laredo_fanout.snapshots")
 
 
 @dataclass
-class _Plan:
-    """One table's snapshots since the start."""
+class _Outcomes:
+    """Number and outcome of one table's snapshots since the start."""
 
     written: int = 0
     failed: int = 0
     last: dict[str, Any] | None = None
     error: str | None = None
+    outage: Outage = field(default_factory=Outage)
 
 
 @dataclass
 class SnapshotSchedule:
-    """Writes each table's snapshot every ``interval``, one at a time, in a process of its own."""
+    """Writes each table's snapshot file every ``interval``, one table at a time."""
 
     config: Config
     #: Whether clients see the table; before that there is nothing to write.
@@ -45,10 +48,12 @@ class SnapshotSchedule:
     log_settings: LogSettings
     #: Requests a catalog check, which each snapshot's position waits for.
     check_catalog_soon: Callable[[], None]
+    #: Kills a process that hangs.
+    watchdog: Watchdog = field(default_factory=Watchdog)
     #: Called if a defect of ours ended a table's schedule.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshot_process")
-    _plans: dict[str, _Plan] = field(default_factory=dict)
+    _plans: dict[str, _Outcomes] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     _process: asyncio.subprocess.Process | None = None
@@ -57,12 +62,12 @@ class SnapshotSchedule:
         """Start the schedules; returns at once."""
         for name, table in _scheduled(self.config).items():
             if name not in self._tasks:
-                self._plans.setdefault(name, _Plan())
+                self._plans.setdefault(name, _Outcomes())
                 what = f"snapshots of {name}"
                 self._tasks[name] = supervised(self._keep(table), what, self.crashed)
 
     async def change(self, config: Config) -> None:
-        """Follow other schedules from now on; one that stays goes on, another is restarted."""
+        """Follow the schedules of ``config`` from now on; unchanged ones go on, others restart."""
         before, self.config = _scheduled(self.config), config
         now = _scheduled(config)
         await self._stop(
@@ -100,7 +105,7 @@ class SnapshotSchedule:
 
     @property
     def named_pids(self) -> dict[str, int]:
-        """The process that takes a snapshot now, if one does."""
+        """Process id of the snapshot process, if one runs now."""
         return {} if self._process is None else {"snapshot": self._process.pid}
 
     async def _keep(self, table: ReplicatedTableConfig) -> None:
@@ -121,7 +126,7 @@ class SnapshotSchedule:
                 failures += 1
                 await asyncio.sleep(min(_RETRY.delay(failures), snapshot.interval))
 
-    async def _write(self, table: ReplicatedTableConfig, plan: _Plan) -> None:
+    async def _write(self, table: ReplicatedTableConfig, plan: _Outcomes) -> None:
         snapshot, directory = table.target.snapshot, self.config.snapshot_path(table)
         assert snapshot is not None and directory is not None
         order = {
@@ -143,11 +148,15 @@ class SnapshotSchedule:
         if code == 0:
             plan.written += answer.pop("written")
             plan.last, plan.error = answer, None
+            plan.outage.end()
             log.info("snapshot taken", table=table.name, **answer)
         else:
             plan.failed += 1
-            plan.error = str(answer.get("error", f"the snapshot process ended with {code}"))
-            log.error("snapshot failed", table=table.name, error=plan.error)
+            plan.error = str(
+                answer.get("error", f"the snapshot process ended with exit code {code}")
+            )
+            level = log.error if plan.outage.is_news(plan.error) else log.debug
+            level("snapshot failed", table=table.name, error=plan.error)
 
     async def _keep_checking(self) -> None:
         while True:
@@ -159,21 +168,34 @@ class SnapshotSchedule:
 
         :raises OSError: it can't be started.
         """
-        process = await asyncio.create_subprocess_exec(
-            *self.program,
-            *self.log_settings.arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            process_group=0,
-        )
+        with closing(self.watchdog.watch(SNAPSHOT, "snapshot")) as watched:
+            process = await asyncio.create_subprocess_exec(
+                *self.program,
+                str(watched.end),
+                *self.log_settings.arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=native_log.descriptor(),
+                pass_fds=[watched.end],
+                process_group=0,
+            )
+            watched.started(process)
+            code, output = await self._outcome(process, order)
+        if watched.verdict is not None:
+            return None, {"error": f"the snapshot process was {watched.verdict}"}
+        return _answer(code, output)
+
+    async def _outcome(
+        self, process: asyncio.subprocess.Process, order: dict[str, Any]
+    ) -> tuple[int, bytes]:
+        """The exit code and the output of the process; it has ended then, whatever happens."""
         self._process = process
         try:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(orjson.dumps(order) + b"\n")
             output = await process.stdout.read()
-            # Until here its stdin stays open: its end would end the process.
             process.stdin.close()
-            code = await process.wait()
+            return await process.wait(), output
         except BaseException:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -181,7 +203,6 @@ class SnapshotSchedule:
             raise
         finally:
             self._process = None
-        return _answer(code, output)
 
 
 def _scheduled(config: Config) -> dict[str, ReplicatedTableConfig]:
@@ -193,9 +214,9 @@ def _snapshot(table: ReplicatedTableConfig | None) -> SnapshotConfig | None:
 
 
 def _answer(code: int, output: bytes) -> tuple[int | None, dict[str, Any]]:
-    """The exit code and the answer in the process's output; without a whole answer no success."""
+    """The exit code and the answer in the process's output; an incomplete answer is a failure."""
     try:
         answer: dict[str, Any] = orjson.loads(output)
     except orjson.JSONDecodeError:
-        return None, {"error": f"the snapshot process ended with {code} and no answer"}
+        return None, {"error": f"the snapshot process ended with exit code {code} and no answer"}
     return code, answer

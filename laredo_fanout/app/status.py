@@ -21,6 +21,7 @@ from laredo_fanout.store import reader
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
+from laredo_fanout.watchdog import SERVING, Watchdog
 from laredo_model import position
 from laredo_service import build
 from laredo_service.certificates import CertificateWatch
@@ -47,11 +48,13 @@ class ServerView:
         snapshots: SnapshotSchedule,
         archives: ArchiveWatch,
         fall_behind: FallBehind | None,
+        watchdog: Watchdog,
     ) -> None:
         self._config, self._port, self._store = config, port, store
         self._clients, self._ingest, self._children = clients, ingest, children
         self._pruning, self._snapshots = pruning, snapshots
         self._archives, self._fall_behind = archives, fall_behind
+        self._watchdog = watchdog
         self._started = datetime.now(UTC)
         self.http = HttpCounts()
         self.certificates = CertificateWatch(options.configured(config))
@@ -65,6 +68,7 @@ class ServerView:
             snapshots,
             archives,
             fall_behind,
+            watchdog,
             self.http,
             self.certificates,
             self._record,
@@ -97,7 +101,7 @@ class ServerView:
             problem = self._table_problem(table.name, source)
             if problem is not None:
                 found.append(problem)
-        return [*found, *self._not_listening()]
+        return [*found, *(self._not_listening() or self._watchdog.suspicions(SERVING))]
 
     def unserved(self) -> list[str]:
         """Reasons why the server can't serve the rows that it has; empty if it serves them, however
@@ -114,9 +118,10 @@ class ServerView:
         return found
 
     def _not_listening(self) -> list[str]:
-        if self._children.listening:
+        silent = self._watchdog.suspicions(SERVING)
+        if self._children.listening > len(silent):
             return []
-        return [self._children.error or "no serving process listens yet"]
+        return silent or [self._children.error or "no serving process listens yet"]
 
     def _source_error(self, source: IngestStatus) -> str | None:
         return self._ingest.error or source.error
@@ -163,6 +168,10 @@ class ServerView:
                 "clients": len(clients),
                 "max_clients": self._config.max_clients,
                 "disconnects": self._clients.left(),
+            },
+            "processes": {
+                "hangs": dict(self._watchdog.hangs),
+                "silent": self._watchdog.suspicions(),
             },
             "sources": {self._config.source_name: self._source(source)},
             "tables": {

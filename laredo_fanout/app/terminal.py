@@ -164,8 +164,8 @@ def _answer(request: urllib.request.Request, timeout: float) -> dict[str, Any]:
         body = refused.read(_REFUSAL_BYTES).decode(errors="replace")
         if refused.code == 401:
             raise NoAnswer(
-                f"{address} wants its http.token: give the server's --config, or set"
-                " LAREDO_HTTP_TOKEN"
+                f"{address} requires the server's http.token: give --config with the server's"
+                " configuration file, or set LAREDO_HTTP_TOKEN"
             ) from refused
         raise NoAnswer(visible(f"{address} refuses: {body or refused.reason}")) from refused
     except (OSError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -144,6 +145,8 @@ class IngestStatus:
     stream_fault: FaultStatus | None = None
     #: Tables copied again.
     recopies: int = 0
+    #: Unix time at which the last unplanned copy of a table was scheduled, by table.
+    copied_again_at: Mapping[str, float] = field(default_factory=dict)
     #: Changes of the stream, by action.
     changes: Mapping[str, int] = field(default_factory=dict)
     #: Re-copies that operators asked for and that have ended, by table and outcome.
@@ -180,6 +183,8 @@ class Counters:
     repaired: dict[str, int] = field(default_factory=dict)
     #: Tables copied again.
     recopies: int = 0
+    #: Unix time at which the last unplanned copy of a table was scheduled, by table.
+    copied_again_at: dict[str, float] = field(default_factory=dict)
     #: Sessions that ended with an error.
     reconnects: int = 0
     #: Sessions whose stream ended at a fault of the WAL, by kind.
@@ -199,9 +204,14 @@ class Counters:
         """A message in the WAL has our prefix, and nobody awaits it."""
         self.strange_messages += 1
 
-    def count_recopy(self) -> None:
+    def count_recopy(self, table: str) -> None:
         """A table is copied again."""
         self.recopies += 1
+        self.note_copied_again(table)
+
+    def note_copied_again(self, table: str) -> None:
+        """A copy of a table that was copied before is scheduled."""
+        self.copied_again_at[table] = time.time()
 
     def count_repaired(self, table: str) -> None:
         """Rows moved with a partition of this table."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from laredo_fanout.decode import row_decoder
-from laredo_fanout.decode.change_buffer import Route
+from laredo_fanout.decode.row_scan import Route
 from laredo_fanout.pg_catalog import shape as shape_
 from laredo_fanout.pg_catalog.requirements import TransactionFilter
 from laredo_fanout.postgres.connections import ReplicationStreamBroken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from laredo_model import key
 from laredo_model.line import Action
 
 if TYPE_CHECKING:
-    from laredo_fanout.decode.change_buffer import Route
+    from laredo_fanout.decode.stream_decoder import RoutedChanges
     from laredo_fanout.source_options import CommitIntervals
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
@@ -58,8 +58,6 @@ class WriteBatch:
         self.cost = 0.0
         """Seconds that the last commit took."""
         self._counters = counters
-        self.to_come = 0
-        """Bytes of changes, about, that the next commit needs after what is applied next."""
         self.copy_beside: dict[int, int] = {}
         """Live incarnations with a re-copy, which takes the same changes: its id."""
         self.ahead: dict[int, int] = {}
@@ -98,41 +96,39 @@ class WriteBatch:
         """Seconds since the last commit."""
         return time.monotonic() - self._committed_at
 
-    def apply(self, routes: Iterable[Route]) -> Iterator[None]:
-        """Write these routes' changes; stops after each bounded piece.
+    def apply(self, pending: Sequence[RoutedChanges], to_come: int = 0) -> Iterator[None]:
+        """Write these changes; stops after each bounded piece.
+
+        ``to_come``: bytes of changes, about, that the next commit needs in addition.
 
         :raises ResyncRequired: if a live table's row lacks what the store doesn't
             know; the batch must be abandoned.
         """
-        followers = _followers(routes := list(routes))
-        size = sum(sum(map(len, each.changes.lines)) for each in routes if each.table_id)
-        if size:
-            assert self.transaction
-            self._store.expect(size + self.to_come)
-        for route in routes:
-            if route.table_id is None:
-                continue
-            changes = route.whole()
-            if self.ahead and (known := self.ahead.get(route.table_id)):
-                changes = changes.after(known)
+        sizes = [sum(map(len, each.changes.lines)) for each in pending]
+        to_come += sum(sizes)
+        ways = zip(pending, _followers(pending), sizes, strict=True)
+        for (table_id, changes, numbered), follower, size in ways:
+            if self.ahead and (known := self.ahead.get(table_id)):
+                changes = changes.after(known)  # noqa: PLW2901
+                if not changes.actions:
+                    to_come -= size
+                    continue
+            if follower is not None:
                 if not changes.actions:
                     continue
-            if (follower := followers.get(route)) is not None:
-                if not changes.actions:
-                    continue
-                positions = follower.changes.positions
-                goes_on = positions[:1] == changes.positions[-1:]
-                changes = replace(changes, open=changes.open or goes_on)
-            if route.numbered:
-                keys = self.transaction.numbered(route.table_id, changes.keys)
-                changes = replace(changes, keys=keys)
+                goes_on = follower.changes.positions[:1] == changes.positions[-1:]
+                changes = replace(changes, open=changes.open or goes_on)  # noqa: PLW2901
+            if numbered:
+                keys = self.transaction.numbered(table_id, changes.keys)
+                changes = replace(changes, keys=keys)  # noqa: PLW2901
             try:
-                yield from self.transaction.apply_in_pieces(route.table_id, changes)
+                yield from self.transaction.apply_in_pieces(table_id, changes, to_come)
             except RowIncomplete as incomplete:
-                raise ResyncRequired(route.table_id, str(incomplete)) from incomplete
-            if (copied := self.copy_beside.get(route.table_id)) is not None:
-                yield from self.transaction.apply_in_pieces(copied, changes)
-            self._tables.add(route.table_id)
+                raise ResyncRequired(table_id, str(incomplete)) from incomplete
+            if (copied := self.copy_beside.get(table_id)) is not None:
+                yield from self.transaction.apply_in_pieces(copied, changes, to_come)
+            to_come -= size
+            self._tables.add(table_id)
             for action in Action:
                 self._counters.changes[action] += changes.actions.count(action)
 
@@ -180,7 +176,7 @@ class WriteBatch:
         self._committed_at = time.monotonic()
         self.cost = self._committed_at - begun
         tables, self._tables = frozenset(self._tables), set()
-        self._on_commit(CommitInfo(self._store.position, self._store.time_us, tables))
+        self._on_commit(CommitInfo(transaction.position, transaction.time_us, tables))
         durable, self._when_durable = self._when_durable, []
         for call in durable:
             call()
@@ -218,14 +214,12 @@ class WriteBatch:
             context.__exit__(type(error), error, error.__traceback__)
 
 
-def _followers(routes: Sequence[Route]) -> dict[Route, Route]:
-    """The route that goes on where another one ended: within a transaction a table may get a new
-    one, as it was announced with another replica identity."""
-    last: dict[int, Route] = {}
-    found: dict[Route, Route] = {}
-    for route in routes:
-        if route.table_id is not None:
-            if (before := last.get(route.table_id)) is not None:
-                found[before] = route
-            last[route.table_id] = route
-    return found
+def _followers(pending: Sequence[RoutedChanges]) -> list[RoutedChanges | None]:
+    """For each the next ones of the same table: within a transaction a table may get another
+    route, as it was announced with another replica identity."""
+    next_of: dict[int, RoutedChanges] = {}
+    found: list[RoutedChanges | None] = []
+    for each in reversed(pending):
+        found.append(next_of.get(each.table_id))
+        next_of[each.table_id] = each
+    return found[::-1]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions
     from laredo_fanout.store.writer import Store
+    from laredo_fanout.watchdog import Watchdog
 
 _log = structlog.get_logger()
 
@@ -61,10 +62,13 @@ class FallBehind:
     The ingest's thread and the side connection's call it; each attribute is written by one of them.
     """
 
-    def __init__(self, options: CatchupOptions, source: SourceOptions, store: Store) -> None:
+    def __init__(
+        self, options: CatchupOptions, source: SourceOptions, store: Store, watchdog: Watchdog
+    ) -> None:
         self._options = options
         self._source = source
         self._store = store
+        self._watchdog = watchdog
         self._release: Release | None = None
         self._inserted = 0
         self._level = 0
@@ -135,6 +139,7 @@ class FallBehind:
             batch,
             self._store.position,
             may_end=self._may_end,
+            watchdog=self._watchdog,
         )
         return self._release
 

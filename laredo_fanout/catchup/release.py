@@ -29,6 +29,7 @@ from laredo_model import position as position_
 if TYPE_CHECKING:
     from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.catchup.plan import CatchupOptions, CatchupPlan, Order, SpoolPiece
+    from laredo_fanout.watchdog import Watchdog
 
 _log = structlog.get_logger()
 
@@ -54,6 +55,7 @@ class Release:
         position: int,
         *,
         may_end: Callable[[int], bool],
+        watchdog: Watchdog,
     ) -> None:
         self._options = options
         self._directory = Path(order.directory)
@@ -66,7 +68,7 @@ class Release:
         self._more = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._more, select.EPOLLIN)
         remaining = [spool.remaining(self._directory, each, position) for each in plan.segments]
-        self.runs = [SegmentRun(segment, order) for segment in remaining]
+        self.runs = [SegmentRun(segment, order, watchdog) for segment in remaining]
         self.head = 0
         self._reader = self._reader_of(self.runs[0])
         self._finishing = self._ending = False

@@ -1,4 +1,4 @@
-"""Decodes one segment: ``python -m laredo_fanout.catchup.segment_process``.
+"""Decodes one segment: ``python -m laredo_fanout.catchup.segment_process BEAT_FD``.
 
 It streams from a copy of the slot of its own and puts what it owns into the
 segment's spool, until it has all of it. Its order and its reports: ``orders``.
@@ -27,6 +27,7 @@ from laredo_fanout.postgres.connections import (
     SourceError,
     SourceUnavailable,
 )
+from laredo_fanout.watchdog import beat
 from laredo_model import position
 
 FAILED = 1
@@ -237,6 +238,7 @@ class SegmentDecoder:
 
 
 def main() -> int:
+    beat(int(sys.argv[1]))
     order = plan.order_from_bytes(_first_line())
     # A reload is for the main process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -275,7 +277,7 @@ def _connect_once(order: Order) -> SegmentStream:
     except SourceUnavailable as refused:
         raise _Unreachable(str(refused)) from refused
     try:
-        stream.copy_slot(order.slot, order.temporary, order.start, meanwhile=_end_with_main)
+        stream.copy_slot(order.slot, order.temporary, order.start)
     except BaseException:
         stream.close()
         raise
@@ -320,13 +322,6 @@ def _obey(segment: SegmentDecoder) -> None:
                 segment.paused = False
             case plan.FINISH:
                 segment.finishing = True
-
-
-def _end_with_main() -> None:
-    poll = select.poll()
-    poll.register(0, 0)
-    if poll.poll(0):  # the main process is gone
-        os._exit(MAIN_IS_GONE)
 
 
 def _first_line() -> bytes:

@@ -17,6 +17,8 @@ import structlog
 
 from laredo_fanout.catchup import plan, spool
 from laredo_fanout.catchup.plan import Failure, Order, Report, Segment, SpoolPiece
+from laredo_fanout.watchdog import SEGMENT, Watchdog, Watched
+from laredo_service import native_log
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
@@ -44,11 +46,13 @@ class SegmentRun:
     processes in a row that ended without getting further.
     """
 
-    def __init__(self, segment: Segment, source: Order) -> None:
+    def __init__(self, segment: Segment, source: Order, watchdog: Watchdog) -> None:
         self.segment = segment
         self.plan_start = segment.start
         self.pieces: list[SpoolPiece] = list(segment.pieces)
         self._order = source
+        self._watchdog = watchdog
+        self._watched: Watched | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self.heard = False
@@ -101,14 +105,23 @@ class SegmentRun:
             stop=self.segment.stop,
             piece=self._next_piece,
         )
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-m", "laredo_fanout.catchup.segment_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            # A terminal's Ctrl-C is for the main process, which ends the others.
-            process_group=0,
-        )
+        watched = self._watchdog.watch(SEGMENT, f"segment-{self.number}")
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "laredo_fanout.catchup.segment_process", str(watched.end)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=native_log.descriptor(),
+                bufsize=0,
+                pass_fds=[watched.end],
+                # A terminal's Ctrl-C is for the main process, which ends the others.
+                process_group=0,
+            )
+        except OSError:
+            watched.close()
+            raise
+        watched.started(process)
+        self._process, self._watched = process, watched
         assert process.stdin is not None and process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         self._unread = b""
@@ -199,6 +212,8 @@ class SegmentRun:
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
         code = _exit_code(process)
+        if self._watched is not None and self._watched.verdict is not None:
+            self.error = f"it was {self._watched.verdict}"
         self._close(process)
         # What it wrote and did not report is of no use: the next one begins another piece.
         newest = self._next_piece - 1
@@ -226,7 +241,9 @@ class SegmentRun:
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
-        self._process = None
+        if self._watched is not None:
+            self._watched.close()
+        self._process = self._watched = None
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:

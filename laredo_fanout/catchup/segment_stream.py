@@ -6,7 +6,6 @@ https://www.postgresql.org/docs/current/functions-admin.html, pg_copy_logical_re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -101,13 +100,10 @@ class SegmentStream(ReplicationStream):
             raise
         return cls(connection, options.receive_timeout)
 
-    def copy_slot(
-        self, slot: str, temporary: str, start: int, *, meanwhile: Callable[[], None]
-    ) -> None:
+    def copy_slot(self, slot: str, temporary: str, start: int) -> None:
         """Copy ``slot``; the copy streams everything from ``start`` on.
 
-        It is moved there, which passes over the WAL in between without gathering its
-        changes; ``meanwhile`` is called every second of that.
+        It is moved there, which passes over the WAL in between without gathering its changes.
 
         :raises SourceUnfit: if there is no free slot.
         :raises SlotLost: if the slot is gone, or beyond ``start``: the stream would begin
@@ -132,21 +128,20 @@ class SegmentStream(ReplicationStream):
                 f" {position.text(start)}, where decoding must go on"
             )
         if start - copied > _WORTH_MOVING:
-            self._move(temporary, start, meanwhile)
+            self._move(temporary, start)
 
-    def _move(self, temporary: str, start: int, meanwhile: Callable[[], None]) -> None:
+    def _move(self, temporary: str, start: int) -> None:
         command = ADVANCE.format(slot=temporary, position=position.text(start))
         for _ in range(2):
-            self._run(command, temporary, meanwhile)
+            self._run(command, temporary)
 
-    def _run(self, command: str, temporary: str, meanwhile: Callable[[], None]) -> None:
+    def _run(self, command: str, temporary: str) -> None:
         try:
             self.pgconn.send_query(command.encode())
             self._flush()
             while self.pgconn.is_busy():
-                self._poll.poll(1000)
+                self._poll.poll()
                 self.pgconn.consume_input()
-                meanwhile()
             failed = False
             while (result := self.pgconn.get_result()) is not None:
                 failed = failed or result.status != ExecStatus.TUPLES_OK

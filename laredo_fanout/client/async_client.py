@@ -45,7 +45,7 @@ class AsyncFanoutClient(TableClient):
 
         :raises BadEndpoint: if the TLS files can't be used.
         """
-        self._transport.check()
+        self._servers.check()
         self._started = True
         for client in self._with_siblings():
             client._start()

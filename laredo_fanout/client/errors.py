@@ -10,7 +10,8 @@ ClientError
 └── StreamError                              an error of the server or of the network
     ├── InvalidRequest, TableNotFound, Unauthenticated, PermissionDenied, NotAReplicationServer
     └── (worth another attempt)
-        ServerUnavailable, TableNotReady, Crowded, ProtocolViolation, StreamBroken
+        ServerUnavailable, TableNotReady, Crowded, SnapshotOffered, ProtocolViolation,
+        StreamBroken
 """
 
 import grpc
@@ -120,6 +121,12 @@ class TableNotReady(StreamError):
 
 class Crowded(StreamError):
     """max_clients is reached, or this client was too slow for its buffer (RESOURCE_EXHAUSTED)."""
+
+    retryable = True
+
+
+class SnapshotOffered(StreamError):
+    """The server would send a snapshot, and another one of the list may be able to resume."""
 
     retryable = True
 

@@ -1,6 +1,6 @@
 """Events of a stream, whatever its wire form, and filters that the server applies to it.
 
-Keys and lines are bytes, as everywhere. A position is the end of a
+Keys and lines are bytes: a line is a row as JSON. A position is the end of a
 transaction's commit record; all changes of one transaction share it.
 """
 
@@ -16,7 +16,7 @@ from laredo_fanout.client.errors import BadField
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.position import Ancestor, History, Position
+from laredo_model.position import Ancestor, History, Lineage, Position
 
 __all__ = [
     "Action",
@@ -55,13 +55,13 @@ class HolderState:
 
 @dataclass(frozen=True, slots=True)
 class HistoryOrigin:
-    """Origin of a server's history, for a relay of it."""
+    """Origin of a server's history, for a relay that follows the server."""
 
     #: The histories that it goes on from, oldest first.
     ancestors: tuple[Ancestor, ...]
-    #: Why it was begun where it couldn't go on from another one; empty at first.
+    #: Why a new history was begun; empty for the first one.
     because: str
-    #: At which position it was begun.
+    #: The position at which the history was begun.
     since: Position
 
 
@@ -75,12 +75,13 @@ class Handshake:
 
     #: How the stream catches this client up.
     mode: Mode
-    #: The server's own at this moment, not yet this stream's; None: it didn't send one.
+    #: The server's position at this moment, which this stream may still have to reach; None: it
+    #: didn't send one.
     position: Position | None
     #: The history of the server's positions; None: it didn't send one.
     history: History | None
     columns: tuple[Column, ...]
-    #: The server's own at this moment, not yet this stream's.
+    #: The server's sequence at this moment, which this stream may still have to reach.
     sequence: int
     #: The oldest entry of its journal.
     oldest_sequence: int
@@ -100,6 +101,13 @@ class Handshake:
     def snapshot_follows(self) -> bool:
         """True if a snapshot comes before the first change."""
         return self.mode is Mode.FULL_SNAPSHOT
+
+    def holds(self, history: History | None, position: int) -> bool:
+        """True if ``position`` of ``history`` means the same in the server's history."""
+        if history is None or self.history is None:
+            return False
+        ancestors = self.origin.ancestors if self.origin is not None else ()
+        return Lineage(self.history, ancestors).holds(history, position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +141,10 @@ class SnapshotEnd:
     position: Position | None
     sequence: int
     rows_sent: int
-    #: The whole table's at ``position``, whatever the filters; None: the server didn't send it.
+    #: Number of the whole table's rows at ``position``, whatever the filters; None: the server
+    #: didn't send it.
     rows: int | None
-    #: The whole table's, 32 hex digits; None: the server didn't send it.
+    #: Checksum of the whole table at ``position``, 32 hex digits; None: the server didn't send it.
     state_checksum: str | None
     #: The table's verified position; see :class:`Heartbeat`.
     boundary: Position | None = None
@@ -149,7 +158,7 @@ class TransactionPart(NamedTuple):
     time_us: int
     #: The index of its first change in the batch.
     start: int
-    #: The index behind its last change.
+    #: The index after its last change.
     stop: int
     #: Whether the transaction ends here.
     last: bool
@@ -163,22 +172,22 @@ class Changes:
     first_sequence: int
     #: One byte for each change: an :class:`~laredo_model.line.Action`.
     actions: bytes
-    #: One for each change; empty for TRUNCATE.
+    #: The key of each change; empty for TRUNCATE.
     keys: list[bytes]
     #: The new rows; empty for DELETE and TRUNCATE.
     lines: list[bytes]
     #: The old rows, empty where there was none; None unless they were asked for.
     old_lines: list[bytes] | None
-    #: For each transaction, how many of this batch's changes are its.
+    #: For each transaction, the number of its changes in this batch.
     counts: Sequence[int]
-    #: One for each transaction.
+    #: The position of each transaction.
     positions: Sequence[int]
     #: The commit time of each transaction, in microseconds since 1970.
     times_us: Sequence[int]
     #: Whether the last transaction goes on in the next batch, which may bring nothing but its end
     #: (a count of 0).
     open: bool
-    #: One for each change, where they aren't consecutive.
+    #: The sequence of each change, where they aren't consecutive.
     sequences: Sequence[int] | None = None
     #: Where given, the first transaction stands for all that were committed after this position, up
     #: to its own. No state at a position in between can be made of what was sent.
@@ -196,7 +205,7 @@ class Changes:
         return self.sequences[index] if self.sequences else self.first_sequence + index
 
     def transactions(self) -> Iterator[TransactionPart]:
-        """The transactions in it, in order; only the last can be unfinished."""
+        """The batch's transactions, in order; only the last can be unfinished."""
         start, final = 0, len(self.counts) - 1
         for number, count in enumerate(self.counts):
             yield TransactionPart(
@@ -260,7 +269,7 @@ class GoAway:
     """The server is shutting down: it will close the stream, and the client should reconnect."""
 
     reason: str
-    #: In UTC; None: the server didn't send one.
+    #: The time in UTC at which the server closes the stream; None: it didn't send one.
     deadline: datetime | None
 
 

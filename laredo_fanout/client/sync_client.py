@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from laredo_archive.errors import NEEDS_PYARROW
 from laredo_fanout.client.errors import ClientStopped
 from laredo_fanout.client.events import Filter
 from laredo_fanout.client.table.follower import Follower
@@ -16,6 +17,9 @@ from laredo_fanout.client.table.listening import Listener, to_rows
 from laredo_fanout.client.table.replica import Difference
 from laredo_fanout.client.table.rows import Row, RowIterator
 from laredo_fanout.client.table_client import TableClient
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # The one event loop that all thread-safe clients of a process share.
 #
@@ -54,21 +58,22 @@ _AT_ONCE = 1 << 62
 class FanoutClient(TableClient):
     """A table of a laredo-fanout server in this process's memory, kept up to date with it.
 
-    ``server``: host:port. ``table``: schema.table. ``client_id``: the name in the
-    server's lists (default: host and process). ``local_snapshot_path``: a file (or
-    a directory that exists) for the rows, saved by :meth:`stop` and every
-    ``save_interval`` seconds, so that a restart only fetches what changed; one that is damaged or
-    was made with other filters is ignored. ``lookup_fields``: columns for :meth:`lookup`, which
-    together should be unique (default: the key, in its order). ``indexes``: columns by name of
-    index, for :meth:`lookup_index`, or a :class:`TableIndex` that may be unique. ``filters``: see
-    :func:`equals`, :func:`prefix`, :func:`is_in`. ``tls``, ``token``: as the server needs them.
-    ``transport``: ``connect`` speaks the Connect protocol over HTTP/1.1; ``server`` is then the
-    server's port for it (4003).
+    ``server``: host:port, or a list of servers with the same data, such as a primary and its
+    relays: when one doesn't serve, another one is resumed from. ``table``: schema.table.
+    ``client_id``: the name in the server's lists (default: host and process).
+    ``local_snapshot_path``: a file (or a directory that exists) for the rows, saved by :meth:`stop`
+    and every ``save_interval`` seconds, so that a restart only fetches what changed; one that is
+    damaged or was made with other filters is ignored. ``lookup_fields``: columns for
+    :meth:`lookup`, which together should be unique (default: the key, in its order). ``indexes``:
+    columns by name of index, for :meth:`lookup_index`, or a :class:`TableIndex` that may be unique.
+    ``filters``: see :func:`equals`, :func:`prefix`, :func:`is_in`. ``tls``, ``token``: as the
+    server needs them. ``transport``: ``connect`` speaks the Connect protocol over HTTP/1.1;
+    ``server`` is then the server's port for it (4003).
 
     Thread-safe. A context manager: entering starts it, leaving stops it. It reconnects by itself
     with growing, random waits, for as long as it takes, and resumes where it was.
 
-    :raises BadEndpoint: if ``server`` isn't host:port.
+    :raises BadEndpoint: if ``server`` isn't host:port, or a list of them.
     :raises BadTableName: if ``table`` isn't schema.table.
     """
 
@@ -81,7 +86,7 @@ class FanoutClient(TableClient):
 
         :raises BadEndpoint: if the TLS files can't be used.
         """
-        self._transport.check()
+        self._servers.check()
         self._started = True
         for client in self._with_siblings():
             client._start()
@@ -134,6 +139,30 @@ class FanoutClient(TableClient):
         :raises ClientError: what ended the client in the middle of one.
         """
         return RowIterator(call(self._view(timeout)))
+
+    def to_arrow(
+        self,
+        timeout: float | None = 30.0,
+        *,
+        numeric_as: str = "string",
+        special_values: str = "error",
+        array_dimensions: Mapping[str, int] | None = None,
+    ) -> "pa.Table":
+        """All rows of one moment as an Arrow table, in no order, with the types of an archive's.
+
+        The moment is that of :meth:`rows`; its position is in the schema's metadata as
+        ``laredo.position``. The types' options are those of ``laredo_archive.open_archive``. Before
+        the first snapshot there are neither rows nor columns.
+
+        :raises ImportError: if pyarrow isn't installed.
+        :raises ArchiveError: if a value has no place in its column's type.
+        :raises NotReadyInTime, ClientError: as :meth:`rows`.
+        """
+        try:
+            from laredo_fanout.client.table.arrow_rows import table_of
+        except ModuleNotFoundError as missing:
+            raise ImportError(NEEDS_PYARROW, name=missing.name) from missing
+        return table_of(call(self._view(timeout)), numeric_as, special_values, array_dimensions)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener(old, new)`` for every row that changes from now on; gives the undo.

@@ -14,8 +14,9 @@ from typing import Self
 
 from laredo_fanout.client.errors import BadTableName
 from laredo_fanout.client.events import Filter
-from laredo_fanout.client.stream.endpoint import Endpoint, Tls, TransportName
-from laredo_fanout.client.stream.stream import SyncOptions, split_table, transport_to
+from laredo_fanout.client.stream.endpoint import Endpoint, Tls, TransportName, endpoint_of
+from laredo_fanout.client.stream.servers import Servers, transport_to
+from laredo_fanout.client.stream.stream import SyncOptions, split_table
 from laredo_fanout.client.table.follower import Deliver, Follower
 from laredo_fanout.client.table.index import TableIndex
 from laredo_fanout.client.table.listening import Listeners
@@ -33,7 +34,7 @@ class TableClient:
 
     def __init__(
         self: Self,
-        server: str,
+        server: str | Sequence[str],
         table: str,
         *,
         client_id: str | None = None,
@@ -50,8 +51,8 @@ class TableClient:
         split_table(table)
         self.table = table
         self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}"
-        self._endpoint = Endpoint(server, tls, token, transport=transport)
-        self._transport = transport_to(self._endpoint)
+        self._endpoint = endpoint_of(server, tls, token, transport)
+        self._servers = Servers(self._endpoint)
         self._owner: Self = self
         self._siblings: dict[str, Self] = {table: self}
         self._started = False
@@ -85,6 +86,11 @@ class TableClient:
         return self._replica.columns
 
     @property
+    def server(self) -> str | None:
+        """The server that the table comes from, or that is tried; None before the start."""
+        return None if self._follower is None else self._follower.server
+
+    @property
     def disconnects(self) -> int:
         """Number of lost streams and failed attempts since the start."""
         return 0 if self._follower is None else self._follower.disconnects
@@ -114,7 +120,7 @@ class TableClient:
     ) -> Self:
         endpoint = self._endpoint
         client = type(self)(
-            endpoint.server,
+            endpoint.servers,
             table,
             client_id=self.client_id,
             local_snapshot_path=local_snapshot_path,
@@ -127,7 +133,7 @@ class TableClient:
             backoff=self._backoff,
             transport=endpoint.transport,
         )
-        client._transport, client._owner = self._transport, self._owner
+        client._servers, client._owner = self._servers, self._owner
         client._siblings = self._siblings
         if self._siblings.setdefault(table, client) is not client:
             raise BadTableName(table, "this client follows it already: see its `tables`")
@@ -150,7 +156,7 @@ class TableClient:
             self._endpoint,
             SyncOptions(self.table, self.client_id, filters=self._filters),
             self._replica,
-            transport=self._transport,
+            servers=self._servers,
             file=None if path is None else SnapshotFile(Path(path), self.table, self._filters),
             save_interval=self._save_interval,
             backoff=self._backoff,

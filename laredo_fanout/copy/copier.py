@@ -80,7 +80,8 @@ class Copier:
         self._copies = copies
         self._request = request
         self._idle: list[CopyReader] = []
-        self._jobs: dict[CopyReader, _ChunkJob] = {}
+        self.reading: dict[CopyReader, _ChunkJob] = {}
+        """The chunk that each connection reads; the sockets of these are to be waited for."""
         self._requested = 0
         self._not_before = 0.0
         self._paced_until = 0.0
@@ -90,23 +91,14 @@ class Copier:
         self._bytes_a_fill = max(_SMALLEST_FILL, min(_BYTES_A_FILL, share))
 
     @property
-    def active(self) -> bool:
-        """True while rows are being read."""
-        return bool(self._jobs)
-
-    @property
     def connections(self) -> int:
         """Number of connections that copy rows, or are being opened for that."""
-        return len(self._jobs) + len(self._idle) + self._requested
+        return len(self.reading) + len(self._idle) + self._requested
 
     @property
     def bytes_in_flight(self) -> int:
         """Number of bytes that were read and not written yet; callable from any thread."""
-        return sum(job.bytes for job in list(self._jobs.values()))
-
-    def readers(self) -> list[CopyReader]:
-        """The readers whose sockets are to be waited for."""
-        return list(self._jobs)
+        return sum(job.bytes for job in list(self.reading.values()))
 
     def connected(self, connection: Connection) -> None:
         """A connection that was asked for."""
@@ -126,7 +118,7 @@ class Copier:
         if waiting and room > 0 and now >= self._not_before:
             self._requested += 1
             self._request(ConnectionRequest())
-        for reader, job in list(self._jobs.items()):
+        for reader, job in list(self.reading.items()):
             # It may wait for a lock; then it waits again, with a new connection.
             if now - job.heard_at > self._options.receive_timeout:
                 silent = f"nothing came for {now - job.heard_at:.0f} s"
@@ -139,7 +131,7 @@ class Copier:
         """Take what these readers have got; how many rows that were."""
         rows = 0
         for reader in ready:
-            job = self._jobs[reader]
+            job = self.reading[reader]
             try:
                 keys, lines = reader.read()
             except ReadFailed as failed:
@@ -152,14 +144,14 @@ class Copier:
             self._keep_leaves(job, reader)
             self._gather(job, keys, lines)
             if reader.progress is Progress.DONE:
-                del self._jobs[reader]
+                del self.reading[reader]
                 self._idle.append(reader)
                 self._finish(job)
         return rows
 
     def close(self) -> None:
         """Close every connection."""
-        for reader in (*self._idle, *self._jobs):
+        for reader in (*self._idle, *self.reading):
             reader.close()
 
     def _next(self, now: float) -> TableCopy | None:
@@ -176,7 +168,7 @@ class Copier:
     def _begin(self, reader: CopyReader, copy: TableCopy) -> None:
         reading = copy.machine.take(self._batch.generation(copy.table_id))
         job = _ChunkJob(copy, reading)
-        self._jobs[reader] = job
+        self.reading[reader] = job
         try:
             reader.begin(copy.statement(reading), with_leaves=copy.table.partitioned)
         except ReadFailed as failed:
@@ -191,7 +183,7 @@ class Copier:
             job.snapshot_known = True
             return True
         # A commit reaches the stream a moment before all others see it.
-        del self._jobs[reader]
+        del self.reading[reader]
         reader.close()
         job.copy.machine.put_back(job.reading)
         job.copy.not_before = time.monotonic() + random.uniform(0.1, 0.3)
@@ -252,7 +244,7 @@ class Copier:
         )
 
     def _reading_failed(self, reader: CopyReader, job: _ChunkJob, failed: ReadFailed) -> None:
-        self._jobs.pop(reader, None)
+        self.reading.pop(reader, None)
         # A refused statement leaves a transaction behind that takes no other.
         reader.close()
         if failed.connection_lost:

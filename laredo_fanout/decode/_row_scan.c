@@ -401,7 +401,7 @@ end:
 }
 
 static PyMethodDef methods[] = {
-    {"scan", scan, METH_VARARGS, "As change_buffer.scan_plainly, which is Python."},
+    {"scan", scan, METH_VARARGS, "As row_scan.scan_plainly, which is Python."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
-from laredo_fanout.decode.change_buffer import Route, ScanEnd
 from laredo_fanout.decode.frames import Get
+from laredo_fanout.decode.row_scan import Route, ScanEnd
 
 class PlainRows:
     def __new__(

@@ -1,6 +1,6 @@
 """The decoder of pgoutput's messages: changes of each relation, in whole transactions.
 
-Plain rows, of which a backlog consists, are taken in bulk (change_buffer.py), straight
+Plain rows, of which a backlog consists, are taken in bulk (row_scan.py), straight
 into the lists that the store is handed; what comes between them passes here.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from laredo_fanout.decode.change_buffer import IGNORED, PendingChanges, Route, Tables, scan
 from laredo_fanout.decode.frames import Get
+from laredo_fanout.decode.row_scan import IGNORED, Route, scan
 from laredo_fanout.decode.transaction_spool import (
     LARGE_BYTES,
     EmittedMessages,
@@ -25,6 +25,7 @@ from laredo_fanout.decode.transaction_spool import (
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.postgres.pgoutput import Commit, LogicalMessage
+from laredo_fanout.store.rows import TableChanges
 from laredo_model import position as position_
 from laredo_model.errors import ModelError
 from laredo_model.line import Action
@@ -88,7 +89,133 @@ class StreamRelations:
             if route.table_id == table_id and table_id is not None:
                 if route.open:
                     raise ResyncRequired(table_id, reason)
-                route.discard()
+                changes = route.changes
+                for part in (changes.actions, changes.keys, changes.lines):
+                    del part[route.counted :]
+
+
+class Tables(Protocol):
+    """Interface to the tables: which relations are wanted."""
+
+    def route(self, relation: Relation) -> Route:
+        """Destination for the changes of a relation that was just announced."""
+
+    def announced_again(self, relation: Relation) -> None:
+        """A relation was announced as it was before: something of it may have been altered."""
+
+    def announced_behind(self, root: int, leaf: int) -> None:
+        """Relation ``leaf`` was announced right behind ``root``, in whose place its rows follow:
+        it is a partition of that."""
+
+    def broken(self, route: Route, error: Exception) -> None:
+        """A row of ``route`` can't be decoded; its changes from here on are ignored."""
+
+
+class RoutedChanges(NamedTuple):
+    """Changes of one table, of one route, that the store is to take."""
+
+    table_id: int
+    changes: TableChanges
+    numbered: bool
+    """Keys are digests of lines, which the store distinguishes by numbers."""
+
+
+class PendingChanges:
+    """The decoded changes that are to be applied next: of whole transactions, or a piece of one.
+
+    ``touched``: the routes of the transaction that is being decoded.
+    """
+
+    def __init__(self, touched: dict[Route, None]) -> None:
+        self._touched = touched
+        self._taken: list[Route] = []
+        """Routes whose counted changes were handed over."""
+        self.routes: dict[Route, None] = {}
+        """The routes that have some."""
+        self.count = 0
+        """Number of changes."""
+        self.bytes = 0
+        """Bytes of all messages that were decoded since changes were taken."""
+        self.to_come = 0
+        """Of the spooled transaction that is being decoded: the bytes that follow, about."""
+
+    def commit(self, position: int, time_us: int) -> None:
+        """The transaction that is being decoded is whole."""
+        for route in self._touched:
+            self._count(route, position, time_us)
+            if route.counted or route.open:
+                self.routes[route] = None
+        self._touched.clear()
+        self.to_come = 0
+
+    def add_piece(self, position: int, time_us: int, to_come: int) -> None:
+        """Close a piece of the transaction that is being decoded; the piece is open at its end."""
+        for route in self._touched:
+            self._count(route, position, time_us)
+            if route.counted:
+                route.changes.open = route.open = True
+                self.routes[route] = None
+        self.to_come = to_come
+
+    @property
+    def ends_pieces(self) -> bool:
+        """True if a transaction's last piece is pending.
+
+        It must be applied before the next transaction's changes are added.
+        """
+        return any(route.open for route in self.routes)
+
+    def take(self) -> list[RoutedChanges]:
+        """Hand the changes over. They are valid until the decoder is called again."""
+        taken = []
+        for route in self.routes:
+            if route.table_id is not None:
+                taken.append(RoutedChanges(route.table_id, _counted(route), route.numbered))
+            route.open = route.open and route in self._touched
+        self._taken += self.routes
+        self.routes.clear()
+        self.count = self.bytes = 0
+        return taken
+
+    def drop_taken(self) -> None:
+        """Forget what was handed over. The lists stay, decoders are bound to them."""
+        for route in self._taken:
+            changes, counted = route.changes, route.counted
+            del changes.actions[:counted]
+            del changes.keys[:counted]
+            del changes.lines[:counted]
+            for part in (changes.counts, changes.positions, changes.times_us):
+                part.clear()
+            changes.open = False
+            route.counted = 0
+        self._taken.clear()
+
+    def _count(self, route: Route, position: int, time_us: int) -> None:
+        """The route's changes since the last call were one transaction's, or its next piece."""
+        changes = route.changes
+        added = len(changes.keys) - route.counted
+        if added:
+            changes.counts.append(added)
+            changes.positions.append(position)
+            changes.times_us.append(time_us)
+            route.counted += added
+            self.count += added
+
+
+def _counted(route: Route) -> TableChanges:
+    """The route's counted changes, without those of a transaction that is still arriving."""
+    changes, counted = route.changes, route.counted
+    if len(changes.keys) == counted:
+        return changes
+    return TableChanges(
+        changes.actions[:counted],
+        changes.keys[:counted],
+        changes.lines[:counted],
+        changes.counts,
+        changes.positions,
+        changes.times_us,
+        changes.open,
+    )
 
 
 _SPOOL_FROM_BYTES = 32 << 20
@@ -125,7 +252,8 @@ class StreamDecoder:
     ``position`` and ``time_us`` are those of the last whole transaction (at first
     where the stream starts), ``position_before`` of the one before it;
     ``wal_end`` is how far the server's WAL reached; ``events`` are the emitted
-    messages of the transaction that made :meth:`drain` stop.
+    messages of the transaction that made :meth:`drain` stop; ``pending`` is what
+    the store is to take next.
     """
 
     def __init__(
@@ -140,7 +268,7 @@ class StreamDecoder:
         self._relations = relations
         self._routes = relations.routes
         self._touched = relations.touched
-        self._pending = PendingChanges(relations.touched)
+        self.pending = PendingChanges(relations.touched)
         self._is_awaited = is_awaited
         self._spools = TransactionSpools(spool_directory / "streamed")
         self._announced: list[int] = []
@@ -152,9 +280,6 @@ class StreamDecoder:
         self._pieces: Iterator[None] | None = None
         """Decodes it, piece by piece."""
         self._bytes = 0
-        self.pending_bytes = 0
-        self._read_from: TransactionSpool | None = None
-        """The spool of the transaction that is being decoded."""
         self._emitted_messages = EmittedMessages()
         self.events: list[bytes] = []
         self.position = self.position_before = position
@@ -164,30 +289,16 @@ class StreamDecoder:
         self.in_transaction = False
 
     @property
-    def pending(self) -> list[Route]:
-        """The routes whose changes are to be applied: of whole transactions, or a piece."""
-        return self._pending.routes
-
-    @property
-    def pending_changes(self) -> int:
-        """Number of changes in pending transactions."""
-        return self._pending.count
-
-    @property
     def oversized_at(self) -> int:
         """Position of another program's large message, for which libpq's buffer grew for good."""
         return self._emitted_messages.oversized_at
-
-    def applied(self) -> None:
-        """The pending changes are in the store's transaction."""
-        self._pending.applied()
-        self.pending_bytes = 0
 
     def drain(self, get: Get, limit: int) -> DrainEnd:
         """Decode what libpq's buffer holds, at most about ``limit`` messages.
 
         :raises ReplicationStreamBroken: if the stream isn't the protocol's.
         """
+        self.pending.drop_taken()
         try:
             return self._decode(get, limit)
         except message_.CUT_SHORT as error:
@@ -252,7 +363,7 @@ class StreamDecoder:
                     result = None
                     break
         self._bytes += received - begun
-        self.pending_bytes += received
+        self.pending.bytes += received
         return result
 
     def _row(self, kind: int, message: bytes) -> None:
@@ -285,7 +396,7 @@ class StreamDecoder:
                 f"a transaction that ends at {position_.text(commit.position)} came after one that"
                 f" ends at {position_.text(self.position)}"
             )
-        self._pending.commit(commit.position, commit.time_us)
+        self.pending.commit(commit.position, commit.time_us)
         self.position_before, self.position = self.position, commit.position
         self.time_us = commit.time_us
         self.in_transaction = False
@@ -381,26 +492,29 @@ class StreamDecoder:
         first = True
         if xid != _WHOLE:
             self._relations.xid_bytes = xid.to_bytes(4, "big")
-        self._read_from = spool = self._spools.take(xid)
+        spool = self._spools.take(xid)
         for get in spool.pieces():
             if not first or self._touched:
-                self._pending.add_piece(commit.position, commit.time_us)
+                self.pending.add_piece(commit.position, commit.time_us, spool.to_read)
                 yield
             first = False
             while self._drain(get, _PIECE_CHANGES) is DrainEnd.MORE:
-                self._pending.add_piece(commit.position, commit.time_us)
+                self.pending.add_piece(commit.position, commit.time_us, spool.to_read)
                 yield
-        self._read_from = None
         self._spools.drop(xid)
         self._bytes = 0
         self._commit(commit)
-        if self._pending.ends_pieces:
+        if self.pending.ends_pieces:
             yield
 
-    @property
-    def spooled_bytes(self) -> int:
-        """Of the spooled transaction that is being decoded: what wasn't applied yet, about."""
-        return 0 if self._read_from is None else self._read_from.to_read
+    def advance(self) -> None:
+        """Go on from ``wal_end``: every transaction that is still to come ends after it.
+
+        Call it between transactions. A transaction that is streamed before its commit may be
+        under way: it comes again from its beginning, wherever the stream starts before its commit.
+        """
+        if self.wal_end > self.position:
+            self.position_before = self.position = self.wal_end
 
     def take_events(self) -> list[bytes]:
         """The events that stopped the last drain, once."""

@@ -1,5 +1,5 @@
-"""The way of a change through the ingest, turn by turn: wait, read the socket, decode, apply to the
-batch, copy rows, commit, confirm.
+"""The way of a change through the ingest, turn by turn: wait, copy rows, read the socket, decode,
+apply to the batch, commit, confirm.
 
 A batch is committed at once when the stream is idle, about once a second under load, and less
 often in a backlog.
@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING
 
 from laredo_fanout.decode.stream_decoder import DrainEnd
 from laredo_fanout.errors import SpoolFull
+from laredo_fanout.postgres.connections import SourceUnavailable
 from laredo_fanout.postgres.replication_stream import BackgroundReading
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
     from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.decode.stream_decoder import StreamDecoder
     from laredo_fanout.ingest.change_source import MessageFeed
-    from laredo_fanout.ingest.session_tables import Keepalive, SessionTables
+    from laredo_fanout.ingest.session_tables import SessionTables
     from laredo_fanout.store.writer import Store
 
 _MESSAGES_A_TURN = 20_000
@@ -35,12 +39,19 @@ _COPIES_WAIT_S = 0.1
 _RECLAIM = 5_000
 _SILENCE_S = 0.05
 """Shorter pauses don't mean that the stream is idle: the walsender may sleep, or read WAL."""
+_STATUS_INTERVAL_S = 10.0
+_STATUS_WITHIN_S = 1.0
+
+
+class StopRequested(Exception):
+    """We are to stop, and a giant transaction is applied, or a re-copy compared, in part."""
 
 
 class IngestLoop:
     """Takes one session's changes, turn by turn. ``mail`` is readable when there are reports.
 
-    ``busy``: the stream brought more than a turn takes.
+    ``patience``: seconds for which the stream may be silent. ``busy``: the stream brought more
+    than a turn takes.
     """
 
     def __init__(
@@ -51,9 +62,14 @@ class IngestLoop:
         batch: WriteBatch,
         tables: SessionTables,
         store: Store,
-        keepalive: Keepalive,
+        prune: Callable[[], None],
         mail: int,
+        patience: float,
+        stopping: threading.Event,
+        confirmable: Callable[[], int] | None = None,
     ) -> None:
+        """``confirmable``: position that may be confirmed, of a slot that is shared; else all that
+        is durable may."""
         self._feed = feed
         self._decoder = decoder
         self._batch = batch
@@ -61,8 +77,12 @@ class IngestLoop:
         self._copies = tables.copies
         self._copier = tables.copier
         self._store = store
-        self._keepalive = keepalive
+        self._prune = prune
         self._mail = mail
+        self._patience = patience
+        self._stopping = stopping
+        self._confirmable = confirmable
+        self._heard_at = self._confirmed_at = time.monotonic()
         self._gathered = 0
         """Bytes since the last commit, about."""
         self._more = False
@@ -78,16 +98,16 @@ class IngestLoop:
         """
         ready = self._wait()
         self._tables.take_reports()
+        self._copy(ready)
         reached = self._decoder.wal_end
         taken = self._read()
         drained = self._decode(taken)
         self._apply_if_due(drained)
         if drained is DrainEnd.EVENT:
-            self._tables.transaction_ended(self._decoder)
+            self._tables.transaction_ended(self._decoder, self._keep_alive)
         self._pace(taken, drained, reached)
-        self._copy(ready)
         self._commit_if_due()
-        self._keepalive.answer(self._decoder)
+        self._answer()
         self._reclaim_if_idle(drained)
 
     def close(self) -> None:
@@ -97,9 +117,11 @@ class IngestLoop:
     def commit_rest(self) -> None:
         """Commit what whole transactions there are: no turn follows."""
         decoder = self._decoder
-        if decoder.pending or self._batch.is_open or decoder.position > self._store.position:
+        has_changes = decoder.pending.routes or self._batch.is_open
+        if has_changes or decoder.position > self._store.position:
             self._commit()
-        self._keepalive.confirm()
+        else:
+            self._confirm_again()
 
     @property
     def wal_end(self) -> int:
@@ -115,7 +137,8 @@ class IngestLoop:
     def caught_up_to(self) -> int:
         """Up to where nothing is missing in the store."""
         decoder = self._decoder
-        if decoder.in_transaction or decoder.pending or decoder.position > self._store.position:
+        is_behind = decoder.pending.routes or decoder.position > self._store.position
+        if decoder.in_transaction or is_behind:
             return self._store.position
         return max(self._store.position, decoder.wal_end)
 
@@ -125,12 +148,12 @@ class IngestLoop:
         """Wait for a socket; the ones that have something."""
         poll = select.poll()
         descriptors = [self._feed.fileno(), self._mail]
-        descriptors += [reader.fileno() for reader in self._copier.readers()]
+        descriptors += [reader.fileno() for reader in self._copier.reading]
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
-        return {descriptor for descriptor, _ in poll.poll(1000 * self._patience())}
+        return {descriptor for descriptor, _ in poll.poll(1000 * self._longest_wait())}
 
-    def _patience(self) -> float:
+    def _longest_wait(self) -> float:
         batch = self._batch
         if self.busy:
             return 0
@@ -149,15 +172,15 @@ class IngestLoop:
 
     def _decode(self, taken: int) -> DrainEnd:
         """Decode a bounded part of what was read. A giant transaction's pieces are applied."""
-        pending = self._decoder.pending_bytes
+        pending = self._decoder.pending.bytes
         while (drained := self._drain()) is DrainEnd.PIECE:
             self._apply()
-            self._keepalive.keep_alive()
+            self._keep_alive()
         if drained is DrainEnd.ENDED:
             raise self._feed.end()
         self._more = drained is DrainEnd.MORE
         # What came before the last commit, and is used only now, counts too.
-        self._gathered += max(0, self._decoder.pending_bytes - pending - taken)
+        self._gathered += max(0, self._decoder.pending.bytes - pending - taken)
         return drained
 
     def _drain(self) -> DrainEnd:
@@ -179,16 +202,16 @@ class IngestLoop:
         decoder = self._decoder
         if decoder.wal_end > reached:
             # Until here the stream wasn't silent: nobody listened.
-            self._keepalive.heard()
+            self._heard_at = time.monotonic()
         self.busy = drained in (DrainEnd.MORE, DrainEnd.EVENT) or taken > _BUSY_BYTES
         if drained is not DrainEnd.EMPTY:
             return
-        if not taken and not decoder.pending and not self._batch.is_open:
+        if not taken and not decoder.pending.routes and not self._batch.is_open:
             # What was spooled, or isn't ours, is over: the next commit needn't wait.
             self._gathered = 0
         if self._gathered <= _BUSY_BYTES:
             return
-        if decoder.pending_bytes > _BUSY_BYTES and self._feed.local:
+        if decoder.pending.bytes > _BUSY_BYTES and self._feed.local:
             self._apply()
         else:
             # A unix socket's buffer is full, and its sender asleep, much sooner.
@@ -203,27 +226,24 @@ class IngestLoop:
     def _heard(self, taken: int) -> int:
         self._gathered += taken
         if taken:
-            self._keepalive.heard()
+            self._heard_at = time.monotonic()
         return taken
 
     # ------------------------------------------------------------ apply and copy
 
     def _apply_if_due(self, drained: DrainEnd) -> None:
-        decoder = self._decoder
-        is_much = (
-            decoder.pending_changes >= _APPLY_FROM_CHANGES
-            or decoder.pending_bytes >= _APPLY_FROM_BYTES
-        )
+        pending = self._decoder.pending
+        is_much = pending.count >= _APPLY_FROM_CHANGES or pending.bytes >= _APPLY_FROM_BYTES
         if is_much or drained is DrainEnd.EVENT:
             self._apply()
 
     def _apply(self) -> None:
         """Write what is pending into the batch, and read ahead between its pieces."""
-        decoder = self._decoder
-        self._batch.to_come = decoder.spooled_bytes
-        for _ in self._batch.apply(decoder.pending):
+        pending = self._decoder.pending
+        pieces = self._batch.apply(pending.take(), pending.to_come)
+        next(pieces, None)  # one takes half a millisecond, and little is one
+        for _ in pieces:
             self._read_ahead()
-        decoder.applied()
 
     def _copy(self, ready: set[int]) -> None:
         """Take copied rows. While the stream has a backlog they have a share of the time: a chunk
@@ -233,12 +253,12 @@ class IngestLoop:
             return
         until = time.monotonic() + (_COPY_SHARE_S if self.busy else 0)
         while True:
-            copier.pump([reader for reader in copier.readers() if reader.fileno() in ready])
+            copier.pump([reader for reader in copier.reading if reader.fileno() in ready])
             copier.assign()
-            if time.monotonic() >= until or not copier.active:
+            if time.monotonic() >= until or not copier.reading:
                 return
             poll = select.poll()
-            for reader in copier.readers():
+            for reader in copier.reading:
                 poll.register(reader.fileno(), select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll(1)}
 
@@ -247,7 +267,7 @@ class IngestLoop:
     @property
     def _holds_some(self) -> bool:
         """True if there is more to commit than a position."""
-        return bool(self._decoder.pending) or self._batch.is_open or self._batch.awaited
+        return bool(self._decoder.pending.routes) or self._batch.is_open or self._batch.awaited
 
     def _due_in(self) -> float:
         """Seconds until what there is should be committed; at once when little came.
@@ -255,14 +275,16 @@ class IngestLoop:
         While a backlog comes piece by piece, each piece alone isn't worth a sync: not before the
         stream was silent for as long as one takes, and PostgreSQL isn't only busy elsewhere.
         """
-        batch = self._batch
-        waiting = bool(self._decoder.pending)
-        due = batch.interval(self._behind, waiting=waiting) - batch.age
-        if self.busy or self._copier.active:
-            return due
-        if self._gathered < _BUSY_BYTES:
+        is_idle = not self.busy and not self._copier.reading
+        if is_idle and self._gathered < _BUSY_BYTES:
             return 0
-        return min(due, max(batch.cost, _SILENCE_S) - self._keepalive.silence)
+        batch = self._batch
+        waiting = bool(self._decoder.pending.routes)
+        due = batch.interval(self._behind, waiting=waiting) - batch.age
+        if not is_idle:
+            return due
+        silence = time.monotonic() - self._heard_at
+        return min(due, max(batch.cost, _SILENCE_S) - silence)
 
     @property
     def _behind(self) -> float:
@@ -287,8 +309,56 @@ class IngestLoop:
         is_much = gathered > _BUSY_BYTES
         with self._background_reading.meanwhile() if is_much else nullcontext():
             self._batch.commit(self._decoder.position, self._decoder.time_us)
-        self._keepalive.confirm()
+        self._confirm()
+        self._prune()
 
     def _reclaim_if_idle(self, drained: DrainEnd) -> None:
-        if drained is not DrainEnd.MORE and not self._batch.is_open and not self._copier.active:
+        if drained is not DrainEnd.MORE and not self._batch.is_open and not self._copier.reading:
             self._store.reclaim(_RECLAIM)
+
+    # ------------------------------------------------------------ confirm
+
+    def _confirm(self, *, reply: bool = False) -> None:
+        """Confirm to the server what is durable; ``reply`` asks it for a keepalive."""
+        may = self._confirmable
+        self._feed.confirm(self._store.position if may is None else may(), reply=reply)
+        self._confirmed_at = time.monotonic()
+
+    def _confirm_again(self, *, reply: bool = False) -> None:
+        """Confirm it without a commit, which sees by itself that the store is there.
+
+        :raises StoreRemoved: if a later start wouldn't find it.
+        """
+        self._store.check_reachable()
+        self._confirm(reply=reply)
+
+    def _answer(self) -> None:
+        """Answer the server when it asked or some time has passed; break off what is silent.
+
+        :raises SourceUnavailable: if the stream brought nothing for too long.
+        :raises StoreRemoved: if what is to be confirmed is gone.
+        """
+        now = time.monotonic()
+        silence = now - self._heard_at
+        if silence > self._patience:
+            raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
+        decoder = self._decoder
+        if decoder.reply_wanted and self.caught_up_to > self._store.position:
+            # A server that shuts down asks until the end of its WAL is confirmed, whatever that is.
+            decoder.advance()
+            self._commit()
+        elif decoder.reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL_S:
+            self._confirm_again(reply=silence > self._patience / 3)
+        decoder.reply_wanted = False
+
+    def _keep_alive(self) -> None:
+        """Within one long step (a giant transaction's pieces, a re-copy's comparison): confirm now
+        and then, so that PostgreSQL doesn't end a silent connection.
+
+        :raises StopRequested: if we are to stop.
+        """
+        if self._stopping.is_set():
+            raise StopRequested
+        if time.monotonic() - self._confirmed_at >= _STATUS_WITHIN_S:
+            self._confirm_again()
+        self._heard_at = time.monotonic()

@@ -20,8 +20,8 @@ from laredo_fanout.batch.status import FaultStatus
 from laredo_fanout.batch.write_batch import OnCommit, WriteBatch
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamDecoder, StreamRelations
-from laredo_fanout.ingest.loop import IngestLoop
-from laredo_fanout.ingest.session_tables import Keepalive, Mailbox, SessionTables, StopRequested
+from laredo_fanout.ingest.loop import IngestLoop, StopRequested
+from laredo_fanout.ingest.session_tables import Mailbox, SessionTables
 from laredo_fanout.ingest.startup import Preparation
 from laredo_fanout.pg_catalog import requirements
 from laredo_fanout.pg_catalog.side_connection import (
@@ -64,6 +64,7 @@ class IngestSession:
         store: Store,
         *,
         on_commit: OnCommit,
+        prune: Callable[[], None],
         counters: Counters,
         stopping: threading.Event,
         faults: StreamFaults,
@@ -80,6 +81,7 @@ class IngestSession:
         self._began_at = time.monotonic()
         self._options = options = replace(options, run=pgoutput.new_token())
         self._store = store
+        self._prune = prune
         self._stopping = stopping
         self._change_source = change_source
         self._faults = faults
@@ -91,7 +93,6 @@ class IngestSession:
         )
         self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
         self._side_connection = SideConnection(options, tables, self._awaited, self._mail.put)
-        self._keepalive = Keepalive(store, options, self._side_connection, stopping, claim)
         self._batch = WriteBatch(store, on_commit, options.commits, counters)
         self._relations = StreamRelations()
         self.tables = SessionTables(
@@ -100,7 +101,6 @@ class IngestSession:
             batch=self._batch,
             relations=self._relations,
             side_connection=self._side_connection,
-            keepalive=self._keepalive,
             mail=self._mail,
             counters=counters,
             claim=claim,
@@ -226,7 +226,7 @@ class IngestSession:
             discovery = self._discovery
             self._side_connection.every(discovery.interval, discovery.check, at_once=True)
         self._side_connection.start(side)
-        self._keepalive.begin(feed)
+        self.tables.begin()
         self.connected = self.was_connected = True
         self.phase = "streaming" if feed is stream else "catching up"
         position = position_.text(self._store.position)
@@ -241,8 +241,11 @@ class IngestSession:
             batch=self._batch,
             tables=self.tables,
             store=self._store,
-            keepalive=self._keepalive,
+            prune=self._prune,
             mail=self._mail.fileno(),
+            patience=self._options.receive_timeout,
+            stopping=self._stopping,
+            confirmable=None if self._claim is None else self._claim.confirmable,
         )
         opened.callback(loop.close)
         return loop

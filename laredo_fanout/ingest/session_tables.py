@@ -1,4 +1,4 @@
-"""Tables of one ingest session: messages, catalog checks, orders of other threads, keepalives."""
+"""Tables of one ingest session: messages, catalog checks, orders of other threads."""
 
 from __future__ import annotations
 
@@ -28,17 +28,15 @@ from laredo_fanout.pg_catalog.side_connection import (
     WriterWait,
 )
 from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
-from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
+from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.store.environment import Marker
 
 if TYPE_CHECKING:
     from laredo_fanout.batch.status import Counters
     from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
-    from laredo_fanout.ingest.change_source import MessageFeed
     from laredo_fanout.slot.sharing import SlotClaim
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
-    from laredo_fanout.store.writer import Store
 
 # Catalog snapshots that were requested, and those whose message the stream hasn't brought yet.
 
@@ -92,7 +90,6 @@ class SessionTables:
         batch: WriteBatch,
         relations: StreamRelations,
         side_connection: SideConnection,
-        keepalive: Keepalive,
         mail: Mailbox[Report | RecopyAsked],
         counters: Counters,
         claim: SlotClaim | None = None,
@@ -100,9 +97,11 @@ class SessionTables:
         self._claim = claim
         request = side_connection.request
         self._batch = batch
-        self._keepalive = keepalive
+        self._side_connection = side_connection
         self._mail = mail
         self._counters = counters
+        self._patience = options.heartbeat_interval + options.receive_timeout
+        self._checked_at = time.monotonic()
         self._checks = CatalogChecks(request)
         self.tracked = TrackedTables(tables, batch, relations, self._checks.ask, counters)
         self.copies = TableCopies(
@@ -116,8 +115,15 @@ class SessionTables:
         self.trouble: SourceError | None = None
         """Error that keeps the side connection from working at the moment."""
 
-    def transaction_ended(self, decoder: StreamDecoder) -> None:
-        """A transaction ended, and is applied, that has one of our messages or closes a table."""
+    def begin(self) -> None:
+        """The side connection works from here on."""
+        self._checked_at = time.monotonic()
+
+    def transaction_ended(self, decoder: StreamDecoder, between: Callable[[], None]) -> None:
+        """A transaction ended, and is applied, that has one of our messages or closes a table.
+
+        ``between`` is called while a re-copy's rows are compared.
+        """
         transaction = self._batch.transaction
         self.tracked.keep_leaves(transaction, decoder.position)
         self.tracked.close_marked(transaction, decoder.position_before, self.copies)
@@ -131,7 +137,7 @@ class SessionTables:
                 self._batch.when_durable(claim.durable)
                 continue
             done = self.copies.barrier_arrived(
-                content.decode(), decoder.position, decoder.time_us, self._keepalive.keep_alive
+                content.decode(), decoder.position, decoder.time_us, between
             )
             if done is not None:
                 self.tracked.copied(*done)
@@ -146,6 +152,8 @@ class SessionTables:
     def take_reports(self) -> None:
         """Act on what the side connection has reported, and operators have asked for, since.
 
+        A side connection that hasn't reported for too long is ended, and is made again.
+
         :raises Exception: whatever made the side connection's thread crash.
         """
         for report in self._mail.take():
@@ -156,7 +164,7 @@ class SessionTables:
                     if self._claim is None or self._claim.confirms:
                         self.tracked.verify(report, passed=False)
                     self.trouble = None
-                    self._keepalive.catalog_checked()
+                    self._checked_at = time.monotonic()
                 case CopyPlan():
                     self.copies.prepared(report)
                 case PrepareFailed():
@@ -173,6 +181,10 @@ class SessionTables:
                     if self.trouble is None:
                         _log.warning("side connection failed; retry scheduled", error=str(error))
                     self.trouble = error
+        now = time.monotonic()
+        if now - self._checked_at > self._patience:
+            self._side_connection.sever()
+            self._checked_at = now
 
     def close(self) -> None:
         """End the copies; answer whoever waits. The side connection has ended before."""
@@ -248,95 +260,3 @@ class Mailbox(Generic[T]):
             self._closed = True
             os.close(self._read)
             os.close(self._write)
-
-
-# Keepalives: the server's and the side connection's to us, and ours to the server.
-
-_STATUS_INTERVAL_S = 10.0
-_STATUS_WITHIN_S = 1.0
-
-
-class StopRequested(Exception):
-    """We are to stop, and a giant transaction is applied, or a re-copy compared, in part."""
-
-
-class Keepalive:
-    """Times of the last message of stream and side connection, and of our last confirmation.
-
-    Used by the ingest's thread, from :meth:`begin` on.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        options: SourceOptions,
-        side_connection: SideConnection,
-        stopping: threading.Event,
-        claim: SlotClaim | None = None,
-    ) -> None:
-        self._claim = claim
-        self._store = store
-        self._side_connection = side_connection
-        self._stopping = stopping
-        self._patience = options.receive_timeout
-        self._side_patience = options.heartbeat_interval + options.receive_timeout
-        self._feed: MessageFeed | None = None
-        self._heard_at = self._confirmed_at = self._checked_at = time.monotonic()
-
-    def begin(self, feed: MessageFeed) -> None:
-        """The stream comes by ``feed`` from here on."""
-        self._feed = feed
-        self._heard_at = self._checked_at = time.monotonic()
-
-    def heard(self) -> None:
-        """The stream brought something."""
-        self._heard_at = time.monotonic()
-
-    @property
-    def silence(self) -> float:
-        """Seconds since the stream brought something."""
-        return time.monotonic() - self._heard_at
-
-    def catalog_checked(self) -> None:
-        """The side connection reported a catalog snapshot."""
-        self._checked_at = time.monotonic()
-
-    def confirm(self, *, reply: bool = False) -> None:
-        """Confirm to the server what is durable; ``reply`` asks it for a keepalive.
-
-        :raises StoreRemoved: if a later start wouldn't find it.
-        """
-        assert self._feed is not None
-        self._store.check_reachable()
-        position = self._store.position if self._claim is None else self._claim.confirmable()
-        self._feed.confirm(position, reply=reply)
-        self._confirmed_at = time.monotonic()
-
-    def answer(self, decoder: StreamDecoder) -> None:
-        """Answer the server when it asked or some time has passed; break off what is silent.
-
-        :raises SourceUnavailable: if the stream brought nothing for too long.
-        :raises StoreRemoved: if what is to be confirmed is gone.
-        """
-        now = time.monotonic()
-        if now - self._checked_at > self._side_patience:
-            self._side_connection.sever()
-            self._checked_at = now
-        silence = self.silence
-        if silence > self._patience:
-            raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
-        if decoder.reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL_S:
-            decoder.reply_wanted = False
-            self.confirm(reply=silence > self._patience / 3)
-
-    def keep_alive(self) -> None:
-        """Within one long step of the loop (a giant transaction's pieces, a re-copy's comparison):
-        confirm now and then, so that PostgreSQL doesn't end a silent connection.
-
-        :raises StoppedWithin: if we are to stop.
-        """
-        if self._stopping.is_set():
-            raise StopRequested
-        if time.monotonic() - self._confirmed_at >= _STATUS_WITHIN_S:
-            self.confirm()
-        self._heard_at = self._checked_at = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -45,7 +45,8 @@ _LOG_AGAIN_S = 60.0
 class Ingest:
     """Run it in a thread of its own; it is the only one that writes the store meanwhile.
 
-    ``on_commit`` is called in that thread after each durable commit.
+    ``on_commit`` is called in that thread after each durable commit, ``prune`` once that is
+    confirmed.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Ingest:
         tables: Sequence[SourceTableOptions],
         store: Store,
         on_commit: OnCommit,
+        prune: Callable[[], None] = lambda: None,
         *,
         change_source: ChangeSource | None = None,
         discovery: TableDiscovery | None = None,
@@ -67,6 +69,7 @@ class Ingest:
         self._tables = tuple(tables)
         self._store = store
         self._on_commit = on_commit
+        self._prune = prune
         self._stopping = threading.Event()
         self._streaming: IngestSession | None = None
         self._error: SourceError | None = None
@@ -94,6 +97,7 @@ class Ingest:
                     self._tables,
                     self._store,
                     on_commit=self._on_commit,
+                    prune=self._prune,
                     counters=self._counters,
                     stopping=self._stopping,
                     change_source=self._change_source,
@@ -280,6 +284,7 @@ class Ingest:
             strange_messages=self._counters.strange_messages,
             reconnects=self._counters.reconnects,
             recopies=self._counters.recopies,
+            copied_again_at=dict(self._counters.copied_again_at),
             changes={
                 action.name.lower(): number for action, number in self._counters.changes.items()
             },

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -20,7 +21,7 @@ from laredo_fanout.batch import tracked_table
 from laredo_fanout.batch.tracked_table import TrackedTable
 from laredo_fanout.copy.recopy import BESIDE, Recopies
 from laredo_fanout.copy.table_copy import TableCopy
-from laredo_fanout.decode.change_buffer import IGNORED, Route
+from laredo_fanout.decode.row_scan import IGNORED, Route
 from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused
 from laredo_fanout.ingest.partition_repair import PartitionRepair, PartitionVerdict
 from laredo_fanout.pg_catalog import shape
@@ -87,7 +88,7 @@ class Incarnations:
                 transaction.drop_table(each.id)
         if record.incarnation > 1:
             # Only then: of a session that is cut before that, nothing is left to count.
-            self._batch.when_durable(self._counters.count_recopy)
+            self._batch.when_durable(partial(self._counters.count_recopy, source.qualified))
         tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version
         tracked.transaction_filter = TransactionFilter(live=False) if source.append_only else None
         tracked.closed_by_stream = False

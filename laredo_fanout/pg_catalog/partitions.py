@@ -159,7 +159,7 @@ def moved(before: Iterable[StoredPartition], now: Iterable[Partition]) -> str | 
 
 
 class EmptyAttachments:
-    """Remembers which attached partitions were empty when they were first seen."""
+    """Remembers which attached partitions had never had a row when they were first seen."""
 
     def __init__(self) -> None:
         self._empty: dict[tuple[int, str], bool] = {}
@@ -168,8 +168,6 @@ class EmptyAttachments:
         self, connection: Connection, partitions: Sequence[Partition]
     ) -> tuple[Partition, ...]:
         """These partitions, which were just read, with ``came_empty`` filled in.
-
-        A file without a page never had a row, so there was none at the ATTACH.
 
         :raises psycopg.Error: if the connection is cut.
         """
@@ -187,15 +185,34 @@ class EmptyAttachments:
         if not new:
             return {}
         try:
-            rows = connection.execute(
-                "SELECT oid::int8, pg_relation_size(oid) FROM unnest(%s::oid[]) AS t(oid)",
-                ([each.oid for each in new],),
-            ).fetchall()
+            without_a_page = connection.execute(_WITHOUT_A_PAGE, ([each.oid for each in new],))
+            candidates = [oid for (oid,) in without_a_page.fetchall()]
         except psycopg.errors.LockNotAvailable:
-            # One is being altered; taking them for filled costs a copy at most.
+            # One is being altered; taking them for filled costs a repair at most.
             return {}
-        sizes = dict(rows)
-        return {each[:2]: sizes.get(each.oid) == 0 for each in new}
+        under_vacuum = connection.execute(_UNDER_VACUUM, (candidates,)).fetchall()
+        files = dict(connection.execute(_NEVER_VACUUMED, (candidates,)).fetchall())
+        for (oid,) in under_vacuum:
+            files.pop(oid, None)
+        return {each[:2]: files.get(each.oid) == each.file for each in new}
+
+
+# A file without a page has never had a row, unless VACUUM has cut it, which leaves reltuples that
+# aren't -1. It may be another file than the snapshot shows, a TRUNCATE's. So the size is measured
+# first, and what has happened until then is asked for after it, in this order: VACUUM cuts the
+# file, writes reltuples, then lets its lock go.
+
+_WITHOUT_A_PAGE = """
+SELECT oid::int8 FROM unnest(%s::oid[]) AS t(oid) WHERE pg_relation_size(oid) = 0
+"""
+_UNDER_VACUUM = """
+SELECT relation::int8 FROM pg_locks
+WHERE locktype = 'relation' AND mode = 'ShareUpdateExclusiveLock' AND relation = ANY(%s::oid[])
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+_NEVER_VACUUMED = """
+SELECT oid::int8, relfilenode::int8 FROM pg_class WHERE oid = ANY(%s::oid[]) AND reltuples = -1
+"""
 
 
 _XIDS = 1 << 32

@@ -124,7 +124,9 @@ def connect(options: ConnectionOptions, *, role: str, replication: bool = False)
     """Open an autocommit connection with the session settings of :data:`select.SESSION`.
 
     ``role`` names the connection's purpose in pg_stat_activity. With ``replication`` it speaks the
-    replication protocol (of this database).
+    replication protocol (of this database), and PostgreSQL ends it if nothing was read from it for
+    ``receive_timeout``: a walsender whose reader is frozen holds the checkpointer, which waits for
+    it to let go of a slot that is to be invalidated. A unix socket has no such timeout.
 
     :raises SourceUnavailable: if the server can't be reached or refuses.
     """
@@ -143,6 +145,9 @@ def connect(options: ConnectionOptions, *, role: str, replication: bool = False)
     }
     if replication:
         parameters["replication"] = "database"
+        # Before the others: what the configuration sets holds.
+        limit = f"-c tcp_user_timeout={round(options.receive_timeout * 1000)}"
+        parameters["options"] = f"{limit} {parameters['options']}"
     try:
         connection = psycopg.connect(**parameters, autocommit=True)
     except psycopg.OperationalError as refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ _LOG_AGAIN_S = 60.0
 class RelayIngest:
     """Run it in a thread of its own; it is the only one that writes the store meanwhile.
 
-    ``on_commit`` is called in that thread after each durable commit.
+    ``on_commit`` is called in that thread after each durable commit, then ``prune``.
     """
 
     def __init__(
@@ -46,12 +46,14 @@ class RelayIngest:
         tables: Sequence[SourceTableOptions],
         store: Store,
         on_commit: OnCommit,
+        prune: Callable[[], None] = lambda: None,
     ) -> None:
         self._options = options
         self._tables = tuple(tables)
         self._change: PendingSourceChange[RelayOptions] = PendingSourceChange()
         self._store = store
         self._on_commit = on_commit
+        self._prune = prune
         self._counters = Counters(last_recopies=dict(store.last_recopies))
         self._relay_counters = RelayCounters()
         self._stopping = threading.Event()
@@ -142,6 +144,7 @@ class RelayIngest:
                 self._tables,
                 self._store,
                 on_commit=self._committed,
+                prune=self._prune,
                 counters=self._counters,
                 relay_counters=self._relay_counters,
                 found_path=self._found_path,

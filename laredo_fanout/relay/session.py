@@ -132,7 +132,9 @@ class TableStream:
                 if writer.forgets and not snapshot_asked and writer.between_transactions:
                     return
         if not leaving:
-            raise StreamBroken(self._options.server, "the server ended the stream")
+            raise StreamBroken(
+                self._options.server, "the server ended the stream without a reason (GoAway)"
+            )
 
     async def _take(self, event: Event) -> None:
         await self._turn(self.writer)
@@ -158,7 +160,7 @@ class TableStream:
     def _disconnected(self, error: Exception, delay: float, failures: int) -> None:
         self._counters.reconnects += 1
         text = with_cure(str(error), self._options)
-        level = _log.info if text == self.error else _log.warning
+        level = _log.debug if text == self.error else _log.warning
         self.error = text
         level(
             "a table's stream from the upstream ended; it is opened again",
@@ -194,6 +196,7 @@ class RelaySession:
         store: Store,
         *,
         on_commit: OnCommit,
+        prune: Callable[[], None],
         counters: Counters,
         relay_counters: RelayCounters,
         found_path: Callable[[Path], None],
@@ -201,6 +204,7 @@ class RelaySession:
         self._options = options
         self._tables = tables
         self._store = store
+        self._prune = prune
         self._found_path = found_path
         self._batch = WriteBatch(store, on_commit, options.commits, counters)
         self.streams = {
@@ -404,6 +408,7 @@ class RelaySession:
         # The least that any table has: it holds for all of them.
         position = min((0 if each is None else each.position for each in shown), default=0)
         self._batch.commit(position, self._batch.transaction.time_us)
+        self._prune()
         self._committed_at = time.monotonic()
         self._committed.set()
         self._committed.clear()

@@ -1,10 +1,10 @@
-"""The archives that a serving process replays from: read in threads, never in the event loop."""
+"""One table's archive as replays read it: in threads, never in the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +30,11 @@ from laredo_fanout.serving.snapshot_rows import DISK_RESERVE
 from laredo_model.column import Column
 from laredo_model.line import Change
 from laredo_model.position import Position
-from laredo_service import private_directory
 
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-THREADS = 8
 MANIFEST_WAIT_S = 10.0
 """Longest wait of a client for the archive's manifest before it is sent a snapshot."""
 FRESH_S = 1.0
@@ -62,13 +60,16 @@ class ReplayArchive:
         self,
         table: str,
         options: ArchiveOptions,
-        executor: DaemonThreads,
+        *,
+        replays: DaemonThreads,
+        manifests: DaemonThreads,
         directory: Path | None,
         on_outcome: Callable[[str, Outcome], None],
     ) -> None:
         self.table = table
         self.options = options
-        self._executor = executor
+        self._replays = replays
+        self._manifests = manifests
         self._directory = directory
         self._on_outcome = on_outcome
         self._destination: Destination | None = None
@@ -117,7 +118,7 @@ class ReplayArchive:
             return found
         loop = asyncio.get_running_loop()
         try:
-            manifest = await loop.run_in_executor(self._executor, _unfolded, found, positions)
+            manifest = await loop.run_in_executor(self._manifests, _unfolded, found, positions)
         except (ArchiveError, OSError) as failure:
             raise NoReplay(Outcome.UNREADABLE, str(failure)) from failure
         return found._replace(manifest=manifest)
@@ -125,7 +126,7 @@ class ReplayArchive:
     async def _read_manifest(self) -> Reading:
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._executor, self._find)
+            found = await loop.run_in_executor(self._manifests, self._find)
             reading = Reading(loop.time(), found, "")
         except Exception as failure:  # whatever it is, a snapshot does as well
             expected = isinstance(failure, ArchiveError | OSError)
@@ -182,8 +183,8 @@ class ReplayArchive:
         return fetched_diff.changes(found, diff, columns, self.options.formats, self._directory)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run it in one of the threads for archives."""
-        return self._executor.submit(work)
+        """Run it in one of the threads for replays."""
+        return self._replays.submit(work)
 
 
 def _unfolded(found: FoundArchive, points: Sequence[Position]) -> Manifest:
@@ -204,44 +205,6 @@ def _check_room(directory: Path, entry: FormatEntry) -> None:
         raise NoRoomToFetch(
             entry.uri, str(directory), f"{wanted} bytes are needed, {free} are free"
         )
-
-
-class Archives:
-    """The archives of all tables that have one."""
-
-    def __init__(
-        self,
-        options: Mapping[str, ArchiveOptions],
-        directory: Path | None,
-        on_outcome: Callable[[str, Outcome], None],
-    ) -> None:
-        self._directory = directory
-        self._on_outcome = on_outcome
-        self._executor = DaemonThreads(THREADS, "archive")
-        self._tables: dict[str, ReplayArchive] = {}
-        self.change(options)
-
-    def change(self, options: Mapping[str, ArchiveOptions]) -> None:
-        """Read these archives from now on; one with the same options stays the same."""
-        directory = self._directory
-        if options and directory is not None:
-            private_directory.make(directory)
-        before, self._tables = self._tables, {}
-        for name, its_options in options.items():
-            known = before.get(name)
-            if known is None or known.options != its_options:
-                known = ReplayArchive(
-                    name, its_options, self._executor, directory, self._on_outcome
-                )
-            self._tables[name] = known
-
-    def get(self, table: str) -> ReplayArchive | None:
-        """The table's archive, if one is configured."""
-        return self._tables.get(table)
-
-    def close(self) -> None:
-        """Stop the threads, without waiting for reads that are under way."""
-        self._executor.shutdown()
 
 
 def destination_of(options: ArchiveOptions) -> Destination:

@@ -13,7 +13,7 @@ from laredo_fanout.serving.filters import Entry, RowFilter, entries
 from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.store.environment import SourceIdentity
-from laredo_fanout.store.format import Record
+from laredo_fanout.store.journal import Record
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.protobuf import RepeatedBytes, delimited, length, tag, varint
 from laredo_model import position as position_

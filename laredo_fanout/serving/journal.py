@@ -13,7 +13,7 @@ from laredo_fanout.serving.forms import Form
 from laredo_fanout.serving.ports import Wakeups
 from laredo_fanout.serving.slices import Slice, Sliced
 from laredo_fanout.store.errors import JournalPruned, TableUnknown
-from laredo_fanout.store.format import Record
+from laredo_fanout.store.journal import Record
 from laredo_fanout.store.reader import StoreReader, TableView
 from laredo_model.position import History
 

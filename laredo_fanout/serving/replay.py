@@ -8,7 +8,8 @@ What is given. S(X) is the table after every transaction that ends at or before 
 key's row in it, or its absence. A diff (F, T] says s(T) of every key with s(F) != s(T), in any
 order, each key once; after a TRUNCATE it says all of S(T). Diffs of an epoch are contiguous, and
 an epoch whose base `continues` begins in the state that the one before ended in (the writer
-compares rows and checksum). All of it within one history: a position of another says nothing.
+compares rows and checksum). All of it within one history and those that it
+goes on from, up to where they were left: another position of another history says nothing.
 
 1. P at a boundary, P = F. The client holds S(F): its keys that the diff doesn't mention have
    s(F) = s(T), the others are set to s(T). So it holds S(T), and so on along the chain.
@@ -76,23 +77,23 @@ from laredo_archive.manifest import timeline
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.timeline import Boundary, Epoch
 from laredo_fanout.serving.call import CheckedSyncRequest
-from laredo_fanout.store.format import MAX_BYTES, MAX_CHANGES, Record
+from laredo_fanout.store.journal import MAX_BYTES, MAX_CHANGES, Record
 from laredo_fanout.store.reader import TableView
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 from laredo_model import position
 from laredo_model.line import Change
-from laredo_model.position import History, Position
+from laredo_model.position import Lineage, Position
 
 
 class Outcome(StrEnum):
     """The outcome of a replay from an archive."""
 
-    COMPLETE = "complete"  # it was, and goes on with the journal
-    LEFT = "left"  # it left in the middle
+    COMPLETE = "complete"  # the client was sent all diffs, and goes on with the journal
+    LEFT = "left"  # the client left in the middle
     BROKEN = "broken"  # an object was missing or damaged: a snapshot followed
     UNREADABLE = "unreadable"  # the archive can't be read
-    UNCOVERED = "uncovered"  # the archive doesn't lead from its position to the journal
-    INEXACT = "inexact"  # it stopped inside a window that can't be entered
+    UNCOVERED = "uncovered"  # the archive doesn't lead from the client's position to the journal
+    INEXACT = "inexact"  # the client's position is inside a diff that can't be replayed in part
     COLUMNS = "columns"  # the table's columns aren't the archive's
 
 
@@ -128,7 +129,7 @@ def entries_of(diff: Artifact) -> int:
 
 
 def chain(
-    manifest: Manifest, where: str, asked: CheckedSyncRequest, view: TableView, history: History
+    manifest: Manifest, where: str, asked: CheckedSyncRequest, view: TableView, lineage: Lineage
 ) -> Chain:
     """Find the diffs that catch this client up, exactly.
 
@@ -139,15 +140,15 @@ def chain(
     """
     before = asked.position
     if before is None:
-        raise NoReplay(Outcome.UNCOVERED, "it names no position")
+        raise NoReplay(Outcome.UNCOVERED, "the client names no position")
     if manifest.table != view.name:
         raise NoReplay(Outcome.UNCOVERED, f"{where} is the archive of table {manifest.table}")
-    ours = _of_history(timeline.epochs_of(manifest, where), history)
+    ours = _of_lineage(timeline.epochs_of(manifest, where), lineage)
     found = timeline.boundaries(ours)
     if not found:
-        raise NoReplay(Outcome.UNCOVERED, f"{where} has nothing of history {history}")
+        raise NoReplay(Outcome.UNCOVERED, f"{where} has nothing of history {lineage.now}")
     start = _start(found, before, inclusive=not asked.batch)
-    end, through = _end(found, manifest, view)
+    end, through = _end(found, manifest, view, lineage)
     diffs = timeline.path(ours, start, end) if start.position <= end.position else None
     if diffs is None:
         raise NoReplay(
@@ -160,11 +161,14 @@ def chain(
     return Chain(tuple(diffs), before, inside, through)
 
 
-def _of_history(epochs: Sequence[Epoch], history: History) -> list[Epoch]:
+def _of_lineage(epochs: Sequence[Epoch], lineage: Lineage) -> list[Epoch]:
     return [
         epoch
         for epoch in epochs
-        if all(artifact.history == history for artifact in epoch.artifacts)
+        if all(
+            artifact.history is not None and lineage.holds(artifact.history, artifact.to_position)
+            for artifact in epoch.artifacts
+        )
     ]
 
 
@@ -181,7 +185,7 @@ def _start(found: Sequence[Boundary], before: Position, *, inclusive: bool) -> B
 
 
 def _end(
-    found: Sequence[Boundary], manifest: Manifest, view: TableView
+    found: Sequence[Boundary], manifest: Manifest, view: TableView, lineage: Lineage
 ) -> tuple[Boundary, Position]:
     """The newest boundary that isn't ahead of the server, and where the journal takes over."""
     reached = [
@@ -190,12 +194,20 @@ def _end(
         if boundary.position <= view.position and not view.skips(boundary.position)
     ]
     if not reached:
-        raise NoReplay(Outcome.UNCOVERED, f"the archive begins after the server, at {found[0]}")
+        raise NoReplay(
+            Outcome.UNCOVERED, f"the archive begins after the server's position, at {found[0]}"
+        )
     end = reached[-1]
     if end.position >= view.floor:
         return end, end.position
     seen = manifest.seen_position
-    if end == found[-1] and seen is not None and view.leads_on_from(seen):
+    known = (
+        seen is not None
+        and manifest.history is not None
+        and lineage.holds(manifest.history, seen)
+        and view.leads_on_from(seen)
+    )
+    if end == found[-1] and seen is not None and known:
         return end, seen
     raise NoReplay(
         Outcome.UNCOVERED,
@@ -210,22 +222,24 @@ def _check_inside(
     at = position.text(before)
     if not diffs:
         raise NoReplay(
-            Outcome.INEXACT, f"{at} is after the last artifact, at {end}: later changes are unknown"
+            Outcome.INEXACT,
+            f"the client's {at} is after {end}, the archive's last: later changes are unknown",
         )
     first = diffs[0]
     if first.to_position < before:
-        raise NoReplay(Outcome.UNCOVERED, f"no window holds {at}")
-    window = f"{at} is inside the window that ends at {position.text(first.to_position)}"
+        raise NoReplay(Outcome.UNCOVERED, f"no diff covers {at}, the client's position")
+    window = f"the client's {at} is inside the diff that ends at {position.text(first.to_position)}"
     if first.truncate:
         raise NoReplay(Outcome.INEXACT, f"{window}, in which the table was emptied")
     if first.cancelled is None:
-        raise NoReplay(Outcome.INEXACT, f"{window}, an older writer's: it may hide changes")
+        raise NoReplay(Outcome.INEXACT, f"{window}, and its writer didn't count cancelled changes")
     if first.cancelled:
         raise NoReplay(
-            Outcome.INEXACT, f"{window}, which hides the changes of {first.cancelled} keys"
+            Outcome.INEXACT,
+            f"{window}, which leaves out the cancelled changes of {first.cancelled} keys",
         )
     if asked.want_old:
-        raise NoReplay(Outcome.INEXACT, f"{window}, and it wants old rows")
+        raise NoReplay(Outcome.INEXACT, f"{window}, and the client asked for old rows")
 
 
 def _check_columns(epochs: Sequence[Epoch], view: TableView) -> None:

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import structlog
 
-from laredo_fanout.serving.archives import Archives
 from laredo_fanout.serving.call import Tokens
 from laredo_fanout.serving.endpoints.connect import ConnectEndpoint
 from laredo_fanout.serving.endpoints.grpc import GrpcEndpoint
@@ -20,7 +19,7 @@ from laredo_fanout.serving.options import ServingOptionChanges, ServingOptions
 from laredo_fanout.serving.ports import Registry, Wakeups
 from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.serving.service import ReplicationService, ReportStandby
-from laredo_fanout.serving.shared import Drain, SentCounts, ServingResources
+from laredo_fanout.serving.shared import Archives, Drain, SentCounts, ServingResources
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.reader import StoreReader

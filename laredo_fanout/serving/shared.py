@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from laredo_fanout.serving.archives import Archives
 from laredo_fanout.serving.journal import RecentRecords
-from laredo_fanout.serving.options import ListenerOptions
+from laredo_fanout.serving.options import ArchiveOptions, ListenerOptions
 from laredo_fanout.serving.ports import Wakeups
+from laredo_fanout.serving.replay import Outcome
+from laredo_fanout.serving.slices import DaemonThreads
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.reader import StoreReader
+from laredo_service import private_directory
+
+if TYPE_CHECKING:
+    from laredo_fanout.serving.archives import ReplayArchive
+
+REPLAY_THREADS = 8
+_MANIFEST_THREADS = 2
+"""They read manifests alone: a client isn't planned behind the replays that are under way."""
 
 # Counters of changes and bytes that a serving process has sent to its clients.
 
@@ -54,6 +66,56 @@ class Drain:
         """Refuse new sessions from now on and notify the open ones to leave."""
         self.reason = reason
         self.deadline_ms = deadline_ms
+
+
+class Archives:
+    """The archives of all tables that have one."""
+
+    def __init__(
+        self,
+        options: Mapping[str, ArchiveOptions],
+        directory: Path | None,
+        on_outcome: Callable[[str, Outcome], None],
+    ) -> None:
+        self._directory = directory
+        self._on_outcome = on_outcome
+        self._replays = DaemonThreads(REPLAY_THREADS, "replay")
+        self._manifests = DaemonThreads(_MANIFEST_THREADS, "manifest")
+        self._tables: dict[str, ReplayArchive] = {}
+        self.change(options)
+
+    def change(self, options: Mapping[str, ArchiveOptions]) -> None:
+        """Read these archives from now on; one with the same options stays the same."""
+        before, self._tables = self._tables, {}
+        if not options:
+            return
+        # A quarter of what a serving process imports is read by a server with an archive alone.
+        from laredo_fanout.serving.archives import ReplayArchive
+
+        directory = self._directory
+        if directory is not None:
+            private_directory.make(directory)
+        for name, its_options in options.items():
+            known = before.get(name)
+            if known is None or known.options != its_options:
+                known = ReplayArchive(
+                    name,
+                    its_options,
+                    replays=self._replays,
+                    manifests=self._manifests,
+                    directory=directory,
+                    on_outcome=self._on_outcome,
+                )
+            self._tables[name] = known
+
+    def get(self, table: str) -> ReplayArchive | None:
+        """The table's archive, if one is configured."""
+        return self._tables.get(table)
+
+    def close(self) -> None:
+        """Stop the threads, without waiting for reads that are under way."""
+        for threads in (self._replays, self._manifests):
+            threads.shutdown()
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class SnapshotRowStream:
     async def _spill(self) -> None:
         # One at a time, so that the room that is checked is the room there is.
         async with self._spool.one_at_a_time, self._lock:
-            self._writing = True
+            self._writing, table = True, self._snapshot.view.name
             try:
                 self._check_room()
                 await asyncio.to_thread(self._snapshot.spill)
@@ -169,10 +169,12 @@ class SnapshotRowStream:
                     "this client reads the snapshot too slowly, and the rest of it can't be "
                     f"spooled: {failed}"
                 )
-                log.warning("snapshot of a slow client given up", error=str(failed))
+                log.warning("snapshot of a slow client given up", table=table, error=str(failed))
                 self._snapshot.close()
             else:
-                log.info("snapshot of a slow client spooled", rows_sent=self._sent_rows)
+                log.info(
+                    "snapshot of a slow client spooled", table=table, rows_sent=self._sent_rows
+                )
 
     def _slow(self) -> bool:
         age = self._loop.time() - self._begun
@@ -186,5 +188,7 @@ class SnapshotRowStream:
         free = shutil.disk_usage(self._spool.path).free
         if free < wanted:
             raise NoRoomToSpool(
-                f"{wanted} bytes are needed on the disk of {self._spool.path}, {free} are free"
+                f"{wanted} bytes, {DISK_RESERVE} of them in reserve, are needed on the disk"
+                f" of {self._spool.path}, {free} are free; free some space there, or have"
+                " the client read faster"
             )

@@ -51,6 +51,7 @@ class StandbyIngest:
         tables: Sequence[SourceTableOptions],
         store: Store,
         on_commit: OnCommit,
+        prune: Callable[[], None],
         *,
         peers: Sequence[RelayOptions],
         rule: StandbyOptions,
@@ -61,6 +62,7 @@ class StandbyIngest:
         self._tables = tuple(tables)
         self._store = store
         self._on_commit = on_commit
+        self._prune = prune
         self._discovery = discovery
         self._reports = StandbyReports(rule, store)
         self._sharing = SlotSharing(store, self._reports, lambda: self._answer(None))
@@ -116,6 +118,7 @@ class StandbyIngest:
             self._tables,
             self._store,
             self._on_commit,
+            self._prune,
             discovery=self._discovery,
             sharing=self._sharing,
         )
@@ -172,7 +175,7 @@ class StandbyIngest:
         self._run(self._following(holder.options), is_over)
 
     def _following(self, peer: RelayOptions) -> RelayIngest:
-        return RelayIngest(peer, self._tables, self._store, self._on_commit)
+        return RelayIngest(peer, self._tables, self._store, self._on_commit, self._prune)
 
     def _holders(self) -> list[PeerRole]:
         found = peers_.others(self._peers, self._store.server_id)
@@ -223,6 +226,7 @@ class StandbyIngest:
             self._tables,
             self._store,
             self._on_commit,
+            self._prune,
             discovery=self._discovery,
             sharing=self._sharing,
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
-from laredo_fanout.store import format as format_
+from laredo_fanout.store import environment
 from laredo_fanout.store.environment import WriteContext
 from laredo_fanout.store.errors import RowIncomplete, TableUnknown
 from laredo_fanout.store.rows import Spaces, TableChanges
@@ -51,7 +51,7 @@ class Barrier:
         """
         ours, theirs = self._block(live.space, after), self._block(copied.space, after)
         if ours and [line for _, line in ours] == [line for _, line in theirs]:
-            return ours[-1][0][format_.PREFIX_BYTES :], False
+            return ours[-1][0][environment.PREFIX_BYTES :], False
         block = list(islice(self._merged(live.space, copied.space, after), _BLOCK))
         last = block[-1][0] if len(block) == _BLOCK else None
         return last, any(old != new for _, old, new in block)
@@ -79,7 +79,7 @@ class Barrier:
     def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
         """The next rows behind ``after``; none if the space has fewer than a block of them."""
         cursor = self._transaction.cursor(db=self._state)
-        prefix = format_.prefix(space)
+        prefix = environment.prefix(space)
         if not self._seek(cursor, prefix, after):
             return []
         rows = list(islice(cursor.iternext(), _BLOCK))
@@ -103,11 +103,11 @@ class Barrier:
 
     def _scan(self, space: int, after: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Stored keys without the space, and lines, behind ``after``."""
-        prefix = format_.prefix(space)
+        prefix = environment.prefix(space)
         cursor = self._transaction.cursor(db=self._state)
         found = self._seek(cursor, prefix, after)
         while found and cursor.key().startswith(prefix):
-            yield cursor.key()[format_.PREFIX_BYTES :], cursor.value()
+            yield cursor.key()[environment.PREFIX_BYTES :], cursor.value()
             found = cursor.next()
 
     @staticmethod
@@ -120,7 +120,7 @@ class Barrier:
 
 
 def _row_key(stored: bytes, line: bytes | None, table: TableRecord) -> bytes:
-    if format_.is_cut(bytes(format_.PREFIX_BYTES) + stored):
+    if environment.is_cut(bytes(environment.PREFIX_BYTES) + stored):
         assert line is not None
         return key_.of_line(line, table.key_fields)
     return stored

@@ -1,4 +1,22 @@
-"""The LMDB environment and its meta database, for the one writer and for readers.
+"""The LMDB environment, its keys, and its meta database, for the one writer and for readers.
+
+Named databases (all integers big-endian, so that they sort):
+
+=========  ===========================================  =======================================
+name       key                                          value
+=========  ===========================================  =======================================
+state      space u32 + row key                          line; b"" a tombstone; b"\\x01..." partial
+marks      space u32 + b"P", b"S" or b"T" + row key     full key: partial rows, rows that the
+                                                        stream wrote whole, tombstones
+journal    table u32 + first sequence u64               header + ChangeBatch bytes
+olds       table u32 + first sequence u64               ChangeBatch bytes: old_lines only
+positions  table u32 + last position u64 + sequence u64 b""
+meta       see below
+=========  ===========================================  =======================================
+
+A *space* is one generation of a table's rows: a TRUNCATE gives the table a new, empty one, and
+the old one's rows are deleted later, in small steps. LMDB takes keys of 1..511 bytes, so a longer
+row key is cut and hashed; its full form is recomputed from the line.
 
 =========================  ====================================================
 key in the meta database   value
@@ -17,8 +35,9 @@ ownership                  of a server with standbys: JSON, its role and term
 import errno
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
@@ -27,7 +46,6 @@ import lmdb
 import orjson
 
 from laredo_fanout.store import disk, table
-from laredo_fanout.store import format as format_
 from laredo_fanout.store.disk import DiskSpace, Reserve
 from laredo_fanout.store.errors import (
     DiskFull,
@@ -38,10 +56,67 @@ from laredo_fanout.store.errors import (
     StoreMissing,
     StoreUnusable,
 )
-from laredo_fanout.store.format import prefix
 from laredo_fanout.store.table import TableRecord
 from laredo_model import position as position_
 from laredo_model.position import Ancestor, History, Lineage
+
+STATE = b"state"
+MARKS = b"marks"
+JOURNAL = b"journal"
+OLDS = b"olds"
+POSITIONS = b"positions"
+META = b"meta"
+DATABASES = (STATE, MARKS, JOURNAL, OLDS, POSITIONS, META)
+
+TOMBSTONE = b""
+PARTIAL_MARK = b"P"
+STREAMED_MARK = b"S"
+TOMBSTONE_MARK = b"T"
+
+PREFIX_BYTES = 4
+LONGEST_KEY = 480
+_DIGEST_BYTES = 16
+CUT_KEY_BYTES = LONGEST_KEY + 1
+
+_U32 = Struct(">I")
+
+
+def prefix(number: int) -> bytes:
+    """Prefix of every key of this space or table."""
+    return _U32.pack(number)
+
+
+def stored_key(space: bytes, key: bytes) -> bytes:
+    """Stored key of the row with this key; ``space`` is a prefix."""
+    if len(key) <= LONGEST_KEY:
+        return space + key
+    digest = blake2b(key, digest_size=_DIGEST_BYTES).digest()
+    return space + key[: CUT_KEY_BYTES - _DIGEST_BYTES] + digest
+
+
+def stored_keys(space: bytes, keys: Sequence[bytes]) -> list[bytes]:
+    """Stored keys of the rows with these keys."""
+    if max(map(len, keys), default=0) > LONGEST_KEY:
+        return [stored_key(space, key) for key in keys]
+    return [space + key for key in keys]
+
+
+def is_cut(stored: bytes) -> bool:
+    """True if the stored key (prefix included) isn't the whole row key."""
+    return len(stored) == PREFIX_BYTES + CUT_KEY_BYTES
+
+
+def mark_key(kind: bytes, stored: bytes) -> bytes:
+    """Key of the mark of this kind for a row stored there."""
+    return stored[:PREFIX_BYTES] + kind + stored[PREFIX_BYTES:]
+
+
+def marked_key(mark: bytes) -> bytes:
+    """Stored key of the row that this mark is about."""
+    return mark[:PREFIX_BYTES] + mark[PREFIX_BYTES + 1 :]
+
+
+# The meta database.
 
 FORMAT = 3
 """The number of the layout that this version writes, and the only one that it reads. It is raised
@@ -291,9 +366,8 @@ _META_PAGES = 2
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 
 
-@dataclass(frozen=True, slots=True)
-class Databases:
-    """The named databases of an open environment (``format.py``)."""
+class Databases(NamedTuple):
+    """The named databases of an open environment."""
 
     state: Any
     marks: Any
@@ -301,11 +375,6 @@ class Databases:
     olds: Any
     positions: Any
     meta: Any
-
-    @property
-    def all(self) -> tuple[Any, ...]:
-        """Every one of them."""
-        return self.state, self.marks, self.journal, self.olds, self.positions, self.meta
 
 
 class ServerLock:
@@ -341,7 +410,7 @@ def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.
             str(directory),
             map_size=max_size,
             mode=0o600,
-            max_dbs=len(format_.DATABASES),
+            max_dbs=len(DATABASES),
             max_readers=MAX_READERS,
             writemap=True,
             sync=True,
@@ -372,7 +441,7 @@ def open_readable(directory: Path) -> tuple[Any, Databases]:
         environment = lmdb.open(
             str(directory),
             map_size=0,
-            max_dbs=len(format_.DATABASES),
+            max_dbs=len(DATABASES),
             max_readers=MAX_READERS,
             readonly=True,
             create=False,
@@ -390,7 +459,7 @@ def free_bytes(environment: Any, databases: Databases) -> int:
     """Size of the pages that hold nothing: the data file's that were given back, and those by which
     it may grow. Of them LMDB takes some for its list of free pages."""
     with environment.begin() as transaction:
-        stats = [environment.stat(), *(transaction.stat(each) for each in databases.all)]
+        stats = [environment.stat(), *(transaction.stat(each) for each in databases)]
         pages = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
     size: int = environment.info()["map_size"] - (_META_PAGES + pages) * _PAGE
     return max(0, size)
@@ -430,7 +499,7 @@ def check_format(directory: Path, stored: bytes | None) -> StoreHead:
 
 
 def _databases(environment: Any, *, create: bool) -> Databases:
-    opened = {name.decode(): environment.open_db(name, create=create) for name in format_.DATABASES}
+    opened = {name.decode(): environment.open_db(name, create=create) for name in DATABASES}
     return Databases(**opened)
 
 
@@ -462,4 +531,4 @@ class WriteContext:
     def discard(self, kind: bytes, number: int) -> None:
         """Have a space's rows, or a table's journal, removed later in small steps."""
         self.left_garbage = True
-        self.transaction.put(kind + format_.prefix(number), b"", db=self.databases.meta)
+        self.transaction.put(kind + prefix(number), b"", db=self.databases.meta)

@@ -1,17 +1,199 @@
-"""The journal: records appended, found by position, and pruned."""
+"""The journal: its records, which are appended, found by position, cut and pruned.
+
+The server forwards a record's body as it is; the old rows, the message's last
+field, are kept apart, and body + old body is the whole message for whoever
+wants them.
+"""
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from struct import Struct
 from typing import Any, NamedTuple
 
-from laredo_fanout.store import format as format_
-from laredo_fanout.store.environment import Databases, WriteContext
-from laredo_fanout.store.format import MAX_BYTES, MAX_CHANGES, Header
+from laredo_fanout.store import environment
+from laredo_fanout.store.environment import PREFIX_BYTES, Databases, WriteContext
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.wire.protobuf import RepeatedBytes
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
+
+_U32_U64 = Struct(">IQ")
+_U32_U64_U64 = Struct(">IQQ")
+
+
+def record_key(table_id: int, first_sequence: int) -> bytes:
+    """Key of the journal record that begins with this sequence."""
+    return _U32_U64.pack(table_id, first_sequence)
+
+
+def sequence_of(record: bytes) -> int:
+    """The first sequence in a journal record's key."""
+    return int.from_bytes(record[PREFIX_BYTES:], "big")
+
+
+def position_key(table_id: int, position: int, sequence: int = 0) -> bytes:
+    """Index key of the journal record that ends at this position."""
+    return _U32_U64_U64.pack(table_id, position, sequence)
+
+
+def positioned(key: bytes) -> tuple[int, int]:
+    """Last position and first sequence of a record, from its position key."""
+    _, position, sequence = _U32_U64_U64.unpack(key)
+    return position, sequence
+
+
+MAX_CHANGES = 1500
+MAX_BYTES = 850_000
+
+_OPEN = 1
+_CONTINUES = 2
+HEADER = Struct(">4QIB")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Header of a journal record, which is read without decoding the rest.
+
+    ``open``: the record's last transaction continues in the next record. ``continues``: its first
+    one began in the record before. ``old_bytes`` is the size of its old rows.
+    """
+
+    last_sequence: int
+    first_position: int
+    last_position: int
+    last_time_us: int
+    old_bytes: int
+    open: bool
+    continues: bool
+
+    def to_bytes(self) -> bytes:
+        """As it is before the body."""
+        return HEADER.pack(
+            self.last_sequence,
+            self.first_position,
+            self.last_position,
+            self.last_time_us,
+            min(self.old_bytes, 0xFFFFFFFF),
+            self.open * _OPEN + self.continues * _CONTINUES,
+        )
+
+
+def header_of(stored: bytes | memoryview) -> Header:
+    """The header of a stored record."""
+    last, first_position, last_position, time_us, old_bytes, flags = HEADER.unpack_from(stored)
+    return Header(
+        last,
+        first_position,
+        last_position,
+        time_us,
+        old_bytes,
+        bool(flags & _OPEN),
+        bool(flags & _CONTINUES),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Some consecutive changes of one table, as read from the journal.
+
+    ``body`` is a ChangeBatch without old rows, ``body + old_body`` one with
+    them (``old_body`` is b"" if they weren't asked for).
+    """
+
+    first_sequence: int
+    last_sequence: int
+    first_position: int
+    last_position: int
+    last_time_us: int
+    open: bool
+    continues: bool
+    body: bytes
+    old_body: bytes
+
+    def __len__(self) -> int:
+        return self.last_sequence + 1 - self.first_sequence
+
+    def decode(self) -> ChangeBatch:
+        """The message, old rows included if they were read."""
+        return ChangeBatch.FromString(self.body + self.old_body)
+
+
+def cut(record: Record, after_sequence: int) -> Record:
+    """``record`` without its entries up to ``after_sequence``."""
+    drop = after_sequence + 1 - record.first_sequence
+    if drop <= 0:
+        return record
+    batch = record.decode()
+    first, gone = transaction_at(batch.counts, drop)
+    counts = list(batch.counts[first:])
+    counts[0] -= drop - gone
+    continues = drop > gone or (first == 0 and record.continues)
+    body = ChangeBatch(
+        first_sequence=record.first_sequence + drop,
+        actions=batch.actions[drop:],
+        counts=counts,
+        positions=batch.positions[first:],
+        times_us=batch.times_us[first:],
+        open=batch.open,
+        keys=batch.keys[drop:],
+        lines=batch.lines[drop:],
+    )
+    olds = ChangeBatch(old_lines=batch.old_lines[drop:])
+    return Record(
+        record.first_sequence + drop,
+        record.last_sequence,
+        batch.positions[first],
+        record.last_position,
+        record.last_time_us,
+        record.open,
+        continues,
+        body.SerializeToString(),
+        olds.SerializeToString() if record.old_body else b"",
+    )
+
+
+def cut_behind(record: Record, last_sequence: int) -> Record:
+    """``record`` without its entries behind ``last_sequence``, which ends a transaction."""
+    kept = last_sequence + 1 - record.first_sequence
+    if kept >= len(record):
+        return record
+    batch = record.decode()
+    stays, _ = transaction_at(batch.counts, kept)
+    body = ChangeBatch(
+        first_sequence=record.first_sequence,
+        actions=batch.actions[:kept],
+        counts=batch.counts[:stays],
+        positions=batch.positions[:stays],
+        times_us=batch.times_us[:stays],
+        keys=batch.keys[:kept],
+        lines=batch.lines[:kept],
+    )
+    olds = ChangeBatch(old_lines=batch.old_lines[:kept])
+    return Record(
+        record.first_sequence,
+        last_sequence,
+        record.first_position,
+        batch.positions[stays - 1],
+        batch.times_us[stays - 1],
+        False,
+        record.continues,
+        body.SerializeToString(),
+        olds.SerializeToString() if record.old_body else b"",
+    )
+
+
+def transaction_at(counts: Iterable[int], change: int) -> tuple[int, int]:
+    """Which transaction the change with this index is in, and how many changes lie before it."""
+    before = 0
+    for index, end in enumerate(accumulate(counts)):
+        if end > change:
+            return index, before
+        before = end
+    raise IndexError(change)
+
+
+# Writing and pruning.
 
 _FIELDS = ChangeBatch.DESCRIPTOR.fields_by_name
 _KEYS, _LINES, _OLD_LINES = (
@@ -76,14 +258,11 @@ class _Part(NamedTuple):
     last: int
 
 
+@dataclass(slots=True)
 class Journal:
     """The journals of all tables, within one write transaction."""
 
-    def __init__(self, context: WriteContext) -> None:
-        self._transaction = context.transaction
-        self._databases = context.databases
-        self._reserve = context.disk.reserve
-        self._reserve_values = context.disk.reserve_values
+    context: WriteContext
 
     def append(self, table: TableRecord, entries: Entries) -> Generator[None, None, TableRecord]:
         """Write these entries after the newest; stops after each record.
@@ -148,29 +327,29 @@ class Journal:
         keys = _KEYS.joined(entries.keys[start:stop])
         lines = _LINES.joined(entries.lines[start:stop])
         value = b"".join((header.to_bytes(), scalars, keys, lines))
-        key = format_.record_key(table_id, sequence)
-        self._reserve_values(len(value), len(old_body))
-        put = self._transaction.put
-        put(key, value, db=self._databases.journal)
-        put(key, old_body, db=self._databases.olds)
-        found_at = format_.position_key(table_id, header.last_position, sequence)
-        put(found_at, b"", db=self._databases.positions)
+        key = record_key(table_id, sequence)
+        self.context.disk.reserve_values(len(value), len(old_body))
+        put = self.context.transaction.put
+        put(key, value, db=self.context.databases.journal)
+        put(key, old_body, db=self.context.databases.olds)
+        found_at = position_key(table_id, header.last_position, sequence)
+        put(found_at, b"", db=self.context.databases.positions)
 
     def end_transaction(self, table: TableRecord) -> None:
         """The newest record was written as open, and nothing follows: it is whole as it is."""
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        if not (cursor.set_range(format_.prefix(table.id + 1)) and cursor.prev()):
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        if not (cursor.set_range(environment.prefix(table.id + 1)) and cursor.prev()):
             cursor.last()
         key = cursor.key()
-        if not key.startswith(format_.prefix(table.id)):
+        if not key.startswith(environment.prefix(table.id)):
             return
         stored = cursor.value()
-        batch = ChangeBatch.FromString(stored[format_.HEADER.size :])
+        batch = ChangeBatch.FromString(stored[HEADER.size :])
         batch.open = False
-        header = replace(format_.header_of(stored), open=False)
+        header = replace(header_of(stored), open=False)
         value = header.to_bytes() + batch.SerializeToString()
-        self._reserve_values(len(value))
-        self._transaction.put(key, value, db=self._databases.journal)
+        self.context.disk.reserve_values(len(value))
+        self.context.transaction.put(key, value, db=self.context.databases.journal)
 
     def prune(
         self,
@@ -212,20 +391,20 @@ class Journal:
     ) -> tuple[int, int] | None:
         """The last entry to drop, and its position; always a transaction's end."""
         cut: tuple[int, int] | None = None
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        prefix = format_.prefix(table.id)
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        prefix = environment.prefix(table.id)
         found = cursor.set_range(prefix)
         walked = 0
         going_on = False
         while found and cursor.key().startswith(prefix):
             stored = cursor.value()
-            header = format_.header_of(stored)
+            header = header_of(stored)
             old = header.last_sequence <= beyond or header.last_time_us < older_than_us
             inside = header.continues and header.first_position == header.last_position
             if old and header.last_sequence <= limit and not header.open:
                 cut = header.last_sequence, header.last_position
             elif not (going_on and header.open and inside):
-                first = format_.sequence_of(cursor.key())
+                first = sequence_of(cursor.key())
                 for each in _transactions(stored, header, first):
                     goes = each.first <= beyond or each.time_us < older_than_us
                     if each.continues:
@@ -242,31 +421,29 @@ class Journal:
         return cut
 
     def _delete(self, table_id: int, last: int) -> None:
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        prefix = format_.prefix(table_id)
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        prefix = environment.prefix(table_id)
         found = cursor.set_range(prefix)
         while found and cursor.key().startswith(prefix):
-            header = format_.header_of(cursor.value())
+            header = header_of(cursor.value())
             if header.last_sequence > last:
                 break
             key = cursor.key()
-            self._reserve(3, _FREED_LIST_BYTES)
-            self._transaction.delete(key, db=self._databases.olds)
-            found_at = format_.position_key(
-                table_id, header.last_position, format_.sequence_of(key)
-            )
-            self._transaction.delete(found_at, db=self._databases.positions)
+            self.context.disk.reserve(3, _FREED_LIST_BYTES)
+            self.context.transaction.delete(key, db=self.context.databases.olds)
+            found_at = position_key(table_id, header.last_position, sequence_of(key))
+            self.context.transaction.delete(found_at, db=self.context.databases.positions)
             found = cursor.delete() and bool(cursor.key())
 
     def _time_of(self, table: TableRecord) -> int:
         """The commit time of the oldest kept entry; 0 if there is none."""
         if not table.entries:
             return 0
-        cursor = self._transaction.cursor(db=self._databases.journal)
-        cursor.set_range(format_.prefix(table.id))
-        batch = ChangeBatch.FromString(cursor.value()[format_.HEADER.size :])
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        cursor.set_range(environment.prefix(table.id))
+        batch = ChangeBatch.FromString(cursor.value()[HEADER.size :])
         skipped = table.oldest_sequence - batch.first_sequence
-        index, _ = format_.transaction_at(batch.counts, skipped)
+        index, _ = transaction_at(batch.counts, skipped)
         return int(batch.times_us[index])
 
 
@@ -294,7 +471,7 @@ class _Transaction(NamedTuple):
 
 
 def _transactions(stored: bytes, header: Header, first: int) -> Iterator[_Transaction]:
-    batch = ChangeBatch.FromString(stored[format_.HEADER.size :])
+    batch = ChangeBatch.FromString(stored[HEADER.size :])
     newest = len(batch.counts) - 1
     columns = zip(batch.counts, batch.positions, batch.times_us, strict=True)
     for index, (count, position, time_us) in enumerate(columns):
@@ -311,17 +488,16 @@ def _transactions(stored: bytes, header: Header, first: int) -> Iterator[_Transa
 def first_from(transaction: Any, databases: Databases, known: TableRecord, lowest: int) -> int:
     """The first entry at or beyond ``lowest``; the newest sequence + 1 if there is none."""
     cursor = transaction.cursor(db=databases.positions)
-    prefix = format_.prefix(known.id)
+    prefix = environment.prefix(known.id)
     if not (
-        cursor.set_range(format_.position_key(known.id, lowest))
-        and cursor.key()[: format_.PREFIX_BYTES] == prefix
+        cursor.set_range(position_key(known.id, lowest)) and cursor.key()[:PREFIX_BYTES] == prefix
     ):
         return known.sequence + 1
-    _, first = format_.positioned(bytes(cursor.key()))
-    stored = transaction.get(format_.record_key(known.id, first), db=databases.journal)
-    header = format_.header_of(stored)
+    _, first = positioned(bytes(cursor.key()))
+    stored = transaction.get(record_key(known.id, first), db=databases.journal)
+    header = header_of(stored)
     if header.first_position < lowest:
-        batch = ChangeBatch.FromString(bytes(stored[format_.HEADER.size :]))
+        batch = ChangeBatch.FromString(bytes(stored[HEADER.size :]))
         for count, at in zip(batch.counts, batch.positions, strict=True):
             if at >= lowest:
                 break

@@ -8,7 +8,6 @@ from time import monotonic
 from typing import Any
 
 from laredo_fanout.store import environment, table
-from laredo_fanout.store import format as format_
 from laredo_fanout.store import journal as journal_
 from laredo_fanout.store.environment import Databases, SourceIdentity
 from laredo_fanout.store.errors import (
@@ -18,7 +17,7 @@ from laredo_fanout.store.errors import (
     TableHidden,
     TableUnknown,
 )
-from laredo_fanout.store.format import Record
+from laredo_fanout.store.journal import Record
 from laredo_fanout.store.shared_spool import Pair, SharedSpool, SharedSpools
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_model import key as key_
@@ -182,7 +181,7 @@ class Snapshot:
     ) -> None:
         self.view = view
         self._transaction: Any = transaction
-        self._prefix = format_.prefix(view.record.space)
+        self._prefix = environment.prefix(view.record.space)
         self._key_fields = view.key_fields
         self._id = (view.record.space, view.id, view.sequence)
         self._spools = spools
@@ -312,10 +311,10 @@ class Snapshot:
         return pairs
 
     def _row_keys(self, pairs: list[Pair]) -> list[bytes]:
-        keys = [key[format_.PREFIX_BYTES :] for key, _ in pairs]
-        if max(map(len, keys)) == format_.CUT_KEY_BYTES:
+        keys = [key[environment.PREFIX_BYTES :] for key, _ in pairs]
+        if max(map(len, keys)) == environment.CUT_KEY_BYTES:
             return [
-                key_.of_line(line, self._key_fields) if format_.is_cut(stored) else key
+                key_.of_line(line, self._key_fields) if environment.is_cut(stored) else key
                 for key, (stored, line) in zip(keys, pairs, strict=True)
             ]
         return keys
@@ -489,9 +488,9 @@ class StoreReader:
             if after_sequence >= known.sequence:
                 return records
             cursor = transaction.cursor(db=self._databases.journal)
-            prefix = format_.prefix(table_id)
+            prefix = environment.prefix(table_id)
             found = self._seek(cursor, table_id, after_sequence + 1)
-            while found and cursor.key()[: format_.PREFIX_BYTES] == prefix:
+            while found and cursor.key()[: environment.PREFIX_BYTES] == prefix:
                 key = bytes(cursor.key())
                 old_body = b""
                 if with_old:
@@ -504,7 +503,7 @@ class StoreReader:
                 found = cursor.next()
             cursor.close()
         if records:
-            records[0] = format_.cut(records[0], after_sequence)
+            records[0] = journal_.cut(records[0], after_sequence)
         return records
 
     def sequence_after_position(
@@ -535,7 +534,7 @@ class StoreReader:
 
     def _seek(self, cursor: Any, table_id: int, sequence: int) -> bool:
         """Put the cursor on the record that holds this entry."""
-        key = format_.record_key(table_id, sequence)
+        key = journal_.record_key(table_id, sequence)
         if cursor.set_range(key):
             if bytes(cursor.key()) == key:
                 return True
@@ -543,7 +542,7 @@ class StoreReader:
         return bool(cursor.last())
 
     def _record(self, transaction: Any, table_id: int) -> TableRecord:
-        number = format_.prefix(table_id)
+        number = environment.prefix(table_id)
         definition = transaction.get(environment.DEFINITION + number, db=self._databases.meta)
         figures = transaction.get(environment.FIGURES + number, db=self._databases.meta)
         if definition is None or figures is None:
@@ -574,15 +573,15 @@ class StoreReader:
 
 
 def _record_of(key: bytes, stored: Any, old_body: bytes) -> Record:
-    header = format_.header_of(stored)
+    header = journal_.header_of(stored)
     return Record(
-        format_.sequence_of(key),
+        journal_.sequence_of(key),
         header.last_sequence,
         header.first_position,
         header.last_position,
         header.last_time_us,
         header.open,
         header.continues,
-        bytes(stored[format_.HEADER.size :]),
+        bytes(stored[journal_.HEADER.size :]),
         old_body,
     )

@@ -18,7 +18,6 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from laredo_fanout.store import environment
-from laredo_fanout.store import format as format_
 from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.environment import Databases, WriteContext
 from laredo_fanout.store.errors import RowIncomplete, TableClosed
@@ -57,7 +56,7 @@ class Rows:
     def __init__(self, context: WriteContext, table: str, space: int) -> None:
         self._table = table
         self._reserve = context.disk.reserve
-        self._prefix = format_.prefix(space)
+        self._prefix = environment.prefix(space)
         self._state = context.transaction.cursor(db=context.databases.state)
         self._marks = context.transaction.cursor(db=context.databases.marks)
         self._last_deleted: bytes | None = None
@@ -95,17 +94,17 @@ class Rows:
         self._stored(keys, 0)  # room for their marks
         is_streamed = self._is_streamed(stored[-1])
         olds: list[bytes | None] = list(
-            map(self._state.replace, stored, repeat(format_.TOMBSTONE, len(stored)))
+            map(self._state.replace, stored, repeat(environment.TOMBSTONE, len(stored)))
         )
         for key in stored:
-            self._marks.put(format_.mark_key(format_.TOMBSTONE_MARK, key), b"")
-            self._marks.pop(format_.mark_key(format_.STREAMED_MARK, key))
+            self._marks.put(environment.mark_key(environment.TOMBSTONE_MARK, key), b"")
+            self._marks.pop(environment.mark_key(environment.STREAMED_MARK, key))
         self._last_deleted = olds[-1] if is_streamed else None
         return olds
 
     def widest(self, keys: list[bytes]) -> int:
         """Bytes of the longest of these rows' lines; 0 if none of them is there."""
-        stored = format_.stored_keys(self._prefix, keys)
+        stored = environment.stored_keys(self._prefix, keys)
         return max((len(self._value(key) or b"") for key in stored), default=0)
 
     def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
@@ -113,9 +112,9 @@ class Rows:
         stored = self._stored(keys, sum(map(len, lines)))
         pairs = sorted(zip(stored, lines, strict=True))
         _, added = self._state.putmulti(pairs, overwrite=False)
-        if self.has_marks(format_.PARTIAL_MARK):
+        if self.has_marks(environment.PARTIAL_MARK):
             for key, line in pairs:
-                if self._marks.set_key(format_.mark_key(format_.PARTIAL_MARK, key)):
+                if self._marks.set_key(environment.mark_key(environment.PARTIAL_MARK, key)):
                     self._complete(key, line)
         return int(added)
 
@@ -156,10 +155,10 @@ class Rows:
 
     def partial_keys(self) -> Iterator[bytes]:
         """The keys of the rows that still miss columns."""
-        start = self._prefix + format_.PARTIAL_MARK
+        start = self._prefix + environment.PARTIAL_MARK
         found = self._marks.set_range(start)
         while found and self._marks.key().startswith(start):
-            value = self._value(format_.marked_key(self._marks.key()))
+            value = self._value(environment.marked_key(self._marks.key()))
             if value and line_.is_partial(value):
                 yield self._marks.value()
             found = self._marks.next()
@@ -172,8 +171,8 @@ class Rows:
             if marks % _SWEEP_STEP == 0:
                 self._reserve(2 * _SWEEP_STEP, 0)
             marks += 1
-            stored = format_.marked_key(self._marks.key())
-            if self._value(stored) == format_.TOMBSTONE:
+            stored = environment.marked_key(self._marks.key())
+            if self._value(stored) == environment.TOMBSTONE:
                 self._state.delete()
                 dropped += 1
             found = self._marks.delete() and bool(self._marks.key())
@@ -185,16 +184,16 @@ class Rows:
         The changes have ``size`` bytes in all.
         """
         self._reserve(len(keys), size + sum(map(len, keys)))
-        return format_.stored_keys(self._prefix, keys)
+        return environment.stored_keys(self._prefix, keys)
 
     def _mark_streamed(self, stored: Sequence[bytes]) -> None:
         self._reserve(len(stored), sum(map(len, stored)))
         self._marks.putmulti(
-            [(format_.mark_key(format_.STREAMED_MARK, key), b"") for key in stored]
+            [(environment.mark_key(environment.STREAMED_MARK, key), b"") for key in stored]
         )
 
     def _is_streamed(self, stored: bytes) -> bool:
-        return bool(self._marks.set_key(format_.mark_key(format_.STREAMED_MARK, stored)))
+        return bool(self._marks.set_key(environment.mark_key(environment.STREAMED_MARK, stored)))
 
     def _value(self, stored: bytes) -> bytes | None:
         """The stored value, with the state cursor on it."""
@@ -242,7 +241,7 @@ class Rows:
                 if line_.is_partial(line):
                     if live:
                         raise RowIncomplete(self._table, keys[index])
-                    mark = format_.mark_key(format_.PARTIAL_MARK, stored[index])
+                    mark = environment.mark_key(environment.PARTIAL_MARK, stored[index])
                     self._reserve(1, 2 * len(keys[index]))
                     self._marks.put(mark, keys[index])
                     exact = False
@@ -341,25 +340,25 @@ class TableChanges:
 # Spaces of tables' rows within one write transaction; TRUNCATE gives a table another one.
 
 
+@dataclass(slots=True)
 class Spaces:
     """The rows of all tables, within one write transaction."""
 
-    def __init__(self, context: WriteContext) -> None:
-        self._context = context
-        self._rows: dict[int, Rows] = {}
+    context: WriteContext
+    _rows: dict[int, Rows] = field(default_factory=dict)
 
     def rows_of(self, record: TableRecord) -> Rows:
         """The rows of this incarnation."""
         rows = self._rows.get(record.space)
         if rows is None:
-            rows = Rows(self._context, record.qualified, record.space)
+            rows = Rows(self.context, record.qualified, record.space)
             self._rows[record.space] = rows
         return rows
 
     def truncate(self, record: TableRecord) -> TableRecord:
         """A new, empty space; the old one's rows are removed later."""
-        self._context.discard(environment.GARBAGE_SPACE, record.space)
-        space = self._context.take_space()
+        self.context.discard(environment.GARBAGE_SPACE, record.space)
+        space = self.context.take_space()
         return replace(record, rows=0, generation=record.generation + 1, space=space)
 
 
@@ -370,30 +369,30 @@ _STEPS_GROWTH, _MOST_CHANGES = 8, 20_000
 _SAMPLED = 8
 
 
+@dataclass(slots=True)
 class Applier:
-    """Within one write transaction, whose ``tables`` it keeps up to date. What one step has in
-    memory at a time is bounded by bytes.
+    """Within one write transaction, whose tables it keeps up to date. What one step has in memory
+    at a time is bounded by bytes."""
 
-    ``unfinished``: ids of the tables whose last PostgreSQL transaction goes on.
-    """
-
-    def __init__(self, context: WriteContext, spaces: Spaces, journal: Journal) -> None:
-        self._tables = context.tables
-        self._spaces = spaces
-        self._journal = journal
-        self._steps: dict[int, int] = {}
-        """Number of changes of a table to apply at once: the rows that they replace may be wide."""
-        self.unfinished: set[int] = set()
-        self._open_record: set[int] = set()
-        """Of these tables the newest journal record is to be continued."""
+    context: WriteContext
+    spaces: Spaces
+    journal: Journal
+    unfinished: set[int] = field(default_factory=set)
+    """Ids of the tables whose last PostgreSQL transaction goes on."""
+    _steps: dict[int, int] = field(default_factory=dict)
+    """Number of changes of a table to apply at once: the rows that they replace may be wide."""
+    _open_record: set[int] = field(default_factory=set)
+    """Of these tables the newest journal record is to be continued."""
 
     def forget(self, table_id: int) -> None:
         """The table is dropped."""
         self.unfinished.discard(table_id)
         self._open_record.discard(table_id)
 
-    def take(self, record: TableRecord, changes: TableChanges) -> Iterator[None]:
+    def take(self, record: TableRecord, changes: TableChanges, expected: int) -> Iterator[None]:
         """Into the rows, and the journal if the table is live; stops after each bounded piece.
+
+        ``expected``: as for ``Transaction.apply_in_pieces``.
 
         :raises TableClosed: if the table is neither COPYING nor LIVE.
         :raises RowIncomplete: if a live table's row would miss columns.
@@ -408,9 +407,11 @@ class Applier:
             return
         if table_id not in self._steps:
             self._steps[table_id] = self._first_step(record, changes.keys)
+        self.context.disk.expect(expected)
         for part in changes.parts(lambda: self._steps[table_id]):
-            record = self._tables[table_id]
-            apply = self._apply_live if record.live else self._apply_copying
+            record = self.context.tables[table_id]
+            is_live = record.status is Status.LIVE
+            apply = self._apply_live if is_live else self._apply_copying
             size = max(1, (yield from apply(record, part)))
             step = len(part) * _PART_BYTES // size
             self._steps[table_id] = max(1, min(step, _STEPS_GROWTH * len(part), _MOST_CHANGES))
@@ -422,7 +423,7 @@ class Applier:
     def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
         """Number of changes to begin with, by the rows that some of them replace."""
         sample = list(filter(None, keys[:: len(keys) // _SAMPLED + 1]))
-        width = self._spaces.rows_of(record).widest(sample)
+        width = self.spaces.rows_of(record).widest(sample)
         return max(1, min(_PART_BYTES // max(1, 2 * width), _MOST_CHANGES))
 
     def _apply_copying(
@@ -432,9 +433,9 @@ class Applier:
         size = 0
         for start, stop, kind in runs(changes.actions):
             if kind is Action.TRUNCATE:
-                record = self._spaces.truncate(record)
+                record = self.spaces.truncate(record)
                 continue
-            rows = self._spaces.rows_of(record)
+            rows = self.spaces.rows_of(record)
             keys, lines = changes.keys[start:stop], changes.lines[start:stop]
             if kind is Action.DELETE:
                 olds = rows.bury(keys)
@@ -445,7 +446,7 @@ class Applier:
                 difference = len(olds) - sum(map(bool, olds))
             size += sum(map(len, lines)) + sum(map(len, filter(None, olds)))
             record = replace(record, rows=record.rows + difference)
-        self._tables[record.id] = record
+        self.context.tables[record.id] = record
         return size
 
     def _apply_live(self, record: TableRecord, changes: TableChanges) -> Generator[None, None, int]:
@@ -456,12 +457,12 @@ class Applier:
         absent: list[int] = []
         for start, stop, kind in runs(changes.actions):
             if kind is Action.TRUNCATE:
-                record = self._spaces.truncate(record)
+                record = self.spaces.truncate(record)
                 actions.append(Action.TRUNCATE)
                 lines.append(b"")
                 olds.append(b"")
                 continue
-            rows = self._spaces.rows_of(record)
+            rows = self.spaces.rows_of(record)
             keys = changes.keys[start:stop]
             if kind is Action.DELETE:
                 found = rows.delete(keys)
@@ -502,7 +503,7 @@ class Applier:
         if not entries.continues and not goes_on:
             # What was left of the open transaction had no effect.
             self._end_open_record(record)
-        self._tables[record.id] = yield from self._journal.append(record, entries)
+        self.context.tables[record.id] = yield from self.journal.append(record, entries)
         if entries.open:
             self._open_record.add(record.id)
         elif not goes_on:
@@ -511,7 +512,7 @@ class Applier:
     def _end_open_record(self, record: TableRecord) -> None:
         if record.id in self._open_record:
             self._open_record.discard(record.id)
-            self._journal.end_transaction(record)
+            self.journal.end_transaction(record)
 
 
 # Removing what truncated and dropped tables left, in steps of bounded size.
@@ -545,7 +546,7 @@ def remove_some(transaction: Any, databases: Databases, reserve: Reserve, limit:
         else:
             databases_of = (databases.positions, databases.olds, databases.journal)
             weight = _RECORD_WEIGHT
-        prefix = key[-format_.PREFIX_BYTES :]
+        prefix = key[-environment.PREFIX_BYTES :]
         for database in databases_of:
             most = max(1, (limit - removed) // weight)
             removed += weight * _delete_range(transaction, database, prefix, most)

@@ -244,9 +244,15 @@ class Transaction:
         for _ in self.apply_in_pieces(table_id, changes):
             pass
 
-    def apply_in_pieces(self, table_id: int, changes: TableChanges) -> Iterator[None]:
-        """Apply changes in bounded pieces of half a millisecond; iterate to the end."""
-        return self._applying.take(self._record(table_id), changes)
+    def apply_in_pieces(
+        self, table_id: int, changes: TableChanges, expected: int = 0
+    ) -> Iterator[None]:
+        """Apply changes in bounded pieces of half a millisecond; iterate to the end.
+
+        ``expected``: bytes of changes, about, that this transaction is still to take, these
+        included: for the message of DiskFull.
+        """
+        return self._applying.take(self._record(table_id), changes, expected)
 
     def fill(
         self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int | None = None

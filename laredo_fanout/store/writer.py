@@ -31,10 +31,19 @@ _RECLAIM_STEP = 20_000
 class Store:
     """The LMDB environment, opened by the only process that writes to it.
 
-    Transactions are begun and ended by one thread at a time. ``tables`` and
-    the other properties show what the last commit made durable; any thread may
-    read them.
+    Transactions are begun and ended by one thread at a time. The attributes
+    and properties show what the last commit made durable; any thread may read
+    them.
     """
+
+    position: int
+    """Everything PostgreSQL committed up to here is durable; 0 in a fresh store."""
+    time_us: int
+    """The newest commit time up to there, microseconds since 1970."""
+    tables: dict[int, TableRecord]
+    """All incarnations by id. A new dict after each commit that changes one."""
+    catchup_plan: bytes | None
+    """Plan of a split backlog, as ``Transaction.set_catchup_plan`` was given it."""
 
     def __init__(self, directory: Path, max_size: int) -> None:
         self.path = directory
@@ -86,14 +95,13 @@ class Store:
         with self._environment.begin() as transaction:
             records = environment.all_tables(transaction, self._databases.meta)
             position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
-            plan: bytes | None = transaction.get(environment.CATCHUP_KEY, db=self._databases.meta)
-            self._catchup_plan = plan
+            self.catchup_plan = transaction.get(environment.CATCHUP_KEY, db=self._databases.meta)
             ownership = transaction.get(environment.OWNERSHIP_KEY, db=self._databases.meta)
             self.ownership = None if ownership is None else Ownership.from_bytes(ownership)
             """Role among the servers that share the slot; None: it has never shared one."""
             self._garbage = rows.any_left(transaction, self._databases)
-        self._tables = {record.id: record for record in records}
-        self._position = environment.position_from_bytes(position)
+        self.tables = {record.id: record for record in records}
+        self.position, self.time_us = environment.position_from_bytes(position)
 
     @property
     def source(self) -> SourceIdentity | None:
@@ -119,26 +127,6 @@ class Store:
     def last_recopies(self) -> Mapping[str, LastRecopy]:
         """Results of tables' last re-copies, by qualified name."""
         return self._head.last_recopies
-
-    @property
-    def position(self) -> int:
-        """Everything PostgreSQL committed up to here is durable; 0 in a fresh store."""
-        return self._position[0]
-
-    @property
-    def time_us(self) -> int:
-        """The newest commit time up to there, microseconds since 1970."""
-        return self._position[1]
-
-    @property
-    def tables(self) -> dict[int, TableRecord]:
-        """All incarnations by id. A new dict after each commit that changes one."""
-        return self._tables
-
-    @property
-    def catchup_plan(self) -> bytes | None:
-        """Plan of a split backlog, as ``Transaction.set_catchup_plan`` was given it."""
-        return self._catchup_plan
 
     @property
     def used_bytes(self) -> int:
@@ -167,7 +155,7 @@ class Store:
         """The clock's, or above all that clients may have had: the clock may have been set back."""
         source = self._head.source
         former = source.former_sequences if source is not None else 0
-        had = (table.sequence + 1 for table in self._tables.values())
+        had = (table.sequence + 1 for table in self.tables.values())
         return max(int(time() * 1_000_000), former, *had)
 
     @contextmanager
@@ -176,7 +164,8 @@ class Store:
 
         :raises StoreFull: there is no room; nothing of it was written, and what
             was committed before stays readable.
-        :raises StoreRemoved: the directory was deleted or replaced; nothing was written.
+        :raises StoreRemoved: the directory was deleted or replaced, so that nothing was
+            written, or a later start won't find it.
         :raises TransactionOpen: the last changes end inside a PostgreSQL transaction.
         """
         with self._step() as raw:
@@ -185,26 +174,21 @@ class Store:
                 self._databases,
                 self._disk,
                 head=self._head,
-                position=self._position,
-                tables=self._tables,
-                catchup_plan=self._catchup_plan,
+                position=(self.position, self.time_us),
+                tables=self.tables,
+                catchup_plan=self.catchup_plan,
                 next_sequence=self._next_sequence,
             )
             yield transaction
             transaction.finish()
         self._head = transaction.head
-        self._position = transaction.position, transaction.time_us
-        self._tables = transaction.tables
-        self._catchup_plan = transaction.catchup_plan
+        self.position, self.time_us = transaction.position, transaction.time_us
+        self.tables = transaction.tables
+        self.catchup_plan = transaction.catchup_plan
         self.ownership = transaction.ownership or self.ownership
         self._garbage = self._garbage or transaction.left_garbage
         self._check_readers()
-
-    def expect(self, size: int) -> None:
-        """Bytes of changes that the open transaction is still to take, about: for the message of
-        DiskFull.
-        """
-        self._disk.expect(size)
+        self.check_reachable()
 
     def prune(
         self,
@@ -222,7 +206,7 @@ class Store:
         now_us = int(now * 1_000_000)
         older = now_us - int(max_age_s * 1_000_000)
         pruned = 0
-        while Journal.prunable(self._tables[table_id], max_entries, older, pinned_sequence):
+        while Journal.prunable(self.tables[table_id], max_entries, older, pinned_sequence):
             with self.transaction() as transaction:
                 step = transaction.prune(table_id, max_entries, max_age_s, now_us, pinned_sequence)
             if not step:
@@ -269,7 +253,7 @@ class Store:
         raw = self._environment.begin(write=True)
         self._writing = True
         try:
-            self._disk.begin(raw, self._databases.all)
+            self._disk.begin(raw, self._databases)
             yield raw
             # Before the commit: after it, what is known here would be less than what LMDB has.
             self.check_reachable()

@@ -1,6 +1,7 @@
 """The image's HEALTHCHECK: ``python -m laredo_service.http.probe PORT...``.
 
-Exits with 0 if a program on one of the ports of this machine serves what it has, else with 1.
+Exits with 0 if GET /health/serving on one of these ports of 127.0.0.1 answers 200 (or 401), else
+with 1. docs/operations/metrics.md has what the answer means.
 """
 
 import http.client
@@ -13,7 +14,7 @@ _SERVING = frozenset({200, 401})
 
 
 def serves(port: int) -> bool:
-    """True if a program on this port answers that it serves."""
+    """True if /health/serving on this port answers 200, or asks for a token."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
     try:
         connection.request("GET", "/health/serving")
@@ -25,7 +26,7 @@ def serves(port: int) -> bool:
 
 
 def main(ports: Sequence[str]) -> int:
-    """The exit code."""
+    """Exit code of the probe: 0 if a program on one of the ports serves."""
     return 0 if any(serves(int(port)) for port in ports) else 1
 
 

@@ -21,7 +21,7 @@ from laredo_archive.manifest.model import Artifact
 from laredo_archive.write.manifest_store import CatalogStore
 from laredo_model import position as histories
 from laredo_model.position import Position
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.table.writer import TableWriter
 
@@ -146,6 +146,7 @@ class _Catalog:
         self._written_at = 0.0
         self._not_before = 0.0
         self._failures = 0
+        self._outage = Outage()
 
     def is_due(
         self,
@@ -184,9 +185,11 @@ class _Catalog:
             self._failures += 1
             delay = AGAIN.delay(self._failures)
             self._not_before = time.monotonic() + delay
-            log.warning("catalog not written", error=str(failure), retry_in_s=round(delay, 1))
+            level = log.warning if self._outage.is_news(type(failure).__name__) else log.debug
+            level("catalog not written", error=str(failure), retry_in_s=round(delay, 1))
         else:
             self._failures = 0
+            self._outage.end()
             self._entries, self._boundaries = entries, boundaries
             self._written_at = time.monotonic()
         finally:

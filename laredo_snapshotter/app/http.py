@@ -28,7 +28,7 @@ MAX_DIFFS = 12
 
 @dataclass(frozen=True)
 class ChainLink:
-    """One artifact."""
+    """One artifact of a table's archive, as the status page shows it."""
 
     #: Where it ends, as PostgreSQL writes positions.
     position: str
@@ -181,7 +181,7 @@ class Writers(Protocol):
     """The tables, as the HTTP side sees them."""
 
     def statuses(self) -> Sequence[TableWriterStatus]:
-        """Every table's."""
+        """The status of every table."""
 
     def manifest(self, table: str) -> Manifest | None:
         """The archive's, as last committed everywhere; None before it is claimed."""
@@ -241,7 +241,9 @@ def app(writers: Writers, metrics: Metrics, *, asks_token: bool = False) -> Endp
         table, wait = request.query_params.get("table"), flag(request, "wait")
         known = [status.table for status in writers.statuses()]
         if table is not None and table not in known:
-            return JSONResponse({"error": f"no table {table} here; there are {known}"}, 404)
+            return JSONResponse(
+                {"error": f"this writer has no table {table}; its tables are {known}"}, 404
+            )
         if table is None:
             return await _snapshot_all(writers, known, wait=wait)
         return await _snapshot_one(writers, table, wait=wait)

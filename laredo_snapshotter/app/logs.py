@@ -49,7 +49,8 @@ def configure(level: str, *, as_json: bool | None = None) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
-    logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler])
+    # Forced: a handler on an earlier stderr would write into what native_log reads, and wait.
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
 
 
 def _text_of_bytes(

@@ -45,8 +45,10 @@ class ServedPatterns:
         found: Callable[[Found], Awaitable[None]],
         interval: float = INTERVAL_S,
     ) -> None:
-        """``patterns``: each with its configuration path. ``found`` is called with all tables when
-        they are others than before."""
+        """``patterns``: each with its configuration path.
+
+        ``found`` is called with all tables when tables were added or removed.
+        """
         self.rounds = 0
         """Number of times that all servers were asked."""
         self._interval = interval
@@ -103,7 +105,7 @@ class ServedPatterns:
         except StreamError as error:
             why = str(error)
             if isinstance(error, InvalidRequest):
-                why = f"{endpoint.server} is too old for patterns: update it, or list the tables"
+                why = f"{error.server} is too old for patterns: update it, or list the tables"
             if self._problems.get(endpoint) != why:
                 log.warning("server's tables not read; retry scheduled", error=why)
             self._problems[endpoint] = why
@@ -149,7 +151,7 @@ class TableWriters:
 
     @property
     def all(self) -> Sequence[TableWriter]:
-        """Every table's."""
+        """The writers of all tables."""
         return list(self._writers.values())
 
     def __getitem__(self, table: str) -> TableWriter:
@@ -164,7 +166,7 @@ class TableWriters:
         return TableWriter(table, counters, self._stores, self._flush_timeout)
 
     def begin(self, writer: TableWriter) -> None:
-        """Have it write."""
+        """Start ``writer``, supervised, and add it to the cuts."""
         self._writers[writer.config.name] = writer
         self._running[writer] = self._supervised(writer.run(), f"writer of {writer.config.name}")
         self._cuts.add(writer, writer.config.diff.interval)

@@ -41,8 +41,10 @@ NOT_WRITTEN = 3
 
 
 class Service:
-    """The process's writers, cuts and HTTP server; :meth:`run` it once, on the event loop that it
-    was made on."""
+    """The process's writers, cuts and HTTP server.
+
+    :meth:`run` it once, on the event loop that it was made on.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class Service:
         self._reloading: set[asyncio.Task[None]] = set()
 
     def statuses(self) -> list[TableWriterStatus]:
-        """Every table's."""
+        """The status of every table."""
         return [table_status.of(writer) for writer in self._writers.all]
 
     def manifest(self, table: str) -> Manifest | None:
@@ -117,8 +119,9 @@ class Service:
         return self._patterns.waiting
 
     async def run(self) -> int:
-        """Write until SIGTERM or SIGINT, or until a part crashes; the exit code: 0 if nothing did
-        and all that was taken is written.
+        """Write until SIGTERM or SIGINT, or until a part crashes, and return the exit code.
+
+        It is 0 if nothing crashed, and all that was taken is written.
 
         :raises PortTaken: if the HTTP port can't be listened on.
         """
@@ -172,7 +175,7 @@ class Service:
             raise PortTaken(host, port, refused) from refused
 
     def _reload_signalled(self) -> None:
-        log.info("signal received", signal="SIGHUP")
+        log.info("configuration reload requested", signal="SIGHUP")
         task = asyncio.create_task(self._reload_and_log())
         self._reloading.add(task)
         task.add_done_callback(self._reloading.discard)
@@ -194,7 +197,7 @@ class Service:
 
     def _stop(self, number: int) -> None:
         if self._stopping.is_set():
-            log.warning("second signal received", signal=signal.Signals(number).name)
+            log.warning("shutdown cut short by a second signal", signal=signal.Signals(number).name)
             code = self._exit_code()
             sys.stderr.flush()
             os._exit(code)

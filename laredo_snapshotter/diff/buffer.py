@@ -21,6 +21,7 @@ from typing import NamedTuple
 from laredo_model.checksum import MODULUS, StateChecksum, sum_of
 from laredo_model.errors import ModelError
 from laredo_model.line import Action, Change
+from laredo_model.position import History
 from laredo_snapshotter.diff.spill import Net, SpillFile
 from laredo_snapshotter.errors import StreamInconsistent
 
@@ -38,8 +39,10 @@ KEPT_BYTES = 256
 
 
 class Cancelled:
-    """The cancelled keys of one window, by name while they are few, so that one that changes again
-    doesn't count."""
+    """The cancelled keys of one window.
+
+    A few are kept by name, so that a key that changes again no longer counts.
+    """
 
     __slots__ = ("_keys", "_more", "in_spill")
 
@@ -270,6 +273,8 @@ class Sealed:
         """Written even if it turns out to be empty."""
         self.unchanged_until: int | None = None
         """The last position before its first change; None if it has none, or none is known."""
+        self.history: History | None = None
+        """The history of its positions; None: the archive's."""
         self._changes = changes
 
     @property
@@ -292,11 +297,12 @@ class Sealed:
         """True if it certainly has no change."""
         return self._changes.empty
 
-    def measure(self, before: StateChecksum) -> DiffSummary:
-        """Summarize these changes after the state ``before``, in one pass.
+    def measure(self, rows_before: int, checksum_before: str) -> DiffSummary:
+        """Summarize these changes and the table after them, in one pass.
 
         :raises ModelError: if more rows go than there were.
         """
+        before = StateChecksum.from_hex(rows_before, checksum_before)
         truncate = self._changes.truncated and before.rows > 0
         rows, value = (0, 0) if self._changes.truncated else (before.rows, before.value)
         count = 0
@@ -423,7 +429,7 @@ class ChangeBuffer:
         return sealed
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all changes, those of the open transaction too."""
         self.abandon()
         self._whole.close()
         self._time_us = None

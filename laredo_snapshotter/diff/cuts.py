@@ -74,8 +74,10 @@ class PendingCuts:
         return taken
 
     def postpone(self, until: int, now: float) -> list[Cut]:
-        """Owe the cuts before ``until`` there: their states can't be known. Returns the forced
-        ones, which are for their own position or not at all, and owed no longer."""
+        """Owe the cuts before ``until`` at ``until``, as the states before it can't be known.
+
+        Returns the forced cuts, which are for their own position or not at all, and owed no longer.
+        """
         before = self.take(until - 1)
         if any(not cut.forced for cut in before):
             self.add(until, now)
@@ -124,7 +126,7 @@ class CutTable(Protocol):
 
 
 def cut_together(tables: Sequence[CutTable], *, common: bool = False) -> dict[str, int]:
-    """Ask every table for a cut at the highest position reached in its history; say which.
+    """Ask every table for a cut at the highest position reached in its history; return these.
 
     ``common``: these are all tables of the process.
     """
@@ -326,9 +328,9 @@ class CutBuffer:
 
     @property
     def cut_position(self) -> Position | None:
-        """Position for the next cut: every change taken is at or before it, and it is verified
-        soon.
+        """Position for the next cut, which the server verifies soon.
 
+        Every change that was taken is at or before it.
         The stream's own position may be after the last one that the server has a reason to check.
         """
         if self.position is None or self._verified.position is None:
@@ -349,8 +351,10 @@ class CutBuffer:
 
     @property
     def unchanged_until(self) -> int | None:
-        """The last position at which the table is as it was when it was last put; None: all that
-        was taken."""
+        """The last position at which the table is as it was when it was last put.
+
+        None: at all positions that were taken.
+        """
         return self._first.unchanged_until
 
     def was_cut(self, position: int) -> bool | None:
@@ -430,6 +434,11 @@ class CutBuffer:
         self.history = history
         self.sequence = sequence
 
+    def resume(self, history: History) -> None:
+        """Take changes that follow, in ``history``, which goes on from the one before."""
+        self.history = history
+        self.live = True
+
     def go_back(self, position: Position, history: History) -> None:
         """Return to ``position``: the changes after the archive's end come again."""
         self._last_seal = 0
@@ -458,12 +467,14 @@ class CutBuffer:
     def _take_slice(
         self, batch: Changes, start: int, stop: int, transactions: tuple[int, int], *, ends: bool
     ) -> None:
-        """Changes ``start`` to ``stop`` into the buffer: those of the transactions after a
-        position, up to one by its number."""
+        """Take the changes ``start`` to ``stop`` into the buffer.
+
+        ``transactions``: the position after which they begin, and the last one's number.
+        """
         after, last = transactions
         olds = batch.old_lines
         if olds is None:
-            raise ServerUnfit(self._config.name, self._config.endpoint.server)
+            raise ServerUnfit(self._config.name, ", ".join(self._config.endpoint.servers))
         everything = start == 0 and stop == len(batch.actions)
         position = Position(batch.positions[last])
         self.changes.take(
@@ -509,6 +520,7 @@ class CutBuffer:
         self.position = Position(max(self.position or 0, position))
         self._last_seal = max(self._last_seal, position)
         sealed = self.changes.seal(position, forced=forced)
+        sealed.history = self.history
         sealed.unchanged_until = self._first.sealed(put=forced or not sealed.empty)
         if not sealed.empty or forced:
             self._outlet.put(sealed)

@@ -1,5 +1,6 @@
-"""The reader of one table's live stream: takes its changes into a buffer, which is sealed into a
-diff at each cut (cuts.py).
+"""The reader of one table's live stream, which takes changes into a buffer.
+
+The buffer is sealed into a diff at each cut (cuts.py).
 
 It closes the stream when nothing more can be kept (a destination is unavailable and
 the buffer at its limit) and resumes by position later; the server's journal keeps what
@@ -24,11 +25,13 @@ from laredo_fanout.client.events import (
     SnapshotEnd,
     SnapshotRows,
 )
+from laredo_fanout.client.stream.endpoint import Endpoint
+from laredo_fanout.client.stream.servers import Servers
 from laredo_fanout.client.stream.stream import Observer, Subscription, SyncOptions
 from laredo_model import position as position_
 from laredo_model.column import Column, key_columns
 from laredo_model.position import History, Position
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.diff.cuts import CutBuffer, VerifiedPosition
 from laredo_snapshotter.diff.feed_ports import FeedTable, Outlet, StreamedBase
@@ -70,6 +73,7 @@ class Feed:
         self.columns: tuple[Column, ...] = ()
         self.problem: str | None = None
         """Error with which the server refused the stream."""
+        self._outage = Outage()
         self.closed_because: str | None = None
         """Reason why the feed itself closed the stream."""
         self._config = config
@@ -79,6 +83,7 @@ class Feed:
         self._verified = verified
         self.cuts = CutBuffer(config, outlet, verified, position, history)
         """Changes that were taken and aren't sealed, and the positions for sealing them."""
+        self._servers = Servers(config.endpoint)
         self._base: StreamedBase | None = None
         self._stream_history: History | None = None
         self._has_verified = False
@@ -86,6 +91,11 @@ class Feed:
         self._gate.set()
         self._taking = asyncio.Lock()
         self._log = log.bind(table=config.name)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server that the stream comes from, or came from last."""
+        return self._servers.answered
 
     def hold(self) -> None:
         """Take no more events until :meth:`release`."""
@@ -117,7 +127,9 @@ class Feed:
                 self.problem = str(refused)
                 await self._drop_unfinished()
                 delay = REFUSED.delay(refusals)
-                self._log.error("stream refused", error=str(refused), retry_in_s=round(delay, 1))
+                news = self._outage.is_news(str(refused))
+                level = self._log.error if news else self._log.debug
+                level("stream refused", error=str(refused), retry_in_s=round(delay, 1))
                 await asyncio.sleep(delay)
 
     async def stop(self, task: "asyncio.Task[None]") -> None:
@@ -142,8 +154,11 @@ class Feed:
             history=self.cuts.history,
             want_old=True,
             boundaries=True,
+            relay=True,
         )
-        subscription = Subscription(config.endpoint, options, observer=self._observer)
+        subscription = Subscription(
+            config.endpoint, options, observer=self._observer, servers=self._servers
+        )
         async with subscription as events:
             async for event in events:
                 await self._gate.wait()
@@ -159,7 +174,7 @@ class Feed:
         """
         if isinstance(event, Changes):
             if not self.cuts.live:
-                raise ProtocolViolation(self._config.endpoint.server, "changes before the snapshot")
+                raise ProtocolViolation(self.endpoint.server, "changes before the snapshot")
             self.cuts.take(event)
         elif isinstance(event, Heartbeat):
             if self.cuts.live and event.position is not None:
@@ -183,18 +198,19 @@ class Feed:
     async def _shake_hands(self, handshake: Handshake) -> None:
         await self._drop_unfinished()
         self.problem = None
+        self._outage.end()
         if handshake.history is None or handshake.position is None or not handshake.batches:
-            raise ServerUnfit(self._config.name, self._config.endpoint.server)
+            raise ServerUnfit(self._config.name, self.endpoint.server)
         self._check_key(handshake.columns)
         self.columns = handshake.columns
         self._stream_history = handshake.history
         self._has_verified = handshake.boundary is not None
         if handshake.snapshot_follows:
-            self._log.info("snapshot announced", had=self._text())
+            self._log.info("snapshot announced", server=self.endpoint.server, had=self._text())
         elif self.cuts.position is not None and self._table.fits(handshake):
             self._verified.set(handshake.boundary)
-            self.cuts.live = True
-            self._log.info("stream resumed", position=self._text())
+            self.cuts.resume(handshake.history)
+            self._log.info("stream resumed", server=self.endpoint.server, position=self._text())
         else:
             # The server is right to resume, but what follows can't stand behind the archive's head.
             self.cuts.close_chain()
@@ -209,7 +225,7 @@ class Feed:
 
     async def _begin_base(self, begin: SnapshotBegin) -> None:
         if begin.position is None or self._stream_history is None:
-            raise ServerUnfit(self._config.name, self._config.endpoint.server)
+            raise ServerUnfit(self._config.name, self.endpoint.server)
         had = self.cuts.position
         self.cuts.close_chain()
         self._verified.set(0 if self._has_verified else None)
@@ -235,7 +251,7 @@ class Feed:
 
     def _begun(self) -> StreamedBase:
         if self._base is None:
-            raise ProtocolViolation(self._config.endpoint.server, "a snapshot that never began")
+            raise ProtocolViolation(self.endpoint.server, "a snapshot that never began")
         return self._base
 
     async def _pace(self) -> None:

@@ -47,13 +47,13 @@ class StreamedBase(Protocol):
     """A base that the live stream itself brings."""
 
     async def write(self, keys: list[bytes], lines: list[bytes]) -> None:
-        """Some rows."""
+        """Write the next rows of the base."""
 
     async def finish(self, end: SnapshotEnd) -> None:
         """All rows are there: commit it as a new epoch."""
 
     async def abort(self) -> None:
-        """Forget it."""
+        """Discard the base."""
 
 
 class FeedTable(Protocol):

@@ -83,8 +83,7 @@ class Notice:
 
     @property
     def deduplication_id(self) -> str:
-        """Deduplication id: equal for the same artifact in the same epoch, whichever process sends
-        it.
+        """Deduplication id of the artifact in its epoch, equal in every process that sends it.
 
         A FIFO topic or queue drops a message that comes again within five minutes. At most 128
         characters (SQS API reference, SendMessage, MessageDeduplicationId).
@@ -100,8 +99,10 @@ class Notice:
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
     def fifo_parameters(self, name: str) -> dict[str, str]:
-        """The group and deduplication ids that a FIFO topic or queue needs with each message;
-        none if ``name`` isn't that of one."""
+        """The group and deduplication ids that a FIFO topic or queue needs with each message.
+
+        Empty if ``name`` isn't that of a FIFO topic or queue.
+        """
         if not name.endswith(".fifo"):
             return {}
         # A quoted PostgreSQL name may have any characters.

@@ -94,7 +94,7 @@ class Notifier:
         self._recorded_at = time.monotonic()
 
     def start(self) -> None:
-        """Begin to notify."""
+        """Start one thread for each sink."""
         for thread in self._threads:
             thread.start()
 
@@ -116,7 +116,7 @@ class Notifier:
             )
 
     def statuses(self) -> list[SinkState]:
-        """Every sink's."""
+        """The state of every sink."""
         return [thread.status() for thread in self._threads]
 
     @property

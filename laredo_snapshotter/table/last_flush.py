@@ -138,7 +138,7 @@ class LastFlush:
         await self._feed.stop(feeding)
         self._feed.cuts.seal_all()
         if later := self._committer.cut_off():
-            self._log.info("late artifacts left to the next start", artifacts=later)
+            self._log.info("unverified artifacts left to the next start", artifacts=later)
             self._discarded_before = self._committer.discarded
         await self._wait(self._committer.drained(), deadline, [committing])
 
@@ -165,8 +165,10 @@ class LastFlush:
                 ended.result()
 
     async def _finish_notices(self) -> None:
-        """Send what notices can be sent at once, and record it; the next start sends what isn't
-        recorded."""
+        """Send the notices that can be sent at once, and record them in the manifest.
+
+        The next start sends the notices that aren't recorded.
+        """
         loop = asyncio.get_running_loop()
         if not await loop.run_in_executor(self._executor, self._notifier.settle, LAST_NOTICES_S):
             self._log.warning("notices left to the next start")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import structlog
 
 from laredo_archive.errors import ChecksumDiffers, Fenced
-from laredo_archive.manifest.rules import Head
+from laredo_archive.manifest.updates import Head
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
 from laredo_fanout.client.events import Handshake, SnapshotBegin
@@ -17,7 +17,7 @@ from laredo_fanout.client.table_client import table_status
 from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.position import History, Position
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter import rebase
 from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
@@ -111,6 +111,7 @@ class WriterSession:
         self._rebase_failures = 0
         self._not_before = 0.0
         self._journal_check_at = 0.0
+        self._journal_outage = Outage()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, stopping: asyncio.Event, flush_timeout: float) -> None:
@@ -175,6 +176,7 @@ class WriterSession:
         feed = self.feed
         if not feed.cuts.live:
             return
+        self._enter_history()
         if self._wanted() and self._rebasing is None and time.monotonic() >= self._not_before:
             self._begin_rebase("request")
         position = feed.cuts.seen_position
@@ -183,8 +185,22 @@ class WriterSession:
         if interval and feed.cuts.quiet and self.committer.idle and time.monotonic() >= due:
             head = self._archive.head
             seen = None if head is None else head.seen_position or head.position
-            if position is not None and seen is not None and position > seen:
+            of_head = head is not None and head.history == feed.cuts.history
+            if position is not None and seen is not None and position > seen and of_head:
                 self.committer.see(position, feed.cuts.unchanged_until)
+
+    def _enter_history(self) -> None:
+        """Have a diff, perhaps an empty one, end in the history that goes on from the head's.
+
+        A manifest's positions after its head, such as seen_position, are of the head's history.
+        """
+        cuts, head = self.feed.cuts, usable(self._archive.head)
+        if head is None or head.history == cuts.history or not self.committer.idle:
+            return
+        if self.live_base is None and self._rebasing is None:
+            position = cuts.cut_position
+            if position is not None and position > head.position:
+                cuts.cut_exactly(position)
 
     def since_snapshot(self, head: Head) -> SinceSnapshot:
         """Figures since the epoch's base, up to the archive's head, whose rows are known."""
@@ -207,10 +223,11 @@ class WriterSession:
         base, head = self.live_base, usable(self._archive.head)
         if base is not None and base.whole:
             # The archive ends with it as soon as it is committed.
-            return handshake.history == base.history and same_shape(handshake.columns, base.columns)
+            held = handshake.holds(base.history, self.feed.cuts.position or 0)
+            return held and same_shape(handshake.columns, base.columns)
         return (
             head is not None
-            and handshake.history == head.history
+            and handshake.holds(head.history, max(head.position, head.seen_position or 0))
             and same_shape(handshake.columns, head.columns)
         )
 
@@ -260,8 +277,10 @@ class WriterSession:
         return base
 
     async def _commit_live_base(self, base: BaseJob) -> None:
-        """Wait until it is committed. The stream goes on meanwhile: only it brings the position
-        up to which the base is verified."""
+        """Wait until ``base`` is committed.
+
+        The stream goes on meanwhile: only it brings the position up to which the base is verified.
+        """
         try:
             epoch = await base.epoch()
         except NeverVerified as discarded:
@@ -296,6 +315,7 @@ class WriterSession:
     async def _check_journal(self) -> None:
         if self.feed.closed_because is None:
             self.journal = None
+            self._journal_outage.end()
             return
         if self.journal is None:
             self.journal = JournalReach(self.feed.cuts.sequence)
@@ -303,16 +323,20 @@ class WriterSession:
             return
         self._journal_check_at = time.monotonic() + JOURNAL_S
         try:
-            status = await table_status(self._config.endpoint, self._config.name)
+            status = await table_status(self.feed.endpoint, self._config.name)
         except StreamError as refused:
-            self._log.warning("journal status not read", error=str(refused))
+            if self._journal_outage.is_news(type(refused).__name__):
+                self._log.warning("journal status not read", error=str(refused))
             return
         reach = self.journal.check(status)
-        if reach.reaches is False:
+        if reach.reaches is False and self._journal_outage.is_news("pruned"):
             self._log.warning("journal pruned after the stream was closed", **reach._asdict())
 
     def _begin_rebase(self, reason: str) -> None:
-        if not self.feed.cuts.live or self.committer.blocked is not None or self.base_waits:
+        cuts, head = self.feed.cuts, self._archive.head
+        if not cuts.live or self.committer.blocked is not None or self.base_waits:
+            return
+        if head is None or head.history != cuts.history:
             return
         self.rebase_reason = reason
         self._rebasing = asyncio.create_task(self._run_rebase(reason))

@@ -6,9 +6,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from laredo_archive.manifest.rules import Head
+from laredo_archive.manifest.updates import Head
+from laredo_archive.write.manifest_store import Availability
 from laredo_model import position
 from laredo_service.certificates import Certificate
+from laredo_snapshotter import committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.status import DestinationStatus, SinkStatus, TableWriterStatus, WriterState
 from laredo_snapshotter.table.session import WriterSession
@@ -53,8 +55,14 @@ def _destination(writer: TableWriter, location: str) -> DestinationStatus:
     availability = writer.counts.availabilities.of(location)
     collection = writer.collector.latest.get(location) if writer.collector is not None else None
     state: Literal["level", "away", "unknown"] = "unknown"
+    unanswered_s = writer.counts.availabilities.unanswered_s(location)
     if availability is not None and availability.problem is not None:
         state = "away"
+    elif _waits(writer) and unanswered_s > committer.PROMPT_S / 2:
+        state = "away"
+        since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
+        problem = f"a request hasn't been answered for {unanswered_s:.0f} s"
+        availability = Availability(since, problem)
     elif availability is not None and writer.archive is not None:
         state = "level"
     return DestinationStatus(
@@ -67,6 +75,12 @@ def _destination(writer: TableWriter, location: str) -> DestinationStatus:
         errors=writer.counts.destination_errors[location],
         collection=collection.to_json() if collection is not None else None,
     )
+
+
+def _waits(writer: TableWriter) -> bool:
+    """True if a commit is held, or the archive isn't open yet: requests of a commit that goes on
+    may be long, as each uploads what is there."""
+    return writer.session is None or writer.session.committer.blocked is not None
 
 
 def _sinks(writer: TableWriter) -> Iterator[SinkStatus]:
@@ -129,6 +143,7 @@ def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, A
     churn = head.diff_changes if head is not None else 0
     if session is None:
         return {
+            "server": None,
             "stream_position": None,
             "history": None,
             "churn_records": churn,
@@ -152,6 +167,7 @@ def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, A
     base = session.live_base
     base_rows = base.rows if base is not None and not base.whole else None
     return {
+        "server": feed.endpoint.server,
         "stream_position": feed.cuts.position,
         "history": None if feed.cuts.history is None else str(feed.cuts.history),
         "churn_records": churn + session.buffered(head),

@@ -33,7 +33,7 @@ from laredo_archive.write.manifest_store import Counts
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
 from laredo_service import private_directory
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
@@ -99,6 +99,7 @@ class TableWriter:
         self._sinks = build_all(config.sinks, stores.clients(config.profiles))
         self._keeping: list[asyncio.Task[None]] = []
         """Tasks that keep the destinations in order while the table is written."""
+        self._restorer: Restorer | None = None
         self._read_whole = False
         """True once the archive was read whole to restore missing objects."""
         # Configured once: resolving a directory's path asks its file system, which may hang later.
@@ -107,6 +108,7 @@ class TableWriter:
         for location in self.locations:
             counters.destination(location)
         self._flush_timeout = flush_timeout
+        self._outage = Outage()
         self._stopping = asyncio.Event()
         self._requests: list[tuple[datetime, asyncio.Future[int]]] = []
         # One thread commits while the other writes a base.
@@ -244,7 +246,7 @@ class TableWriter:
             self.notifier = Notifier(self.archive, self.config.name, self._sinks, self.counters)
             self.notifier.start()
             self.collector = Collector(self.config, destinations, self.counters, self._has_base)
-            restorer = Restorer(self.config, destinations, self.counters)
+            self._restorer = restorer = Restorer(self.config, destinations, self.counters)
             compactor = Compactor(self.config, self.archive, self.counters)
             beside = (self.collector.run(), restorer.run(), compactor.run())
             self._keeping = [asyncio.create_task(work) for work in beside]
@@ -317,7 +319,7 @@ class TableWriter:
 
     def _destinations(self) -> list[Destination]:
         try:
-            return self._stores.open(self.config)
+            return self._stores.open(self.config, self.counts.availabilities.asking)
         except DestinationError as failure:
             if failure.location is not None:
                 self.counts.failed(failure.location, failure)
@@ -331,7 +333,11 @@ class TableWriter:
         self.counters.failed(failure)
         delay = AGAIN.delay(failures)
         expected = isinstance(failure, ArchiveError | SnapshotterError | StreamError | OSError)
-        self._log.error(
+        if failures == 1:
+            self._outage.end()
+        news = self._outage.is_news(type(failure).__name__)
+        level = self._log.error if news or not expected else self._log.debug
+        level(
             "session failed; restart scheduled",
             error=self.problem,
             kind=type(failure).__name__,
@@ -350,6 +356,8 @@ class TableWriter:
         for asked in served:
             if not asked.done():
                 asked.set_result(epoch)
+        if self._restorer is not None:
+            self._restorer.base_committed()
 
     def _end(self, state: WriterState, why: Exception) -> None:
         self.state = state

@@ -11,17 +11,18 @@ from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, InputParti
 from pyspark.sql.types import StructType
 
 from laredo_archive import codec
+from laredo_archive.arrow.changes import arrays, at_once
 from laredo_archive.codec import ByteSource
 from laredo_archive.manifest import key_ranges
+from laredo_archive.manifest.chain import NextArtifact
 from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.read import original
 from laredo_archive.reader import Archive
-from laredo_model import position as positions
 from laredo_model.line import TRUNCATION, Action, Change
 from laredo_model.position import Position
-from laredo_spark.changes.plan import ChangesRead, NextArtifact, Pinned
-from laredo_spark.changes.shape import ChangesShape, Columns, LineValues, action_name, also_columns
+from laredo_spark.changes.plan import ChangesRead, Pinned
+from laredo_spark.changes.shape import ChangesShape, Columns, LineValues, also_columns
 from laredo_spark.errors import ColumnsChanged, KeyMissing, each_in_one_message, in_one_message
 from laredo_spark.objects import Objects, gathered
 from laredo_spark.options import ReadOptions
@@ -29,9 +30,6 @@ from laredo_spark.read.unfolded_reader import lines_from
 from laredo_spark.session import arrow_schema
 
 # Pieces of diffs, and of bases after a gap, as Arrow batches of changes.
-
-_CHANGES_AT_ONCE = 10_000
-_BYTES_AT_ONCE = 4 << 20
 
 OpenSlice = Callable[[ObjectSlice], AbstractContextManager[ByteSource]]
 
@@ -74,8 +72,11 @@ def batches(
             values, columns = shape.lines(piece.columns), piece.columns
         with open_slice(piece.part) as source:
             found = _wanted(_changes(piece, source), shape.row.asked.key)
-            for some in _at_once(found):
-                yield _batch(some, piece, shape, values)
+            for some in at_once(found):
+                known = {"epoch": piece.epoch, "lsn": piece.position, "time": piece.time}
+                made = arrays(some, piece.position, values, is_snapshot=piece.is_snapshot)
+                made += also_columns(shape.row.asked.also, known, len(some))
+                yield pa.record_batch(made, schema=shape.arrow_schema())
 
 
 def _changes(piece: ChangesPiece, source: ByteSource) -> Iterable[Change]:
@@ -121,36 +122,6 @@ def _wanted(changes: Iterable[Change], key: str | None) -> Iterable[Change]:
         return changes
     wanted = key.encode()
     return (c for c in changes if c.key == wanted or c.action is Action.TRUNCATE)
-
-
-def _at_once(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    some: list[Change] = []
-    size = 0
-    for change in changes:
-        some.append(change)
-        size += len(change.old or b"") + len(change.new or b"")
-        if len(some) == _CHANGES_AT_ONCE or size >= _BYTES_AT_ONCE:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
-
-
-def _batch(
-    some: Sequence[Change], piece: ChangesPiece, shape: ChangesShape, values: LineValues
-) -> pa.RecordBatch:
-    count = len(some)
-    keys = [None if c.action is Action.TRUNCATE else c.key.decode() for c in some]
-    known = {"epoch": piece.epoch, "lsn": piece.position, "time": piece.time}
-    arrays = [
-        pa.array([action_name(change, piece.is_snapshot) for change in some], pa.string()),
-        pa.array([positions.text(piece.position)] * count, pa.string()),
-        pa.array(keys, pa.string()),
-        values.of([change.old for change in some]),
-        values.of([change.new for change in some]),
-        *also_columns(shape.row.asked.also, known, count),
-    ]
-    return pa.record_batch(arrays, schema=shape.arrow_schema())
 
 
 TASK_BYTES = 64 << 20

@@ -1,14 +1,8 @@
-"""The columns of a row of changes: action, position, key, and the row before and after.
+"""Types of rows of changes: the columns of :mod:`laredo_archive.arrow.changes`, and more.
 
-| column | type | |
-|---|---|---|
-| action | string | INSERT, UPDATE, DELETE, TRUNCATE; SNAPSHOT: a base's row after a gap |
-| position | string | where the diff (the base) ends, such as 0/19F000 |
-| key | string | docs/archive-format.md, Rows; null on TRUNCATE |
-| old, new | struct of the table's columns | null where there is none; strings with ``lines`` |
-
-and, where option ``also`` names them, epoch (int), lsn (bigint; position as a number) and time
-(timestamp; PostgreSQL's commit time of the last transaction up to position).
+With ``lines``, old and new are strings. Where option ``also`` names them, epoch (int), lsn (bigint;
+position as a number) and time (timestamp; PostgreSQL's commit time of the last transaction up to
+position) follow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +12,13 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from laredo_archive.arrow.changes import RowValues, fields
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import ValueUnfit
 from laredo_model.column import Column
-from laredo_model.line import Action, Change
 from laredo_spark.errors import ColumnUnfit
 from laredo_spark.read.row_shape import RowShape
 
-SNAPSHOT = "SNAPSHOT"
 Columns = tuple[Column, ...] | None
 """The columns of an epoch; None in archives of other writers."""
 
@@ -52,11 +45,9 @@ class ChangesShape:
 
     def arrow_schema(self) -> pa.Schema:
         """The Arrow schema of the batches."""
-        values = self.values_type()
-        fields = [pa.field(name, pa.string()) for name in ("action", "position", "key")]
-        fields += [pa.field("old", values), pa.field("new", values)]
-        fields += [pa.field(name, _ALSO[name]) for name in self.row.asked.also]
-        return pa.schema(fields)
+        found = fields(self.values_type())
+        found += [pa.field(name, _ALSO[name]) for name in self.row.asked.also]
+        return pa.schema(found)
 
     def spark_schema(self) -> StructType:
         """The DataFrame's schema."""
@@ -80,16 +71,16 @@ def _typed(column: Column) -> tuple[str, str, int]:
     return column.name, column.type, column.type_modifier
 
 
-class LineValues:
+class LineValues(RowValues):
     """Converts lines of one epoch to values with the shape's columns; missing ones are null."""
 
     def __init__(self, shape: ChangesShape, columns: Columns) -> None:
-        self._type = shape.values_type()
         self._changed: dict[str, str] = {}
-        self._reader = None if shape.row.asked.lines else self._made(shape.row, columns)
+        self._lines = shape.row.asked.lines
+        super().__init__(shape.values_type(), self._made(shape.row, columns))
 
     def _made(self, row: RowShape, columns: Columns) -> RowReader:
-        if columns is None:
+        if columns is None or self._lines:
             return row.reader()
         now = {column.name: column for column in row.columns}
         self._changed = {
@@ -111,48 +102,20 @@ class LineValues:
         :raises BadLine, ArrowError: if a line isn't a row of its epoch.
         :raises ColumnUnfit: if a value doesn't fit the type that its column has now.
         """
-        if self._reader is None:
-            return pa.array(lines, self._type)
-        present = [line for line in lines if line is not None]
-        if not present:
-            return pa.nulls(len(lines), self._type)
-        values = self._struct(self._batch(self._reader, present))
-        return values if len(present) == len(lines) else values.take(_indexes(lines))
+        return pa.array(lines, pa.string()) if self._lines else super().of(lines)
 
-    def _batch(self, reader: RowReader, lines: Sequence[bytes]) -> pa.RecordBatch:
+    def batch(self, block: bytes) -> pa.RecordBatch:
+        """The rows of a block of lines; raises as :meth:`of`."""
         try:
-            return reader.batch(b"\n".join([*lines, b""]))
+            return super().batch(block)
         except ValueUnfit as wrong:
             if wrong.column not in self._changed:
                 raise
             raise ColumnUnfit(str(wrong), wrong.column, self._changed[wrong.column]) from None
 
-    def _struct(self, batch: pa.RecordBatch) -> pa.StructArray:
-        have = {name: batch.column(n) for n, name in enumerate(batch.schema.names)}
-        fields = list(self._type)
-        arrays = [
-            have[field.name] if field.name in have else pa.nulls(batch.num_rows, field.type)
-            for field in fields
-        ]
-        return pa.StructArray.from_arrays(arrays, fields=fields)
-
 
 def _with_type_of(now: Column, before: Column) -> Column:
     return replace(before, type=now.type, type_modifier=now.type_modifier)
-
-
-def _indexes(lines: Sequence[bytes | None]) -> pa.Array:
-    found: list[int | None] = []
-    index = 0
-    for line in lines:
-        found.append(None if line is None else index)
-        index += line is not None
-    return pa.array(found, pa.int64())
-
-
-def action_name(change: Change, is_snapshot: bool) -> str:
-    """The value of column action."""
-    return SNAPSHOT if is_snapshot and change.action is Action.INSERT else change.action.name
 
 
 def also_columns(names: Sequence[str], known: Mapping[str, object], rows: int) -> list[pa.Array]:

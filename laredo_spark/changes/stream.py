@@ -18,16 +18,18 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from laredo_archive.reader import Archive
-from laredo_model import position as positions
-from laredo_model.errors import BadPosition
-from laredo_spark.changes.plan import (
+from laredo_archive.manifest.chain import (
     NextArtifact,
-    Pinned,
     ReaderPosition,
     following,
     is_behind,
     mark_now,
+)
+from laredo_archive.reader import Archive
+from laredo_model import position as positions
+from laredo_model.errors import BadPosition
+from laredo_spark.changes.plan import (
+    Pinned,
     opened,
     pinned_now,
     start_of,

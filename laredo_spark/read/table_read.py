@@ -8,17 +8,19 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from laredo_archive.arrow.columns import columns_at
 from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow.range_rows import batches, order
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import ValueLacking, ValueUnfit
 from laredo_archive.manifest import key_ranges, merged
+from laredo_archive.manifest.chain import history_of
 from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice, RangeRead
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
-from laredo_model.column import Column, key_columns
+from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_spark.errors import (
     BoundaryGone,
@@ -32,13 +34,9 @@ from laredo_spark.errors import (
 )
 from laredo_spark.objects import Objects
 from laredo_spark.options import ReadOptions
-from laredo_spark.read import row_shape
 from laredo_spark.read.key_filters import ranges_of
 from laredo_spark.read.row_shape import RowShape
 from laredo_spark.session import arrow_schema
-
-UNKNOWN_HISTORY = "unknown"
-"""Option history, for archives without a history."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class TableRead:
             "as_of": positions.text(self.boundary.position),
             "exact": "true",
             "epoch": str(self.boundary.epoch),
-            "history": _history(self.boundary),
+            "history": history_of(self.boundary.history),
         }
 
     @property
@@ -171,10 +169,6 @@ def _unfit(now: StructType, schema: StructType) -> str | None:
     return None
 
 
-def _history(boundary: Boundary) -> str:
-    return UNKNOWN_HISTORY if boundary.history is None else str(boundary.history)
-
-
 def _boundary(archive: Archive, asked: ReadOptions) -> Boundary:
     if asked.history is None:
         return archive.boundary(asked.as_of, exact=asked.exact, epoch=asked.epoch)
@@ -184,7 +178,7 @@ def _boundary(archive: Archive, asked: ReadOptions) -> Boundary:
     found = [
         boundary
         for boundary in archive.boundaries
-        if boundary.position == asked.as_of and _history(boundary) == asked.history
+        if boundary.position == asked.as_of and asked.history in map(history_of, boundary.histories)
     ]
     same_epoch = [boundary for boundary in found if boundary.epoch == asked.epoch]
     if not found:
@@ -220,28 +214,17 @@ def _shape(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape
     key_names = archive.shape(boundary).key_fields
     if not key_names and (asked.key is not None or boundary.columns is None):
         raise KeyMissing(asked.path)
-    if boundary.columns is None:
-        found = row_shape.columns(archive, boundary, key_names, asked.infer_rows)
-        return RowShape(asked, found, inferred=True)
-    return RowShape(asked, _keyed(boundary.columns, key_names))
-
-
-def _keyed(columns: Sequence[Column], key_names: Sequence[str]) -> tuple[Column, ...]:
-    """The columns with the key's, for a manifest whose columns don't mark them."""
-    if key_columns(columns):
-        return tuple(columns)
-    order = {name: ordinal for ordinal, name in enumerate(key_names, 1)}
-    return tuple(replace(column, key_ordinal=order.get(column.name)) for column in columns)
+    return RowShape(asked, *columns_at(archive, boundary, asked.infer_rows))
 
 
 def _refuse_unknown_columns(shape: RowShape) -> None:
     known = [column.name for column in shape.columns]
     for name in shape.asked.columns or ():
         if name not in known:
-            raise OptionRefused("columns", name, f"there are {', '.join(known)}")
+            raise OptionRefused("columns", name, f"the table's columns are {', '.join(known)}")
     for name in shape.asked.key_fields or ():
         if name not in known:
-            raise OptionRefused("key_fields", name, f"there are {', '.join(known)}")
+            raise OptionRefused("key_fields", name, f"the table's columns are {', '.join(known)}")
 
 
 # Spark partitions of a table: each reads some key ranges, with base and diffs merged.
@@ -400,6 +383,13 @@ def _folded(partition: TablePartition) -> Iterator[pa.RecordBatch]:
             # A row that the diffs made has no file of its own.
             raise lacking.with_location(
                 f"{shape.asked.path} at {partition.objects.boundary}"
+            ) from None
+        except BadLine as wrong:
+            where = f"{shape.asked.path} at {partition.objects.boundary}"
+            if shape.inferred:
+                raise TypesUnfit(where, str(wrong), shape.asked.infer_rows) from None
+            raise BadLine(
+                f"{where}: {wrong}. Check the archive with laredo-archive verify"
             ) from None
 
 

@@ -11,13 +11,14 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
 from laredo_archive.codec.arrow.types import Special, Typing, arrow_type, has_specials, is_array
 from laredo_archive.manifest import merged, timeline
+from laredo_archive.manifest.chain import UNKNOWN_HISTORY, history_of
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Boundary
 from laredo_model import column as columns_
 from laredo_model import position as positions
 from laredo_model.position import Position
 from laredo_spark.frames import read_changes
-from laredo_spark.read.table_read import UNKNOWN_HISTORY, TableRead
+from laredo_spark.read.table_read import TableRead
 from laredo_spark.sync.errors import OlderThanTarget, TargetRefused
 
 # The state that a sync records in its target: the archive's boundary that it holds.
@@ -131,8 +132,10 @@ def plan_step(target: object, held: SyncState | None, table: TableRead) -> SyncA
         raise TargetRefused(target, f"it holds {held.table}, and the archive is of {name}")
     end = table.boundary
     if held.history != history_text(end):
-        return Rebuild(f"the archive has a new history, {history_text(end)}")
-    if held.position > end.position:
+        # It may have gone on from the one before.
+        if isinstance(_onwards(held, table), Rebuild):
+            return Rebuild(f"the archive has a new history, {history_text(end)}")
+    elif held.position > end.position:
         raise OlderThanTarget(target, held.position, table.archive.uri, end.position)
     if held.shape != shape_of(table):
         return Rebuild("its columns, or the options for them, have changed")
@@ -182,7 +185,7 @@ def _continues(held: SyncState, boundary: Boundary, table: TableRead) -> bool:
 
 def history_text(boundary: Boundary) -> str:
     """A boundary's history, as targets keep it."""
-    return UNKNOWN_HISTORY if boundary.history is None else str(boundary.history)
+    return history_of(boundary.history)
 
 
 def expected_rows(table: TableRead) -> int | None:

@@ -29,11 +29,13 @@ from tests.support.postgres import Database, data_directory
 from tests.support.processes import BIN, PATIENCE_S, completed, free_port, wait_until
 from tests.support.repository import DOCS, ROOT
 from tests.support.server.fanout_program import fanout, started
+from tests.support.writer.archiving_programs import Named, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 README, QUICKSTART, CLIENTS = ROOT / "README.md", DOCS / "quickstart.md", DOCS / "clients.md"
+READERS = DOCS / "readers.md"
 RUN = {"console", "python", "hocon"}
 """Languages of blocks that are run; one without a language is a drawing, or a part of a file."""
 SUBSTITUTED = {
@@ -46,6 +48,8 @@ SUBSTITUTED = {
     "postgresql://reader@db/app": "the database of the test",
     "/var/lib/myapp/cache": "a directory of the test",
     "0/1A2B3C": "the archive's head",
+    "/srv/archive": "a directory of the test, which the writer archives into",
+    "'users.parquet'": "that file in the test's directory",
     "s3://company-archive/laredo/": "a bucket of moto's, which gets the archive",
 }
 """Text of the pages that a test replaces, and what by."""
@@ -56,6 +60,11 @@ NOT_RUN = {
     ". .venv/bin/activate": "there is no such environment; the scripts of the tests' are in PATH",
     "pip install .": INSTALLS,
     "pip install '.[aws,parquet]'": INSTALLS,
+    "pip install 'laredo-snapshotter[parquet,aws]'": INSTALLS,
+    "pip install --no-deps laredo-snapshotter": INSTALLS,
+    "pip install orjson pyarrow zlib-ng zstandard": (
+        "tests/archive/arrow/test_table.py reads with these alone"
+    ),
 }
 """Printed commands that no test runs, and why."""
 THOROUGH = {"promtool", "prometheus"}
@@ -425,8 +434,63 @@ def test_clients(tmp_path: Path, database: Database, ports: dict[str, int]) -> N
         terminal.follow(CLIENTS)
 
 
+def test_readers(tmp_path: Path, database: Database) -> None:
+    """Every number that the page's Python finds is PostgreSQL's."""
+    columns = "id, name, team, epoch, balance"
+    database.run(
+        "CREATE TABLE users (id bigint PRIMARY KEY, name text, team text, epoch int,"
+        " balance numeric(12,2), joined timestamptz DEFAULT '2026-06-03 10:00+00')",
+        f"INSERT INTO users ({columns}) SELECT n, 'user ' || n, chr(97 + n % 3), n % 5, n + 0.5"
+        " FROM generate_series(100, 200) n",
+    )
+    users = Named("public", "users", None)
+    programs = configured(tmp_path, database, [users], "jsonl, parquet")
+    archive = tmp_path / "archive" / "users"
+    terminal = Terminal(tmp_path, {})
+    with programs.running():
+        wait_until(lambda: head(archive) != "", "the base is there")
+        at_base = head(archive)
+        database.run("UPDATE users SET name = 'changed', balance = 999 WHERE id = 150")
+        wait_until(lambda: head(archive) != at_base, "the diff is there")
+    terminal.replaced = {
+        "/srv/archive": str(archive.parent),
+        "0/1A2B3C": at_base,
+        "'users.parquet'": f"'{tmp_path}/users.parquet'",
+    }
+    terminal.follow(READERS)
+
+    def asked(query: str) -> list[tuple[Any, ...]]:
+        with database.connect() as connection:
+            return connection.execute(query.encode()).fetchall()
+
+    made = terminal.names
+    everything = asked(f"SELECT {columns} FROM users ORDER BY id")
+
+    def rows(frame: Any) -> list[tuple[Any, ...]]:
+        return sorted(zip(*(frame[name].tolist() for name in columns.split(", ")), strict=True))
+
+    table = made["table"].select(columns.split(", "))
+    assert sorted(tuple(row.values()) for row in table.to_pylist()) == everything
+    assert made["per_team"] == asked("SELECT team, count(*) FROM users GROUP BY 1 ORDER BY 1")
+    assert made["total"] == asked("SELECT sum(balance) FROM users")
+    assert made["longest"] == asked("SELECT max(length(name)) FROM users")
+    assert sorted(made["frame"].select(columns.split(", ")).rows()) == everything
+    assert sorted(made["rich"].rows()) == asked(
+        "SELECT id FROM users WHERE balance > 150 ORDER BY 1"
+    )
+    assert sorted(made["few"].rows()) == asked("SELECT name FROM users WHERE id > 190 ORDER BY 1")
+    assert made["first"].height == 3
+    assert rows(made["plain"]) == rows(made["exact"]) == everything
+    assert made["changed"] == [("UPDATE", "150", "user 150", "changed")]
+    assert [row["name"] for row in made["before"].to_pylist() if row["id"] == 150] == ["user 150"]
+    assert [count for _, _, count in made["listed"]] == [len(everything)] * len(made["listed"])
+    assert made["exported"] == [(len(everything),)]
+    assert made["wrong"] == [(1,)]
+    assert sorted(made["right"]) == asked("SELECT DISTINCT epoch FROM users ORDER BY 1")
+
+
 def test_what_is_replaced_or_not_run_is_printed() -> None:
-    pages = {page: page.read_text() for page in (README, QUICKSTART, CLIENTS)}
+    pages = {page: page.read_text() for page in (README, QUICKSTART, CLIENTS, READERS)}
     printed = [
         command
         for page in pages

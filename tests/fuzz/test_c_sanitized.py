@@ -71,7 +71,7 @@ BROKEN = [
 """A file, and a check of a bound that is taken out of a copy of it."""
 
 
-@pytest.mark.parametrize(("file", "right", "wrong"), drawn.first(2, BROKEN))
+@pytest.mark.parametrize(("file", "right", "wrong"), drawn.first(1, BROKEN))
 def test_a_byte_too_far_is_found(
     built: Path, tmp_path: Path, file: str, right: str, wrong: str
 ) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from laredo_fanout.decode import change_buffer, stream_decoder, transaction_spool
-from laredo_fanout.decode.change_buffer import Route
+from laredo_fanout.decode import row_scan, stream_decoder, transaction_spool
 from laredo_fanout.decode.row_decoder import row_decoder
+from laredo_fanout.decode.row_scan import Route
 from laredo_fanout.decode.stream_decoder import DrainEnd, StreamDecoder, StreamRelations
 from laredo_fanout.decode.transaction_spool import TransactionSpools
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
@@ -135,7 +135,7 @@ def _decoded(messages: list[bytes], path: Path) -> Any:
     try:
         while (drained := decoder.drain(get, 3)) is not DrainEnd.EMPTY:
             taken.append(drained.name)
-            decoder.applied()
+            decoder.pending.take()
             if drained is DrainEnd.EVENT:
                 decoder.take_events()
     except ReplicationStreamBroken as broken:
@@ -170,7 +170,7 @@ def test_a_message_is_decoded_or_breaks_the_protocol(
                 if changed:
                     given = [*messages[:at], changed, *messages[at + 1 :]]
                     results = []
-                    for scan in (change_buffer.scan_plainly, change_buffer.scan):
+                    for scan in (row_scan.scan_plainly, row_scan.scan):
                         monkeypatch.setattr(stream_decoder, "scan", scan)
                         results.append(_decoded(given, spools))
                     assert results[0] == results[1], given

@@ -12,10 +12,10 @@ from functools import cache
 from struct import pack
 from typing import Any
 
-from laredo_fanout.decode import change_buffer, frames
-from laredo_fanout.decode.change_buffer import Route
+from laredo_fanout.decode import frames, row_scan
 from laredo_fanout.decode.frames import Get
 from laredo_fanout.decode.row_decoder import row_decoder
+from laredo_fanout.decode.row_scan import Route
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.serving.struct_rows import StructRows, struct_of
 from laredo_fanout.wire import protobuf
@@ -211,14 +211,14 @@ def rows(draw: random.Random) -> int:
         ways.append({OIDS[0]: relation.routes[side], OIDS[1]: other.routes[side]})
     results = [
         _taken(scan, messages, way)
-        for scan, way in zip((change_buffer.scan_plainly, change_buffer.scan), ways, strict=True)
+        for scan, way in zip((row_scan.scan_plainly, row_scan.scan), ways, strict=True)
     ]
     for python, compiled in zip(*results, strict=True):
         assert python == compiled, f"{python}\n{compiled}\n{messages}"
     return len(messages)
 
 
-def _taken(scan: change_buffer.Scan, messages: list[bytes], routes: dict[bytes, Route]) -> Any:
+def _taken(scan: row_scan.Scan, messages: list[bytes], routes: dict[bytes, Route]) -> Any:
     """As StreamDecoder takes them: what is handed back goes to its route."""
     get, left, bytes_ = getting(messages), len(messages), 0
     refused: list[tuple[int, str]] = []

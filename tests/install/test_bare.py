@@ -115,6 +115,7 @@ def test_a_compiled_installation_has_no_warning(bare: Bare, tmp_path: Path) -> N
     assert checked.returncode == 1 and "C modules" not in checked.stdout
 
 
+@pytest.mark.thorough
 def test_without_a_compiler_build_check_and_image_say_what_it_costs(
     tree: Path, tmp_path: Path
 ) -> None:

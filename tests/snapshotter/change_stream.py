@@ -42,10 +42,15 @@ class Stream:
         return self.position, [self.change() for _ in range(self.random.randrange(1, 20))]
 
 
-def checksum_of(state: State) -> StateChecksum:
+EMPTY = 0, StateChecksum().hex()
+"""Rows and checksum of a table without rows."""
+
+
+def state_of(state: State) -> tuple[int, str]:
+    """Rows and checksum of the table."""
     checksum = StateChecksum()
     checksum.add(list(state.values()))
-    return checksum
+    return checksum.rows, checksum.hex()
 
 
 def take(buffer: ChangeBuffer, rows: list[Row], position: int, *, ends: bool) -> None:
@@ -62,7 +67,7 @@ def take(buffer: ChangeBuffer, rows: list[Row], position: int, *, ends: bool) ->
 
 def assert_leads(before: State, sealed: Sealed, after: State) -> None:
     """Folding ``sealed`` over ``before`` gives ``after``, by docs/archive-format.md, Formats."""
-    outcome = sealed.measure(checksum_of(before))
+    outcome = sealed.measure(*state_of(before))
     state = {} if outcome.truncate or not before else dict(before)
     changes = list(sealed.changes())
     assert len(changes) == outcome.change_count
@@ -80,6 +85,6 @@ def assert_leads(before: State, sealed: Sealed, after: State) -> None:
         else:
             state[key] = new
     assert state == after
-    assert (outcome.rows, outcome.checksum) == (len(after), checksum_of(after).hex())
+    assert (outcome.rows, outcome.checksum) == state_of(after)
     assert [*sealed.changes()] == changes, "a second reading differs"
     sealed.close()

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laredo_model.checksum import StateChecksum
 from laredo_model.line import Action
 from laredo_snapshotter.diff.buffer import ChangeBuffer
 from laredo_snapshotter.errors import StreamInconsistent
-from tests.snapshotter.change_stream import Row, Stream, assert_leads, take
+from tests.snapshotter.change_stream import EMPTY, Row, Stream, assert_leads, take
 from tests.support.drawn import examples
 
 
@@ -66,7 +65,7 @@ def test_a_transaction_on_disk_isnt_in_memory(tmp_path: Path) -> None:
     assert buffer.memory_bytes < 1000 * 500
     assert buffer.spilled_bytes > 9 * 1000 * 25
     sealed = buffer.seal(7)
-    assert sealed.measure(StateChecksum()).rows == 10_000
+    assert sealed.measure(*EMPTY).rows == 10_000
     assert sealed.to_time_us == 70
     sealed.close()
     assert not list(tmp_path.iterdir())
@@ -83,4 +82,4 @@ def test_a_truncate_of_an_empty_table_is_nothing() -> None:
     buffer = ChangeBuffer()
     take(buffer, [(Action.TRUNCATE, b"", b"", b"")], 1, ends=True)
     assert not buffer.empty
-    assert buffer.seal(1).measure(StateChecksum()).empty
+    assert buffer.seal(1).measure(*EMPTY).empty

@@ -3,11 +3,10 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from laredo_model.checksum import StateChecksum
 from laredo_model.line import Action
 from laredo_snapshotter.diff import buffer as buffer_
 from laredo_snapshotter.diff.buffer import Cancelled, ChangeBuffer, DiffSummary, Sealed
-from tests.snapshotter.change_stream import Row, State, Stream, checksum_of, take
+from tests.snapshotter.change_stream import EMPTY, Row, State, Stream, state_of, take
 from tests.support.drawn import examples
 
 
@@ -86,7 +85,7 @@ def test_no_cancelled_key_goes_uncounted(seed: int) -> None:
             sealed = buffer.seal(position)
             if sealed.empty:  # not even put: what it cancelled is carried by the buffer
                 continue
-            outcome = sealed.measure(checksum_of(window.before))
+            outcome = sealed.measure(*state_of(window.before))
             if outcome.empty:  # not written: carried by the committer
                 unwritten += outcome.cancelled
             else:
@@ -110,7 +109,7 @@ def cancelled_in(*transactions: list[Row]) -> int:
     buffer = ChangeBuffer()
     for position, rows in enumerate(transactions):
         take(buffer, rows, position, ends=True)
-    return buffer.seal(9).measure(StateChecksum(5, 7)).cancelled
+    return buffer.seal(9).measure(5, f"{7:032x}").cancelled
 
 
 def test_a_key_that_comes_to_nothing_counts_once() -> None:
@@ -131,18 +130,18 @@ def test_what_came_to_nothing_in_an_unwritten_window_counts_in_the_next() -> Non
     assert buffer.seal(5).empty
     take(buffer, changes((None, b"a"), key=b"2"), 6, ends=True)
     sealed = buffer.seal(9)
-    assert sealed.measure(StateChecksum()).cancelled == 1
+    assert sealed.measure(*EMPTY).cancelled == 1
     take(buffer, changes((None, b"a"), key=b"3"), 10, ends=True)
-    assert buffer.seal(11).measure(StateChecksum()).cancelled == 0
+    assert buffer.seal(11).measure(*EMPTY).cancelled == 0
 
 
 def test_a_forced_window_carries_nothing_on() -> None:
     buffer = ChangeBuffer()
     take(buffer, changes((None, b"a"), (b"a", None)), 1, ends=True)
     forced = buffer.seal(5, forced=True)
-    assert forced.measure(StateChecksum()).cancelled == 1
+    assert forced.measure(*EMPTY).cancelled == 1
     take(buffer, changes((None, b"a"), key=b"2"), 6, ends=True)
-    assert buffer.seal(9).measure(StateChecksum()).cancelled == 0
+    assert buffer.seal(9).measure(*EMPTY).cancelled == 0
 
 
 def test_a_truncate_counts_what_was_spilled() -> None:
@@ -153,7 +152,7 @@ def test_a_truncate_counts_what_was_spilled() -> None:
     take(buffer, [(Action.TRUNCATE, b"", b"", b"")], 5, ends=True)
     take(buffer, changes((None, b"b"), key=b"x"), 6, ends=True)
     sealed = buffer.seal(9)
-    outcome = sealed.measure(StateChecksum())
+    outcome = sealed.measure(*EMPTY)
     assert (outcome.truncate, outcome.cancelled) == (False, 7)
     sealed.close()
 

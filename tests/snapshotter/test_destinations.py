@@ -156,11 +156,18 @@ def test_a_bucket_that_takes_requests_and_never_answers_is_noticed_before_its_ti
         assert "isn't done after 1" in status["problem"] and bucket.uri in status["problem"]
         assert not writer.program.is_ready()
         assert proxy.faults() == {"silence": 1}
+        away = writer.destination(bucket)
+        assert away["state"] == "away" and away["since"] is not None
+        assert "a request hasn't been answered for" in away["problem"]
+        assert metric(writer, "snapshotter_destination_up", destination=bucket.uri) == 0
         proxy.clear()
         with proxy.away():
             pass
         writer.wait_head(held)
         writer.program.wait_ready()
+        level = writer.destination(bucket)
+        assert (level["state"], level["problem"]) == ("level", None)
+        assert metric(writer, "snapshotter_destination_up", destination=bucket.uri) == 1
         assert writer.program.stop() == 0
     writer.assert_equal()
 

@@ -24,6 +24,7 @@ from laredo_snapshotter.table.writer import TableWriter
 from tests.support.oracle import boundaries
 from tests.support.processes import PATIENCE_S
 from tests.support.server.scripted_server import (
+    HISTORY,
     End,
     Hold,
     When,
@@ -340,6 +341,50 @@ async def test_a_resumed_stream_of_another_history_is_opened_afresh(tmp_path: Pa
             await world.position(0x1020)
         histories = [a["history"][-7:] for a in world.manifest()["artifacts"]]
         assert histories == ["1:16384", "2:16384"]
+
+
+def promoted(message: wire.SyncResponse, until: str) -> wire.SyncResponse:
+    """The handshake of a server of the timeline that left the first one there."""
+    message.handshake.history = "7300000000000000001:2:16384"
+    message.handshake.ancestors.add(history=HISTORY, until=until)
+    message.handshake.capabilities.append("relay.v1")
+    return message
+
+
+async def test_an_epoch_goes_on_in_a_history_that_has_all_of_it(tmp_path: Path) -> None:
+    """An empty diff brings the archive into that history if nothing changes."""
+    scripts = (
+        [hello(), *snapshot(ROWS, "0/1000", 10), heartbeat(10, "0/1010"), LOST],
+        [promoted(hello("DELTA"), "0/1010"), heartbeat(10, "0/1020"), Hold()],
+    )
+    async with playing(*scripts) as (endpoint, server):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1020)
+            await world.until(lambda: len(world.manifest()["artifacts"]) > 1)
+        assert "relay.v1" in server.requests[0].capabilities
+        found = [
+            (a["kind"], a["epoch"], a["to_position"], a["history"][-7:])
+            for a in world.manifest()["artifacts"]
+        ]
+        assert found == [
+            ("snapshot", 1, "0/1000", "1:16384"),
+            ("diff", 1, "0/1020", "2:16384"),
+        ]
+
+
+async def test_an_epoch_ends_if_the_new_history_left_before_what_was_seen(tmp_path: Path) -> None:
+    seen = [promoted(hello("DELTA"), "0/1008"), Hold()]
+    again = [promoted(hello(), "0/1008"), *snapshot(ROWS, "0/1020", 12), Hold()]
+    first = [hello(), *snapshot(ROWS, "0/1000", 10), heartbeat(10, "0/1010"), Hold()]
+    async with playing(first, seen, again) as (endpoint, _):
+        settings = {"seen_interval": "10ms"}
+        async with writing(tmp_path, endpoint, **settings) as world:
+            await world.position(0x1010)
+            await world.until(lambda: world.manifest()["seen_position"] == "0/1010")
+        async with writing(tmp_path, endpoint, **settings) as world:
+            await world.position(0x1020)
+        bases = [(a["to_position"], a["continues"]) for a in world.manifest()["artifacts"]]
+        assert bases == [("0/1000", False), ("0/1020", False)]
 
 
 async def test_who_asks_while_a_re_base_runs_gets_the_next_one(tmp_path: Path) -> None:

@@ -63,8 +63,11 @@ def programs(tmp_path: Path, server: Fanout, database: Database) -> Iterator[Pro
         "{ source.table = customers },"
         ' { source { table = "orders_*", exclude = [orders_tmp] }, diff.interval = 200ms }'
     )
-    values = {"grpc": server.grpc_port, "directory": tmp_path, "http": http, "tables": tables}
-    file.write_text(SNAPSHOTTER.format(**values))
+    file.write_text(
+        SNAPSHOTTER.format(
+            grpc=server.grpc_port, directory=tmp_path, http=http, bases="jsonl", tables=tables
+        )
+    )
     writer = Program("laredo-snapshotter", file, http, log=tmp_path / "writer.log")
     writer.wrapper = (sys.executable, "-c", ASKING_OFTEN)
     with server.program:

@@ -55,7 +55,7 @@ def test_tables_are_cut_so_that_they_can_be_read_together(tmp_path: Path, served
             (
                 b'{"manifest_version": 1, "table": "public.users", "epoch": 0, "artifacts": [],'
                 b' "updated_at": "2026-01-01T00:00:00Z", "head_position": null}',
-                "is of table public.users",
+                "it is that of table public.users",
                 "holding",
             ),
             (b'{"manifest_version": 1, "table": "public.ord', "damaged", "holding"),

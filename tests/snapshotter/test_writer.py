@@ -237,3 +237,35 @@ def test_parquet_alone_is_a_base(tmp_path: Path, served: Served) -> None:
             found.update(zip(keys, lines, strict=True))
         assert found == served.state_at("users", head)
         assert verify(archive).remarks == []
+
+
+def test_a_server_that_is_away_is_a_line_in_the_log_for_each_table(
+    tmp_path: Path, served: Served
+) -> None:
+    served.stop()
+    for name in ("orders", "items", "prices"):
+        served.add(name, rows(0, 5))
+    served.start()
+    tables = ("users", "orders", "items", "prices")
+    with Writer(tmp_path, served, *tables) as writer:
+        writer.program.wait_ready()
+        served.stop()
+
+        def attempts() -> list[float]:
+            figures = writer.metrics().items()
+            return [
+                each for name, each in figures if name.startswith("snapshotter_stream_errors_t")
+            ]
+
+        wait_until(lambda: len(attempts()) >= 4 and min(attempts()) >= 4, "each has tried again")
+        served.start()
+        writer.program.wait_ready()
+        tried = sum(attempts())
+        # That is known with the first event after the handshake.
+        wait_until(lambda: len(writer.logged("connected again")) == 4, "all tables")
+        lines = [line for line in writer.logged("disconnected") if line["level"] == "warning"]
+        # Of a server that ends, and of one that isn't there.
+        assert len(lines) <= 2 * len(tables) < tried
+        assert {(line["table"], line["kind"]) for line in lines} == {
+            (line["table"], line["kind"]) for line in writer.logged("disconnected")
+        }

@@ -139,7 +139,7 @@ def test_a_file_is_cut_off(large: Path, parts: int) -> None:
     file = file_of(large)
     file.write_bytes(file.read_bytes()[:-300])
     with pytest.raises(
-        ArtifactDamaged, match=r"snapshot-0_10.jsonl: .*(cut off|it ends).*estore it"
+        ArtifactDamaged, match=r"snapshot-0_10.jsonl: .*(cut off|the file ends).*estore it"
     ):
         Reading(large, partitions=parts).rows()
 
@@ -209,7 +209,7 @@ def test_options(builder: Builder) -> None:
         ("exact", "yes", "write true or false"),
         ("partitions", "0", "a number from 1 up"),
         ("as_of", "yesterday", "neither a position"),
-        ("key_fields", "nam", "there are id, name, doc"),
+        ("key_fields", "nam", "the table's columns are id, name, doc"),
     ]:
         with pytest.raises(OptionRefused, match=rf"option {name} = '{value}': .*{advice}"):
             Reading(archive, **{name: value})

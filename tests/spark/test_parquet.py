@@ -11,8 +11,8 @@ from laredo_archive.codec import parquet
 from laredo_archive.codec.arrow.types import ArrayTooDeep, ValueLacking
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_model.column import Column
-from tests.spark.s3_archive import put, reached
 from tests.support.archive.building import Builder, State
+from tests.support.archive.s3_archive import put, reached
 from tests.support.aws import AwsServer
 from tests.support.spark_reading import Reading, names
 

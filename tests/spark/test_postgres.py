@@ -8,10 +8,13 @@ import json
 from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from laredo_archive import open_archive
 from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
@@ -21,6 +24,7 @@ from tests.spark.postgres_road import (
     FORMATS,
     ROW,
     Road,
+    Rows,
     collected,
     expected,
     in_order,
@@ -79,6 +83,7 @@ def test_every_boundary_is_what_postgres_had(
         for number, boundary in enumerate(archive.boundaries):
             state = made.at(table, boundary.position)
             as_of = positions.text(boundary.position)
+            dimensions = {"deep": 2} if table == "kinds" else {}
             options = {"epoch": str(boundary.epoch), **(DEEP if table == "kinds" else {})}
             for format_id in drawn.in_turn(FORMATS, number):
                 asked = {**options, "format": format_id, "as_of": as_of, "exact": "true"}
@@ -91,10 +96,24 @@ def test_every_boundary_is_what_postgres_had(
                         frame = read_table(spark, str(made.place(table)), **verified)
                     assert frame.columns == state.columns
                     assert in_order(collected(frame)) == in_order(expected(state)), boundary
+                by_python = open_archive(
+                    made.place(table), prefer=format_id, array_dimensions=dimensions
+                ).at(as_of, exact=True, epoch=boundary.epoch)
+                assert from_arrow_schema(by_python.schema) == frame.schema
+                assert in_order(values(by_python.to_arrow())) == in_order(expected(state)), boundary
     _check_types(spark, made)
     _check_filters(spark, made)
     for format_id in drawn.in_turn(("jsonl", "parquet"), 0):
         _check_special(spark, made, format_id)
+
+
+def values(rows: pa.Table) -> Rows:
+    """Rows as ``collected`` gives them: moments as microseconds."""
+    for name in {"zoned", "moments"} & set(rows.schema.names):
+        type_ = pa.int64() if name == "zoned" else pa.list_(pa.int64())
+        number = rows.schema.get_field_index(name)
+        rows = rows.set_column(number, name, rows[name].cast(type_))
+    return [tuple(row.values()) for row in rows.to_pylist()]
 
 
 def _check_types(spark: SparkSession, made: Road) -> None:

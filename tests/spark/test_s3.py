@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from laredo_archive.arrow.slices import PrefixReader
 from laredo_archive.aws.profile import ProfileError
 from laredo_archive.codec import jsonl
 from laredo_archive.errors import ArtifactMissing, DestinationError
 from laredo_spark import read_changes, read_table
 from laredo_spark.changes import reader as reader_
 from laredo_spark.errors import own_message
-from laredo_spark.objects import PrefixReader
 from tests.spark.change_stream import Stream
-from tests.spark.s3_archive import put, reached
 from tests.spark.simple_archive import AT_20, AT_30, AT_40, found, simple
 from tests.support import drawn
 from tests.support.archive.building import Builder
+from tests.support.archive.s3_archive import put, reached
 from tests.support.aws import AwsServer
 from tests.support.spark_reading import Reading, names
 

@@ -55,6 +55,10 @@ def test_a_plan_goes_on_through_epochs(planned: Planned) -> None:
     archive.artifacts = archive.artifacts[-1:]
     archive.diff(0x40, names({1: "c"}))
     assert isinstance(planned.step(), Merge)
+    # The epoch goes on over a failover.
+    archive.history = HISTORY.replace(":1:", ":2:")
+    archive.diff(0x48, names({1: "e"}))
+    assert isinstance(planned.step(), Merge)
     archive.diff(0x50, names({1: "d"}), truncate=True)
     assert planned.step() == Rebuild("the table was truncated")
 

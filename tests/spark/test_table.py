@@ -96,7 +96,7 @@ def test_what_cant_be_read_is_one_error(spark: SparkSession, archive: Path, tmp_
         read_table(spark, str(archive), "0/11", exact=True)
     with pytest.raises(OptionRefused, match="did you mean columns"):
         read_table(spark, str(archive), colums="id")
-    with pytest.raises(OptionRefused, match="there are id, name, doc"):
+    with pytest.raises(OptionRefused, match="the table's columns are id, name, doc"):
         read_table(spark, str(archive), columns=["nam"])
 
 

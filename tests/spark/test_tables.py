@@ -10,7 +10,7 @@ from laredo_archive.errors import ArchiveMissing
 from laredo_spark import read_tables
 from laredo_spark.errors import NoCommonBoundary, OptionRefused
 from tests.spark.simple_archive import simple
-from tests.support.archive.building import START, Builder
+from tests.support.archive.building import HISTORY, START, Builder
 from tests.support.spark_reading import manifest_of, names, together
 
 ONE, TWO, THREE, FOUR = ({number: f"at {number}"} for number in (1, 2, 3, 4))
@@ -56,6 +56,21 @@ def test_a_table_without_changes_is_at_its_own_boundary(
     assert [row.id for row in found["quiet"].collect()] == [4]
     pair = read_tables(spark, {"people": uris["people"], "quiet": str(quiet)})
     assert (pair.position, [row.id for row in pair["people"].collect()]) == ("0/30", [3])
+
+
+def test_boundaries_before_a_failover_are_of_the_history_after_it_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    later = HISTORY.replace(":1:", ":2:")
+    people = Builder(tmp_path, "people/").base(0x10, names(ONE)).diff(0x20, names(TWO))
+    people.history = later
+    people.diff(0x40, names(FOUR))
+    born = Builder(tmp_path, "born/", history=later).base(0x20, names(TWO)).diff(0x30, names(ONE))
+    uris = {"people": str(people.write()), "born": str(born.write())}
+    found = read_tables(spark, uris, "0/2F")
+    assert (found.position, found.history) == ("0/20", later)
+    ids = {name: [row.id for row in rows] for name, rows in together(dict(found)).items()}
+    assert ids == {"people": [2], "born": [2]}
 
 
 def test_what_is_committed_later_isnt_seen(

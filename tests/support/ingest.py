@@ -27,6 +27,7 @@ from laredo_fanout.source_options import (
 )
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
+from laredo_fanout.watchdog import Watchdog
 from laredo_model import line, value_sql
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S
@@ -88,7 +89,7 @@ class RunningIngest:
             self.tables = self._configured(tables)
         self.store = Store.open(self.path, max_size=self.max_size)
         if self.catchup is not None:
-            self.fall_behind = FallBehind(self.catchup, self.options, self.store)
+            self.fall_behind = FallBehind(self.catchup, self.options, self.store, Watchdog())
             if self.asks_to_catch_up:
                 self.fall_behind.ask()
         self.ingest = Ingest(

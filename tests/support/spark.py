@@ -33,6 +33,8 @@ def session_of(directory: Path, settings: Mapping[str, str] | None = None) -> "S
         SparkSession.builder.master("local[2]")
         .appName("laredo tests")
         .config("spark.ui.enabled", "false")
+        # On a busy machine a Python worker takes longer than 15 s to come to its socket.
+        .config("spark.python.authenticate.socketTimeout", "240s")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")

@@ -43,7 +43,7 @@ def fetched(base: ObjectSlice, block: Block, open_slice: OpenSlice) -> Iterator[
         while left:
             data = source.read(left)
             if not data:
-                raise BadBytes(f"it ends {left} bytes before byte {block.stop}")
+                raise BadBytes(f"the file ends {left} bytes before byte {block.stop}")
             pieces.append(data)
             left -= len(data)
         yield b"".join(pieces)
@@ -87,7 +87,7 @@ class _Blocks(Seekable):
                     self._held = data
                 self._held_at = block.start
                 return
-        raise BadBytes(f"its footer sends to byte {self._at}, which is in no row group read here")
+        raise BadBytes(f"the footer names byte {self._at}, which is in no row group read here")
 
 
 MOST_ROWS = 1024
@@ -114,13 +114,13 @@ def check(metadata: pq.RowGroupMetaData) -> None:
         column = metadata.column(number)
         if not 0 <= column.num_values <= MOST_VALUES:
             raise BadBytes(
-                f"its column {column.path_in_schema} has {column.num_values} values in one row"
+                f"the column {column.path_in_schema} has {column.num_values} values in one row"
                 f" group; at most {MOST_VALUES} are read"
             )
         expanding = _EXPANDING.intersection(column.encodings)
         if expanding:
             raise BadBytes(
-                f"its column {column.path_in_schema} is encoded as {', '.join(expanding)}, which"
+                f"the column {column.path_in_schema} is encoded as {', '.join(expanding)}, which"
                 " isn't read: write it with dictionaries, or plain"
             )
 
@@ -196,7 +196,7 @@ def decoded(batch: pa.RecordBatch, counted: Sequence[str]) -> pa.RecordBatch:
         size = pc.sum(pc.take(lengths, leaves.indices).cast(pa.int64())).as_py() or 0
         if size > LARGEST_ARRAYS:
             raise BadBytes(
-                f"its column {name} has {size} bytes in {batch.num_rows} rows, more than"
+                f"the column {name} has {size} bytes in {batch.num_rows} rows, more than"
                 " PostgreSQL's arrays can have"
             )
         number = batch.schema.get_field_index(name)
@@ -265,7 +265,10 @@ class ParquetSnapshot:
         self.columns = list(columns or (_column(field, n) for n, field in enumerate(named, 1)))
         for column in self.columns:
             if schema.names.count(column.name) != 1:
-                raise BadBytes(f"it has no column {column.name}; it has {', '.join(schema.names)}")
+                raise BadBytes(
+                    f"the file needs one column {column.name}; its columns are"
+                    f" {', '.join(schema.names)}"
+                )
 
     @property
     def restorable(self) -> bool:
@@ -300,7 +303,10 @@ class ParquetSnapshot:
             with _as_damage():
                 for batch in gathered(self._bounded(group, read), _ROWS_AT_ONCE):
                     if set(batch.schema.names) != set(read):
-                        raise BadBytes(f"its rows have {', '.join(batch.schema.names)}")
+                        raise BadBytes(
+                            f"the rows have the columns {', '.join(batch.schema.names)},"
+                            f" not {', '.join(read)}"
+                        )
                     if batch.num_rows:
                         yield StoredBatch(batch, self.columns, self._rest)
 

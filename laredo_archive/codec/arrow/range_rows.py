@@ -106,8 +106,8 @@ def _new_batches(
         raise
     except ValueError as wrong:
         raise BadLine(
-            f"a row in a diff, of the keys from {keys.low!r} to {keys.high!r}, isn't one of the"
-            f" table's: {wrong}"
+            f"a diff's row with a key from {keys.low or b'the first'!r} to"
+            f" {keys.high or b'the last'!r} doesn't fit the table's columns: {wrong}"
         ) from wrong
 
 
@@ -208,6 +208,6 @@ class _Bounded:
             return b""
         data = self._source.read(wanted)
         if not data:
-            raise BadBytes(f"it ends {self._left} bytes before byte {self._end}")
+            raise BadBytes(f"the file ends {self._left} bytes before byte {self._end}")
         self._left -= len(data)
         return data

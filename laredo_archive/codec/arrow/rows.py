@@ -32,7 +32,7 @@ class RowStorer:
     """Makes record batches of lines, without losing anything of them."""
 
     def __init__(self, columns: Sequence[Column], first_block: bytes) -> None:
-        """``first_block`` are the first lines: how deep an array column is, they say.
+        """``first_block`` contains the first lines, which show the depth of each array column.
 
         :raises BadLine: if a line isn't a row with these columns.
         """

@@ -137,6 +137,19 @@ class Typing:
     special: Special = Special.ERROR
     array_dimensions: Mapping[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls, numeric_as: str, special_values: str, array_dimensions: Mapping[str, int] | None
+    ) -> Self:
+        """The choice that a Python program's options make.
+
+        :raises TypingRefused: if there is no such choice.
+        """
+        if special_values not in list(Special):
+            known = ", ".join(Special)
+            raise TypingRefused(f'special_values = "{special_values}": write one of {known}')
+        return cls(numeric_as, Special(special_values), array_dimensions or {})
+
     def __post_init__(self) -> None:
         """:raises TypingRefused: if there is no such decimal."""
         self.unbounded_numeric()

@@ -90,11 +90,11 @@ class PinnedObject(io.RawIOBase):
             raise self._meant(refused) from refused
 
     def readable(self) -> bool:
-        """Yes."""
+        """True: the object can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Yes; the next read sends a new request."""
+        """True: after a seek the next read sends a new request."""
         return True
 
     def tell(self) -> int:

@@ -238,9 +238,9 @@ class Bucket:
         return ObjectVersion(self.required(answer, "ETag", self.uri_of(key)), self.date(answer))
 
     def date(self, answer: Answer) -> datetime:
-        """The store's time.
+        """The store's time, from the header Date of ``answer``.
 
-        :raises DestinationUnavailable: if it doesn't say.
+        :raises DestinationUnavailable: if the answer has no such header.
         """
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
         try:

@@ -30,8 +30,10 @@ from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import TooManyClients
 from laredo_fanout.serving.shared import SentCounts
+from laredo_fanout.watchdog import SERVING, Watchdog, Watched
+from laredo_service import native_log
 from laredo_service.http import settings
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 
 _RETRY = Backoff(initial=0.1, maximum=10.0)
 _HEALTHY_AFTER = 30.0
@@ -66,6 +68,7 @@ class _Child:
     process: asyncio.subprocess.Process
     control: Control
     wake: socket.socket
+    watched: Watched
     listening: bool = False
     #: Done when it serves with the options that it was sent last, or is gone.
     changed: asyncio.Future[None] | None = None
@@ -86,6 +89,8 @@ class ServingChildren:
     clients: Clients
     wake_ups: WakeUps
     log_settings: LogSettings
+    #: Kills one that hangs.
+    watchdog: Watchdog = field(default_factory=Watchdog)
     #: Requests a catalog check, because a client waits for it.
     request_check: Callable[[], None] = _no_check
     #: Takes a standby's report (server id, tables); returns this server's role, None if it has no
@@ -179,7 +184,7 @@ class ServingChildren:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _keep(self, name: str) -> None:
-        failures = 0
+        failures, outage = 0, Outage()
         self.sent[name] = SentCounts()
         loop = asyncio.get_running_loop()
         while not self._draining.is_set():
@@ -191,7 +196,8 @@ class ServingChildren:
             except SpawnFailed as failed:
                 self.spawn_failures += 1
                 self.error = str(failed)
-                log.error(
+                level = log.error if outage.is_news("not started") else log.debug
+                level(
                     "serving process not started; retry scheduled",
                     error=self.error,
                     within_s=round(pause, 1),
@@ -200,12 +206,19 @@ class ServingChildren:
                 return
             if loop.time() - started > _HEALTHY_AFTER:
                 failures, pause = 1, _RETRY.delay(1)
+                outage.end()
             self.restarts += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._draining.wait(), pause)
 
     async def _run_one(self, name: str) -> None:
         child = await self._spawn(name)
+        try:
+            await self._run_child(child)
+        finally:
+            child.watched.close()
+
+    async def _run_child(self, child: _Child) -> None:
         self._configure(child)
         self._children[child.number] = child
         self.wake_ups.add(child.wake)
@@ -218,6 +231,8 @@ class ServingChildren:
             lost = self.clients.leave_all(child.number)
             await child.control.close()
         code = await child.process.wait()
+        if child.watched.verdict is not None:
+            self.error = f"serving process {child.process.pid} was {child.watched.verdict}"
         if not self._draining.is_set():
             log.error(
                 "serving process died; restart scheduled",
@@ -245,15 +260,19 @@ class ServingChildren:
             try:
                 ours, theirs = map(undo.enter_context, socket.socketpair())
                 wake_ours, wake_theirs = map(undo.enter_context, socket.socketpair())
-                process = await self._start_process(theirs.fileno(), wake_theirs.fileno())
+                watched = self.watchdog.watch(SERVING, name)
+                undo.callback(watched.close)
+                ends = theirs.fileno(), wake_theirs.fileno(), watched.end
+                process = await self._start_process(*ends)
                 undo.push_async_callback(_end, process)
+                watched.started(process)
                 control = await Control.over(ours)
             except OSError as failed:
                 raise SpawnFailed(f"a serving process can't be started: {failed}") from failed
             undo.pop_all()
         theirs.close()
         wake_theirs.close()
-        return _Child(next(self._numbers), name, process, control, wake_ours)
+        return _Child(next(self._numbers), name, process, control, wake_ours, watched)
 
     async def _start_process(self, *ends: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -261,6 +280,7 @@ class ServingChildren:
             *map(str, ends),
             *self.log_settings.arguments,
             stdin=asyncio.subprocess.DEVNULL,
+            stderr=native_log.descriptor(),
             pass_fds=ends,
             # A terminal's Ctrl-C is for the main process, which drains the others.
             process_group=0,

@@ -1,4 +1,4 @@
-"""A serving process: ``python -m ...serving_process CONTROL_FD WAKE_FD LOG_FORMAT LOG_LEVEL``.
+"""A serving process: ``python -m ... CONTROL_FD WAKE_FD BEAT_FD LOG_FORMAT LOG_LEVEL``.
 
 It gets its options over its control socket, and ends when that closes.
 """
@@ -30,6 +30,8 @@ from laredo_fanout.serving.server import serve
 from laredo_fanout.serving.shared import SentCounts
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
+from laredo_fanout.watchdog import LoopPulse, beat
+from laredo_service import native_log
 
 MAIN_IS_GONE = 3
 CANT_SERVE = 4
@@ -38,8 +40,10 @@ _REPORT_S = 1.0
 log = structlog.get_logger("laredo_fanout.serving")
 
 
-async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
+async def run(control_end: socket.socket, wake_end: socket.socket, beat_end: int) -> int:
     """Serve until the main process sends drain; returns the process's exit code."""
+    pulse = LoopPulse()
+    beat(beat_end, pulse.is_well)
     control = await Control.over(control_end)
     wakeups = SocketWakeups(wake_end)
     options = await control.receive()
@@ -49,7 +53,7 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
     drain, readiness, sent = asyncio.Event(), Readiness(), SentCounts()
     changes = ServingOptionChanges()
     listener = asyncio.create_task(_listen_to_main(control, registry, drain, readiness, changes))
-    reporting = asyncio.create_task(_keep_reporting(control, sent))
+    reporting = asyncio.create_task(_keep_reporting(control, sent, pulse))
     try:
         reader = StoreReader.open(Path(options["state"]))
         await serve(
@@ -81,8 +85,9 @@ async def run(control_end: socket.socket, wake_end: socket.socket) -> int:
     return 0
 
 
-async def _keep_reporting(control: Control, sent: SentCounts) -> None:
+async def _keep_reporting(control: Control, sent: SentCounts, pulse: LoopPulse) -> None:
     while True:
+        pulse.came_round()
         await asyncio.sleep(_REPORT_S)
         _report(control, sent)
 
@@ -118,7 +123,8 @@ async def _listen_to_main(
 
 
 def main() -> int:
-    control_fd, wake_fd, log_format, level = sys.argv[1:]
+    control_fd, wake_fd, beat_fd, log_format, level = sys.argv[1:]
+    native_log.capture()
     logs.configure(logs.LogSettings(log_format, level))
     # The modules stay: a full collection over them would hold every client for tens of ms.
     gc.freeze()
@@ -126,9 +132,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return asyncio.run(
-        run(socket.socket(fileno=int(control_fd)), socket.socket(fileno=int(wake_fd)))
-    )
+    control, wake = (socket.socket(fileno=int(each)) for each in (control_fd, wake_fd))
+    return asyncio.run(run(control, wake, int(beat_fd)))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Envelope(NamedTuple):
 
 
 class ChunkedBody:
-    """The bytes within the chunks of a body (RFC 9112, 7.1)."""
+    """Decoder of a chunked body (RFC 9112, 7.1)."""
 
     def __init__(self) -> None:
         #: Whether the last chunk has come; what follows it is ignored.
@@ -65,7 +65,7 @@ class ChunkedBody:
         self._closing = False
 
     def feed(self, data: bytes) -> bytes:
-        """The body's bytes in what came.
+        """Return the body's bytes among ``data``, the next bytes from the socket.
 
         :raises BadFraming: if it isn't a chunked body.
         """
@@ -106,13 +106,13 @@ class ChunkedBody:
 
 
 class Envelopes:
-    """The messages in a stream's bytes; https://connectrpc.com/docs/protocol#enveloped-message."""
+    """Decoder of a stream's messages; https://connectrpc.com/docs/protocol#enveloped-message."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Envelope]:
-        """The envelopes that are whole now, in order."""
+        """Return the envelopes that are whole with ``data``, the stream's next bytes."""
         buffer, found, start = self._buffer, [], 0
         buffer += data
         with memoryview(buffer) as view:
@@ -134,13 +134,13 @@ class Envelopes:
 # A call of the Connect protocol: one request and its answer, on a TCP connection of its own.
 
 _ANSWER_S = 20.0
-"""For the connection, and then for the head of the answer."""
+"""Limit of the connection's opening, then of the wait for the answer's head, in seconds."""
 _READ_BYTES = 256 << 10
 _KEEPALIVE_PROBES = 3
 
 
 class ConnectCall:
-    """The answer to a request: its head, and its body as it comes."""
+    """One request on its own connection; then the answer's head, and its body as it arrives."""
 
     def __init__(
         self, server: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -220,7 +220,9 @@ class ConnectCall:
                 while len(found) < most and (data := await self.read()) is not None:
                     found += data
         except TimeoutError as passed:
-            raise ServerUnavailable(self._server, f"half an answer in {_ANSWER_S:g} s") from passed
+            raise ServerUnavailable(
+                self._server, f"the answer's body wasn't complete within {_ANSWER_S:g} s"
+            ) from passed
         return bytes(found[:most])
 
     async def _head(self) -> h11.Response:
@@ -296,7 +298,7 @@ async def _open(
 
 
 def _find_dead_peers(end: socket.socket, endpoint: Endpoint) -> None:
-    """Have the kernel notice a server's machine that vanished without a word."""
+    """Set TCP keepalive: the kernel then ends a connection whose server's machine is gone."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if end.family == socket.AF_UNIX or not hasattr(socket, "TCP_KEEPIDLE"):
         return
@@ -393,13 +395,16 @@ class ConnectTransport:
                     message = self._message(envelope)
                     silence.broken_by(message)
                     yield message
-            raise StreamBroken(self._endpoint.server, "the stream ended without Connect's end")
+            raise StreamBroken(
+                self._endpoint.server, "the stream ended without its EndStreamResponse"
+            )
 
     def _message(self, envelope: Envelope) -> wire.SyncResponse:
         if envelope.flags:
             raise ProtocolViolation(
                 self._endpoint.server,
-                f"a message's envelope has flags {envelope.flags:#x}, and no compression was asked",
+                f"a message has the envelope flags {envelope.flags:#x}, and this client offers no"
+                " compression (flag 1); see if a proxy on the way compresses streams",
             )
         return _parsed(self._endpoint.server, wire.SyncResponse, envelope.content)
 
@@ -407,12 +412,14 @@ class ConnectTransport:
         """:raises StreamError: if the stream ended with an error."""
         end = _json_object(content)
         if end is None:
-            raise ProtocolViolation(self._endpoint.server, "the stream's end is no JSON object")
+            raise ProtocolViolation(
+                self._endpoint.server, "the EndStreamResponse isn't a JSON object"
+            )
         if error := end.get("error"):
             raise self._of_json(error)
 
     def _refusal(self, call: ConnectCall, body: bytes) -> StreamError:
-        """The error for an answer without messages."""
+        """The error for an answer that isn't a stream or a status: a refusal, a proxy's page."""
         error = _json_object(body) if call.content_type == "application/json" else None
         if call.status != 200 and error is not None and "code" in error:
             return self._of_json(error)
@@ -449,10 +456,10 @@ class ConnectTransport:
 
 
 class _Silence:
-    """Limit of a stream's silence; the server's heartbeats break the silence of a quiet table.
+    """Timeout of reads from a stream; on a quiet table the server's heartbeats arrive within it.
 
-    Before the first one it may last longer; and a server whose heartbeats are rarer than expected
-    is given three of its own intervals.
+    Until the first heartbeat the timeout is longer. A server whose heartbeats are rarer than
+    expected is given three of its own intervals.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -478,7 +485,7 @@ class _Silence:
             self._lasted = time.monotonic() - began
 
     def broken_by(self, message: wire.SyncResponse) -> None:
-        """Note the message that came."""
+        """Adjust the timeout if ``message`` is a heartbeat."""
         if message.HasField("heartbeat"):
             self._usual = max(self._usual, _HEARTBEATS_MISSED * self._lasted)
             self._most = self._usual

@@ -1,9 +1,11 @@
 """The endpoint of a server: address, TLS, token, and the interface of its transport."""
 
+from __future__ import annotations
+
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -64,7 +66,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a server, and what a connection to it needs."""
+    """The address of a server, or of several, and what a connection to one needs."""
 
     #: ``host:port``, or ``unix:/path``.
     server: str
@@ -80,15 +82,25 @@ class Endpoint:
     #: By Connect: the longest that a stream may be silent. The server's heartbeats (each 10 s by
     #: default, ``heartbeat_interval``) break the silence of a quiet table.
     silence_s: float = 60.0
+    #: Other servers with the same data, such as relays, for when ``server`` doesn't serve.
+    others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.transport not in ("grpc", "connect"):
             raise BadEndpoint(f"transport is {self.transport!r}; expected grpc or connect")
-        if self.server.startswith("unix:"):
-            return
-        host, colon, port = self.server.rpartition(":")
-        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise BadEndpoint(f"{self.server!r} is not a server's address; expected host:port")
+        for number, server in enumerate(self.servers):
+            _check_address(server)
+            if server in self.servers[:number]:
+                raise BadEndpoint(f"the server {server} is listed twice")
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The addresses of all servers, in the order in which they are tried."""
+        return (self.server, *self.others)
+
+    def each(self) -> tuple[Endpoint, ...]:
+        """An endpoint for each of the servers alone."""
+        return tuple(replace(self, server=server, others=()) for server in self.servers)
 
     def channel(self) -> grpc.aio.Channel:
         """Open a connection by gRPC (not shared with other channels of this process).
@@ -115,6 +127,30 @@ class Endpoint:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata of every call."""
         return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+
+
+def endpoint_of(
+    server: str | Sequence[str],
+    tls: Tls | None = None,
+    token: str | None = None,
+    transport: TransportName = "grpc",
+) -> Endpoint:
+    """The endpoint of a server, or of a list of servers.
+
+    :raises BadEndpoint: if an address isn't one, or the list is empty or names one twice.
+    """
+    servers = (server,) if isinstance(server, str) else tuple(server)
+    if not servers:
+        raise BadEndpoint("the list of servers is empty; give one host:port at least")
+    return Endpoint(servers[0], tls, token, transport=transport, others=servers[1:])
+
+
+def _check_address(server: str) -> None:
+    if server.startswith("unix:"):
+        return
+    host, colon, port = server.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise BadEndpoint(f"{server!r} is not a server's address; expected host:port")
 
 
 def _read(what: str, path: Path | None) -> bytes | None:

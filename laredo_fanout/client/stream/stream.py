@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import monotonic
@@ -32,9 +32,9 @@ from laredo_fanout.client.events import (
     SnapshotEnd,
 )
 from laredo_fanout.client.loop_share import LoopShare
-from laredo_fanout.client.stream.connect_transport import ConnectTransport
 from laredo_fanout.client.stream.endpoint import Endpoint, Transport
-from laredo_fanout.client.stream.grpc_transport import GrpcTransport, replication_status
+from laredo_fanout.client.stream.grpc_transport import replication_status
+from laredo_fanout.client.stream.servers import Servers, Turns, transport_to
 from laredo_fanout.client.stream.translate import (
     BATCH_CAPABILITY,
     BOUNDARY_CAPABILITY,
@@ -47,16 +47,6 @@ from laredo_model import position as position_
 from laredo_model.position import History, Position
 from laredo_service.retry import Backoff
 from laredo_service.table_pattern import TableName
-
-# The transport that an endpoint names.
-
-
-def transport_to(endpoint: Endpoint) -> Transport:
-    """A transport to the endpoint; it connects when it is called."""
-    return (
-        ConnectTransport(endpoint) if endpoint.transport == "connect" else GrpcTransport(endpoint)
-    )
-
 
 # A stream: one attempt at the Sync call, from the handshake to its end.
 
@@ -139,8 +129,9 @@ async def open_stream(
     """``async with open_stream(...) as events: async for event in events``.
 
     Messages that aren't taken stay with the server (flow control of HTTP/2 or TCP), so a slow
-    consumer needs no memory here. Leaving the block ends the stream. ``transport``: one that other
-    streams use too; None: one of its own, as the endpoint names it.
+    consumer needs no memory here. Leaving the block ends the stream. Of an endpoint with several
+    servers the first is asked. ``transport``: one that other streams use too; None: one of its own,
+    as the endpoint names it.
 
     :raises BadEndpoint: if the TLS files can't be used. :raises StreamError: when the stream ends,
     with the kind of the server's status; a stream that the server ends normally just ends.
@@ -198,6 +189,9 @@ class Subscription:
     position to resume from (:attr:`position`, :attr:`history`, :attr:`sequence`) moves only at
     the end of a transaction or a snapshot, after the consumer has asked for the next event.
 
+    Where the endpoint has several servers, the next stream comes from another one, see
+    :class:`~laredo_fanout.client.stream.servers.Turns`; :attr:`server` is the one whose turn it is.
+
     One task iterates; cancel it, or leave the block, to end. Errors that another attempt can't
     cure are raised, see :mod:`laredo_fanout.client.errors`.
     """
@@ -209,10 +203,11 @@ class Subscription:
         *,
         backoff: Backoff | None = None,
         observer: Observer | None = None,
-        transport: Transport | None = None,
+        servers: Servers | None = None,
     ) -> None:
+        """``servers``: the endpoint's, if other streams use their connections too."""
         self.endpoint = endpoint
-        self._transport = transport
+        self._turns = Turns(servers or Servers(endpoint))
         self._options = options
         self._backoff = backoff or Backoff()
         self._observer = observer or Observer()
@@ -222,7 +217,12 @@ class Subscription:
         self._rejected: ProtocolViolation | None = None
         self._rejections, self._rejected_at = 0, 0.0
         self._restarts_until = 0.0
-        self._log = log.bind(server=endpoint.server, table=options.table)
+        self._log = log.bind(table=options.table)
+
+    @property
+    def server(self) -> str:
+        """The server that the stream comes from, or that is tried."""
+        return self._turns.now.server
 
     @property
     def position(self) -> Position | None:
@@ -246,7 +246,7 @@ class Subscription:
     def reject(self, what: str) -> None:
         """After the event just taken, leave the stream, which broke the contract by ``what``, and
         ask for a snapshot in a new one."""
-        self._rejected = ProtocolViolation(self.endpoint.server, what)
+        self._rejected = ProtocolViolation(self.server, what)
         # Each such stream begins well, so its events don't show that the server is right again.
         lately = monotonic() < self._rejected_at + _RESTART_S
         self._rejections, self._rejected_at = self._rejections * lately + 1, monotonic()
@@ -272,36 +272,51 @@ class Subscription:
         return await anext(self._events)
 
     async def _run(self) -> AsyncGenerator[Event, None]:
-        failures = 0
+        turns = self._turns
         while True:
             try:
-                async with aclosing(self._one_stream()) as events:
+                async with (
+                    asyncio.timeout(turns.answer_limit) as limit,
+                    aclosing(self._one_stream()) as events,
+                ):
                     async for event in events:
+                        limit.reschedule(None)
                         if not isinstance(event, Handshake):
-                            failures = 0
+                            if turns.rounds:
+                                self._log.info(
+                                    "connected again", server=self.server, attempts=turns.rounds
+                                )
+                            turns.served()
                         yield event
-                self._log.info("reconnect started", position=self._reached.text())
+                self._log.info(
+                    "reconnect started", server=self.server, position=self._reached.text()
+                )
                 delay = self._delay(1)
+            except TimeoutError:
+                delay = self._after(turns.too_slow())
             except StreamError as error:
-                failures += 1
-                if isinstance(error, ProtocolViolation):
-                    failures = max(failures, self._rejections)
-                delay = self._after(error, failures)
+                delay = self._after(error)
             await asyncio.sleep(delay)
 
-    def _after(self, error: StreamError, failures: int) -> float:
-        if not error.retryable:
-            raise error
-        if self._backoff.attempts is not None and failures >= self._backoff.attempts:
-            raise GaveUp(self.endpoint.server, failures, error) from error
+    def _after(self, error: StreamError) -> float:
+        turns, backoff = self._turns, self._backoff
+        news = turns.is_news(error)
+        ended = turns.pass_on(error)
+        if ended and backoff.attempts is not None and turns.rounds >= backoff.attempts:
+            raise GaveUp(str(turns.servers), turns.rounds, error) from error
+        failures = turns.rounds if ended else 1
+        if isinstance(error, ProtocolViolation):
+            failures = max(failures, self._rejections)
         delay = self._delay(failures)
         self._observer.disconnected(error, delay)
-        self._log.warning(
+        (self._log.warning if news else self._log.debug)(
             "disconnected",
+            server=error.server,
             error=error.details,
             kind=type(error).__name__,
-            attempt=failures,
+            attempt=turns.rounds + (not ended),
             retry_in_s=round(delay, 2),
+            next_server=self.server,
             position=self._reached.text(),
         )
         return delay
@@ -325,16 +340,19 @@ class Subscription:
         reached.restart()
         deadline: datetime | None = None
         leaving = False
-        async with open_stream(self.endpoint, options, transport=self._transport) as events:
+        turns = self._turns
+        transport = turns.servers.transport(turns.now)
+        async with open_stream(turns.now, options, transport=transport) as events:
             async for sent in events:
                 event = reached.unseen(sent) if isinstance(sent, Changes) else sent
                 if event is None:
                     continue
                 if isinstance(event, Handshake):
+                    turns.check(event, resumes=options.position is not None)
                     self._observer.connected(event)
                 elif isinstance(event, GoAway):
                     self._observer.going_away(event)
-                    self._log.info("GoAway received", reason=event.reason)
+                    self._log.info("GoAway received", server=self.server, reason=event.reason)
                     leaving, deadline = True, event.deadline
                     self._restarts_until = monotonic() + _RESTART_S
                 yield event
@@ -348,9 +366,12 @@ class Subscription:
                     return
                 reached.consumed(event)
                 if leaving and (reached.between_transactions or _passed(deadline)):
-                    return
+                    break
         if not leaving:
-            raise StreamBroken(self.endpoint.server, "the server ended the stream")
+            raise StreamBroken(
+                turns.now.server, "the server ended the stream without a reason (GoAway)"
+            )
+        turns.pass_on(None)
 
 
 class _StreamPosition:
@@ -444,13 +465,23 @@ _ANSWER_S = 10.0
 async def served_tables(endpoint: Endpoint) -> frozenset[TableName]:
     """The tables that the server serves now, and that the endpoint's token may read.
 
-    :raises StreamError: if it doesn't answer, or refuses; BadRequest of one that is too old.
+    Of several servers the first that answers is believed.
+
+    :raises StreamError: if none answers; InvalidRequest of one that is too old.
     """
+    *others, last = endpoint.each()
+    for each in others:
+        with suppress(StreamError):
+            return await _served_tables(each)
+    return await _served_tables(last)
+
+
+async def _served_tables(endpoint: Endpoint) -> frozenset[TableName]:
     request = wire.GetReplicationStatusRequest(capabilities=[_CAPABILITY])
     answer = await replication_status(endpoint, request, _ANSWER_S)
     try:
         return frozenset(TableName(*split_table(name)) for name in answer.tables)
     except BadTableName as wrong:
         raise ProtocolViolation(
-            endpoint.server, f"serves a table that has no name: {wrong}"
+            endpoint.server, f"in the list of its tables, {wrong}; is this a laredo-fanout?"
         ) from wrong

@@ -30,7 +30,8 @@ from laredo_fanout.client.events import (
     SnapshotRows,
 )
 from laredo_fanout.client.loop_share import LoopShare
-from laredo_fanout.client.stream.endpoint import Endpoint, Transport
+from laredo_fanout.client.stream.endpoint import Endpoint
+from laredo_fanout.client.stream.servers import Servers
 from laredo_fanout.client.stream.stream import Observer, Subscription, SyncOptions
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.table.replica import Difference, Replica, ReplicaSnapshot, pieces
@@ -60,7 +61,7 @@ class Follower(Observer):
         options: SyncOptions,
         replica: Replica,
         *,
-        transport: Transport,
+        servers: Servers,
         file: SnapshotFile | None,
         save_interval: float,
         backoff: Backoff | None,
@@ -72,7 +73,7 @@ class Follower(Observer):
         self._endpoint = endpoint
         self._options = options
         self._replica = replica
-        self._transport = transport
+        self._servers = servers
         self._file = file
         self._save_interval = save_interval
         self._backoff = backoff
@@ -80,7 +81,8 @@ class Follower(Observer):
         self._deliver = deliver
         self._at_once = at_once
         self._ended = ended
-        self._log = log.bind(server=endpoint.server, table=options.table)
+        self._log = log.bind(table=options.table)
+        self._subscription: Subscription | None = None
         self._share = LoopShare.of_running_loop()
         #: Held by who changes the rows, or reads all of them.
         self._rows_lock = asyncio.Lock()
@@ -95,6 +97,13 @@ class Follower(Observer):
         self.error: BaseException | None = None
         self.last_error: StreamError | None = None
         self.disconnects = 0
+
+    @property
+    def server(self) -> str:
+        """The server that the stream comes from, or that is tried."""
+        if self._subscription is None:
+            return self._servers.answered.server
+        return self._subscription.server
 
     def start(self) -> None:
         """Begin, on the running event loop."""
@@ -135,7 +144,7 @@ class Follower(Observer):
                 return await waiting
         except TimeoutError:
             raise NotReadyInTime(
-                self._options.table, self._endpoint.server, timeout or 0, self.last_error
+                self._options.table, str(self._servers), timeout or 0, self.last_error
             ) from self.last_error
 
     def _give_views(self) -> None:
@@ -163,14 +172,19 @@ class Follower(Observer):
                 await self._ready.wait()
         except TimeoutError:
             raise NotReadyInTime(
-                self._options.table, self._endpoint.server, timeout or 0, self.last_error
+                self._options.table, str(self._servers), timeout or 0, self.last_error
             ) from self.last_error
         if self.error is not None:
             raise self.error
 
     def connected(self, handshake: Handshake) -> None:
         """Log the stream, as an :class:`Observer`."""
-        self._log.info("connected", mode=handshake.mode.name, sequence=handshake.sequence)
+        self._log.info(
+            "connected",
+            server=self.server,
+            mode=handshake.mode.name,
+            sequence=handshake.sequence,
+        )
 
     def disconnected(self, error: StreamError, delay: float) -> None:
         """Keep the error, as an :class:`Observer`."""
@@ -189,12 +203,12 @@ class Follower(Observer):
                 reached.sequence,
                 self._options.filters,
             )
-            subscription = Subscription(
+            subscription = self._subscription = Subscription(
                 self._endpoint,
                 options,
                 backoff=self._backoff,
                 observer=self,
-                transport=self._transport,
+                servers=self._servers,
             )
             async with subscription as events:
                 async for event in events:

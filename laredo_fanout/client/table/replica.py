@@ -141,7 +141,7 @@ class Replica:
         if self._before is None and (self.reached.open_changes or self._torn):
             return None
         seen = self._emptied or self._rows
-        view = RowView(seen.parts, self._before, self.reached.position)
+        view = RowView(seen.parts, self._before, self.reached.position, self._columns)
         self._views.add(view)
         if self._emptied is None:
             with self._lock:

@@ -30,6 +30,7 @@ import orjson
 
 from laredo_fanout.client.loop_share import LoopShare
 from laredo_model import line as line_
+from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_model.position import Position
 
@@ -233,15 +234,17 @@ class LinesBefore:
 class RowView:
     """The rows of one moment. Its thread may be another one than that which changes the rows."""
 
-    __slots__ = ("__weakref__", "before", "parts", "position")
+    __slots__ = ("__weakref__", "before", "columns", "parts", "position")
 
     def __init__(
         self,
         parts: Sequence[dict[bytes, bytes]],
         before: LinesBefore | None,
         position: Position | None,
+        columns: tuple[Column, ...] = (),
     ) -> None:
         """``before``: what the rows of an open transaction were; it may grow."""
+        self.columns = columns
         self.parts = list(parts)
         self.before = before
         self.position = position

@@ -358,7 +358,7 @@ async def _deadline(timeout_s: float | None) -> AsyncIterator[None]:
 
 
 def _find_dead_peers(end: socket.socket, stall_timeout_s: float) -> None:
-    """Have the kernel notice a peer that vanished without a word.
+    """Set TCP keepalive: the kernel then ends a connection whose peer is gone.
 
     TCP_USER_TIMEOUT also cuts a peer that is there and takes nothing: it isn't less than such a one
     is allowed (tcp(7)).

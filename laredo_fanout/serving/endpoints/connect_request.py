@@ -175,7 +175,7 @@ def route(method: str, target: str, headers: Mapping[str, str]) -> CalledMethod:
     """
     called = _METHODS.get(target.partition("?")[0])
     if called is None:
-        raise HttpRefused(404, f"there is no such call; there are {', '.join(_METHODS)}", {})
+        raise HttpRefused(404, f"there is no such call; the calls are {', '.join(_METHODS)}", {})
     if method != "POST":
         raise HttpRefused(405, f"{called.name} is called by POST", {"Allow": "POST"})
     if "origin" in headers:

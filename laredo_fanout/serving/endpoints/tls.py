@@ -126,7 +126,8 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
             context.load_verify_locations(files.client_ca)
         except ssl.SSLError as error:
             raise CannotListen(
-                f"fanout.grpc.tls.client_ca: {files.client_ca} has no certificate: {error}"
+                f"fanout.grpc.tls.client_ca: {files.client_ca} contains no PEM certificate that can"
+                f" be read: {error}"
             ) from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context

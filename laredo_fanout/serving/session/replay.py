@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from laredo_archive.errors import ArchiveError
-from laredo_archive.manifest.model import Artifact
-from laredo_archive.read.location import FoundArchive
 from laredo_fanout.serving import replay, slices
-from laredo_fanout.serving.archives import ReplayArchive
 from laredo_fanout.serving.call import CheckedSyncRequest
 from laredo_fanout.serving.replay import Chain, NoReplay, Outcome, Piece, pieces
 from laredo_fanout.serving.session.client_stream import ClientStream
@@ -24,6 +21,11 @@ from laredo_fanout.store.reader import TableView
 from laredo_model import position
 from laredo_model.line import Change
 from laredo_model.position import Position
+
+if TYPE_CHECKING:
+    from laredo_archive.manifest.model import Artifact
+    from laredo_archive.read.location import FoundArchive
+    from laredo_fanout.serving.archives import ReplayArchive
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +106,7 @@ def _chain(
         raise NoReplay(Outcome.UNCOVERED, f"the server follows history {source.history} now")
     where = found.destination.uri_of(found.manifest_key)
     try:
-        chain = replay.chain(found.manifest, where, asked, view, source.history)
+        chain = replay.chain(found.manifest, where, asked, view, source.lineage)
     except ArchiveError as damaged:
         raise NoReplay(Outcome.UNREADABLE, str(damaged)) from damaged
     archive.check(found, chain.diffs)

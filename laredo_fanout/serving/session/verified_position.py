@@ -22,8 +22,8 @@ from laredo_fanout.serving.errors import PositionSuspect
 from laredo_fanout.serving.forms import Form
 from laredo_fanout.serving.journal import Tail
 from laredo_fanout.serving.slices import Sliced
-from laredo_fanout.store import format as format_
-from laredo_fanout.store.format import Record
+from laredo_fanout.store import journal as journal_
+from laredo_fanout.store.journal import Record
 from laredo_fanout.store.reader import StoreReader, TableView
 from laredo_fanout.store.table import SuspectRange
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
@@ -142,7 +142,7 @@ class SuspectRangeReader:
             or not records[0].first_sequence < suspect_range.first <= records[0].last_sequence
         ):
             return []
-        whole = format_.cut_behind(records[0], suspect_range.first - 1)
+        whole = journal_.cut_behind(records[0], suspect_range.first - 1)
         messages = yield from form.changes(whole)
         return [Part(messages, whole.last_sequence, whole.last_position)]
 

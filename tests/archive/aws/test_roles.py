@@ -209,7 +209,7 @@ def test_while_sts_is_away_the_old_session_serves_as_long_as_it_can(
     with capture_logs() as logged:
         explained = refused(clients, store)
     assert [entry["event"] for entry in logged] == [
-        *["role is asked for again"] * (ATTEMPTS - 1),
+        *["role requested again"] * (ATTEMPTS - 1),
         "role not assumed",
     ]
     assert logged[-1]["profile"] == "writer"

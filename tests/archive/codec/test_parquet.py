@@ -150,7 +150,9 @@ def test_files_of_other_programs_read_by_their_own_types() -> None:
         b'{"id":2,"name":null,"at":"2024-01-01T00:00:00+00:00","tags":[]}',
     ]
     assert read(None, sink.getvalue()) == expected
-    with pytest.raises(BadBytes, match="it has no column price; it has id, name, at, tags"):
+    with pytest.raises(
+        BadBytes, match="needs one column price; its columns are id, name, at, tags"
+    ):
         read([KEY, PRICE], sink.getvalue())
 
 

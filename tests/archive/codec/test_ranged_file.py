@@ -65,7 +65,7 @@ def test_what_follows_is_read_on_and_small_gaps_through() -> None:
 def test_an_object_that_ends_early() -> None:
     object_ = Object(DATA[:1000])
     with ranged(object_.at, len(DATA)) as file:
-        with pytest.raises(BadBytes, match="it ends at byte 1000, before its 1048576 bytes"):
+        with pytest.raises(BadBytes, match="the file ends at byte 1000, before its 1048576 bytes"):
             file.read(2000)
         file.seek(5000)
         with pytest.raises(BadBytes):

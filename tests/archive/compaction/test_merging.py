@@ -5,16 +5,20 @@ from datetime import timedelta
 
 import pytest
 
+from laredo_archive.errors import OutOfOrder
 from laredo_archive.manifest import merged, rules
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
 from laredo_model.position import Position
 from tests.support import drawn
 from tests.support.archive.archiving import (
+    HISTORY,
     MANIFEST,
+    OTHER_HISTORY,
     PREFIX,
     NewStores,
     ScriptedDestination,
+    base_of,
     memory,
     opened,
     rebased,
@@ -199,3 +203,39 @@ def test_lists_that_were_loaded_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) 
     whole = merged.unfolded(destination.manifest, merged.everywhere, parts.diffs_of)
     assert [a.to_position for a in whole.artifacts] == sorted(long.states)
     assert len(parts._loaded) == 2
+
+
+def test_an_epoch_goes_on_over_a_failover(destination: ScriptedDestination) -> None:
+    """Diffs of two histories aren't merged, and a base before the switch takes over both."""
+    archive = opened([destination])
+    long = LongArchive.begun(archive)
+    long.grow(5)
+    early = long.head
+    long.grow(5)
+    last = long.head
+    waiting = base_of(archive, early, long.states[early])
+    long.history = OTHER_HISTORY
+    long.grow(14)
+    assert long.compacted()
+    archive.commit_base(waiting, continues=True)
+    manifest = destination.manifest
+    assert list(rules.check(manifest)) == []
+    assert manifest.history == OTHER_HISTORY
+    for artifact in manifest.artifacts:
+        assert (artifact.history == OTHER_HISTORY) == (artifact.to_position > last)
+    (continued,) = [a for a in manifest.artifacts if a.is_snapshot and a.continues]
+    assert (continued.epoch, continued.history, continued.to_position) == (2, HISTORY, early)
+    for position, state in long.states.items():
+        assert rows_at(destination, position) == state
+        assert rows_at(destination, long.times[position]) == state
+    read = Archive.open(destination, PREFIX)
+    _, changes = read.changes(read.boundary(Position(early)), read.boundary())
+    state = dict(long.states[early])
+    for change in changes:
+        assert state.pop(change.key, None) == change.old
+        if change.new is not None:
+            state[change.key] = change.new
+    assert state == long.states[long.head]
+    with pytest.raises(OutOfOrder, match=f"history {HISTORY} doesn't go on from {OTHER_HISTORY}"):
+        long.history = HISTORY
+        long.grow(1)

@@ -194,6 +194,59 @@ def test_the_third_has_what_the_second_lost_too(new_destination: NewDestination)
     assert problems(three[0]) == []
 
 
+FORMER = 1
+"""A diff of the first epoch, which the second one's base takes the place of."""
+
+
+@pytest.mark.parametrize("damage", [deleted, truncated, flipped])
+@pytest.mark.parametrize("artifact", [0, FORMER])
+def test_what_a_later_base_replaces_is_gone_and_no_problem_any_more(
+    new_destination: NewDestination, damage: Damage, artifact: int
+) -> None:
+    only = new_destination()
+    grown([only]).close()
+    damage(only, entry_of(only, artifact).key)
+    assert problems(only) != [], "nobody has looked at it yet"
+    report = repaired(only)
+    (gone,) = map(str, report.gone)
+    assert "epoch 1 (jsonl) is lost: " in gone
+    assert report.lost == []
+    proven = verify(Archive.open(only, PREFIX))
+    assert proven.problems == []
+    first = ("0/A", "0/14")[artifact]
+    assert any(f"boundaries from {first} to 0/14 are gone" in each for each in proven.remarks)
+    assert proven.boundaries == 2 + artifact
+    before = objects(only)
+    assert repaired(only).gone != []
+    assert objects(only) == before, "it is marked once"
+
+
+def test_what_was_gone_and_is_put_back_is_checked_again(new_destination: NewDestination) -> None:
+    only = new_destination()
+    grown([only]).close()
+    key = entry_of(only, FORMER).key
+    data = content(only, key)
+    deleted(only, key)
+    assert repaired(only).gone != []
+    put(only, key, data)
+    assert repaired(only).gone == []
+    assert not entry_of(only, FORMER).lost
+    assert verify(Archive.open(only, PREFIX)).remarks == []
+    flipped(only, key)
+    assert problems(only) != []
+
+
+def test_what_the_newest_epoch_needs_is_lost_all_the_same(new_destination: NewDestination) -> None:
+    only = new_destination()
+    grown([only]).close()
+    for artifact in (FORMER, 2):
+        deleted(only, entry_of(only, artifact).key)
+    report = repaired(only)
+    assert len(report.lost) == 2, "the only later base is lost, too"
+    assert report.gone == []
+    assert problems(only) != []
+
+
 def test_without_another_it_is_only_said_what_is_wrong(two: list[Destination]) -> None:
     key = entry_of(two[0], LAST).key
     deleted(two[0], key)

@@ -208,3 +208,19 @@ def test_as_one_says_it_position_by_position(seed: int) -> None:
     found = common_of(*manifests)
     assert {tuple(span.start for span in each.spans) for each in found} == expected
     assert len(found) == len(expected)
+
+
+def test_an_epoch_that_went_on_over_a_failover_has_its_boundaries_in_both_histories() -> None:
+    """Knowledge of the time after the last boundary before the switch is of the new history."""
+
+    def over(*ends: int | tuple[int, int]) -> Manifest:
+        one = table(base(10), 20, (25, 40), *ends)
+        artifacts = (*one.artifacts[:2], *(replace(a, history=LATER) for a in one.artifacts[2:]))
+        return replace(one, artifacts=artifacts, history=LATER)
+
+    born_later = table(base(22, history=LATER), 40)
+    (both,) = (timeline.spans_of(over(), "there"),)
+    assert [(each.start, each.until) for each in both[NOW]] == [(10, 10), (20, 20)]
+    assert [(each.start, each.until) for each in both[LATER]] == [(10, 10), (20, 25), (40, 40)]
+    assert [each.position for each in common_of(over(), born_later)] == [22, 40]
+    assert [each.position for each in common_of(over(), over(50))] == [10, 20, 40, 10, 20]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from laredo_archive.manifest import rules
+from laredo_archive.manifest import updates
 from laredo_archive.manifest.model import Artifact, ArtifactKind, EpochPosition, Manifest
 from laredo_archive.manifest.updates import Notices
 from laredo_model.position import Position
@@ -87,7 +87,7 @@ LONG = replace(EMPTY, artifacts=(base(1, 10), diff(1, 10, 20), diff(1, 20, 30), 
 
 
 def test_a_diff_that_a_re_base_took_along_is_not_missed() -> None:
-    after = rules.with_base(LONG, base(2, 20), keep_epochs=1)
+    after = updates.with_base(LONG, base(2, 20), keep_epochs=1)
     assert [a.to_position for a in after.artifacts] == [20, 30, 40]
     assert followed(LONG, after, None) == 2
     assert followed(LONG, after, EpochPosition(1, Position(10))) == 1
@@ -96,13 +96,13 @@ def test_a_diff_that_a_re_base_took_along_is_not_missed() -> None:
 
 def test_diffs_of_another_history_are_missed() -> None:
     other = replace(base(2, 20), history=OTHER_HISTORY)
-    after = rules.with_base(LONG, other, keep_epochs=1)
+    after = updates.with_base(LONG, other, keep_epochs=1)
     with capture_logs() as logs:
         assert followed(LONG, after, EpochPosition(1, Position(10))) == 3
     assert [(line["sink"], line["artifacts"]) for line in logs] == [("s", 3)]
 
 
 def test_as_long_as_all_epochs_stay_nothing_is_missed() -> None:
-    after = rules.with_base(LONG, base(2, 20), keep_epochs=None)
+    after = updates.with_base(LONG, base(2, 20), keep_epochs=None)
     assert followed(LONG, after, None) == 0
     assert followed(EMPTY, LONG, None) == 0

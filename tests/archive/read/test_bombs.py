@@ -19,6 +19,8 @@ from tests.support.archive.archiving import ONE, PREFIX, opened, rebased
 from tests.support.processes import completed
 
 MEMORY_BYTES = 1 << 30
+ENVIRONMENT = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
+"""Without the address space that allocators and thread pools reserve and don't use."""
 """Beside what Python, pyarrow and their threads map."""
 LIMITED = """
 import resource, sys
@@ -85,9 +87,8 @@ def refused(archive: Path, *commands: str) -> list[str]:
     """The refusal of the archive by each command, all in one process."""
     code = LIMITED + READING
     given = [[command, str(archive)] for command in commands]
-    environ = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
     limited = code.format(memory=MEMORY_BYTES, commands=given)
-    done = completed([sys.executable, "-c", limited], timeout=600, env=environ)
+    done = completed([sys.executable, "-c", limited], timeout=600, env=ENVIRONMENT)
     assert "Traceback" not in done.stderr
     *told, rest = done.stderr.split("ended by 1\n")
     assert (done.returncode, len(told), rest) == (0, len(commands), ""), done.stderr[-2000:]
@@ -134,7 +135,7 @@ def test_long_values_are_read_all_the_same(archive: Path, tmp_path: Path) -> Non
         "print(sum(len(lines) for _, lines in rows))\n"
     )
     limited = LIMITED.format(memory=MEMORY_BYTES) + code
-    done = completed([sys.executable, "-c", limited], timeout=600)
+    done = completed([sys.executable, "-c", limited], timeout=600, env=ENVIRONMENT)
     assert done.stdout.split() == ["2000"], done.stderr[-2000:]
 
 

@@ -11,7 +11,7 @@ import structlog
 from laredo_archive.errors import ArchiveError, CommitConflict, CommitStateUnknown
 from laredo_archive.maintain import collect, copy
 from laredo_archive.maintain.copy import _Copy
-from laredo_archive.manifest import rules
+from laredo_archive.manifest import rules, updates
 from laredo_archive.manifest.model import Artifact, Manifest, Retired
 from laredo_archive.manifest.updates import Notices
 from laredo_archive.storage.destination import ObjectVersion
@@ -66,9 +66,9 @@ def deleted_without_grace(patch: pytest.MonkeyPatch) -> None:
 
 
 def dated_by_the_writers_clock(patch: pytest.MonkeyPatch) -> None:
-    real = rules.with_dates
+    real = updates.with_dates
     patch.setattr(
-        rules, "with_dates", lambda new, old, date: real(new, old, date - timedelta(hours=1))
+        updates, "with_dates", lambda new, old, date: real(new, old, date - timedelta(hours=1))
     )
 
 

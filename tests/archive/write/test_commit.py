@@ -142,7 +142,7 @@ def test_a_base_that_continues_needs_a_boundary_there(destination: ScriptedDesti
 
 def test_within_a_history_the_head_never_goes_back(destination: ScriptedDestination) -> None:
     archive = based([destination])
-    with pytest.raises(OutOfOrder, match="0/9 is before the archive's head, 0/A"):
+    with pytest.raises(OutOfOrder, match="end at 0/9, which is before the archive's head, 0/A"):
         rebased(archive, 9, TWO, continues=False)
     with pytest.raises(OutOfOrder):
         diffed(archive, 10, 9, ONE, TWO)

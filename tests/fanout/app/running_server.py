@@ -14,6 +14,7 @@ from laredo_fanout.app.processes.control_wire import WakeUps
 from laredo_fanout.client import Backoff, Endpoint, Subscription, SyncOptions
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.store.writer import Store
+from laredo_fanout.watchdog import Watchdog
 from tests.support.processes import PATIENCE_S
 from tests.support.server.serving_world import USERS, Writer, rows
 
@@ -39,7 +40,12 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, *, workers: int = 1, max_clients: int = 100, grace: float = 5.0
+    tmp_path: Path,
+    *,
+    workers: int = 1,
+    max_clients: int = 100,
+    grace: float = 5.0,
+    watchdog: Watchdog | None = None,
 ) -> AsyncIterator[Running]:
     wake_ups, clients = WakeUps(), Clients(max_clients)
     with (
@@ -60,6 +66,7 @@ async def running(
             clients=clients,
             wake_ups=wake_ups,
             log_settings=logs.LogSettings(logs.JSON),
+            watchdog=watchdog or Watchdog(),
         )
         children.start()
         try:

@@ -48,7 +48,7 @@ def _committing(writer: Writer, pruning: JournalPruning) -> Callable[[int], None
     def commit(times: int) -> None:
         for _ in range(times):
             writer.commit((Action.INSERT, line(next(numbers))))
-            pruning.after_commit()
+            pruning.prune()
 
     return commit
 

@@ -1,5 +1,6 @@
 """The slot's end and what it keeps, as /status, /metrics, the log and the terminal show them."""
 
+import time
 from pathlib import Path
 
 import psycopg
@@ -42,6 +43,7 @@ def test_a_lost_slot_is_shown_until_somebody_decides(
         assert "its WAL is gone (max_slot_wal_keep_size)" in problem
         assert "Set on_slot_lost = recreate to copy every table again" in problem
         source = server.status["sources"]["pg"]
+        assert not [name for name in server.metrics if "copied_again" in name]
         assert source["slot"]["wal_status"] == "lost"
         # Version 16 doesn't tell why.
         assert source["slot"]["invalidated"] == ("wal_removed" if version > 16 else None)
@@ -52,10 +54,15 @@ def test_a_lost_slot_is_shown_until_somebody_decides(
         server.program.stop()
     file = server.program.config
     file.write_text(file.read_text().replace(fail, ""))
+    started_at = time.time()
     with started(server):
         source = server.status["sources"]["pg"]
         assert "its WAL is gone" in source["because"]
-        assert server.metrics['laredo_source_slot_losses_total{source="pg"}'] == 1
+        metrics = server.metrics
+        assert metrics['laredo_source_slot_losses_total{source="pg"}'] == 1
+        # It is there at the first scrape of a server that finds the loss when it starts.
+        again = metrics['laredo_table_copied_again_timestamp_seconds{table="public.t"}']
+        assert again > started_at
         assert '"event": "changes lost; every table copied again"' in (server.program.tail(20_000))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.decode.change_buffer import IGNORED, Route
+from laredo_fanout.decode.row_scan import IGNORED, Route
 from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
 from laredo_fanout.pg_catalog import requirements
 from laredo_fanout.postgres.pgoutput import Relation

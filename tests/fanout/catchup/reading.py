@@ -11,6 +11,7 @@ from laredo_fanout.catchup.plan import CatchupOptions, CatchupPlan, Order, Segme
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.store.writer import Store
+from laredo_fanout.watchdog import Watchdog
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S
 
@@ -128,6 +129,7 @@ class SegmentedReading:
             batch,
             store.position,
             may_end=lambda _: release.runs[-1].reached >= self.end,
+            watchdog=Watchdog(),
         )
         try:
             while not release.over:

@@ -11,7 +11,6 @@ import pytest
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.catchup.plan import CatchupMode, CatchupOptions, from_bytes
 from tests.fanout.catchup.holding import Held
-from tests.support import drawn
 from tests.support.clusters import Clusters, position_of, promote, wait_replayed, wait_synced
 from tests.support.ingest import RunningIngest
 from tests.support.processes import wait_until
@@ -56,7 +55,8 @@ def _write(server: EmbeddedPostgres, first: int, what: str) -> None:
             )
 
 
-@pytest.mark.parametrize("version", drawn.first(1, [18, 16]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("version", [18, 16])
 def test_what_the_new_primary_never_had_is_dropped(
     clusters: Clusters, tmp_path: Path, version: int
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from laredo_fanout.catchup import segment_run, spool
 from laredo_fanout.catchup.plan import Failure, Order, Report, Segment, SpoolPiece
 from laredo_fanout.catchup.segment_run import SegmentRun
+from laredo_fanout.watchdog import Watchdog
 from tests.support.processes import PATIENCE_S
 
 FULL = Report(0, 0, 0, 0, failure=Failure.NO_SPACE, error="No space left on device")
@@ -56,7 +57,7 @@ def test_the_end_of_a_piece_and_what_comes_after_it(
     directory.mkdir()
     put(directory, 2, {0: 50, 1: 900, 2: 70})
     put(directory, 3, {0: 800, 5: 10})
-    run = SegmentRun(Segment(2, 0x10, 0x90), order(directory))
+    run = SegmentRun(Segment(2, 0x10, 0x90), order(directory), Watchdog())
     ends_after(monkeypatch, directory, run, Report(0, 50, 0x20, 0x20), Report(1, 40, 0x30, 0x30))
     assert there(directory) == {"0002-000000": 50, "0002-000001": 40, "0003-000000": 800} | {
         "0003-000005": 10
@@ -70,7 +71,7 @@ def test_of_one_that_reported_nothing_whole_nothing_stays(
     directory = tmp_path / "spools"
     directory.mkdir()
     put(directory, 2, {0: 900})
-    run = SegmentRun(Segment(2, 0x10, 0x90), order(directory))
+    run = SegmentRun(Segment(2, 0x10, 0x90), order(directory), Watchdog())
     ends_after(monkeypatch, directory, run, Report(0, 0, 0x10, 0x10))
     assert there(directory) == {}
 
@@ -81,6 +82,6 @@ def test_what_the_plan_has_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     directory.mkdir()
     put(directory, 2, {0: 50, 1: 60, 2: 900})
     pieces = (SpoolPiece(0, 50, 0x20), SpoolPiece(1, 40, 0x30))
-    run = SegmentRun(Segment(2, 0x10, 0x90, pieces=pieces), order(directory))
+    run = SegmentRun(Segment(2, 0x10, 0x90, pieces=pieces), order(directory), Watchdog())
     ends_after(monkeypatch, directory, run)
     assert there(directory) == {"0002-000000": 50, "0002-000001": 40}

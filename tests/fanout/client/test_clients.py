@@ -2,13 +2,16 @@
 
 import asyncio
 import threading
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
 import laredo_fanout.client as library
+from laredo_archive import ArchiveError
 from laredo_fanout.client import (
     AsyncFanoutClient,
     Backoff,
@@ -22,6 +25,7 @@ from laredo_fanout.client import (
     equals,
 )
 from laredo_fanout.client.table.rows import Row, parse
+from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server, row, soon, until
@@ -88,6 +92,27 @@ def test_all_rows_are_of_one_moment(server: Server, capsys: pytest.CaptureFixtur
         assert sorted(row["size"] for row in [*some, *before]) == [1, 2, 3]
         assert before.position == position
     assert [row["size"] for row in client.rows()] == [9]  # stopped
+
+
+def test_all_rows_as_an_arrow_table(server: Server) -> None:
+    assert FanoutClient(server.address, TABLE).to_arrow().num_rows == 0  # never started
+    with server.client() as client:
+        table = client.to_arrow()
+        assert table.schema.names == [column.name for column in COLUMNS]
+        assert table.schema.field("size").type == pa.int64()
+        assert in_order(table.to_pylist()) == in_order(client.rows())
+        at = positions.text(server.source.position).encode()
+        assert table.schema.metadata == {b"laredo.position": at}
+        server.source.write([(UPDATE, "a", "x", "acme", 50)])
+        until(lambda: client.position == server.source.position)
+        assert 50 in client.to_arrow()["size"].to_pylist()
+        assert 50 not in table["size"].to_pylist()
+        with pytest.raises(ArchiveError, match="special_values"):
+            client.to_arrow(special_values="none")
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=str)
 
 
 def test_rows_while_everything_changes(server: Server) -> None:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laredo_fanout.decode import change_buffer
 from laredo_fanout.decode import row_decoder as row_decoder_
-from laredo_fanout.decode.change_buffer import IGNORED, Route
+from laredo_fanout.decode import row_scan
 from laredo_fanout.decode.frames import Get
 from laredo_fanout.decode.row_decoder import row_decoder
+from laredo_fanout.decode.row_scan import IGNORED, Route
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.wire import protobuf
@@ -24,12 +24,12 @@ from laredo_model.errors import ModelError
 from tests.fanout.decode.row_tuples import NULL, TYPES, UNCHANGED, drawn_rows, tuple_of
 from tests.support.drawn import examples
 
-SCANS = [change_buffer.scan_plainly, change_buffer.scan]
+SCANS = [row_scan.scan_plainly, row_scan.scan]
 _COMPILER = str(sysconfig.get_config_var("CC")).split()[0]
 compiled = pytest.mark.skipif(not row_decoder_.COMPILED, reason="nothing is compiled here")
 EACH = [
-    pytest.param(change_buffer.scan_plainly, id="python"),
-    pytest.param(change_buffer.scan, id="compiled", marks=compiled),
+    pytest.param(row_scan.scan_plainly, id="python"),
+    pytest.param(row_scan.scan, id="compiled", marks=compiled),
 ]
 _WAL_END = 0x1234
 
@@ -63,13 +63,13 @@ def _oid(number: int) -> bytes:
 def test_it_is_compiled_where_there_is_a_compiler() -> None:
     """Else nothing here compares anything."""
     assert row_decoder_.COMPILED
-    assert change_buffer.scan is not change_buffer.scan_plainly
+    assert row_scan.scan is not row_scan.scan_plainly
     assert protobuf.repeated is not None
 
 
 def test_c_knows_each_rule_by_its_letter() -> None:
     """The table is ``laredo_model.column``; what isn't in it, or in C only, is drift."""
-    source = Path(change_buffer.__file__).with_name("_plain_values.h").read_text()
+    source = Path(row_scan.__file__).with_name("_plain_values.h").read_text()
     said = re.search(r"enum rule \{(.*?)\}", source, re.DOTALL)
     assert said is not None
     assert dict(re.findall(r"(\w+) = '(\w)'", said[1])) == {rule.name: rule.value for rule in Rule}
@@ -77,7 +77,7 @@ def test_c_knows_each_rule_by_its_letter() -> None:
 
 
 def _scanned(
-    scan: change_buffer.Scan, types: list[str], keys: tuple[str, ...], messages: list[bytes]
+    scan: row_scan.Scan, types: list[str], keys: tuple[str, ...], messages: list[bytes]
 ) -> object:
     """All that a scan says and makes; what it hands back must be refused where that is said."""
     route, touched = _route(types, keys), dict[Route, None]()
@@ -208,7 +208,7 @@ def test_bytes_that_are_no_text_fail_where_it_is_told() -> None:
     ],
     ids=["keepalive", "begin", "commit", "delete", "old row", "old key", "relation"],
 )
-def test_what_is_no_plain_row_is_handed_back(scan: change_buffer.Scan, message: bytes) -> None:
+def test_what_is_no_plain_row_is_handed_back(scan: row_scan.Scan, message: bytes) -> None:
     route = _route(["int8"])
     messages = [_row(b"I", 7, ["1"]), message, _row(b"I", 7, ["3"])]
     get, routes, touched = _from(messages), {_oid(7): route}, dict[Route, None]()
@@ -220,7 +220,7 @@ def test_what_is_no_plain_row_is_handed_back(scan: change_buffer.Scan, message: 
 
 
 @pytest.mark.parametrize("scan", EACH)
-def test_an_unchanged_value_makes_a_partial_line(scan: change_buffer.Scan) -> None:
+def test_an_unchanged_value_makes_a_partial_line(scan: row_scan.Scan) -> None:
     route = _route(["int8", "text", "text"])
     rows: list[list[object]] = [["1", UNCHANGED, NULL], ["2", "a", "b"]]
     scanned = scan(_from([_row(b"U", 7, row) for row in rows]), 9, {_oid(7): route}, {})
@@ -234,7 +234,7 @@ def test_an_unchanged_value_makes_a_partial_line(scan: change_buffer.Scan) -> No
 
 @pytest.mark.parametrize("scan", EACH)
 @pytest.mark.parametrize("absent", [NULL, UNCHANGED])
-def test_a_row_without_its_key_is_handed_back(scan: change_buffer.Scan, absent: object) -> None:
+def test_a_row_without_its_key_is_handed_back(scan: row_scan.Scan, absent: object) -> None:
     route = _route(["int8", "text"])
     row = _row(b"I", 7, [absent, "a"])
     assert scan(_from([row]), 9, {_oid(7): route}, {})[1] == row
@@ -244,7 +244,7 @@ def test_a_row_without_its_key_is_handed_back(scan: change_buffer.Scan, absent: 
 
 
 @pytest.mark.parametrize("scan", EACH)
-def test_the_limit_and_the_end(scan: change_buffer.Scan) -> None:
+def test_the_limit_and_the_end(scan: row_scan.Scan) -> None:
     route = _route(["int8"])
     routes = {_oid(7): route, _oid(8): IGNORED}
     get = _from([_row(b"I", 7, [str(number)]) for number in range(5)], end=-1)
@@ -259,13 +259,13 @@ def test_the_limit_and_the_end(scan: change_buffer.Scan) -> None:
 def test_a_message_cut_short_is_handed_back(cut: int) -> None:
     route = _route(["int8", "text"])
     message = _row(b"I", 7, ["12", "abcdef"])[:-cut]
-    assert change_buffer.scan(_from([message]), 9, {_oid(7): route}, {})[1] == message
+    assert row_scan.scan(_from([message]), 9, {_oid(7): route}, {})[1] == message
     assert not route.changes.keys
 
 
 @pytest.mark.parametrize("scan", EACH)
 def test_a_row_that_does_not_fill_its_message_is_refused_where_it_is_told(
-    scan: change_buffer.Scan,
+    scan: row_scan.Scan,
 ) -> None:
     whole = _row(b"I", 7, ["12", NULL, "abcdef", "t"])
     for message in [*(whole[:size] for size in range(1, len(whole))), whole + b"n"]:
@@ -301,7 +301,7 @@ def test_an_interrupt_is_no_bad_row() -> None:
         b"ia", (b'{"c0":', b',"c1":'), (bytes, interrupted), (0,), bytes, *_sinks(route)
     )
     with pytest.raises(KeyboardInterrupt):
-        change_buffer.scan(_from([_row(b"I", 7, ["1", "{}"])]), 9, {_oid(7): route}, {})
+        row_scan.scan(_from([_row(b"I", 7, ["1", "{}"])]), 9, {_oid(7): route}, {})
 
 
 def _sinks(route: Route) -> tuple[bytearray, list[bytes], list[bytes]]:
@@ -322,7 +322,7 @@ def test_long_values_of_a_repeated_field(size: int) -> None:
 
 @pytest.mark.parametrize("scan", EACH)
 def test_of_somebodys_long_message_only_the_beginning_is_handed_back(
-    scan: change_buffer.Scan,
+    scan: row_scan.Scan,
 ) -> None:
     """Any role may write one of a gigabyte; libpq has two copies of it, and we none."""
     content = bytes(9) + b"somebody\0" + pack(">I", 5_000_000) + b"x" * 5_000_000

@@ -9,7 +9,7 @@ import pytest
 
 from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.decode import transaction_spool
-from laredo_fanout.decode.change_buffer import Route
+from laredo_fanout.decode.stream_decoder import RoutedChanges
 from laredo_fanout.errors import SpoolFull
 from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
@@ -179,9 +179,9 @@ def test_stopped_while_a_giant_transaction_is_applied(
     apply = WriteBatch.apply
     before: list[int] = []
 
-    def held(to: WriteBatch, routes: list[Route]) -> Iterator[None]:
-        yield from apply(to, routes)
-        if any(route.open for route in routes):
+    def held(to: WriteBatch, pending: list[RoutedChanges], to_come: int) -> Iterator[None]:
+        yield from apply(to, pending, to_come)
+        if any(each.changes.open for each in pending):
             # A catalog snapshot's message may have passed since the test began.
             before.append(ingest.store.position)
             within.set()

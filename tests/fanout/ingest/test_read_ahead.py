@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from laredo_fanout.batch.write_batch import WriteBatch
-from laredo_fanout.decode.change_buffer import Route
+from laredo_fanout.decode.stream_decoder import RoutedChanges
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from tests.support.ingest import Start
 from tests.support.postgres import Database
@@ -26,10 +26,10 @@ def test_the_socket_is_read_while_rows_are_written(
         reads += 1
         return read_ahead(stream)
 
-    def applying(batch: WriteBatch, routes: list[Route]) -> Iterator[None]:
+    def applying(batch: WriteBatch, pending: list[RoutedChanges], to_come: int) -> Iterator[None]:
         nonlocal written, reads_between
-        before, count = reads, sum(route.counted for route in routes)
-        yield from apply(batch, routes)
+        before, count = reads, sum(len(each.changes) for each in pending)
+        yield from apply(batch, pending, to_come)
         if count > 1000:
             written += count
             reads_between += reads - before

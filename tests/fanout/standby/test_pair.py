@@ -180,7 +180,13 @@ def archived(directory: Path, server: Fanout) -> Iterator[Path]:
     file = directory / "writer.conf"
     tables = ", ".join(f"{{ source {{ schema = public, table = {name} }} }}" for name in "ab")
     file.write_text(
-        SNAPSHOTTER.format(grpc=server.grpc_port, directory=directory, http=http, tables=tables)
+        SNAPSHOTTER.format(
+            grpc=server.grpc_port,
+            directory=directory,
+            http=http,
+            tables=tables,
+            bases="jsonl, protobuf",
+        )
     )
     writer = Program("laredo-snapshotter", file, http, log=directory / "writer.log")
     with writer:

@@ -24,11 +24,10 @@ from laredo_fanout.pg_catalog.shape import Shape, ShapeColumn
 from laredo_fanout.pg_catalog.table_definitions import Version
 from laredo_fanout.relay.path import Hop
 from laredo_fanout.relay.path import Path as RelayPath
-from laredo_fanout.store import environment, table
-from laredo_fanout.store import format as format_
+from laredo_fanout.store import environment, journal, table
 from laredo_fanout.store.environment import LastRecopy, Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.errors import StoreFormatUnknown
-from laredo_fanout.store.format import Header
+from laredo_fanout.store.journal import Header
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import Leaf, Status, SuspectRange, TableRecord
 from laredo_fanout.store.writer import Store
@@ -129,7 +128,7 @@ def description() -> str:
 
 
 def _parts() -> Iterator[tuple[str, object]]:
-    yield "databases", b" ".join(format_.DATABASES)
+    yield "databases", b" ".join(environment.DATABASES)
     yield "store", (environment.STORE_KEY, HEAD.to_bytes())
     yield "position", (environment.POSITION_KEY, environment.position_to_bytes(1, 2).hex())
     yield "definition", (environment.DEFINITION, table.definition_to_bytes(TABLE))
@@ -139,14 +138,14 @@ def _parts() -> Iterator[tuple[str, object]]:
     yield "catchup", (environment.CATCHUP_KEY, PLAN.to_bytes())
     hop = Hop("server", "address", 1, 2.0)
     yield "upstream path", (environment.UPSTREAM_PATH_KEY, RelayPath((hop,), 0.0).to_bytes().hex())
-    space = format_.prefix(7)
-    yield "row", format_.stored_key(space, b"key").hex()
-    yield "long row", format_.stored_key(space, b"k" * 1000).hex()
-    marks = (format_.PARTIAL_MARK, format_.STREAMED_MARK, format_.TOMBSTONE_MARK)
-    yield "marks", [format_.mark_key(each, space + b"key").hex() for each in marks]
-    yield "lines", (format_.TOMBSTONE, line.PARTIAL, line.MISSING, line.join(("a",), [b"1"]))
-    yield "journal", format_.record_key(1, 2).hex()
-    yield "positions", format_.position_key(1, 2, 3).hex()
+    space = environment.prefix(7)
+    yield "row", environment.stored_key(space, b"key").hex()
+    yield "long row", environment.stored_key(space, b"k" * 1000).hex()
+    marks = (environment.PARTIAL_MARK, environment.STREAMED_MARK, environment.TOMBSTONE_MARK)
+    yield "marks", [environment.mark_key(each, space + b"key").hex() for each in marks]
+    yield "lines", (environment.TOMBSTONE, line.PARTIAL, line.MISSING, line.join(("a",), [b"1"]))
+    yield "journal", journal.record_key(1, 2).hex()
+    yield "positions", journal.position_key(1, 2, 3).hex()
     header = Header(1, 2, 3, 4, 5, open=True, continues=True)
     yield "record", header.to_bytes().hex()
     yield "record's body", dict(_message(ChangeBatch.DESCRIPTOR))

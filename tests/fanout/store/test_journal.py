@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.store import format as format_
+from laredo_fanout.store import journal as journal_
 from laredo_fanout.store.errors import JournalPruned, TransactionOpen
-from laredo_fanout.store.format import MAX_BYTES, MAX_CHANGES
+from laredo_fanout.store.journal import MAX_BYTES, MAX_CHANGES
 from laredo_fanout.store.reader import RECORD_COST
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Change
@@ -329,8 +329,8 @@ class TestPruning:
 
 
 def test_headers_are_read_back_as_written() -> None:
-    header = format_.Header(1 << 60, 1 << 50, 1 << 51, 1 << 52, 7, open=True, continues=False)
-    assert format_.header_of(header.to_bytes()) == header
+    header = journal_.Header(1 << 60, 1 << 50, 1 << 51, 1 << 52, 7, open=True, continues=False)
+    assert journal_.header_of(header.to_bytes()) == header
 
 
 def test_an_open_transaction_whose_rest_has_no_effect_ends_all_the_same(

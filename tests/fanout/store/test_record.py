@@ -2,7 +2,7 @@
 
 import pytest
 
-from laredo_fanout.store.format import Record, cut, cut_behind
+from laredo_fanout.store.journal import Record, cut, cut_behind
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 from laredo_model.line import Action
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.store import format as format_
+from laredo_fanout.store import environment
 from laredo_fanout.store.errors import ChunkStale, RowIncomplete, TableClosed
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
@@ -215,9 +215,9 @@ def test_a_live_table_takes_no_copied_rows(store: Store) -> None:
 LONG = "k" * 600
 
 
-@pytest.mark.parametrize("key", ["", "x" * format_.LONGEST_KEY, LONG, LONG + "1", "ü" * 400])
+@pytest.mark.parametrize("key", ["", "x" * environment.LONGEST_KEY, LONG, LONG + "1", "ü" * 400])
 def test_keys_of_any_length(store: Store, table: int, key: str) -> None:
-    near = [LONG + "2", "x" * (format_.LONGEST_KEY - 1)]
+    near = [LONG + "2", "x" * (environment.LONGEST_KEY - 1)]
     with store.transaction() as transaction:
         transaction.fill(
             table, [each.encode() for each in near], [row(each, "near") for each in near]

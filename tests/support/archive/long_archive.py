@@ -12,7 +12,7 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.line import Action, Change
-from laredo_model.position import Position
+from laredo_model.position import History, Position
 from tests.support.archive.archiving import MORNING, PREFIX, rebased
 from tests.support.archive.truth import State, checksum_of
 
@@ -35,6 +35,8 @@ class LongArchive:
         self.formats = formats
         self.states: dict[int, State] = {}
         self.times: dict[int, datetime] = {}
+        self.history: History | None = None
+        """Of the diffs to come; None: that of those before."""
         self._chance = random.Random(seed)
         self._keys = keys
         self._values = 0
@@ -85,6 +87,7 @@ class LongArchive:
             formats=self.formats,
             truncate=truncate,
             cancelled=cancelled,
+            history=self.history,
         )
 
     def compacted(self, levels: Sequence[timedelta] = LEVELS) -> int:

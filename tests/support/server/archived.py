@@ -15,10 +15,10 @@ from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay import Outcome
-from laredo_model.checksum import StateChecksum
+from laredo_fanout.store.environment import SourceIdentity
 from laredo_model.column import Column
 from laredo_model.line import Action
-from laredo_model.position import History, Position
+from laredo_model.position import Ancestor, History, Position
 from laredo_snapshotter.diff.buffer import ChangeBuffer
 from tests.support.server.serving_world import COLUMNS, HISTORY, USERS, Writer, key_of, line
 
@@ -113,7 +113,7 @@ class Archived:
         assert head is not None and head.rows is not None and head.checksum is not None
         if sealed.empty and not forced:
             return None
-        outcome = sealed.measure(StateChecksum.from_hex(head.rows, head.checksum))
+        outcome = sealed.measure(head.rows, head.checksum)
         if outcome.empty and not (forced and self.position > head.position):
             self.unwritten += outcome.cancelled
             return None
@@ -128,7 +128,15 @@ class Archived:
             formats=self.formats,
             truncate=outcome.truncate,
             cancelled=cancelled,
+            history=self.history,
         )
+
+    def fail_over(self) -> None:
+        """A standby that has everything is promoted."""
+        before = Ancestor(self.history, Position(self.position))
+        self.history = self.history._replace(timeline=self.history.timeline + 1)
+        with self.writer.store.transaction() as txn:
+            txn.set_source(SourceIdentity(self.history, "laredo", "laredo", "token", (before,)))
 
     def rebase(self, *, continues: bool = True) -> Artifact:
         """A new epoch's base at this very position."""

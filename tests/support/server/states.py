@@ -1,6 +1,6 @@
 """A client that remembers what a table was at each position: relays are compared by it.
 
-Entered again, it resumes where it was, by ``port`` as it is then.
+Entered again, it resumes where it was, by ``port`` as it is then; or by one of the ``others``.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class States(Following):
     name: str = "states"
     #: Whether it is a client that keeps what it makes of the stream, as the writer is.
     boundaries: bool = False
+    others: tuple[int, ...] = ()
     rows: Rows = field(default_factory=dict)
     seen: dict[int, Rows] = field(default_factory=dict)
     handshakes: list[Handshake] = field(default_factory=list)
@@ -45,6 +46,7 @@ class States(Following):
     changes: list[Changes] = field(default_factory=list)
     position: int = 0
     verified: int = 0
+    served_by: int = 0
 
     async def until(self, position: int, *, verified: bool = False) -> Rows:
         """Wait until the table is known at this position or beyond; its rows."""
@@ -55,7 +57,9 @@ class States(Following):
         return self.rows
 
     async def _follow(self) -> None:
-        endpoint = Endpoint(f"127.0.0.1:{self.port}")
+        endpoint = Endpoint(
+            f"127.0.0.1:{self.port}", others=tuple(f"127.0.0.1:{each}" for each in self.others)
+        )
         options = SyncOptions(
             self.table,
             self.name,
@@ -66,6 +70,7 @@ class States(Following):
         quick = Backoff(initial=0.02, maximum=0.2)
         async with Subscription(endpoint, options, backoff=quick) as events:
             async for event in events:
+                self.served_by = int(events.server.rpartition(":")[2])
                 self._take(event)
 
     def _take(self, event: Event) -> None:

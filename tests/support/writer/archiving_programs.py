@@ -19,7 +19,7 @@ snapshotter {{
   source {{ server = "127.0.0.1:{grpc}" }}
   diff {{ interval = 300ms }}, seen_interval = 300ms
   destinations = [ {{ type = local, path = "{directory}/archive" }} ]
-  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl, protobuf] }}
+  formats {{ snapshot = [{bases}], diff = [jsonl, protobuf] }}
   http {{ host = "127.0.0.1", port = {http} }}
   tables = [ {tables} ]
 }}
@@ -71,8 +71,13 @@ class Programs:
             yield
 
 
-def configured(directory: Path, database: Database, tables: Sequence[Named]) -> Programs:
-    """Both programs for these tables, in files that quote every name."""
+def configured(
+    directory: Path,
+    database: Database,
+    tables: Sequence[Named],
+    bases: str = "jsonl, protobuf",
+) -> Programs:
+    """Both programs for these tables, in files that quote every name; ``bases``: their formats."""
     served, written = [], []
     for table in tables:
         name = f"schema = {hocon(table.schema)}, table = {hocon(table.table)}"
@@ -84,7 +89,11 @@ def configured(directory: Path, database: Database, tables: Sequence[Named]) -> 
     file = directory / "snapshotter.conf"
     file.write_text(
         SNAPSHOTTER.format(
-            grpc=server.grpc_port, directory=directory, http=http, tables=", ".join(written)
+            grpc=server.grpc_port,
+            directory=directory,
+            http=http,
+            tables=", ".join(written),
+            bases=bases,
         )
     )
     writer = Program("laredo-snapshotter", file, http, log=directory / "writer.log")

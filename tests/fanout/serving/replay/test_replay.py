@@ -51,6 +51,26 @@ async def test_a_client_at_a_boundary_is_caught_up_from_the_archive(tmp_path: Pa
         assert later.positions == [*ends[2:], table.position]
 
 
+async def test_an_epoch_that_went_on_over_a_failover(tmp_path: Path) -> None:
+    async with archived(tmp_path, rows=5) as (world, table):
+        start = table.position
+        table.commit((1, "one"))
+        table.cut()
+        inside = table.commit((2, "two"))
+        table.fail_over()
+        table.commit((3, "three"))
+        table.cut()
+        table.commit((4, "live"))
+        table.prune()
+        for before in (start, inside):
+            found = await read(world, table, before)
+            assert (found.mode, found.state) == (REPLAY, table.state)
+        # What another server on the old timeline has shown after the switch.
+        beyond = await read(world, table, table.position - 16)
+        assert beyond.mode == FULL
+        assert table.outcomes == [Outcome.COMPLETE, Outcome.COMPLETE]
+
+
 async def test_a_client_inside_a_window_that_hides_nothing(tmp_path: Path) -> None:
     async with archived(tmp_path, rows=5) as (world, table):
         table.commit((1, "one"))

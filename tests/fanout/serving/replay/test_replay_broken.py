@@ -11,7 +11,7 @@ import pytest
 
 from laredo_archive.errors import DestinationDenied
 from laredo_archive.storage.local import LocalDestination
-from laredo_fanout.serving import archives
+from laredo_fanout.serving import archives, shared
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.serving.session import replay
@@ -91,6 +91,25 @@ async def test_clients_that_come_together_are_answered_by_one_look(
         assert {reader.mode for reader in found} == {REPLAY}
         assert all(reader.state == table.state for reader in found)
         assert gated.looks <= 2
+
+
+async def test_a_manifest_is_read_while_all_threads_read_diffs(
+    tmp_path: Path, gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "FRESH_S", 0.0)
+    async with archived(tmp_path) as (world, table):
+        start = windows(table, 2)
+        gated.gate.clear()
+        many = [
+            asyncio.create_task(read(world, table, start)) for _ in range(shared.REPLAY_THREADS)
+        ]
+        await until(lambda: len(gated.opened) == len(many))
+        looks = gated.looks
+        another = asyncio.create_task(read(world, table, start))
+        await until(lambda: gated.looks > looks)
+        gated.gate.set()
+        found = await asyncio.gather(*many, another)
+        assert {reader.mode for reader in found} == {REPLAY}
 
 
 async def test_an_archive_that_does_not_answer(

@@ -1,0 +1,1 @@
+"""Tables and changes of an archive as Arrow batches; needs the extra ``parquet`` (pyarrow)."""

@@ -1,0 +1,56 @@
+"""A line of gRPC's core, written to descriptor 2, is a line of the program's log."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.processes import completed
+
+SERVER = "from laredo_fanout.app.logs import *; configure(LogSettings(JSON))"
+WRITER = "from laredo_snapshotter.app.logs import *; configure('info', as_json=True)"
+PROGRAM = """
+import logging, socket, subprocess, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from laredo_service import native_log
+{configured}
+native_log.capture()
+{configured}
+logging.warning("a library's own")
+import grpc
+taken = socket.create_server(("127.0.0.1", 0))
+server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+try:
+    server.add_insecure_port("127.0.0.1:%s" % taken.getsockname()[1])
+except RuntimeError:
+    print("Python's own", file=sys.stderr)
+subprocess.run(["sh", "-c", "echo of a child >&2"], stderr=native_log.descriptor())
+sys.stdin.read()
+"""
+PLAIN = {"Python's own\n", "of a child\n"}
+
+
+@pytest.mark.parametrize("configured", [SERVER, WRITER], ids=["server", "writer"])
+def test_grpcs_own_lines_have_the_logs_format(configured: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(configured=configured)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stderr is not None and program.stdin is not None
+        lines = {program.stderr.readline() for _ in range(4)}
+        program.stdin.close()
+    assert lines > PLAIN
+    logged = {line["logger"]: line for line in map(json.loads, lines - PLAIN)}
+    assert logged["root"]["event"] == "a library's own"
+    assert logged["grpc"]["level"] == "error"
+    assert "Address already in use" in logged["grpc"]["event"]
+
+
+def test_the_trace_of_a_crash_is_seen() -> None:
+    crash = "import os, native_log_; os.abort()".replace("native_log_", "faulthandler")
+    crash = f"from laredo_service import native_log; native_log.capture(); {crash}"
+    ended = completed([sys.executable, "-c", crash])
+    assert "Fatal Python error: Aborted" in ended.stderr
