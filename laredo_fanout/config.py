@@ -283,9 +283,14 @@ class StandbyConfig(Section):
     alone: Literal["continue", "wait"] = "continue"
     """``continue``: without enough standbys positions are confirmed all the same, and reported;
     ``wait``: PostgreSQL keeps its WAL until there are enough."""
+    takeover_after: Duration = Field(default=3.0, ge=0)
+    """Time after which a standby takes over a slot that nobody reads, while no holder answers. 0:
+    only ``laredo-fanout promote`` and the holder's SIGTERM have it taken over."""
     tls: UpstreamTls | None = None
     token: Secret | None = None
-    """The token that peers ask for."""
+    """The token that the servers show to each other: who has it may report as a standby, and is
+    sent the secret of the slot's claims. Where clients need tokens, the tokens file must have it,
+    for all tables."""
     token_file: Path | None = None
     """A file with the token alone, in place of ``token``."""
 
@@ -298,6 +303,11 @@ class StandbyConfig(Section):
     def _one_token(self) -> StandbyConfig:
         if self.token is not None and self.token_file is not None:
             raise ValueError("token and token_file are both given; give one of them")
+        if self.token is None and self.token_file is None:
+            raise ValueError(
+                "token or token_file is missing: servers of one slot take reports from, and give"
+                " the slot's secret to, servers with the same token alone"
+            )
         return self
 
 

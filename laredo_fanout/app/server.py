@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 STOPPED_BY_SECOND_SIGNAL = 130
+_HANDOVER_PATIENCE = 10.0
 _INGEST_PATIENCE = 20.0
 _POLL_UNTIL_READY = 0.05
 _POLL_WHILE_READY = 1.0
@@ -316,6 +317,7 @@ class _Server:
 
     async def _stop(self) -> None:
         """Stop, clients first: they may stay for the grace, and are served changes until then."""
+        await self._hand_over()
         grace = self.children.options.listener.drain_grace_s
         log.info("drain started", clients=len(self.clients), grace_s=grace)
         await asyncio.gather(self.snapshots.stop(), self.archives.stop(), self.children.drain())
@@ -326,6 +328,17 @@ class _Server:
         if self.ingest.crash is not None:
             self._exit_code = FAILED
         log.info("server stopped", position=self.view.position_text, exit_code=self._exit_code)
+
+    async def _hand_over(self) -> None:
+        """Have a standby take over the slot: clients then leave a server that has changes still."""
+        standby = self.ingest.standby
+        if standby is None:
+            return
+        try:
+            handed = asyncio.wrap_future(standby.hand_over())
+            await asyncio.wait_for(handed, _HANDOVER_PATIENCE)
+        except TimeoutError:
+            log.warning("slot not handed over in time", patience_s=_HANDOVER_PATIENCE)
 
     async def _announce_readiness(self) -> None:
         """Log when the server becomes ready, and when and why it no longer is; the serving

@@ -112,6 +112,8 @@ class Preparation:
             publication=published,
         )
         if lost is not None:
+            if self._claim is not None:
+                self._claim.check_loss(lost)
             self._refuse_loss(lost)
             self._check_owned(connection, server, found)
             _log.error("changes lost; every table copied again", reason=lost)

@@ -29,8 +29,9 @@ class PeerNotHolder(UpstreamUnavailable):
 class Peer:
     """A connection to a peer: ``async with`` it."""
 
-    def __init__(self, options: RelayOptions) -> None:
+    def __init__(self, options: RelayOptions, answer_s: float = _ANSWER_S) -> None:
         self._options = options
+        self._answer_s = answer_s
 
     async def __aenter__(self) -> Peer:
         self._endpoint = self._options.endpoint()
@@ -51,9 +52,15 @@ class Peer:
         await self._channel.close(None)
 
     async def role(
-        self, server_id: str, tables: Mapping[str, tuple[int, int]] | None = None
+        self,
+        server_id: str,
+        tables: Mapping[str, tuple[int, int]] | None = None,
+        *,
+        take_over: str = "",
     ) -> wire.ServerRole:
         """Report what the server ``server_id`` has durably; returns the peer's role.
+
+        ``take_over``: id of the server that is to take over the slot, which is free.
 
         :raises UpstreamUnavailable: if it doesn't answer, or has no standbys.
         """
@@ -67,11 +74,11 @@ class Peer:
                 ],
             )
         request = wire.GetReplicationStatusRequest(
-            capabilities=[STANDBY_CAPABILITY], standby=report
+            capabilities=[STANDBY_CAPABILITY], standby=report, take_over=take_over
         )
         try:
             answer = await self._call(
-                request, metadata=self._endpoint.metadata(), timeout=_ANSWER_S
+                request, metadata=self._endpoint.metadata(), timeout=self._answer_s
             )
             return wire.GetReplicationStatusResponse.FromString(answer).role
         except grpc.aio.AioRpcError as refused:
@@ -88,21 +95,27 @@ class PeerRole(NamedTuple):
     role: wire.ServerRole
 
 
-def others(peers: Iterable[RelayOptions], server_id: str) -> list[PeerRole]:
-    """The peers that answer, without this server itself.
+def others(
+    peers: Iterable[RelayOptions],
+    server_id: str,
+    *,
+    answer_s: float = _ANSWER_S,
+    take_over: str = "",
+) -> list[PeerRole]:
+    """The peers that answer within ``answer_s``, without this server itself.
 
-    It waits for the slowest of them, at most two seconds.
+    ``take_over``: id of the one that is to take over the slot, which is free.
     """
-    return asyncio.run(_others(list(peers), server_id))
 
-
-async def _others(peers: list[RelayOptions], server_id: str) -> list[PeerRole]:
     async def ask(options: RelayOptions) -> PeerRole | None:
         try:
-            async with Peer(options) as peer:
-                return PeerRole(options, await peer.role(server_id))
+            async with Peer(options, answer_s) as peer:
+                return PeerRole(options, await peer.role(server_id, take_over=take_over))
         except UpstreamUnavailable:
             return None
 
-    found = await asyncio.gather(*map(ask, peers))
+    async def ask_all() -> list[PeerRole | None]:
+        return await asyncio.gather(*map(ask, peers))
+
+    found = asyncio.run(ask_all())
     return [each for each in found if each is not None and each.role.server_id != server_id]

@@ -337,6 +337,11 @@ class ReceivedTable:
         if now != record:
             transaction.put_table(now)
             self._batch.touch(table_id)
+        doubts = {(first, end) for first, end in orjson.loads(holder.source)["doubts"]}
+        known = transaction.ownership
+        if known is not None and not doubts <= set(known.doubts):
+            transaction.ownership = known.doubting(doubts)
+            self._batch.touch(table_id)
         self.incarnation = holder.incarnation
 
     def _out_of_step(self, sequence: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -383,7 +383,19 @@ class RelaySession:
                     if not role.holder:
                         raise PeerNotHolder(f"{self._options.server} doesn't hold the slot")
                     reported, reported_at = durable, now
+                    self._note_followed(durable, role.term)
                 await asyncio.sleep(_REPORT_S)
+
+    def _note_followed(self, durable: Mapping[str, object], term: int) -> None:
+        """All rows are the holder's, once each table's stream has begun where the table is."""
+        known = self._store.ownership
+        live = {each.qualified for each in self._store.tables.values() if each.live}
+        if known is None or not live or live != durable.keys():
+            return
+        now = known.followed_now(term)
+        if now != known:
+            self._batch.transaction.ownership = now
+            self._dirty_now()
 
     def _durable(self) -> dict[str, tuple[int, int]]:
         """Each live table's incarnation at the holder, and its position."""

@@ -174,6 +174,18 @@ class StallGuard:
         self._timer = self._loop.call_later(self._timeout_s, self._check)
 
 
+def peer_token(token: str) -> str:
+    """What a server's own processes know of the token that the servers of its slot share."""
+    return sha256(token.encode()).hexdigest()
+
+
+def is_peer(authorization: str, known: str | None) -> bool:
+    """True if the caller gave the token that the servers of one slot share; ``known`` as
+    :func:`peer_token` made it, None: there is none."""
+    given = peer_token(_token_in(authorization).decode(errors="replace"))
+    return known is not None and hmac.compare_digest(given, known)
+
+
 # One streaming call as its transport carries it: who calls, and where the messages go.
 
 

@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 
 class StandbyOptions(NamedTuple):
-    """The rule of confirmation, as configured."""
+    """The rules of confirmation and takeover, as configured."""
 
     #: Number of standbys that must have a position before it is confirmed.
     synchronous: int
@@ -31,6 +31,8 @@ class StandbyOptions(NamedTuple):
     patience: float
     #: Whether the holder waits on after that.
     waits: bool
+    #: Seconds for which a standby must see the slot free before it takes over; 0: it never does.
+    takeover_after: float
 
 
 class _Report(NamedTuple):
@@ -97,6 +99,11 @@ class StandbyReports:
         ]
         position = min(had, default=self._store.position)
         return Reported(position, complete=len(had) == len(live))
+
+    def most_advanced(self) -> list[str]:
+        """The complete standbys, the one with the highest position first."""
+        found = [(each.position, name) for name, each in self._fresh().items() if each.complete]
+        return [name for _, name in sorted(found, reverse=True)]
 
     def shown(self) -> list[dict[str, Any]]:
         """The connected standbys, as JSON values."""

@@ -68,6 +68,13 @@ def judge(own: HolderClaim, met: HolderClaim, *, came_back: bool) -> ClaimVerdic
     return ClaimVerdict.DEPOSED if met.term > own.term or first else ClaimVerdict.PAST
 
 
+def unknown(own: HolderClaim, met: HolderClaim, *, followed: int) -> bool:
+    """True if ``met`` is the claim of a holder that this server has never followed: whoever it
+    served may have other rows, from any position on. ``followed``: term of the last one that it has
+    followed."""
+    return met.server_id != own.server_id and met.term > followed
+
+
 class Reported(NamedTuple):
     """The position that one connected standby has durably, of the tables that it has."""
 
@@ -92,6 +99,24 @@ def confirmable(
     if not alone:
         return None
     return min([own, *(each.position for each in reports)])
+
+
+class Candidate(NamedTuple):
+    """A standby that sees the slot free, and can go on from there; the highest one is the first."""
+
+    position: int
+    server_id: str
+
+
+def takes_over(free_s: float, after_s: float, own: Candidate, others: Iterable[Candidate]) -> bool:
+    """True if a standby is to take over a slot that it has seen free for ``free_s`` seconds, while
+    no holder answered.
+
+    ``others``: the candidates that answer. Each of them that has more goes first; if it doesn't,
+    it has had its time after ``after_s`` more.
+    """
+    first = all(own > each for each in others)
+    return free_s >= (after_s if first else 2 * after_s)
 
 
 def behind(tables: Mapping[str, int], confirmed: int) -> list[str]:

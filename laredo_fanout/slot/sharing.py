@@ -12,7 +12,7 @@ from laredo_fanout.postgres import pgoutput
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.slot import rules
 from laredo_fanout.slot.rules import ClaimVerdict, HolderClaim
-from laredo_fanout.store.environment import Ownership
+from laredo_fanout.store.environment import OPEN, Ownership
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _NO_OWNERSHIP = Ownership(0, holder=False)
-_DOUBTS_KEPT = 8
-_INSERTED = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 
 
 class Deposed(SourceError):
@@ -85,7 +83,6 @@ class SlotClaim:
             term + 1 if sharing.taking_over else max(term, 1),
             pgoutput.new_token(),
         )
-        self._claimed_at = 0
         self._came_back = False
         self.confirms = False
         """True if the claim is durable: the server is the holder."""
@@ -123,6 +120,14 @@ class SlotClaim:
             self._sharing.ownership.term,
         )
 
+    def check_loss(self, lost: str) -> None:
+        """Check that the slot and the tables may be made again, as changes are lost.
+
+        :raises TakeoverRefused: by a standby they may not.
+        """
+        if self._sharing.taking_over:
+            raise TakeoverRefused(f"{lost}: every table would have to be copied again")
+
     # ------------------------------------------------------------ the stream
 
     def begin(self, connection: Connection) -> None:
@@ -134,8 +139,6 @@ class SlotClaim:
         assert source is not None
         self._sharing.reports.begin()
         pgoutput.emit(connection, self._claim.payload(source.token))
-        row = connection.execute(_INSERTED).fetchone()
-        self._claimed_at = 0 if row is None else int(row[0])
         _log.info("slot claimed", slot=self._slot, term=self._claim.term)
 
     def is_for_us(self, content: bytes) -> bool:
@@ -161,7 +164,7 @@ class SlotClaim:
         if met is None:
             if not self.is_for_us(content):
                 return False
-            self._doubt(position, transaction)
+            self._doubt(position, position, transaction)
             return True
         verdict = rules.judge(self._claim, met, came_back=self._came_back)
         if verdict is ClaimVerdict.DEPOSED:
@@ -173,20 +176,22 @@ class SlotClaim:
         if verdict is ClaimVerdict.OURS:
             self._came_back = True
             known = transaction.ownership or self._sharing.ownership
-            transaction.ownership = known._replace(term=self._claim.term, holder=True)
+            transaction.ownership = known.held(self._claim.term, position)
+        elif not self._came_back and rules.unknown(
+            self._claim, met, followed=self._sharing.ownership.followed
+        ):
+            self._doubt(0, position, transaction)
         return True
 
-    def _doubt(self, position: int, transaction: Transaction) -> None:
-        """A former holder ended a copy or a repair here, which no message describes."""
+    def _doubt(self, start: int, position: int, transaction: Transaction) -> None:
+        """Another server has done something here that no message describes: it ended a copy or a
+        repair, or was a holder that this one never followed."""
         known = transaction.ownership or self._sharing.ownership
-        if any(end == self._claimed_at for _, end in known.doubts):
+        if known.doubts_at(OPEN - 1) and known.doubts_at(start):
             return
-        doubts = (*known.doubts, (position, self._claimed_at))[-_DOUBTS_KEPT:]
-        transaction.ownership = known._replace(doubts=doubts)
+        transaction.ownership = known.doubting([(start, OPEN)])
         _log.warning(
-            "another server's barrier met",
-            position=position_.text(position),
-            until=position_.text(self._claimed_at),
+            "another server's rows not known", position=position_.text(position), since=start
         )
 
     def durable(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,10 +17,14 @@ from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
 from laredo_fanout.relay import peers as peers_
 from laredo_fanout.relay.ingest import RelayIngest
+from laredo_fanout.slot import rules
 from laredo_fanout.slot.reports import StandbyReports
+from laredo_fanout.slot.rules import Candidate
 from laredo_fanout.slot.sharing import Deposed, SlotSharing, TakeoverRefused
+from laredo_fanout.standby.vacancy import Vacancy
 from laredo_fanout.store.environment import Ownership
 from laredo_fanout.store.table import Status
+from laredo_service.retry import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _ASK_AGAIN_S = 1.0
+_HANDOVER_S, _HANDOVER_ANSWER_S, _HANDOVER_STEP_S = 5.0, 0.5, 0.05
 _NO_HOLDER = (
     "no peer holds the slot: start the server that held it, or run `laredo-fanout promote` at the"
     " standby that is to take over"
@@ -69,6 +75,9 @@ class StandbyIngest:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._promotion: Future[None] | None = None
+        self._handover: Future[bool] | None = None
+        self._vacancy = Vacancy(store)
+        self._refusals = Outage()
         self._error: str | None = None
         self.current: Ingest | RelayIngest = self._following(self._peers[0])
 
@@ -82,7 +91,9 @@ class StandbyIngest:
         :raises StoreError: if the store can't be written.
         """
         while not self._stopping.is_set():
-            if self._holds():
+            if self._handover is not None:
+                self._hand_over()
+            elif self._holds():
                 self._hold()
             else:
                 self._follow()
@@ -156,18 +167,23 @@ class StandbyIngest:
         if self._promotion is not None:
             self._take_over()
             return
-        holder = self._newest_holder()
+        found = peers_.others(self._peers, self._store.server_id)
+        holder = self._newest_holder(found)
         if holder is None:
-            self._error = _NO_HOLDER
-            self._stopping.wait(_ASK_AGAIN_S)
+            if not self._takes_over(found):
+                self._stopping.wait(_ASK_AGAIN_S)
             return
-        self._error = None
+        self._holder_answers()
         self._become(holder.role.term, holder=False)
         _log.info("holder followed", server=holder.options.server, term=holder.role.term)
 
         def is_over() -> bool:
-            newest = self._newest_holder()
-            return newest is not None and (
+            found = peers_.others(self._peers, self._store.server_id)
+            newest = self._newest_holder(found)
+            if newest is None:
+                return self._takes_over(found)
+            self._holder_answers()
+            return (
                 newest.options.server != holder.options.server
                 or newest.role.term != holder.role.term
             )
@@ -181,22 +197,61 @@ class StandbyIngest:
         found = peers_.others(self._peers, self._store.server_id)
         return [each for each in found if each.role.holder]
 
-    def _newest_holder(self) -> PeerRole | None:
+    def _newest_holder(self, found: Sequence[PeerRole]) -> PeerRole | None:
         least = self._sharing.ownership.term
-        found = [each for each in self._holders() if each.role.term >= least]
-        return max(found, key=lambda each: each.role.term, default=None)
+        holders = [each for each in found if each.role.holder and each.role.term >= least]
+        return max(holders, key=lambda each: each.role.term, default=None)
 
     def _run(self, ingest: Ingest | RelayIngest, is_over: Callable[[], bool]) -> None:
         with self._lock:
             if self._stopping.is_set():
                 return
             self.current = ingest
-            if isinstance(ingest, RelayIngest) and self._promotion is not None:
+            if self._promotion is not None and isinstance(ingest, RelayIngest):
+                return
+            if self._handover is not None and isinstance(ingest, Ingest):
                 return
         with _watched(ingest, is_over):
             ingest.run()
 
     # ------------------------------------------------------------ takeover
+
+    def _holder_answers(self) -> None:
+        self._error = None
+        self._vacancy.end()
+        self._refusals.end()
+
+    def _takes_over(self, found: Sequence[PeerRole]) -> bool:
+        """Look at the slot, as no holder answers; True if this standby is to take it over now."""
+        after = self._reports.options.takeover_after
+        if self._promotion is not None:
+            return True
+        if not after:
+            self._error = _NO_HOLDER
+            return False
+        free_s = self._vacancy.look(self._options, self._tables)
+        if free_s is None:
+            self._error = (
+                f"no peer holds the slot; not taken over by itself: {self._vacancy.refusal}"
+            )
+            return False
+        self._error = f"no peer holds the slot; it is taken over when free for {after:g} s"
+        others = [each.role for each in found if each.role.candidate]
+        rivals = [Candidate(each.position, each.server_id) for each in others]
+        own = Candidate(self._position, self._store.server_id)
+        if not rules.takes_over(free_s, after, own, rivals):
+            return False
+        self._vacancy.end()
+        with self._lock:
+            if self._promotion is None:
+                self._promotion = Future()
+        return True
+
+    @property
+    def _position(self) -> int:
+        """The least position of the tables."""
+        live = [each.position for each in self._store.tables.values() if each.live]
+        return min(live, default=0) or self._store.position
 
     def promote(self) -> Future[None]:
         """Take over the slot; from any thread. Done when this server is the holder.
@@ -237,7 +292,8 @@ class StandbyIngest:
         except SourceError as error:
             if self._sharing.ownership.holder:
                 raise
-            _log.error("takeover failed", error=str(error))
+            if self._refusals.is_news(str(error)):
+                _log.error("takeover failed", error=str(error))
             self._answer(error)
         finally:
             self._sharing.taking_over = False
@@ -259,16 +315,62 @@ class StandbyIngest:
         :raises TakeoverRefused: if it has no table.
         """
         store = self._store
-        live = [each for each in store.tables.values() if each.live and each.position]
+        live = [each for each in store.tables.values() if each.live]
         if store.source is None or not store.source.slot or not live:
             raise TakeoverRefused("this server has received no table of the holder yet")
         with store.transaction() as transaction:
             for record in list(transaction.tables.values()):
                 if record.status is Status.COPYING:
                     transaction.drop_table(record.id)
-            transaction.position = min(each.position for each in live)
+            # Those of a former holder that hasn't followed another one are the store's.
+            transaction.position = min(each.position or store.position for each in live)
             transaction.set_marker(None)
             transaction.set_upstream_path(b"")
+
+    # ------------------------------------------------------------ handover
+
+    def hand_over(self) -> Future[bool]:
+        """Give the slot to a standby that has all tables, and follow it; from any thread.
+
+        Done with True when that is the holder. With False if there is none, or it took too long:
+        then this server goes on.
+        """
+        with self._lock:
+            answer = self._handover
+            if answer is not None:
+                return answer
+            answer = Future[bool]()
+            if not (self._sharing.ownership.holder and self._reports.most_advanced()):
+                answer.set_result(False)
+                return answer
+            self._handover = answer
+            self.current.stop()
+        return answer
+
+    def _hand_over(self) -> None:
+        """The slot isn't read any more: have a standby take it over."""
+        answer = self._handover
+        assert answer is not None
+        until = time.monotonic() + _HANDOVER_S
+        done = not self._sharing.ownership.holder
+        while not done and time.monotonic() < until and not self._stopping.is_set():
+            chosen = next(iter(self._reports.most_advanced()), "")
+            found = peers_.others(
+                self._peers, self._store.server_id, answer_s=_HANDOVER_ANSWER_S, take_over=chosen
+            )
+            terms = [each.role.term for each in found if each.role.holder]
+            if max(terms, default=0) > self._sharing.ownership.term:
+                self._become(max(terms), holder=False)
+                done = True
+            else:
+                self._stopping.wait(_HANDOVER_STEP_S)
+        if done:
+            _log.info("slot handed over", slot=self._options.slot_name)
+        else:
+            _log.warning("slot not taken over by a standby", patience_s=_HANDOVER_S)
+        with self._lock:
+            self._handover = None
+        answer.set_result(done)
 
     # ------------------------------------------------------------ as the other ingests
 
@@ -311,16 +413,20 @@ class StandbyIngest:
             status = replace(status, error=self._error)
         return status
 
-    def report(self, server_id: str, tables: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-        """Take a standby's report; returns this server's role. From any thread."""
+    def report(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Take a peer's report; returns this server's role. From any thread."""
         known = self._sharing.ownership
-        if tables and known.holder:
-            self._reports.take(server_id, tables)
+        if message["tables"] and known.holder:
+            self._reports.take(message["server"], message["tables"])
+        if message["take_over"] == self._store.server_id:
+            self.promote()
         return {
             "server_id": self._store.server_id,
             "holder": known.holder,
             "term": known.term,
             "has_source": self._store.source is not None,
+            "position": self._position,
+            "candidate": self._vacancy.candidate,
         }
 
     def shown(self) -> dict[str, Any]:

@@ -35,9 +35,10 @@ ownership                  of a server with standbys: JSON, its role and term
 import errno
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from operator import itemgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
@@ -205,6 +206,11 @@ class Marker(NamedTuple):
     content: str
 
 
+_DOUBTS_KEPT = 8
+OPEN = 2**64 - 1
+"""End of a doubt, until the server that has it is the holder, or has followed one."""
+
+
 class Ownership(NamedTuple):
     """Role of a server among those that share a slot (docs/standby-protocol.md)."""
 
@@ -214,10 +220,27 @@ class Ownership(NamedTuple):
     holder: bool
     #: Positions (from, before) at which clients of a former holder may have had other rows.
     doubts: tuple[tuple[int, int], ...] = ()
+    #: The term of the last holder whose rows the store has.
+    followed: int = 0
 
     def doubts_at(self, position: int) -> bool:
         """True if the rows of this position may differ from what another server has shown."""
         return any(first <= position < end for first, end in self.doubts)
+
+    def doubting(self, found: Iterable[tuple[int, int]]) -> "Ownership":
+        """With these doubts too, of which the newest are kept."""
+        new = sorted(set(found) - set(self.doubts), key=itemgetter(1))
+        return self._replace(doubts=(*self.doubts, *new)[-_DOUBTS_KEPT:])
+
+    def followed_now(self, term: int) -> "Ownership":
+        """The store's rows are those of the holder of this term."""
+        ended = tuple(each for each in self.doubts if each[1] < OPEN)
+        return self._replace(doubts=ended, followed=max(term, self.followed))
+
+    def held(self, term: int, position: int) -> "Ownership":
+        """The server is the holder, by its claim at this position."""
+        doubts = tuple((first, min(end, position)) for first, end in self.doubts)
+        return Ownership(term, holder=True, doubts=doubts, followed=term)
 
     def to_bytes(self) -> bytes:
         """As JSON."""
@@ -226,8 +249,8 @@ class Ownership(NamedTuple):
     @classmethod
     def from_bytes(cls, stored: bytes) -> "Ownership":
         """The one that ``to_bytes`` wrote."""
-        term, holder, doubts = orjson.loads(stored)
-        return cls(term, holder, tuple((first, end) for first, end in doubts))
+        term, holder, doubts, followed = orjson.loads(stored)
+        return cls(term, holder, tuple((first, end) for first, end in doubts), followed)
 
 
 class LastRecopy(NamedTuple):

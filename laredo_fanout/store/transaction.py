@@ -47,6 +47,7 @@ class Transaction:
         position: tuple[int, int],
         tables: dict[int, TableRecord],
         catchup_plan: bytes | None,
+        ownership: Ownership | None,
         next_sequence: Callable[[], int],
     ) -> None:
         self._context = WriteContext(transaction, databases, disk, head, dict(tables))
@@ -54,6 +55,7 @@ class Transaction:
         self._head_before = head
         self._position_before = position
         self._catchup_plan_before = catchup_plan
+        self._ownership_before = ownership
         self._next_sequence = next_sequence
         self._spaces = Spaces(self._context)
         self._journal = Journal(self._context)
@@ -61,8 +63,7 @@ class Transaction:
         self.tables = self._context.tables
         self.position, self.time_us = position
         self.catchup_plan = catchup_plan
-        self.ownership: Ownership | None = None
-        """Role of the server from this transaction on; None: as before."""
+        self.ownership = ownership
 
     @property
     def head(self) -> StoreHead:
@@ -393,7 +394,7 @@ class Transaction:
             context.transaction.put(environment.POSITION_KEY, stored, db=database)
         if self.catchup_plan != self._catchup_plan_before:
             self._put_catchup_plan()
-        if self.ownership is not None:
+        if self.ownership is not None and self.ownership != self._ownership_before:
             stored = self.ownership.to_bytes()
             context.disk.reserve(1, len(stored))
             context.transaction.put(environment.OWNERSHIP_KEY, stored, db=database)

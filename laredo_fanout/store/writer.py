@@ -177,6 +177,7 @@ class Store:
                 position=(self.position, self.time_us),
                 tables=self.tables,
                 catchup_plan=self.catchup_plan,
+                ownership=self.ownership,
                 next_sequence=self._next_sequence,
             )
             yield transaction
@@ -185,7 +186,7 @@ class Store:
         self.position, self.time_us = transaction.position, transaction.time_us
         self.tables = transaction.tables
         self.catchup_plan = transaction.catchup_plan
-        self.ownership = transaction.ownership or self.ownership
+        self.ownership = transaction.ownership
         self._garbage = self._garbage or transaction.left_garbage
         self._check_readers()
         self.check_reachable()

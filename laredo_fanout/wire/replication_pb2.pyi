@@ -318,16 +318,18 @@ class FetchSnapshotResponse(_message.Message):
     def __init__(self, begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., row: _Optional[_Union[SnapshotRow, _Mapping]] = ..., end: _Optional[_Union[SnapshotEnd, _Mapping]] = ...) -> None: ...
 
 class GetReplicationStatusRequest(_message.Message):
-    __slots__ = ("schema", "table", "capabilities", "standby")
+    __slots__ = ("schema", "table", "capabilities", "standby", "take_over")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
+    TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
     schema: str
     table: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     standby: StandbyReport
-    def __init__(self, schema: _Optional[str] = ..., table: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., standby: _Optional[_Union[StandbyReport, _Mapping]] = ...) -> None: ...
+    take_over: str
+    def __init__(self, schema: _Optional[str] = ..., table: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., standby: _Optional[_Union[StandbyReport, _Mapping]] = ..., take_over: _Optional[str] = ...) -> None: ...
 
 class StandbyReport(_message.Message):
     __slots__ = ("server_id", "tables")
@@ -372,16 +374,20 @@ class GetReplicationStatusResponse(_message.Message):
     def __init__(self, current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., journal_entry_count: _Optional[int] = ..., row_count: _Optional[int] = ..., connected_clients: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., latest_snapshot: _Optional[_Union[ReplicationSnapshotInfo, _Mapping]] = ..., path: _Optional[_Iterable[_Union[ServerHop, _Mapping]]] = ..., tables: _Optional[_Iterable[str]] = ..., role: _Optional[_Union[ServerRole, _Mapping]] = ...) -> None: ...
 
 class ServerRole(_message.Message):
-    __slots__ = ("server_id", "holder", "term", "has_source")
+    __slots__ = ("server_id", "holder", "term", "has_source", "position", "candidate")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     HAS_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     holder: bool
     term: int
     has_source: bool
-    def __init__(self, server_id: _Optional[str] = ..., holder: _Optional[bool] = ..., term: _Optional[int] = ..., has_source: _Optional[bool] = ...) -> None: ...
+    position: int
+    candidate: bool
+    def __init__(self, server_id: _Optional[str] = ..., holder: _Optional[bool] = ..., term: _Optional[int] = ..., has_source: _Optional[bool] = ..., position: _Optional[int] = ..., candidate: _Optional[bool] = ...) -> None: ...
 
 class ServerHop(_message.Message):
     __slots__ = ("server_id", "address", "source_position", "delay_us")

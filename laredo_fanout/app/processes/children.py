@@ -93,9 +93,9 @@ class ServingChildren:
     watchdog: Watchdog = field(default_factory=Watchdog)
     #: Requests a catalog check, because a client waits for it.
     request_check: Callable[[], None] = _no_check
-    #: Takes a standby's report (server id, tables); returns this server's role, None if it has no
-    #: standbys.
-    report_standby: Callable[[str, Message], Message | None] | None = None
+    #: Takes a peer's report ("server", "tables", "take_over"); returns this server's role. None: it
+    #: shares its slot with no other one.
+    report_standby: Callable[[Message], Message] | None = None
     #: Called if a defect of ours ended the keeping of one.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.serving_process")
@@ -321,7 +321,7 @@ class ServingChildren:
                 child.has_changed()
             case "standby":
                 take = self.report_standby
-                return {"role": take and take(message["server"], message["tables"])}
+                return {"role": take and take(message)}
             case "clients":
                 return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
             case unknown:

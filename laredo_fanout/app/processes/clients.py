@@ -189,10 +189,11 @@ class RemoteRegistry:
         return await slices.run(_states(answer["clients"]))
 
     async def report_standby(
-        self, server_id: str, tables: Mapping[str, tuple[int, int]]
+        self, server_id: str, tables: Mapping[str, tuple[int, int]], take_over: str
     ) -> wire.ServerRole | None:
         """Pass on a standby's report; returns this server's role, if it shares its slot."""
-        answer = await self.call({"op": "standby", "server": server_id, "tables": tables})
+        asked = {"op": "standby", "server": server_id, "tables": tables, "take_over": take_over}
+        answer = await self.call(asked)
         return wire.ServerRole(**answer["role"]) if answer["role"] else None
 
     async def call(self, message: Message) -> Message:

@@ -10,7 +10,8 @@ serving -> main
     {"op": "clients", "call": c, "table": name}                  answered
     {"op": "replay", "table": name, "outcome": o}
     {"op": "sent", "bytes": b, "messages": m}                    since the last one
-    {"op": "standby", "call": c, "server": id, "tables": {...}}  answered
+    {"op": "standby", "call": c, "server": id, "tables": {...},
+     "take_over": id}                                            answered
     {"op": "check"}                                              a client waits for a catalog check
     {"op": "changed"}                                            answers change
 main -> serving

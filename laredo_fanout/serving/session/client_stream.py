@@ -230,7 +230,8 @@ class ClientStream:
 
     def holder_state(self, view: TableView) -> wire.HolderState | None:
         """State that a standby needs to go on from the slot with the rows of ``view``."""
-        if not self.asked.standby or self.shared.reader.ownership() is None:
+        ownership = self.shared.reader.ownership() if self.asked.standby else None
+        if ownership is None:
             return None
         record = view.record
         return wire.HolderState(
@@ -238,7 +239,7 @@ class ClientStream:
             definition=orjson.dumps(
                 {"oid": record.oid, "identity": record.identity, "copy": dict(record.copy)}
             ),
-            source=orjson.dumps(self.source.to_json()),
+            source=orjson.dumps({**self.source.to_json(), "doubts": ownership.doubts}),
         )
 
     async def send_end(self) -> None:

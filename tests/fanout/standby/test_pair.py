@@ -23,14 +23,17 @@ A, B = "public.a", "public.b"
 TABLES = "{ table = a }, { table = b }"
 
 
-def made(directory: Path, database: Database, extra: str = "") -> Pair:
+BY_HAND = "takeover_after = 0s"
+
+
+def made(directory: Path, database: Database, extra: str = BY_HAND, *, number: int = 2) -> Pair:
     database.run(
         "CREATE TABLE a (id int PRIMARY KEY, v text)",
         "CREATE TABLE b (id int PRIMARY KEY, v text)",
         "INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 50) i",
         "INSERT INTO b SELECT i, 'w' || i FROM generate_series(1, 50) i",
     )
-    return Pair(directory, database, TABLES, extra=extra)
+    return Pair(directory, database, TABLES, extra=extra, number=number)
 
 
 def change(pair: Pair, first: int, last: int) -> int:
@@ -58,7 +61,8 @@ def epochs(writer: Archive) -> int:
     return max(each.epoch for each in writer.manifest.artifacts)
 
 
-async def test_the_standby_of_a_killed_holder_goes_on_without_a_copy(
+@pytest.mark.thorough
+async def test_the_standby_of_a_killed_holder_is_promoted_without_a_copy(
     tmp_path: Path, database: Database
 ) -> None:
     pair = made(tmp_path, database)
@@ -88,6 +92,51 @@ async def test_the_standby_of_a_killed_holder_goes_on_without_a_copy(
         assert copies(holder, standby) == 2  # the holder's own, at first
         # An INSERT and a DELETE for each number.
         assert sequences(standby)[0] == before[0] + 20 + 20
+
+
+async def test_a_killed_holder_is_replaced_by_itself(tmp_path: Path, database: Database) -> None:
+    pair = made(tmp_path, database, "takeover_after = 1s")
+    with pair.started() as (holder, standby), archived(tmp_path, standby, holder) as archive:
+        async with States(holder.grpc_port, A) as client:
+            await client.until(change(pair, 100, 110))
+        before = sequences(standby)
+        holder.program.kill()
+        client.port = standby.grpc_port
+        async with client:
+            reached = change(pair, 110, 120)
+            await client.until(reached)
+            assert set(client.rows.values()) == rows(pair, "a")
+            assert len(client.snapshots) == 1
+        assert shown(standby)["role"] == "holder"
+        assert sequences(standby)[0] == before[0] + 20
+        holder.program.start()
+        holder.program.wait_ready()
+        wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+        assert shown(holder)["role"] == "standby"
+        change(pair, 120, 125)
+        check_archive(archive, pair)
+        assert copies(holder, standby) == 2
+
+
+async def test_a_holder_that_is_stopped_hands_over(tmp_path: Path, database: Database) -> None:
+    pair = made(tmp_path, database, BY_HAND)
+    with pair.started() as (holder, standby):
+        async with States(standby.grpc_port, A) as client:
+            await client.until(change(pair, 100, 110))
+            process = psutil.Process(holder.program.pid)
+            process.terminate()
+            wait_until(lambda: shown(standby)["role"] == "holder", "it holds the slot")
+            assert process.is_running()
+            reached = change(pair, 110, 120)
+            await client.until(reached)
+            assert len(client.snapshots) == 1
+        process.wait(30)
+        holder.program.start()
+        holder.program.wait_ready()
+        wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+        assert shown(holder)["role"] == "standby"
+        assert copies(holder, standby) == 2
+        assert sequences(holder) == sequences(standby)
 
 
 @pytest.mark.thorough
@@ -163,31 +212,39 @@ async def test_a_lost_disk_is_filled_by_the_peer_and_the_archive_goes_on(
         second.program.wait_ready()
         assert shown(second)["role"] == "standby"
         change(pair, 130, 140)
-        for name in ("a", "b"):
-            found = Archive.at(str(archive / name))
-            verdict = compare(found, database.dsn, wait_s=120)
-            assert verdict.outcome is Comparison.EQUAL, verdict.reason
-            assert epochs(Archive.at(str(archive / name))) == 1
-            verified = processes.run("laredo-archive", "verify", str(archive / name))
-            assert verified.returncode == 0, verified.stdout
+        check_archive(archive, pair)
         assert copies(first, second) == 2
 
 
+def check_archive(archive: Path, pair: Pair) -> None:
+    """Each boundary is whole, the last one equals PostgreSQL, and all are of one epoch."""
+    for name in ("a", "b"):
+        found = Archive.at(str(archive / name))
+        verdict = compare(found, pair.database.dsn, wait_s=120)
+        assert verdict.outcome is Comparison.EQUAL, verdict.reason
+        assert epochs(Archive.at(str(archive / name))) == 1
+        verified = processes.run("laredo-archive", "verify", str(archive / name))
+        assert verified.returncode == 0, verified.stdout
+
+
 @contextmanager
-def archived(directory: Path, server: Fanout) -> Iterator[Path]:
-    """A writer that follows this server; its destination."""
+def archived(directory: Path, *servers: Fanout) -> Iterator[Path]:
+    """A writer that follows the first of these servers that serves; its destination."""
     http = free_port()
     file = directory / "writer.conf"
     tables = ", ".join(f"{{ source {{ schema = public, table = {name} }} }}" for name in "ab")
     file.write_text(
         SNAPSHOTTER.format(
-            grpc=server.grpc_port,
+            grpc=servers[0].grpc_port,
             directory=directory,
             http=http,
             tables=tables,
             bases="jsonl, protobuf",
         )
     )
+    one = f'server = "127.0.0.1:{servers[0].grpc_port}"'
+    listed = ", ".join(f'"127.0.0.1:{each.grpc_port}"' for each in servers)
+    file.write_text(file.read_text().replace(one, f"server = [{listed}]"))
     writer = Program("laredo-snapshotter", file, http, log=directory / "writer.log")
     with writer:
         writer.wait_ready()
@@ -196,7 +253,7 @@ def archived(directory: Path, server: Fanout) -> Iterator[Path]:
 
 @pytest.mark.thorough
 def test_what_no_standby_has_is_not_confirmed(tmp_path: Path, database: Database) -> None:
-    pair = made(tmp_path, database, "patience = 2s, alone = wait")
+    pair = made(tmp_path, database, f"patience = 2s, alone = wait, {BY_HAND}")
     with pair.started() as (holder, standby):
         standby.program.kill()
         had = pair.confirmed()
@@ -213,7 +270,7 @@ def test_what_no_standby_has_is_not_confirmed(tmp_path: Path, database: Database
 def test_a_standby_that_the_slot_has_passed_is_not_promoted(
     tmp_path: Path, database: Database
 ) -> None:
-    pair = made(tmp_path, database, "patience = 1s")
+    pair = made(tmp_path, database, f"patience = 1s, {BY_HAND}")
     with pair.started() as (holder, standby):
         standby.program.kill()
         reached = change(pair, 100, 110)

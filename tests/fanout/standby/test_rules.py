@@ -9,7 +9,8 @@ import pytest
 from laredo_fanout import config as configuration
 from laredo_fanout.postgres import pgoutput
 from laredo_fanout.slot import rules
-from laredo_fanout.slot.rules import HolderClaim, Reported
+from laredo_fanout.slot.rules import Candidate, HolderClaim, Reported
+from laredo_fanout.store.environment import OPEN, Ownership
 from laredo_fanout.store.rows import TableChanges
 from laredo_service.settings import SettingsError
 
@@ -17,7 +18,7 @@ OURS = HolderClaim("s", "a" * 32, 2, "b" * 16)
 SECRET = "c" * 32
 CONFIG = """
 sources.pg {{ connection = "dbname=x" {source} }}
-standby {{ peers = ["a:4002", "b:4002"] {standby} }}
+standby {{ peers = ["a:4002", "b:4002"] {token} {standby} }}
 tables = [ {{ table = {table} }} ]
 """
 
@@ -61,6 +62,37 @@ def test_no_more_is_confirmed_than_two_standbys_have(
     assert rules.confirmable(100, reports, synchronous=0, alone=alone) == 100
 
 
+@pytest.mark.parametrize(
+    ("free_s", "others", "takes_over"),
+    [
+        (2.9, [], False),
+        (3, [], True),
+        (3, [Candidate(90, "c")], True),
+        (3, [Candidate(110, "a")], False),
+        (3, [Candidate(100, "c")], False),
+        (5.9, [Candidate(110, "a")], False),
+        (6, [Candidate(110, "a")], True),
+    ],
+)
+def test_the_standby_with_the_highest_position_goes_first(
+    free_s: float, others: list[Candidate], takes_over: bool
+) -> None:
+    assert rules.takes_over(free_s, 3, Candidate(100, "b"), others) == takes_over
+
+
+def test_a_doubt_is_open_until_the_server_is_the_holder_or_has_followed_one() -> None:
+    known = Ownership(2, holder=False, followed=1).doubting([(70, OPEN)])
+    assert not known.doubts_at(69)
+    assert known.doubts_at(70) and known.doubts_at(10**12)
+    held = known.held(3, 90)
+    assert held == Ownership(3, holder=True, doubts=((70, 90),), followed=3)
+    assert known.followed_now(2) == Ownership(2, holder=False, followed=2)
+    assert held.followed_now(4).doubts == ((70, 90),)
+    assert Ownership.from_bytes(held.to_bytes()) == held
+    many = held.doubting((at, at + 1) for at in range(100, 120))
+    assert many.doubts[-1] == (119, 120) and len(many.doubts) == 8
+
+
 def test_only_whole_transactions_behind_a_position_are_left() -> None:
     changes = TableChanges(
         bytearray(b"\1\2\3\1"), [b"1", b"2", b"3", b"4"], [b"a", b"b", b"", b"d"],
@@ -73,9 +105,15 @@ def test_only_whole_transactions_behind_a_position_are_left() -> None:
     assert not changes.after(30).open
 
 
-def loaded(directory: Path, source: str = "", standby: str = "", table: str = "t") -> list[str]:
+def loaded(
+    directory: Path,
+    source: str = "",
+    standby: str = "",
+    table: str = "t",
+    token: str = ", token = between-us",
+) -> list[str]:
     file = directory / "fanout.conf"
-    file.write_text(CONFIG.format(source=source, standby=standby, table=table))
+    file.write_text(CONFIG.format(source=source, standby=standby, table=table, token=token))
     return configuration.load(file).warnings()
 
 
@@ -91,7 +129,8 @@ def test_zero_standbys_are_a_choice_with_its_consequence(tmp_path: Path) -> None
     [
         ({"source": ", catchup.mode = auto"}, "advances the slot by itself"),
         ({"table": '"t*"'}, "can't follow a pattern"),
-        ({"standby": ', token = x, token_file = "/x"'}, "give one of them"),
+        ({"standby": ', token_file = "/x"'}, "give one of them"),
+        ({"token": ""}, "token or token_file is missing"),
         ({"standby": ", synchronous = -1"}, "standby.synchronous"),
     ],
 )

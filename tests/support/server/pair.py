@@ -27,7 +27,7 @@ class Pair:
         ]
         peers = ", ".join(f'"127.0.0.1:{each.grpc_port}"' for each in self.servers)
         for each in self.servers:
-            block = f"\nstandby {{\n  peers = [{peers}]\n  {extra}\n}}\n"
+            block = f"\nstandby {{\n  peers = [{peers}], token = between-us\n  {extra}\n}}\n"
             each.program.config.write_text(each.program.config.read_text() + block)
 
     @contextmanager
