@@ -17,11 +17,12 @@ from laredo_archive.read.location import read_manifest
 from laredo_fanout.app import check_tables, compiled, options
 from laredo_fanout.app.check_tables import ServerFinding, Verdict
 from laredo_fanout.client.errors import ClientError
-from laredo_fanout.config import Config
+from laredo_fanout.config import Config, StandbyConfig
 from laredo_fanout.pg_catalog import requirements
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay import path as path_
+from laredo_fanout.relay import peers
 from laredo_fanout.serving.archives import destination_of
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.slot import health, ownership, slot
@@ -54,6 +55,43 @@ def upstream_findings(config: Config, configured: Upstream) -> Iterator[ServerFi
         else:
             way = " -> ".join(hop.address for hop in found.hops)
             yield ServerFinding(f"{key}, {table.name}", Verdict.RIGHT, f"{way} -> PostgreSQL")
+
+
+# Checks of the servers that share the slot: which of them answer, and what is confirmed without.
+
+
+def standby_findings(config: Config) -> Iterator[ServerFinding]:
+    """The rules of the standby block, and the role of each peer; nothing is changed."""
+    assert config.standby is not None
+    yield ServerFinding("standby", Verdict.RIGHT, _rules(config.standby))
+    known = _server_id(config)
+    for peer in options.peer_options(config):
+        key = f"standby.peers, {peer.server}"
+        try:
+            role = asyncio.run(peers.role_of(peer, known))
+        except SourceError as error:
+            cure = "start it, or correct peers, tls and token; all servers have the same token"
+            yield ServerFinding(key, Verdict.WARNING, " ".join(str(error).split()), cure)
+            continue
+        what = f"holds the slot, term {role.term}" if role.holder else "is a standby"
+        who = "this server " if role.server_id == known else ""
+        yield ServerFinding(key, Verdict.RIGHT, who + what)
+
+
+def _rules(configured: StandbyConfig) -> str:
+    after = configured.takeover_after
+    taken = f"once it is free for {after:g} s" if after else "only by hand and at SIGTERM"
+    if not configured.synchronous:
+        return f"the slot is taken over {taken}; positions are confirmed without a standby"
+    then = (
+        "are confirmed without: a standby that lacks changes then can't take over"
+        if configured.alone == "continue"
+        else "wait, and PostgreSQL keeps its WAL"
+    )
+    return (
+        f"the slot is taken over {taken}; positions are confirmed once {configured.synchronous}"
+        f" standbys have them, and after {configured.patience:g} s with fewer they {then}"
+    )
 
 
 def _server_id(config: Config) -> str:
@@ -99,6 +137,8 @@ def findings(config: Config) -> Iterator[ServerFinding]:
     yield from _archives(config)
     if config.upstream is not None:
         yield from upstream_findings(config, config.upstream)
+    if config.standby is not None:
+        yield from standby_findings(config)
     if config.source is not None:
         yield from _postgres(config, options.source_options(config))
 

@@ -85,6 +85,7 @@ class Scrape:
             http=self.http,
             certificates=self.certificates,
             relay=None if self.ingest.relay is None else self.ingest.relay.relay_status(),
+            standby=None if self.ingest.standby is None else self.ingest.standby.standby_status(),
         )
         return exposition(figures, accept)
 

@@ -88,6 +88,15 @@ class Peer:
             raise UpstreamUnavailable(f"{self._options.server} sent no status") from wrong
 
 
+async def role_of(peer: RelayOptions, server_id: str) -> wire.ServerRole:
+    """Ask one peer for its role.
+
+    :raises UpstreamUnavailable: if it doesn't answer, or has no standbys.
+    """
+    async with Peer(peer) as asked:
+        return await asked.role(server_id)
+
+
 class PeerRole(NamedTuple):
     """A peer that answered."""
 

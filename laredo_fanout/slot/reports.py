@@ -105,6 +105,11 @@ class StandbyReports:
         found = [(each.position, name) for name, each in self._fresh().items() if each.complete]
         return [name for _, name in sorted(found, reverse=True)]
 
+    @property
+    def complete(self) -> int:
+        """Number of standbys that have every table, and reported just now."""
+        return len(self.most_advanced())
+
     def shown(self) -> list[dict[str, Any]]:
         """The connected standbys, as JSON values."""
         return [

@@ -51,6 +51,8 @@ class SlotSharing:
         self.store = store
         self.reports = reports
         self.taking_over = False
+        self.takeovers = 0
+        """Times that this server took over."""
 
     @property
     def ownership(self) -> Ownership:
@@ -198,6 +200,7 @@ class SlotClaim:
         """Note that all messages met so far are durable: with the claim this is the holder."""
         if not self._came_back or self.confirms:
             return
+        self._sharing.takeovers += self._sharing.taking_over
         self.confirms, self._sharing.taking_over = True, False
         self._sharing.on_held()
         _log.info("slot held", slot=self._slot, term=self._claim.term)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -46,6 +46,18 @@ _NO_HOLDER = (
     "no peer holds the slot: start the server that held it, or run `laredo-fanout promote` at the"
     " standby that is to take over"
 )
+
+
+class StandbyStatus(NamedTuple):
+    """The role of this server among those of its slot, for the metrics."""
+
+    holder: bool
+    term: int
+    #: Of the holder: how many standbys have every table, and reported just now.
+    complete: int
+    #: Of the holder: how many are too few for ``synchronous``.
+    missing: int
+    takeovers: int
 
 
 class StandbyIngest:
@@ -429,6 +441,13 @@ class StandbyIngest:
             "candidate": self._vacancy.candidate,
         }
 
+    def standby_status(self) -> StandbyStatus:
+        """The role; from any thread."""
+        known, reports = self._sharing.ownership, self._reports
+        complete = reports.complete if known.holder else 0
+        missing = max(0, reports.options.synchronous - complete) if known.holder else 0
+        return StandbyStatus(known.holder, known.term, complete, missing, self._sharing.takeovers)
+
     def shown(self) -> dict[str, Any]:
         """The role and the standbys, as JSON values; from any thread."""
         known: Ownership = self._sharing.ownership
@@ -439,6 +458,7 @@ class StandbyIngest:
             "synchronous": self._reports.options.synchronous,
             "alone": known.holder and self._reports.alone,
             "standbys": self._reports.shown() if known.holder else [],
+            "takeovers": self._sharing.takeovers,
         }
 
 

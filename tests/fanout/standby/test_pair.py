@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
+from threading import Event, Thread
 
+import grpc
 import psutil
 import pytest
 
 from laredo_archive.maintain.compare_postgres import Comparison, compare
 from laredo_archive.reader import Archive
+from laredo_fanout.client import Endpoint, StreamError, SyncOptions
+from laredo_fanout.client.stream.grpc_transport import replication_status
+from laredo_fanout.client.stream.stream import open_stream
+from laredo_fanout.wire import replication_pb2 as wire
 from tests.support import processes
 from tests.support.postgres import Database
 from tests.support.processes import Program, free_port, wait_until
@@ -118,6 +125,42 @@ async def test_a_killed_holder_is_replaced_by_itself(tmp_path: Path, database: D
         assert copies(holder, standby) == 2
 
 
+async def asked(server: Fanout, token: str | None) -> grpc.StatusCode:
+    """How the server answers to a report that says that a standby has everything."""
+    report = wire.StandbyReport(
+        server_id="f" * 32,
+        tables=[wire.TableReport(table=A, incarnation=1, position=2**62)],
+    )
+    request = wire.GetReplicationStatusRequest(capabilities=["standby.v1"], standby=report)
+    endpoint = Endpoint(f"127.0.0.1:{server.grpc_port}", token=token)
+    try:
+        await replication_status(endpoint, request, 5)
+    except StreamError as error:
+        assert isinstance(error.__cause__, grpc.RpcError)
+        return error.__cause__.code()
+    return grpc.StatusCode.OK
+
+
+async def test_only_who_has_the_token_may_report_or_be_told_the_secret(
+    tmp_path: Path, database: Database
+) -> None:
+    pair = made(tmp_path, database)
+    with pair.started() as (holder, standby):
+        for token in (None, "", "another"):
+            assert await asked(holder, token) is grpc.StatusCode.PERMISSION_DENIED
+        stranger = Endpoint(f"127.0.0.1:{holder.grpc_port}")
+        options = SyncOptions(A, "stranger", relay=True, standby=True)
+        with pytest.raises(StreamError, match="servers of one slot alone"):
+            async with open_stream(stranger, options) as events:
+                await anext(aiter(events))
+        assert len(shown(holder)["standbys"]) == 1
+        assert await asked(holder, "between-us") is grpc.StatusCode.OK
+        assert len(shown(holder)["standbys"]) == 2
+        found = standby.run("check")
+        assert "holds the slot, term 1" in found.stdout
+        assert "this server is a standby" in found.stdout
+
+
 async def test_a_holder_that_is_stopped_hands_over(tmp_path: Path, database: Database) -> None:
     pair = made(tmp_path, database, BY_HAND)
     with pair.started() as (holder, standby):
@@ -154,11 +197,7 @@ async def test_a_holder_that_was_frozen_wakes_up_as_a_standby(
                 assert refused.returncode == 1
                 assert "is in use by pid" in refused.stderr
                 assert shown(standby)["role"] == "standby"
-                with database.connect() as owner:
-                    owner.execute(
-                        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
-                        f" WHERE slot_name = '{pair.slot}'".encode()
-                    )
+                end_walsender(pair)
                 pair.promote(standby)
                 change(pair, 120, 130)
             wait_until(lambda: shown(holder)["role"] == "standby", "it is a standby")
@@ -173,6 +212,146 @@ async def test_a_holder_that_was_frozen_wakes_up_as_a_standby(
         standby.program.kill()
         pair.promote(holder)
         assert shown(holder)["term"] == 3
+
+
+@pytest.mark.thorough
+async def test_a_frozen_holder_is_replaced_by_itself_and_wakes_up_as_a_standby(
+    tmp_path: Path, database: Database
+) -> None:
+    """PostgreSQL ends the walsender of a holder that doesn't answer: here an operator does."""
+    pair = made(tmp_path, database, "takeover_after = 1s")
+    with (
+        pair.started() as (holder, standby),
+        archived(tmp_path, holder, standby) as archive,
+        confirmations(pair) as confirmed,
+    ):
+        async with States(holder.grpc_port, A) as client:
+            await client.until(change(pair, 100, 110))
+            with frozen(holder):
+                change(pair, 110, 115)
+                assert not pair.is_free()
+                end_walsender(pair)
+                wait_until(lambda: shown(standby)["role"] == "holder", "it took over")
+                change(pair, 115, 120)
+            wait_until(lambda: shown(holder)["role"] == "standby", "it is a standby")
+            wait_until(lambda: pair.complete(standby) == 1, "it is complete")
+            reached = change(pair, 120, 130)
+            await client.until(reached)
+            assert set(client.rows.values()) == rows(pair, "a")
+            assert len(client.snapshots) == 1
+        check_archive(archive, pair)
+        assert copies(holder, standby) == 2
+        assert sequences(holder) == sequences(standby)
+    check_confirmations(confirmed)
+
+
+@pytest.mark.thorough
+async def test_of_three_the_one_with_most_takes_over_and_then_the_last_one(
+    tmp_path: Path, database: Database
+) -> None:
+    pair = made(tmp_path, database, "takeover_after = 5s", number=3)
+    first, second, third = pair.servers
+    ports = [each.grpc_port for each in pair.servers]
+    with (
+        pair.started(),
+        archived(tmp_path, *pair.servers) as archive,
+        confirmations(pair) as confirmed,
+    ):
+        async with States(ports[0], A, others=tuple(ports[1:])) as client:
+            third.program.kill()
+            await client.until(change(pair, 100, 110))
+            first.program.kill()
+            third.program.start()
+            change(pair, 110, 120)
+            wait_until(lambda: shown(second)["role"] == "holder", "the one with most took over")
+            wait_until(lambda: pair.complete(second) == 1, "the third follows it")
+            await client.until(change(pair, 120, 130))
+            second.program.kill()
+            reached = change(pair, 130, 140)
+            await client.until(reached)
+            assert shown(third)["role"] == "holder"
+            for each in (first, second):
+                each.program.start()
+                each.program.wait_ready()
+            wait_until(lambda: pair.complete(third) == 2, "both are complete")
+            await client.until(change(pair, 140, 145))
+            assert set(client.rows.values()) == rows(pair, "a")
+            assert len(client.snapshots) == 1
+        check_archive(archive, pair)
+        assert copies(*pair.servers) == 2
+        assert sequences(first) == sequences(second) == sequences(third)
+    check_confirmations(confirmed)
+
+
+@pytest.mark.thorough
+async def test_both_are_killed_at_once(tmp_path: Path, database: Database) -> None:
+    pair = made(tmp_path, database, "takeover_after = 1s")
+    with pair.started() as (holder, standby), archived(tmp_path, standby, holder) as archive:
+        async with States(standby.grpc_port, A) as client:
+            await client.until(change(pair, 100, 110))
+        holder.program.kill()
+        standby.program.kill()
+        change(pair, 110, 120)
+        standby.program.start()
+        wait_until(lambda: standby.program.get("/status"), "it answers")
+        wait_until(lambda: shown(standby)["role"] == "holder", "it took over")
+        holder.program.start()
+        holder.program.wait_ready()
+        wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+        client.port = holder.grpc_port
+        async with client:
+            await client.until(change(pair, 120, 130))
+            assert set(client.rows.values()) == rows(pair, "a")
+            assert len(client.snapshots) == 1
+        check_archive(archive, pair)
+        assert copies(holder, standby) == 2
+
+
+def end_walsender(pair: Pair) -> None:
+    with pair.database.connect() as owner:
+        owner.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+            f" WHERE slot_name = '{pair.slot}'".encode()
+        )
+
+
+Confirmation = tuple[int | None, int]
+"""The walsender that reads the slot, and the confirmed position."""
+
+
+@contextmanager
+def confirmations(pair: Pair) -> Iterator[list[Confirmation]]:
+    """The history of the slot, as it is seen every few milliseconds."""
+    seen: list[Confirmation] = []
+    over = Event()
+
+    def watch() -> None:
+        query = (
+            "SELECT active_pid, confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots"
+            f" WHERE slot_name = '{pair.slot}'"
+        )
+        with pair.database.connect() as owner:
+            while not over.wait(0.01):
+                row = owner.execute(query.encode()).fetchone()
+                found = row and (row[0], int(row[1]))
+                if found and [found] != seen[-1:]:
+                    seen.append(found)
+
+    watching = Thread(target=watch)
+    watching.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        watching.join()
+
+
+def check_confirmations(seen: list[Confirmation]) -> None:
+    """The slot's position never went back, and no walsender came back after another one."""
+    positions = [position for _, position in seen]
+    assert positions == sorted(positions)
+    readers = [pid for pid, _ in groupby(pid for pid, _ in seen if pid is not None)]
+    assert len(readers) == len(set(readers)) > 1
 
 
 @contextmanager
