@@ -175,7 +175,7 @@ class StallGuard:
 
 
 def peer_token(token: str) -> str:
-    """What a server's own processes know of the token that the servers of its slot share."""
+    """Digest of the token that the servers of a slot share, for a server's own processes."""
     return sha256(token.encode()).hexdigest()
 
 

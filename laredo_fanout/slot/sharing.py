@@ -146,10 +146,13 @@ class SlotClaim:
     def is_for_us(self, content: bytes) -> bool:
         """True if :meth:`met` wants a message with this content; from any thread."""
         return self._claim_in(content) is not None or (
-            self._sharing.taking_over
-            and not self._came_back
-            and pgoutput.is_barrier(content, self._slot)
+            self._is_takeover and pgoutput.is_barrier(content, self._slot)
         )
+
+    @property
+    def _is_takeover(self) -> bool:
+        """True if another server may have done what the stream brings now."""
+        return self._sharing.taking_over and not self._came_back
 
     def _claim_in(self, content: bytes) -> HolderClaim | None:
         source = self._store.source
@@ -179,7 +182,7 @@ class SlotClaim:
             self._came_back = True
             known = transaction.ownership or self._sharing.ownership
             transaction.ownership = known.held(self._claim.term, position)
-        elif not self._came_back and rules.unknown(
+        elif self._is_takeover and rules.unknown(
             self._claim, met, followed=self._sharing.ownership.followed
         ):
             self._doubt(0, position, transaction)
@@ -189,7 +192,7 @@ class SlotClaim:
         """Another server has done something here that no message describes: it ended a copy or a
         repair, or was a holder that this one never followed."""
         known = transaction.ownership or self._sharing.ownership
-        if known.doubts_at(OPEN - 1) and known.doubts_at(start):
+        if any(first <= start and end == OPEN for first, end in known.doubts):
             return
         transaction.ownership = known.doubting([(start, OPEN)])
         _log.warning(

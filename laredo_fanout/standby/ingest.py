@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_ASK_AGAIN_S = 1.0
+_ASK_AGAIN_S, _LOOK_AGAIN_S = 1.0, 0.25
 _HANDOVER_S, _HANDOVER_ANSWER_S, _HANDOVER_STEP_S = 5.0, 0.5, 0.05
 _NO_HOLDER = (
     "no peer holds the slot: start the server that held it, or run `laredo-fanout promote` at the"
@@ -183,7 +183,7 @@ class StandbyIngest:
         holder = self._newest_holder(found)
         if holder is None:
             if not self._takes_over(found):
-                self._stopping.wait(_ASK_AGAIN_S)
+                self._stopping.wait(self._pause)
             return
         self._holder_answers()
         self._become(holder.role.term, holder=False)
@@ -223,8 +223,32 @@ class StandbyIngest:
                 return
             if self._handover is not None and isinstance(ingest, Ingest):
                 return
-        with _watched(ingest, is_over):
+        with self._watched(ingest, is_over):
             ingest.run()
+
+    @property
+    def _pause(self) -> float:
+        """Seconds until the peers are asked again."""
+        return _LOOK_AGAIN_S if self._vacancy.candidate else _ASK_AGAIN_S
+
+    @contextmanager
+    def _watched(self, ingest: Ingest | RelayIngest, is_over: Callable[[], bool]) -> Iterator[None]:
+        """While the block runs, ask now and then if it ``is_over``; then stop the ingest."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(self._pause):
+                if is_over():
+                    ingest.stop()
+                    return
+
+        watcher = threading.Thread(target=watch, name="laredo-standby", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
 
     # ------------------------------------------------------------ takeover
 
@@ -460,23 +484,3 @@ class StandbyIngest:
             "standbys": self._reports.shown() if known.holder else [],
             "takeovers": self._sharing.takeovers,
         }
-
-
-@contextmanager
-def _watched(ingest: Ingest | RelayIngest, is_over: Callable[[], bool]) -> Iterator[None]:
-    """While the block runs, ask now and then if it ``is_over``; then stop the ingest."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(_ASK_AGAIN_S):
-            if is_over():
-                ingest.stop()
-                return
-
-    watcher = threading.Thread(target=watch, name="laredo-standby", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()

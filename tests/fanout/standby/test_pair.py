@@ -20,7 +20,7 @@ from laredo_fanout.client.stream.stream import open_stream
 from laredo_fanout.wire import replication_pb2 as wire
 from tests.support import processes
 from tests.support.postgres import Database
-from tests.support.processes import Program, free_port, wait_until
+from tests.support.processes import PATIENCE_S, Program, free_port, wait_until
 from tests.support.server.fanout_program import Fanout
 from tests.support.server.pair import Pair, copies, shown, wipe
 from tests.support.server.states import States
@@ -126,7 +126,7 @@ async def test_a_killed_holder_is_replaced_by_itself(tmp_path: Path, database: D
 
 
 async def asked(server: Fanout, token: str | None) -> grpc.StatusCode:
-    """How the server answers to a report that says that a standby has everything."""
+    """Answer to the report of a standby that claims to have everything."""
     report = wire.StandbyReport(
         server_id="f" * 32,
         tables=[wire.TableReport(table=A, incarnation=1, position=2**62)],
@@ -173,7 +173,7 @@ async def test_a_holder_that_is_stopped_hands_over(tmp_path: Path, database: Dat
             reached = change(pair, 110, 120)
             await client.until(reached)
             assert len(client.snapshots) == 1
-        process.wait(30)
+        process.wait(PATIENCE_S)
         holder.program.start()
         holder.program.wait_ready()
         wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")

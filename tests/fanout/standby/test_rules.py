@@ -84,6 +84,7 @@ def test_a_doubt_is_open_until_the_server_is_the_holder_or_has_followed_one() ->
     known = Ownership(2, holder=False, followed=1).doubting([(70, OPEN)])
     assert not known.doubts_at(69)
     assert known.doubts_at(70) and known.doubts_at(10**12)
+    assert Ownership.from_bytes(known.to_bytes()) == known
     held = known.held(3, 90)
     assert held == Ownership(3, holder=True, doubts=((70, 90),), followed=3)
     assert known.followed_now(2) == Ownership(2, holder=False, followed=2)
