@@ -134,7 +134,9 @@ class S3DestinationBlock(Section):
         return store.removeprefix("?endpoint=") or "S3", f"{self.uri}{key_prefix}"
 
 
-_OF_PLACE = [field.name for field in fields(S3Location)]
+_OF_PLACE = [
+    field.name for field in fields(S3Location) if field.name in S3DestinationBlock.model_fields
+]
 
 DestinationConfig = LocalDestinationBlock | S3DestinationBlock
 

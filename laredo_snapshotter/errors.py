@@ -119,9 +119,11 @@ class StreamBehind(SnapshotterError):
 class SinkError(SnapshotterError):
     """The sink ``name`` wasn't notified, or may not have been: it is notified again."""
 
-    def __init__(self, name: str, message: str) -> None:
+    def __init__(self, name: str, message: str, cause: str = "") -> None:
         super().__init__(message)
         self.name = name
+        self.cause = cause
+        """Kind of the service's answer, for telling one outage from the next."""
 
 
 class SinkRefused(SinkError):

@@ -17,7 +17,7 @@ from laredo_archive.read import location
 from laredo_archive.read.location import FoundArchive
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.table_archive import TableArchive
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.config import TableConfig
 
 # The collector's schedule: garbage is deleted now and then, while the table is written.
@@ -150,6 +150,7 @@ class Compactor:
         self._levels = [timedelta(seconds=level) for level in config.compaction.levels]
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{config.name} merges")
         self._over = False
+        self._outage = Outage()
         self._log = log.bind(table=config.name)
 
     async def run(self) -> None:
@@ -177,6 +178,7 @@ class Compactor:
                     self._failed(failure, failures, delay)
                 else:
                     failures = 0
+                    self._outage.end()
         finally:
             self._over = True
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -196,7 +198,9 @@ class Compactor:
 
     def _failed(self, failure: Exception, failures: int, delay: float) -> None:
         self._counters.diffs_merged("failed")
-        self._log.warning(
+        news = self._outage.is_news(type(failure).__name__)
+        level = self._log.warning if news else self._log.debug
+        level(
             "diffs not merged",
             error=str(failure),
             kind=type(failure).__name__,

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from laredo_spark.errors import importing
+
 if TYPE_CHECKING:
     from laredo_spark.frames import count_rows, read_changes, read_table, register
     from laredo_spark.source import LaredoDataSource
@@ -42,6 +44,7 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for: `laredo-spark --help` works without PySpark.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    with importing():
+        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = found
     return found

@@ -19,7 +19,7 @@ from laredo_archive.errors import ArchiveError
 from laredo_model.errors import ModelError
 from laredo_service.build import version_option
 from laredo_service.printable import printable, printable_lines
-from laredo_spark.errors import SparkReadError, own_message
+from laredo_spark.errors import SparkReadError, importing, own_message
 
 if TYPE_CHECKING:
     from laredo_spark import jobs
@@ -30,7 +30,15 @@ PACKAGES = ("laredo_model", "laredo_service", "laredo_archive", "laredo_spark", 
 MODULES = "laredo-spark.zip"
 PROGRAM = "laredo-spark.py"
 REQUIREMENTS = "laredo-spark-workers.txt"
-NEEDED_BY_WORKERS = ("boto3", "orjson", "pyarrow", "zlib-ng", "zstandard")
+NEEDED_BY_WORKERS = (
+    "boto3",
+    "orjson",
+    "pyarrow",
+    "structlog",
+    "tenacity",
+    "zlib-ng",
+    "zstandard",
+)
 _PROJECT = "laredo-snapshotter"
 _PROGRAM_TEXT = '''"""What spark-submit runs: the command laredo-spark."""
 
@@ -96,8 +104,8 @@ def _files(package: str) -> list[Path]:
 
 FAILED = 1
 KINDS = ("parquet", "csv", "jsonl", "show")
-_EXTRA = frozenset({"packaging", "pyarrow", "pyspark"})
-"""The packages of the extra ``spark``."""
+_EXTRA = frozenset({"packaging", "pyarrow"})
+"""The packages of the extra ``spark``, beside PySpark."""
 
 
 class SparkCommands(click.Group):
@@ -135,9 +143,13 @@ def main(*, verbose: bool) -> None:
 
 
 def _job() -> "jobs.SparkJob":
-    """A command's work with Spark; the program ends here if PySpark isn't installed."""
+    """A command's work with Spark.
+
+    :raises PySparkUnfit: if PySpark isn't installed, or is another release.
+    """
     try:
-        from laredo_spark.jobs import SparkJob
+        with importing():
+            from laredo_spark.jobs import SparkJob
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
         if package not in _EXTRA:

@@ -14,6 +14,7 @@ SparkReadError
 ├── ColumnUnfit       an old value doesn't fit the type that its column has now
 ├── NotProvable       the manifest has neither row count nor checksum to compare with
 ├── NotEqual          rows or checksum differ from the manifest's
+├── PySparkUnfit      PySpark isn't installed, or lacks what a read needs
 ├── JavaMissing       no Java that Spark could run on
 └── ConnectMissing    a package that Spark Connect needs isn't installed
 
@@ -24,6 +25,7 @@ exception of Spark's; :func:`own_message` takes its message out.
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from laredo_archive.errors import ArchiveError
@@ -175,6 +177,42 @@ class NotEqual(SparkReadError):
         )
         self.expected = expected
         self.found = found
+
+
+PYSPARK = "pyspark>=4.1,<5"
+"""The releases that reads and syncs are for."""
+PYSPARK_OF_STREAMS = "pyspark>=4.2,<5"
+
+
+class PySparkUnfit(SparkReadError, ImportError):
+    """PySpark isn't installed, or is a release that lacks what a read needs."""
+
+    def __init__(self, installed: str | None, needed: str) -> None:
+        if installed is None:
+            super().__init__("pyspark isn't installed: pip install 'laredo-snapshotter[spark]'")
+        else:
+            super().__init__(
+                f"PySpark {installed} lacks what this needs: pip install '{needed}', or run it on"
+                " a cluster of that version"
+            )
+
+
+@contextmanager
+def importing(needed: str = PYSPARK) -> Iterator[None]:
+    """Imports in the block need a release of PySpark.
+
+    :raises PySparkUnfit: if it isn't installed, or lacks what is imported.
+    """
+    try:
+        yield
+    except ImportError as failure:
+        if (failure.name or "").partition(".")[0] != "pyspark":
+            raise
+        try:
+            from pyspark import __version__ as installed
+        except ImportError:
+            raise PySparkUnfit(None, needed) from failure
+        raise PySparkUnfit(installed, needed) from failure
 
 
 class JavaMissing(SparkReadError):

@@ -27,6 +27,7 @@
 | special_values | error, null or string: infinity, BC, NaN in a decimal | error |
 | array_dimensions | column=N, comma separated: arrays deeper than 1; 0: as JSON text | 1 |
 | region, endpoint, addressing, profile, role_arn, external_id | how S3 is reached | environment |
+| anonymous, requester_pays | true: a public bucket is read unsigned; the reader pays | false |
 
 ``after`` and ``until`` mean the last boundary at or before them; with exact an earlier one is
 an error, and with history (and epoch) ``after`` is that very one.
@@ -75,6 +76,7 @@ _KNOWN = frozenset(
         *("partitions", "partitions_at_least", "push_filters"),
         *("numeric_as", "special_values", "array_dimensions"),
         *("region", "endpoint", "addressing", "profile", "role_arn", "external_id"),
+        *("anonymous", "requester_pays"),
     }
 )
 _OF_CREATE_TABLE = "owner"
@@ -133,14 +135,25 @@ class ReadOptions:
     profile: str | None = None
     role_arn: str | None = None
     external_id: str | None = None
+    anonymous: bool = False
+    requester_pays: bool = False
 
     def access(self) -> S3Access:
         """Profile, region and endpoint for S3.
 
         :raises ProfileError: if profile and role can't be used.
         """
-        known, chosen = profiles(self.profile, self.role_arn, self.external_id, self.region)
-        return S3Access(AwsClients(known), chosen, self.region, self.endpoint, self.addressing)
+        known, chosen = profiles(
+            self.profile, self.role_arn, self.external_id, self.region, anonymous=self.anonymous
+        )
+        return S3Access(
+            AwsClients(known),
+            chosen,
+            self.region,
+            self.endpoint,
+            self.addressing,
+            self.requester_pays,
+        )
 
 
 def as_options(given: Mapping[str, object]) -> dict[str, str]:
@@ -213,6 +226,8 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         profile=options.get("profile"),
         role_arn=options.get("role_arn"),
         external_id=options.get("external_id"),
+        anonymous=_flag("anonymous", options.get("anonymous", "false")),
+        requester_pays=_flag("requester_pays", options.get("requester_pays", "false")),
     )
 
 

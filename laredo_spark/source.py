@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 from laredo_spark import options
 from laredo_spark.changes.plan import Pinned, opened, pinned_now
 from laredo_spark.changes.reader import ChangesReader, FilteredChangesReader
-from laredo_spark.errors import OptionRefused, in_one_message
+from laredo_spark.errors import PYSPARK_OF_STREAMS, OptionRefused, importing, in_one_message
 from laredo_spark.options import ReadMode
 from laredo_spark.read.table_read import FilteredTableReader, TableRead, TableReader
 from laredo_spark.read.unfolded_reader import UnfoldedReader, unfolded
@@ -70,9 +70,8 @@ class LaredoDataSource(DataSource):
     @in_one_message
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """The reader that plans and runs a stream of changes."""
-        from laredo_spark.changes.stream import (
-            ChangesStreamReader,  # needs PySpark 4.2; batch reads don't
-        )
+        with importing(PYSPARK_OF_STREAMS):
+            from laredo_spark.changes.stream import ChangesStreamReader
 
         asked = options.parse(self.options)
         if asked.mode is not ReadMode.CHANGES:

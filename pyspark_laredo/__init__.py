@@ -3,6 +3,6 @@
 https://spark.apache.org/docs/latest/api/python/tutorial/sql/python_data_source.html
 """
 
-from laredo_spark.source import LaredoDataSource as DefaultSource
+from laredo_spark import LaredoDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -11,7 +11,7 @@ Part = TypeVar("Part")
 Numbered = tuple[int, pa.RecordBatch]
 """A batch, and the number of its range."""
 
-_HELD_A_THREAD = 2
+_HELD_A_THREAD = 1
 """Batches that wait for a slow consumer."""
 _LOOK_AROUND_S = 0.2
 """Seconds until a thread that waits for a consumer sees that there is none any more."""

@@ -66,6 +66,8 @@ def open_archive(
     profile: str | None = None,
     role_arn: str | None = None,
     external_id: str | None = None,
+    anonymous: bool = False,
+    requester_pays: bool = False,
 ) -> "ArchivedTable":
     """Open the archive of one table: a directory, or a file:, s3:// or s3a:// URI of it.
 
@@ -74,16 +76,19 @@ def open_archive(
     or "decimal(p,s)" for numeric columns without precision; ``special_values`` "error", "null" or
     "string" for infinity, BC and NaN in a decimal; ``array_dimensions`` by column, for arrays
     deeper than 1 (0: as JSON text). ``infer_rows``: rows that types are taken from, in archives
-    that record no columns. The others are for S3, where the environment doesn't say it.
+    that record no columns. The others are for S3, where the environment doesn't say it:
+    ``anonymous`` reads a public bucket without credentials, and with ``requester_pays`` the
+    account of the credentials pays for the requests.
 
     :raises ArchiveMissing: if there is none.
     :raises ManifestError: if its manifest is damaged or newer than this program.
     :raises DestinationError: if the location can't be read.
     :raises TypingRefused: if a type can't be had.
+    :raises AwsError: if the options for S3 can't be used.
     """
     typing = Typing.of(numeric_as, special_values, array_dimensions)
-    known, credentials = profiles(profile, role_arn, external_id, region)
-    access = S3Access(AwsClients(known), credentials, region, endpoint, addressing)
+    known, credentials = profiles(profile, role_arn, external_id, region, anonymous=anonymous)
+    access = S3Access(AwsClients(known), credentials, region, endpoint, addressing, requester_pays)
     archive = Archive.at(os.fspath(uri), key_fields, access)
     return ArchivedTable(archive, ReadAs(typing, prefer, infer_rows))
 

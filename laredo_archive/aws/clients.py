@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from laredo_archive.aws.profile import (
@@ -203,7 +204,7 @@ class AwsClients:
             session = self._new_session(profile)
             if profile.type == "assume_role":
                 self._give_role(session, profile)
-            else:
+            elif profile.type == "ambient":
                 from laredo_archive.aws.credentials import give_ambient
 
                 self._renewing[profile.name] = give_ambient(session).end
@@ -258,9 +259,12 @@ class AwsClients:
         raise RegionUnknown(service, profile.name)
 
     def _made(self, session: "Session", wanted: _Wanted) -> Any:
+        from botocore import UNSIGNED
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
+        _check_authorities(session, wanted.endpoint)
+        unsigned = find(wanted.credentials, self._profiles).type == "anonymous"
         s3: Any = {"addressing_style": wanted.addressing}
         config = Config(
             connect_timeout=CONNECT_TIMEOUT_S,
@@ -269,6 +273,7 @@ class AwsClients:
             max_pool_connections=wanted.connections,
             retries={"total_max_attempts": 1, "mode": "standard"},
             s3=s3,
+            signature_version=UNSIGNED if unsigned else None,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             user_agent_extra="laredo-snapshotter",
@@ -302,7 +307,7 @@ class AwsClients:
             service, operation = event_name.split(".")[1:]
             status = response_dict["status_code"] if response_dict else None
             error = (parsed_response or {}).get("Error", {})
-            if error.get("Code") in _SESSION_OVER:
+            if error.get("Code") in _SESSION_OVER and credentials in self._renewing:
                 self._renewing[credentials]()
             seconds = time.perf_counter() - begun.at
             self._on_call(Called(service, operation, credentials, status, seconds))
@@ -359,6 +364,20 @@ def _descriptions() -> Any:
     from botocore.loaders import create_loader
 
     return create_loader(os.environ.get("AWS_DATA_PATH"))
+
+
+def _check_authorities(session: "Session", endpoint: str | None) -> None:
+    """Refuse a file of certificate authorities that isn't there: botocore says "could not connect".
+
+    :raises AwsError: if it isn't.
+    """
+    bundle = session.get_config_variable("ca_bundle")
+    if bundle and not Path(bundle).exists() and not (endpoint or "").startswith("http://"):
+        raise AwsError(
+            f"{bundle} isn't there, and AWS_CA_BUNDLE (or ca_bundle in the AWS configuration"
+            " files) names it as the file of certificate authorities. Set it to one that is, or"
+            " unset it"
+        )
 
 
 def _no_redirection(context: dict[str, Any], **_: object) -> None:

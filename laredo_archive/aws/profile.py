@@ -3,6 +3,7 @@
 ``ambient`` is the identity of the environment: variables, a container's or an
 instance's role, or a named profile of the AWS configuration files.
 ``assume_role`` is a role that another profile, its ``base``, takes on.
+``anonymous`` is nobody: requests aren't signed.
 """
 
 import re
@@ -73,7 +74,7 @@ class Profile:
     """
 
     name: str
-    type: Literal["ambient", "assume_role"]
+    type: Literal["ambient", "assume_role", "anonymous"]
     role_arn: str | None = None
     external_id: str | None = field(default=None, repr=False)
     session_name: str | None = None
@@ -84,6 +85,7 @@ class Profile:
 
 
 AMBIENT = Profile("ambient", "ambient")
+ANONYMOUS = Profile("anonymous", "anonymous")
 
 
 def check(profiles: Mapping[str, Profile]) -> None:
@@ -94,6 +96,8 @@ def check(profiles: Mapping[str, Profile]) -> None:
     for profile in profiles.values():
         if profile.type == "ambient":
             _check_ambient(profile)
+        elif profile.type == "anonymous":
+            continue
         else:
             _check_role(profile)
     for profile in profiles.values():

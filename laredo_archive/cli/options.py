@@ -121,6 +121,11 @@ reading_options: Sequence[Option] = (
     ("profile", {"metavar": "NAME", "help": "S3: a profile of the AWS configuration files."}),
     ("role-arn", {"metavar": "ARN", "help": "S3: a role to take on."}),
     ("external-id", {"metavar": "ID", "help": "S3: the external id that the role requires."}),
+    ("anonymous", {"is_flag": True, "help": "S3: send unsigned requests, to a public bucket."}),
+    (
+        "requester-pays",
+        {"is_flag": True, "help": "S3: pay for the requests to a bucket that asks for it."},
+    ),
 )
 writing_options: Sequence[Option] = (
     (
@@ -178,7 +183,11 @@ def access_of(values: Values) -> S3Access:
     if values["external-id"] is not None and values["role-arn"] is None:
         raise click.UsageError("--external-id needs --role-arn")
     profiles, credentials = s3.profiles(
-        values["profile"], values["role-arn"], values["external-id"], values["region"]
+        values["profile"],
+        values["role-arn"],
+        values["external-id"],
+        values["region"],
+        anonymous=values["anonymous"],
     )
     return S3Access(
         AwsClients(profiles),
@@ -186,6 +195,7 @@ def access_of(values: Values) -> S3Access:
         region=values["region"],
         endpoint=values["endpoint-url"],
         addressing=values["addressing"] or "auto",
+        requester_pays=values["requester-pays"],
         server_side_encryption=values.get("sse"),
         kms_key_id=values.get("kms-key-id"),
         storage_class=values.get("storage-class"),
@@ -256,7 +266,7 @@ _TRIED_AGAIN = {
     "S3 request retried",
     "upload completion retried",
     "manifest swap not confirmed",
-    "role is asked for again",
+    "role requested again",
 }
 """Failures that are retried; reported as an error when retries end."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.aws.profile import AMBIENT, Profile
+from laredo_archive.aws.profile import AMBIENT, ANONYMOUS, Profile, ProfileError
 from laredo_archive.storage.s3.bucket import S3Location
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ Encryption = Literal["AES256", "aws:kms"]
 class S3Access:
     """Access to S3: credentials, region and options.
 
-    ``credentials`` names a profile of the clients. ``server_side_encryption`` and the fields after
-    it are for written objects.
+    ``credentials`` names a profile of the clients. ``requester_pays``: the account of the
+    credentials pays for the requests. ``server_side_encryption`` and the fields after it are for
+    written objects.
     """
 
     clients: AwsClients = field(default_factory=AwsClients)
@@ -28,6 +29,7 @@ class S3Access:
     region: str | None = None
     endpoint: str | None = None
     addressing: Addressing = "auto"
+    requester_pays: bool = False
     server_side_encryption: Encryption | None = None
     kms_key_id: str | None = None
     storage_class: str | None = None
@@ -46,6 +48,7 @@ class S3Access:
             endpoint=self.endpoint,
             credentials=self.credentials,
             addressing=self.addressing,
+            requester_pays=self.requester_pays,
             server_side_encryption=self.server_side_encryption,
             kms_key_id=self.kms_key_id,
             storage_class=self.storage_class,
@@ -54,7 +57,12 @@ class S3Access:
 
 
 def profiles(
-    aws_profile: str | None, role_arn: str | None, external_id: str | None, region: str | None
+    aws_profile: str | None,
+    role_arn: str | None,
+    external_id: str | None,
+    region: str | None,
+    *,
+    anonymous: bool = False,
 ) -> tuple[dict[str, Profile], str | None]:
     """The profiles that a command line's options make, and the name of the one to use.
 
@@ -62,6 +70,12 @@ def profiles(
     """
     made: dict[str, Profile] = {}
     name = None
+    if anonymous:
+        if aws_profile is not None or role_arn is not None:
+            raise ProfileError(
+                ANONYMOUS.name, "unsigned requests have no profile and no role; leave out either"
+            )
+        return {ANONYMOUS.name: ANONYMOUS}, ANONYMOUS.name
     if aws_profile is not None:
         name = aws_profile
         made[name] = Profile(name, "ambient", aws_profile=aws_profile, region=region)

@@ -19,7 +19,7 @@ from laredo_archive.manifest.model import Artifact, EpochPosition
 from laredo_archive.manifest.updates import NoticeSource
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.errors import SinkError
 from laredo_snapshotter.events.notices import Notice
 from laredo_snapshotter.events.sinks import Sink
@@ -169,6 +169,7 @@ class _SinkThread:
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._trouble: Trouble | None = None
+        self._outage = Outage()
         self._notified_at: datetime | None = None
         self._sending_since: float | None = None
         self._thread = threading.Thread(
@@ -252,6 +253,7 @@ class _SinkThread:
         self._counters.notice_sent(self._sink.name)
         attempts = self._trouble.attempts if self._trouble is not None else 0
         self._trouble = None
+        self._outage.end()
         reach("notice.told")
         self._log.info(
             "sink notified",
@@ -268,7 +270,10 @@ class _SinkThread:
         self._trouble = Trouble(problem, before.since, before.attempts + 1)
         self._counters.notice_refused(self._sink.name)
         delay = self._retry.delay(self._trouble.attempts)
-        self._log.warning(
+        cause = failure.cause if isinstance(failure, SinkError) else ""
+        news = self._outage.is_news(f"{type(failure).__name__} {cause}")
+        level = self._log.warning if news else self._log.debug
+        level(
             "sink not notified",
             error=problem,
             kind=type(failure).__name__,

@@ -124,7 +124,7 @@ class Asking:
             resource=self.name,
         )
         refused = SinkError if explained.kind in _NOT_THE_NOTICE else SinkRefused
-        return refused(self.name, explained.message)
+        return refused(self.name, explained.message, explained.kind.name)
 
 
 # SNS topics, standard and FIFO.

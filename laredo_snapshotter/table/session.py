@@ -109,6 +109,7 @@ class WriterSession:
         """Not None while the feed itself keeps the stream closed."""
         self._rebasing: asyncio.Task[None] | None = None
         self._rebase_failures = 0
+        self._rebase_outage = Outage()
         self._not_before = 0.0
         self._journal_check_at = 0.0
         self._journal_outage = Outage()
@@ -360,7 +361,9 @@ class WriterSession:
             if self.rebase_failing_since is None:
                 self.rebase_failing_since = time.monotonic()
             expected = not isinstance(failure, AssertionError | TypeError | ValueError)
-            self._log.warning(
+            news = self._rebase_outage.is_news(type(failure).__name__)
+            level = self._log.warning if news else self._log.debug
+            level(
                 "re-base failed",
                 reason=reason,
                 error=str(failure),
@@ -370,6 +373,7 @@ class WriterSession:
             )
         else:
             self._rebase_failures = 0
+            self._rebase_outage.end()
             self._counters.rebased("done")
             self.rebase_problem = self.rebase_failing_since = None
             self._log.info("re-base committed", epoch=epoch, reason=reason)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from laredo_archive.arrow.changes import RowValues, fields
@@ -17,7 +16,7 @@ from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import ValueUnfit
 from laredo_model.column import Column
 from laredo_spark.errors import ColumnUnfit
-from laredo_spark.read.row_shape import RowShape
+from laredo_spark.read.row_shape import RowShape, spark_schema
 
 Columns = tuple[Column, ...] | None
 """The columns of an epoch; None in archives of other writers."""
@@ -51,7 +50,7 @@ class ChangesShape:
 
     def spark_schema(self) -> StructType:
         """The DataFrame's schema."""
-        return from_arrow_schema(self.arrow_schema())
+        return spark_schema(self.arrow_schema())
 
     def lines(self, columns: Columns) -> "LineValues":
         """A converter of an epoch's lines to values of old and new."""

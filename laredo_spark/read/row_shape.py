@@ -49,7 +49,15 @@ class RowShape:
 
     def spark_schema(self) -> StructType:
         """The DataFrame's schema."""
-        return from_arrow_schema(self.arrow_schema())
+        return spark_schema(self.arrow_schema())
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """The Spark schema of an Arrow schema.
+
+    PySpark 4.1, unless told otherwise, takes a timestamp without a zone for one in the session's.
+    """
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 class LineReader(RowReader):

@@ -21,8 +21,9 @@ from threading import Lock
 
 import pyspark
 from packaging.requirements import Requirement
-from pyspark.sql import Column, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
+from pyspark.sql.types import StructType
 
 from laredo_archive.failpoint import reach
 from laredo_spark import options
@@ -341,7 +342,7 @@ class DeltaSync:
         epoch = self.table.boundary.epoch
         if state.epoch != epoch or held.is_aged:
             state = replace(state, version=state.version + 1, epoch=epoch)
-            nothing = self.spark.read.format("delta").load(self.target).limit(0)
+            nothing = self._frame().limit(0)
             with self.log.committing(state, state.table, held):
                 nothing.write.format("delta").mode("append").save(self.target)
             self.log.committed(state)
@@ -350,6 +351,8 @@ class DeltaSync:
     def _rebuilt(self, held: Held, after: Held, state: SyncState) -> Held:
         """Rewrite all rows; restore the version before if the row count isn't the manifest's."""
         frame = frame_of(self.spark, {**self.given, **self.table.pinned()})
+        if after.version != NO_TABLE:
+            self._allow_types(frame.schema)
         with self.log.committing(state, state.table, after):
             reach("sync.committing")
             frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
@@ -361,6 +364,16 @@ class DeltaSync:
             self._take_back(held, done, state)
             raise TargetDiffers(self.target, self.table.boundary, expected, found)
         return done
+
+    def _allow_types(self, schema: StructType) -> None:
+        """Let the table have times without a zone; a table that is new may have any type.
+
+        https://docs.delta.io/latest/versioning.html
+        """
+        from delta.tables import DeltaTable
+
+        if "timestamp_ntz" in schema.json() and "timestamp_ntz" not in self._frame().schema.json():
+            DeltaTable.forPath(self.spark, self.target).addFeatureSupport("timestampNtz")
 
     def _take_back(self, held: Held, done: Held, state: SyncState) -> None:
         from delta.tables import DeltaTable
@@ -392,4 +405,7 @@ class DeltaSync:
         return merging.expected_rows(self.table) in (None, self._rows())
 
     def _rows(self) -> int:
-        return self.spark.read.format("delta").load(self.target).count()
+        return self._frame().count()
+
+    def _frame(self) -> DataFrame:
+        return self.spark.read.format("delta").load(self.target)

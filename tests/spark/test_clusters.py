@@ -12,6 +12,8 @@ import pytest
 from laredo_spark import cli
 from tests.spark.simple_archive import simple
 from tests.support.archive.building import Builder
+from tests.support.archive.s3_archive import put
+from tests.support.aws import AwsServer
 from tests.support.processes import PATIENCE_S, completed
 from tests.support.spark_cluster import (
     HOME,
@@ -116,8 +118,11 @@ def test_a_tasks_failure_is_one_message_over_spark_connect(
 
 
 @pytest.mark.thorough
-def test_a_submitted_program_runs_on_workers_that_have_nothing_of_ours(tmp_path: Path) -> None:
+def test_a_submitted_program_runs_on_workers_that_have_nothing_of_ours(
+    tmp_path: Path, moto: AwsServer
+) -> None:
     archive = Builder(tmp_path / "archive").base(0x10, names(ROWS)).write()
+    bucket = put(moto, archive)
     files = cli.write(tmp_path / "package")
     light = made(tmp_path / "light", "-r", str(files.requirements))
 
@@ -130,14 +135,18 @@ def test_a_submitted_program_runs_on_workers_that_have_nothing_of_ours(tmp_path:
         return completed(command, cwd=tmp_path, env=surroundings(PYSPARK_PYTHON=str(python(light))))
 
     read = ("read", "archive/users", "--to", "parquet", "--out")
+    s3 = ("--endpoint", moto.endpoint, "--addressing", "path")
     with standalone_cluster(tmp_path, workers=2) as master:
         ended = submitted(master, *read, "out")
         assert ended.returncode == 0, ended.stdout
+        there = submitted(master, "read", f"s3://{bucket}/lake/users/", *s3, *read[2:], "from_s3")
+        assert there.returncode == 0, there.stdout
         damaged = next(archive.glob("epoch=1/*.jsonl"))
         damaged.write_bytes(damaged.read_bytes().replace(b"name 7", b"Name 7"))
         failed = submitted(master, *read, "more")
-    found = pq.read_table(tmp_path / "out").to_pylist()
-    assert {row["id"]: row["name"] for row in found} == ROWS
+    for out in ("out", "from_s3"):
+        found = pq.read_table(tmp_path / out).to_pylist()
+        assert {row["id"]: row["name"] for row in found} == ROWS
     assert failed.returncode == 1
     # Spark hands on what its Python program says on stderr as its own stdout.
     (message,) = [line for line in failed.stdout.splitlines() if line.startswith("laredo-spark:")]

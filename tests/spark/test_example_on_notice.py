@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
@@ -28,6 +29,7 @@ def uploaded(moto: AwsServer) -> NoticeSource:
     return NoticeSource(uri, parser.parse(text, uri))
 
 
+@pytest.mark.thorough
 def test_every_notice_is_read_and_written_once(
     spark: SparkSession, moto: AwsServer, tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def test_several_tables_at_a_moment_inside(spark: SparkSession, tmp_path: Path) 
         assert rows_of(found["two"]) == held(two.states[position])
 
 
+@pytest.mark.thorough
 def test_a_stream_goes_on_from_a_boundary_that_was_merged(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -34,7 +34,8 @@ def test_the_table_has_every_option_and_no_other() -> None:
     values = {"path": "x", "format": "jsonl", "mode": "changes", "on_gap": "fail", "also": "lsn"}
     values |= {"addressing": "path", "special_values": "null", "numeric_as": "decimal(9,2)"}
     values |= {"array_dimensions": "a=2", "after": "0/10", "until": "0/10", "as_of": "0/10"}
-    values |= dict.fromkeys(("exact", "lines", "merged", "push_filters"), "true")
+    flags = ("exact", "lines", "merged", "push_filters", "anonymous", "requester_pays")
+    values |= dict.fromkeys(flags, "true")
     for name in described():
         parse({"path": "x", name: values.get(name, "1")})
     inside = {OF_FIELD.get(field.name, field.name) for field in fields(ReadOptions)}

@@ -147,6 +147,39 @@ def written_anew(kept: Kept, why: str) -> None:
     assert len(kept.commits()) == before + 1
 
 
+def a_time_without_a_zone_is_added(kept: Kept) -> None:
+    """It stays without one, whatever zone the session is in."""
+    kept.sync()
+    kept.archive.columns += (
+        Column("local", "timestamp", -1, True, 4),
+        Column("zoned", "timestamptz", -1, True, 5),
+        Column("several", "_timestamp", -1, True, 6),
+    )
+    added = (
+        b',"local":"2026-01-02 03:04:05.5","zoned":"2026-01-02 03:04:05.5+00"'
+        b',"several":["2026-01-02 03:04:05"]}'
+    )
+    rows = {key: line[:-1] + added for key, line in names(FIRST).items()}
+    kept.archive.base(0x20, rows, continues=False)
+    kept.spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        assert "columns" in kept.sync().reason
+        kinds = {field.name: field.dataType.simpleString() for field in kept.found().schema}
+        assert (kinds["local"], kinds["zoned"]) == ("timestamp_ntz", "timestamp")
+        assert kinds["several"] == "array<timestamp_ntz>"
+        shown = kept.found().selectExpr("string(local)", "string(zoned)", "string(several[0])")
+        [[local, zoned, several]] = shown.distinct().collect()
+        assert local == "2026-01-02 03:04:05.5"
+        assert (zoned, several) == ("2026-01-01 22:04:05.5", "2026-01-02 03:04:05")
+        rows = {**rows, b"1": rows[b"1"].replace(b'"local":"2026', b'"local":"2027')}
+        kept.archive.diff(0x30, rows)
+        assert kept.sync().outcome is SyncOutcome.MERGED
+        [[local]] = kept.found().where("id = 1").selectExpr("string(local)").collect()
+        assert local == "2027-01-02 03:04:05.5"
+    finally:
+        kept.spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
 def keys_that_are_one_value_to_spark(kept: Kept, tmp_path: Path) -> None:
     """1.0 becomes 1.00 by DELETE and INSERT of two keys, which are one row to MERGE."""
     columns = (Column("k", "numeric", -1, False, 1, 1), Column("v", "int4", -1, False, 2))

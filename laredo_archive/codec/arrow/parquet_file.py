@@ -90,8 +90,8 @@ class _Blocks(Seekable):
         raise BadBytes(f"the footer names byte {self._at}, which is in no row group read here")
 
 
-MOST_ROWS = 1024
-"""Decoded at once; more are hardly faster."""
+MOST_ROWS = 16_384
+"""Decoded at once, if their values are short."""
 BYTES_AT_ONCE = 32 << 20
 """Of values from dictionaries, decoded at once; a row of its own may have more."""
 LARGEST_ARRAYS = 1 << 30

@@ -18,6 +18,10 @@ _FROZEN = ("GLACIER", "DEEP_ARCHIVE")
 _MOST_TAGS = 10
 _TAG = re.compile(r"(?!aws:)[\w\s+=.:/@-]{1,128}")
 _TAG_VALUE = re.compile(r"[\w\s+=.:/@-]{0,256}")
+# "Referencing access points", Amazon S3 User Guide.
+_ACCESS_POINT = re.compile(
+    r"arn:aws[a-z-]*:s3:(?P<region>[a-z0-9-]+):\d{12}:accesspoint[/:][a-z0-9-]{3,50}(?=/|$)"
+)
 
 
 class BadS3Location(DestinationError):
@@ -31,11 +35,12 @@ class S3Location:
     ``credentials``: a profile's name, None for the ambient one. ``region``, ``endpoint``: the
     service's, unless the profile or the environment sets them. ``storage_class`` is that of
     artifacts; a manifest, overwritten with each commit, has the bucket's usual one. ``tags`` are
-    put on every object.
+    put on every object. ``requester_pays``: our account pays for the requests.
 
     :raises BadS3Location: if it can't be one.
     """
 
+    #: Its name, or the ARN of an access point, whose region counts unless ``region`` is given.
     bucket: str
     prefix: str = ""
     region: str | None = None
@@ -46,8 +51,12 @@ class S3Location:
     kms_key_id: str | None = None
     storage_class: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict, hash=False)
+    requester_pays: bool = False
 
     def __post_init__(self) -> None:
+        point = _ACCESS_POINT.fullmatch(self.bucket)
+        if point is not None and self.region is None:
+            object.__setattr__(self, "region", point["region"])
         prefix = self.prefix.strip("/")
         object.__setattr__(self, "prefix", f"{prefix}/" if prefix else "")
         if self.endpoint is not None:
@@ -74,13 +83,9 @@ class S3Location:
         return urlencode(dict(self.tags))
 
     def _contradictions(self) -> list[str]:
-        wrong = []
-        if not self.bucket or "/" in self.bucket:
-            wrong.append(f"{self.bucket!r} isn't a bucket's name")
+        wrong = [*self._wrong_bucket(), *self._wrong_endpoint()]
         if self.prefix and not is_plain(self.prefix.removesuffix("/")):
             wrong.append(f"the prefix {self.prefix!r} has an empty part, or one that is . or ..")
-        if self.endpoint is not None and urlsplit(self.endpoint).scheme not in ("http", "https"):
-            wrong.append(f"the endpoint {self.endpoint!r} isn't an http:// or https:// URL")
         if self.addressing not in ADDRESSINGS:
             wrong.append(f"addressing {self.addressing!r} isn't one of {', '.join(ADDRESSINGS)}")
         if self.kms_key_id is not None and not _is_kms(self.server_side_encryption):
@@ -91,6 +96,33 @@ class S3Location:
                 " restoring them; use GLACIER_IR, or a lifecycle rule for what is retired"
             )
         return [*wrong, *self._wrong_tags()]
+
+    def _wrong_bucket(self) -> Iterator[str]:
+        if _ACCESS_POINT.fullmatch(self.bucket):
+            if self.addressing == "path":
+                yield "an access point is named in the host: use addressing virtual, or auto"
+        elif self.bucket.startswith("arn:"):
+            yield (
+                f"{self.bucket!r} isn't the ARN of an access point in one region, as in"
+                " arn:aws:s3:eu-central-1:123456789012:accesspoint/NAME; for others name the bucket"
+            )
+        elif not self.bucket or "/" in self.bucket:
+            yield f"{self.bucket!r} isn't a bucket's name"
+
+    def _wrong_endpoint(self) -> Iterator[str]:
+        if self.endpoint is None:
+            return
+        address = urlsplit(self.endpoint)
+        host = address.netloc.removeprefix(f"{self.bucket}.")
+        if address.scheme not in ("http", "https"):
+            yield f"the endpoint {self.endpoint!r} isn't an http:// or https:// URL"
+        elif address.path == f"/{self.bucket}" or (
+            host != address.netloc and _is_aws(self.endpoint)
+        ):
+            yield (
+                f"the endpoint {self.endpoint} names the bucket, which is put there by itself;"
+                f" write {address.scheme}://{host}"
+            )
 
     def _wrong_tags(self) -> Iterator[str]:
         if len(self.tags) > _MOST_TAGS:
@@ -105,12 +137,16 @@ class S3Location:
 def parse(uri: str) -> S3Location:
     """Parse ``s3://bucket/prefix`` (or ``s3a://``); nothing in it is quoted.
 
+    The bucket may be the ARN of an access point.
+
     :raises BadS3Location: if it isn't such a URI.
     """
     for scheme in SCHEMES:
         if uri.lower().startswith(scheme):
-            bucket, _, prefix = uri[len(scheme) :].partition("/")
-            return S3Location(bucket, prefix)
+            place = uri[len(scheme) :]
+            point = _ACCESS_POINT.match(place)
+            bucket = point[0] if point is not None else place.partition("/")[0]
+            return S3Location(bucket, place[len(bucket) :])
     raise BadS3Location(uri, f"not an S3 URI; one begins with {' or '.join(SCHEMES)}")
 
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import structlog
 
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.aws.explain import Cause
+from laredo_archive.aws.explain import PASSING, Cause
 from laredo_archive.errors import (
     ArtifactMissing,
     CommitConflict,
@@ -111,6 +111,8 @@ NAME = ".laredo-probe-"
 _OWN = re.compile(re.escape(NAME) + "[0-9a-f]{16}")
 """Names of probes' objects: no other object is removed."""
 _AGAIN = RETRY_CONDITIONAL | {Cause.CONNECT}
+_AGAIN_AFRESH = PASSING - _AGAIN
+"""Causes after which a conditional write may be done or not: the probe begins anew."""
 _LEFT_BEHIND = timedelta(hours=1)
 
 
@@ -120,15 +122,21 @@ def run(bucket: Bucket) -> None:
     :raises ConditionalWritesMissing: if it can't.
     :raises DestinationUnavailable: if it can't be found out now.
     """
-    key = f"{NAME}{secrets.token_hex(8)}"
     try:
-        lacking = next(_Probe(bucket, key).lacking(), None)
+        lacking = bucket.repeatedly("probe", _AGAIN_AFRESH, partial(_lacking, bucket))
     except FailedRequest as refused:
         raise refused.error() from refused
-    finally:
-        _remove(bucket, key)
     if lacking is not None:
         raise ConditionalWritesMissing(bucket.location.uri, lacking).at(bucket.location.identity)
+
+
+def _lacking(bucket: Bucket) -> str | None:
+    """The first condition that isn't honoured, by an object that no earlier attempt may have."""
+    key = f"{NAME}{secrets.token_hex(8)}"
+    try:
+        return next(_Probe(bucket, key).lacking(), None)
+    finally:
+        _remove(bucket, key)
 
 
 class _Probe:

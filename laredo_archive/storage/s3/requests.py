@@ -210,10 +210,14 @@ class Bucket:
         body = more.get("Body")
         if isinstance(body, io.IOBase):
             body.seek(0)
+        operation = self._client.meta.method_to_api_mapping[method]
+        if self.location.requester_pays:
+            asked = self._client.meta.service_model.operation_model(operation).input_shape
+            if asked is not None and "RequestPayer" in asked.members:
+                more = {**more, "RequestPayer": "requester"}
         try:
             answer: Answer = getattr(self._client, method)(Bucket=self.location.bucket, **more)
         except failures() as failure:
-            operation = self._client.meta.method_to_api_mapping[method]
             raise self.refused(failure, operation, uri) from failure
         return answer
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +68,21 @@ def loaded(line: str, columns: pa.Schema) -> dict[str, Any]:
 
 
 def comparable(rows: list[dict[str, Any]]) -> list[str]:
-    def plain(value: Any) -> str:
+    def plain(value: Any) -> Any:
         if isinstance(value, str):
-            try:
+            with suppress(ValueError):
+                return datetime.fromisoformat(value).timestamp()
+            with suppress(ValueError):
                 value = json.loads(value)  # json columns; numbers that are text in diffs
-            except ValueError:
-                return value
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, list):
+            return [plain(each) for each in value]
         if isinstance(value, float) and value.is_integer():
-            value = int(value)  # the type of all numbers in a column that isn't named
-        return json.dumps(value)
+            return int(value)  # the type of all numbers in a column that isn't named
+        return value
 
-    return sorted(str({name: plain(value) for name, value in row.items()}) for row in rows)
+    return sorted(json.dumps({name: plain(each) for name, each in row.items()}) for row in rows)
 
 
 @pytest.mark.parametrize("name", drawn.first(4, ["merged", "epochs", "original", *READABLE]))

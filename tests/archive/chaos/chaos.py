@@ -95,14 +95,14 @@ class Run:
         self.witnesses.append(witness)
         return f"{uri}?endpoint={proxy.endpoint}"
 
-    def go(self, number: int | None = None) -> None:
-        """All of it: as many scenes, or three to five.
+    def go(self) -> None:
+        """All of it: three to five scenes.
 
         :raises AssertionError: naming what was broken.
         """
         scenes = [self._killed_at_a_point, self._killed_at_a_time, self._rivals, self._stores_away]
         collector = self._collector() if self.chance.random() < 0.5 else None
-        for _ in range(number or self.chance.randint(3, 5)):
+        for _ in range(self.chance.randint(3, 5)):
             self.chance.choice(scenes)()
         if collector is not None:
             assert collector.is_alive(), self._log("collector")
@@ -246,14 +246,14 @@ def prepared(seed: int, server: AwsServer, directory: Path) -> Iterator[Run]:
         yield Run(seed, server, directory, stack)
 
 
-def run(seed: int, server: AwsServer, directory: Path, scenes: int | None = None) -> Run:
+def run(seed: int, server: AwsServer, directory: Path) -> Run:
     """One whole run.
 
     :raises AssertionError: naming what was broken.
     """
     with prepared(seed, server, directory) as made:
         try:
-            made.go(scenes)
+            made.go()
         except BaseException as failure:
             failure.add_note(f"seed {seed}: its writers ended with {made.exits}")
             raise

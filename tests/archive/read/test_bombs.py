@@ -119,6 +119,7 @@ def test_an_array_of_dictionary_values_is_no_bomb(archive: Path, tmp_path: Path)
     refused(archive, "verify")
 
 
+@pytest.mark.thorough
 def test_long_values_are_read_all_the_same(archive: Path, tmp_path: Path) -> None:
     """Honest ones, of which some thousand at once wouldn't fit."""
     numbers = list(range(2000))

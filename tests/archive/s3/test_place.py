@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
+from laredo_archive.aws.clients import AwsClients
 from laredo_archive.storage.s3.bucket import BadS3Location, S3Location, parse
+
+POINT = "arn:aws:s3:eu-central-1:123456789012:accesspoint/tables"
 
 
 @pytest.mark.parametrize(
@@ -16,6 +19,8 @@ from laredo_archive.storage.s3.bucket import BadS3Location, S3Location, parse
         ("S3://b/a b/x=1/", "b", "a b/x=1/"),
         ("s3://b/é?x#y%20+/z", "b", "é?x#y%20+/z/"),
         ("s3://b//x//", "b", "x/"),
+        (f"s3://{POINT}", POINT, ""),
+        (f"s3a://{POINT}/users/a", POINT, "users/a/"),
     ],
 )
 def test_a_uri_is_taken_as_it_is(uri: str, bucket: str, prefix: str) -> None:
@@ -23,6 +28,15 @@ def test_a_uri_is_taken_as_it_is(uri: str, bucket: str, prefix: str) -> None:
     assert (place.bucket, place.prefix) == (bucket, prefix)
     assert place.uri == f"s3://{bucket}/{prefix}"
     assert parse(place.uri) == place
+
+
+def test_an_access_point_is_asked_in_its_region() -> None:
+    place = parse(f"s3://{POINT}/users/")
+    assert place.region == "eu-central-1"
+    client = AwsClients().client("s3", region=place.region)
+    asked = client.generate_presigned_url("get_object", {"Bucket": place.bucket, "Key": "a"})
+    host = "tables-123456789012.s3-accesspoint.eu-central-1.amazonaws.com"
+    assert asked.startswith(f"https://{host}/a?")
 
 
 @pytest.mark.parametrize("prefix", ["users", "/users", "users/", "/users//"])
@@ -60,6 +74,11 @@ def test_the_same_place_by_other_means() -> None:
     [
         ({"bucket": ""}, "isn't a bucket's name"),
         ({"bucket": "a/b"}, "isn't a bucket's name"),
+        ({"bucket": POINT, "addressing": "path"}, "addressing virtual, or auto"),
+        ({"bucket": "arn:aws:s3::123456789012:accesspoint/x.mrap"}, "point in one region"),
+        ({"bucket": f"{POINT}/b"}, "isn't the ARN of an access point"),
+        ({"endpoint": "http://minio:9000/b"}, "write http://minio:9000$"),
+        ({"endpoint": "https://b.s3.amazonaws.com"}, "write https://s3.amazonaws.com$"),
         ({"prefix": "a//b"}, "empty part"),
         ({"prefix": "a/../b"}, r"\.\."),
         ({"endpoint": "localhost:9000"}, "http:// or https://"),

@@ -12,6 +12,7 @@ from laredo_archive.errors import (
     DestinationDenied,
     DestinationUnavailable,
 )
+from laredo_archive.storage.s3.requests import ATTEMPTS
 from tests.support.archive.archiving import anybodys
 from tests.support.archive.s3_maker import S3Maker
 from tests.support.archive.s3_way import IGNORES_ALL, Way, ignoring
@@ -70,11 +71,19 @@ def test_one_that_makes_an_object_out_of_nothing_is_refused(way: Way) -> None:
         way.faulty.probe()
 
 
-@pytest.mark.parametrize(
-    "fault", [drop(), reset(after=True), answer(500, "InternalError")], ids=str
-)
-def test_what_couldnt_be_found_out_isnt_held_against_it(way: Way, fault: Fault) -> None:
-    way.meets(fault, "PutObject", skip=2)
+@pytest.mark.parametrize("fault", [drop(), reset(after=True), answer(503, "SlowDown")], ids=str)
+@pytest.mark.parametrize("skip", [0, 2])
+def test_what_couldnt_be_found_out_is_tried_again_with_another_object(
+    way: Way, s3: S3Maker, fault: Fault, skip: int
+) -> None:
+    """A write without an answer may be done: that the object is there proves nothing."""
+    way.meets(fault, "PutObject", skip=skip)
+    way.faulty.probe()
+    assert nothing_left(way, s3)
+
+
+def test_what_stays_unavailable_isnt_held_against_it(way: Way) -> None:
+    way.meets(answer(503, "SlowDown"), "PutObject", times=ATTEMPTS)
     with pytest.raises(DestinationUnavailable):
         way.faulty.probe()
     way.faulty.probe()

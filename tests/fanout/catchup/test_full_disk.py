@@ -111,7 +111,7 @@ def _sum(rows: dict[bytes, bytes]) -> int:
 
 @pytest.mark.parametrize(
     ("kilobytes", "given_up"),
-    drawn.first(1, [(2000, 0), (400, 1)]),
+    drawn.first(0, [(2000, 0), (400, 1)]),
     ids=["the last give way", "not even one"],
 )
 async def test_segments_give_way_where_there_is_no_room(

@@ -35,7 +35,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     ("database", "setting", "seed"),
     [
         pytest.param(18, _SMALL_MEMORY, 11, id="18-small"),
-        pytest.param(18, _AT_ONCE, 12, id="18-immediate"),
+        pytest.param(18, _AT_ONCE, 12, id="18-immediate", marks=pytest.mark.thorough),
         pytest.param(16, _SMALL_MEMORY, 13, id="16-small", marks=pytest.mark.thorough),
         pytest.param(16, _AT_ONCE, 14, id="16-immediate", marks=pytest.mark.thorough),
     ],

@@ -294,7 +294,9 @@ def test_of_a_fenced_writer_the_one_that_took_over_tells_the_rest(
     with FaultProxy(ministack.endpoint) as proxy:
         proxy.add(Rule(answer(403, "AccessDenied"), times=None))
         refused = ear.config.model_copy(update={"endpoint": proxy.endpoint})
-        with writer_for(tmp_path, served, refused) as first:
+        # At this level each attempt has its line.
+        debug = ("--log-level", "debug")
+        with writer_for(tmp_path, served, refused, arguments=debug) as first:
             first.program.wait_ready()
             commit(first, served, 1)
             with writer_for(tmp_path, served, ear.config, name="second") as second:

@@ -58,6 +58,10 @@ def test_written_anew(kept: DeltaKept, why: str) -> None:
     lakehouse.written_anew(kept, why)
 
 
+def test_a_time_without_a_zone_is_added(kept: DeltaKept) -> None:
+    lakehouse.a_time_without_a_zone_is_added(kept)
+
+
 def test_keys_that_are_one_value_to_spark(kept: DeltaKept, tmp_path: Path) -> None:
     lakehouse.keys_that_are_one_value_to_spark(kept, tmp_path)
 

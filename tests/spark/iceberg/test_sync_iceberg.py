@@ -114,6 +114,10 @@ def test_written_anew(kept: IcebergKept, why: str) -> None:
         assert {row.id: row.name for row in first.collect()} == lakehouse.FIRST
 
 
+def test_a_time_without_a_zone_is_added(kept: IcebergKept) -> None:
+    lakehouse.a_time_without_a_zone_is_added(kept)
+
+
 def test_keys_that_are_one_value_to_spark(kept: IcebergKept, tmp_path: Path) -> None:
     lakehouse.keys_that_are_one_value_to_spark(kept, tmp_path)
 

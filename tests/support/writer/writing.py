@@ -37,8 +37,13 @@ class Writer:
         destinations: Sequence[Path | BucketPath | str] = (),
         name: str = "snapshotter",
         per_table: Mapping[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
     ) -> None:
-        """``per_table``: what a table's block says beside its name."""
+        """``per_table``: what a table's block says beside its name.
+
+        ``arguments``: the program's, beside ``--config``.
+        """
+        self._arguments = arguments
         self.tables = tables or ("users",)
         places = tuple(destinations) or (directory / "archive",)
         self.archive: Path | BucketPath = next(
@@ -66,7 +71,7 @@ class Writer:
         )
 
     def __enter__(self) -> "Writer":
-        self.program.start()
+        self.program.start(*self._arguments)
         return self
 
     def __exit__(self, *_: object) -> None:
