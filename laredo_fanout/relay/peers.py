@@ -104,27 +104,38 @@ class PeerRole(NamedTuple):
     role: wire.ServerRole
 
 
+class Answers(NamedTuple):
+    """The peers that answered, without this server itself, and why the others didn't."""
+
+    roles: list[PeerRole]
+    failures: list[str]
+
+
 def others(
     peers: Iterable[RelayOptions],
     server_id: str,
     *,
     answer_s: float = _ANSWER_S,
     take_over: str = "",
-) -> list[PeerRole]:
-    """The peers that answer within ``answer_s``, without this server itself.
+) -> Answers:
+    """Ask the peers for their roles, for at most ``answer_s``.
 
     ``take_over``: id of the one that is to take over the slot, which is free.
     """
 
-    async def ask(options: RelayOptions) -> PeerRole | None:
+    async def ask(options: RelayOptions) -> PeerRole | str:
         try:
             async with Peer(options, answer_s) as peer:
                 return PeerRole(options, await peer.role(server_id, take_over=take_over))
-        except UpstreamUnavailable:
-            return None
+        except UpstreamUnavailable as error:
+            return str(error)
 
-    async def ask_all() -> list[PeerRole | None]:
+    async def ask_all() -> list[PeerRole | str]:
         return await asyncio.gather(*map(ask, peers))
 
     found = asyncio.run(ask_all())
-    return [each for each in found if each is not None and each.role.server_id != server_id]
+    roles = [each for each in found if isinstance(each, PeerRole)]
+    return Answers(
+        [each for each in roles if each.role.server_id != server_id],
+        [each for each in found if isinstance(each, str)],
+    )

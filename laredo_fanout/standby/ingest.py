@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from laredo_fanout.batch.write_batch import OnCommit
     from laredo_fanout.pg_catalog.publication import TableDiscovery
     from laredo_fanout.relay.path import RelayOptions
-    from laredo_fanout.relay.peers import PeerRole
+    from laredo_fanout.relay.peers import Answers, PeerRole
     from laredo_fanout.slot.reports import StandbyOptions
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
@@ -42,9 +42,9 @@ _log = structlog.get_logger()
 
 _ASK_AGAIN_S, _LOOK_AGAIN_S = 1.0, 0.25
 _HANDOVER_S, _HANDOVER_ANSWER_S, _HANDOVER_STEP_S = 5.0, 0.5, 0.05
-_NO_HOLDER = (
-    "no peer holds the slot: start the server that held it, or run `laredo-fanout promote` at the"
-    " standby that is to take over"
+_BY_HAND = (
+    "start the server that held it, or run `laredo-fanout promote` at the standby that is to take"
+    " over"
 )
 
 
@@ -121,7 +121,7 @@ class StandbyIngest:
             return self._holds()
         # A fresh one: whoever makes the slot is the first holder.
         found = peers_.others(self._peers, self._store.server_id)
-        if any(each.role.has_source for each in found):
+        if any(each.role.has_source for each in found.roles):
             self._become(0, holder=False)
             return False
         return True
@@ -180,7 +180,7 @@ class StandbyIngest:
             self._take_over()
             return
         found = peers_.others(self._peers, self._store.server_id)
-        holder = self._newest_holder(found)
+        holder = self._newest_holder(found.roles)
         if holder is None:
             if not self._takes_over(found):
                 self._stopping.wait(self._pause)
@@ -191,7 +191,7 @@ class StandbyIngest:
 
         def is_over() -> bool:
             found = peers_.others(self._peers, self._store.server_id)
-            newest = self._newest_holder(found)
+            newest = self._newest_holder(found.roles)
             if newest is None:
                 return self._takes_over(found)
             self._holder_answers()
@@ -207,7 +207,7 @@ class StandbyIngest:
 
     def _holders(self) -> list[PeerRole]:
         found = peers_.others(self._peers, self._store.server_id)
-        return [each for each in found if each.role.holder]
+        return [each for each in found.roles if each.role.holder]
 
     def _newest_holder(self, found: Sequence[PeerRole]) -> PeerRole | None:
         least = self._sharing.ownership.term
@@ -257,22 +257,21 @@ class StandbyIngest:
         self._vacancy.end()
         self._refusals.end()
 
-    def _takes_over(self, found: Sequence[PeerRole]) -> bool:
+    def _takes_over(self, found: Answers) -> bool:
         """Look at the slot, as no holder answers; True if this standby is to take it over now."""
         after = self._reports.options.takeover_after
         if self._promotion is not None:
             return True
+        nobody = "; ".join(("no peer holds the slot", *found.failures))
         if not after:
-            self._error = _NO_HOLDER
+            self._error = f"{nobody}; {_BY_HAND}"
             return False
         free_s = self._vacancy.look(self._options, self._tables)
         if free_s is None:
-            self._error = (
-                f"no peer holds the slot; not taken over by itself: {self._vacancy.refusal}"
-            )
+            self._error = f"{nobody}; not taken over by itself: {self._vacancy.refusal}"
             return False
-        self._error = f"no peer holds the slot; it is taken over when free for {after:g} s"
-        others = [each.role for each in found if each.role.candidate]
+        self._error = f"{nobody}; it is taken over when free for {after:g} s"
+        others = [each.role for each in found.roles if each.role.candidate]
         rivals = [Candidate(each.position, each.server_id) for each in others]
         own = Candidate(self._position, self._store.server_id)
         if not rules.takes_over(free_s, after, own, rivals):
@@ -394,7 +393,7 @@ class StandbyIngest:
             found = peers_.others(
                 self._peers, self._store.server_id, answer_s=_HANDOVER_ANSWER_S, take_over=chosen
             )
-            terms = [each.role.term for each in found if each.role.holder]
+            terms = [each.role.term for each in found.roles if each.role.holder]
             if max(terms, default=0) > self._sharing.ownership.term:
                 self._become(max(terms), holder=False)
                 done = True
