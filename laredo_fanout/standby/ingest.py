@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -233,22 +233,27 @@ class StandbyIngest:
 
     @contextmanager
     def _watched(self, ingest: Ingest | RelayIngest, is_over: Callable[[], bool]) -> Iterator[None]:
-        """While the block runs, ask now and then if it ``is_over``; then stop the ingest."""
+        """While the block runs, ask now and then if it ``is_over``; then stop the ingest.
+
+        :raises Exception: whatever made the asking crash.
+        """
         over = threading.Event()
 
         def watch() -> None:
-            while not over.wait(self._pause):
-                if is_over():
+            try:
+                while not (over.wait(self._pause) or is_over()):
+                    pass
+            finally:
+                if not over.is_set():
                     ingest.stop()
-                    return
 
-        watcher = threading.Thread(target=watch, name="laredo-standby", daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watcher.join()
+        with ThreadPoolExecutor(1, "laredo-standby") as threads:
+            watching = threads.submit(watch)
+            try:
+                yield
+            finally:
+                over.set()
+            watching.result()
 
     # ------------------------------------------------------------ takeover
 
@@ -461,7 +466,7 @@ class StandbyIngest:
             "term": known.term,
             "has_source": self._store.source is not None,
             "position": self._position,
-            "candidate": self._vacancy.candidate,
+            "candidate": self._vacancy.candidate or self._promotion is not None,
         }
 
     def standby_status(self) -> StandbyStatus:
