@@ -20,6 +20,7 @@ COMPILED = (
     "laredo_fanout.decode._frames",
     "laredo_fanout.wire._repeated",
     "laredo_fanout.serving._struct_rows",
+    "laredo_fanout.store._seals",
     "laredo_archive.codec._struct_scan",
 )
 # pip repeats it in each editable installation.

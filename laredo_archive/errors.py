@@ -50,6 +50,8 @@ ArchiveError
 from collections.abc import Sequence
 from typing import Self
 
+from laredo_service.figures import size
+
 
 class ArchiveError(Exception):
     """The root of this package's errors."""
@@ -424,7 +426,7 @@ class TooLarge(DestinationUnavailable):
     def __init__(self, uri: str, limit: int) -> None:
         super().__init__(
             uri,
-            f"it has more than {limit >> 20} MiB, and isn't read: no manifest is as large. Find"
+            f"it has more than {size(limit)}, and isn't read: no manifest is as large. Find"
             " out which program wrote it, and restore it from another destination or a backup",
         )
 

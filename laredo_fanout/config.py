@@ -26,6 +26,15 @@ from laredo_service.table_pattern import STAR, TableName, TablePattern
 ENV_PREFIX = "LAREDO_"
 
 
+class ScrubConfig(Section):
+    """The scrub reads the whole store in the background, and finds what was damaged on disk."""
+
+    bytes_per_second: Size = Field(default=8 * 10**6, ge=0)
+    """Most bytes of rows and journal that it reads in a second; 0: there is no scrub."""
+    interval: Duration = Field(default=86400.0, gt=0)
+    """Time between two beginnings; the first one begins a minute after the start."""
+
+
 class StateConfig(Section):
     """Location of the server's state: the LMDB environment."""
 
@@ -33,6 +42,7 @@ class StateConfig(Section):
     """Directory of the durable store (LMDB)."""
     max_size: Size = Field(default=64 * 10**9, ge=1 << 20)
     """Address space of the map, in bytes; disk is used only for what is stored."""
+    scrub: ScrubConfig = ScrubConfig()
 
 
 class TlsConfig(Section):

@@ -2,8 +2,8 @@
 
 Each child sends a beat a second, one byte into a pipe, from a thread of its own (:func:`beat`). A
 thread alone proves that the process runs, and no more. That is enough for a process that does one
-piece of work: a snapshot, a segment. A process that answers clients beats only while its event loop
-comes round (:class:`LoopPulse`).
+piece of work: a snapshot, a segment, a scrub. A process that answers clients beats only while its
+event loop comes round (:class:`LoopPulse`).
 
 The main process counts silence in turns of its own, and reads every pipe in each turn. A main
 process that was stopped, or had no CPU, took no turns meanwhile; what its children sent waits in
@@ -24,7 +24,7 @@ from typing import Protocol
 
 import structlog
 
-SERVING, SNAPSHOT, SEGMENT = KINDS = ("serving", "snapshot", "segment")
+SERVING, SNAPSHOT, SEGMENT, SCRUB = KINDS = ("serving", "snapshot", "segment", "scrub")
 
 _BEAT_S = 1.0
 _SILENT_TURNS = 10

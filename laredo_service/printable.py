@@ -51,13 +51,3 @@ def _shown(match: re.Match[str]) -> str:
     if unicodedata.category(character) not in _UNSHOWN:
         return character
     return character.encode("unicode_escape").decode()
-
-
-def size_text(size_bytes: int) -> str:
-    """A size in decimal units, such as ``1.5 MB``."""
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

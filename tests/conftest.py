@@ -46,7 +46,6 @@ SPARK = "tests/spark/"
 LONG = (
     SPARK,
     "tests/end_to_end/test_chaos.py",
-    "tests/archive/chaos/test_chaos.py",
     "tests/fanout/slot/test_histories.py",
     "tests/archive/write/test_kill.py",
     "tests/end_to_end/test_histories.py",

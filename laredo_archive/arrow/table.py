@@ -42,9 +42,9 @@ from laredo_model.position import Position
 AsOf = str | int | datetime | None
 """A position (``0/19F000``, or as a number) or a time (ISO 8601, or a datetime); None: the head."""
 
-RANGE_BYTES = 64 << 20
+RANGE_BYTES = 32 << 20
 """About how many bytes of base and diffs one range has: what its diffs insert is held in memory."""
-DIFF_BYTES = 96 << 20
+DIFF_BYTES = 160 << 20
 """The most bytes of diffs in one range; else the table is merged as a stream, by one thread."""
 ALONE_BYTES = 4 << 20
 """A smaller table is one range."""

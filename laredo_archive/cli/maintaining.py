@@ -30,7 +30,8 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_model import position as positions
-from laredo_service.printable import printable, size_text
+from laredo_service.figures import size
+from laredo_service.printable import printable
 
 UNDECIDED = 3
 UNUSABLE = 2
@@ -281,6 +282,6 @@ def _summary(copied: Copied) -> str:
     assert head is not None, "an archive without artifacts isn't copied"
     return (
         f"{copied.uri}: {manifest.table} up to {positions.text(head.position)}"
-        f" (epoch {head.epoch}); {tally.copied} objects copied, {size_text(tally.size_bytes)},"
+        f" (epoch {head.epoch}); {tally.copied} objects copied, {size(tally.size_bytes)},"
         f" {tally.adopted} adopted, {copied.kept} known before"
     )

@@ -10,8 +10,6 @@ from typing import IO, Any, Protocol
 import click
 import orjson
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from laredo_archive.cli.options import (
     AsOf,
@@ -37,7 +35,9 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_model import position as positions
 from laredo_model.position import Position
-from laredo_service.printable import printable, printable_lines, size_text
+from laredo_service.figures import count, counted, size
+from laredo_service.listing import Listing, cell
+from laredo_service.printable import printable, printable_lines
 
 # Report of ``ls --summary``: an archive's epochs, a line each, from its manifest alone.
 
@@ -69,27 +69,23 @@ def _committed(epoch: Epoch) -> int:
     return sum(diff.parts.count if diff.parts else 1 for diff in epoch.diffs)
 
 
-def table(archive: Archive) -> Table:
+def _epochs(archive: Archive) -> Listing:
     """Each epoch as a row; raises like :func:`described`."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for name, right in (
-        ("epoch", True), ("to", False), ("until (UTC)", False),
-        ("listed", True), ("diffs", True), ("base", True), ("in diffs", True), ("rows", True),
-    ):  # fmt: skip
-        made.add_column(name, justify="right" if right else "left", no_wrap=True)
+    listing = Listing(
+        *("epoch", "ends at", "until (UTC)", "diffs", "base", "in diffs", "rows"),
+        figures=("epoch", "diffs", "base", "in diffs", "rows"),
+    )
     for epoch in described(archive):
-        rows = epoch["rows"]
-        made.add_row(
+        listing.add(
             str(epoch["epoch"]),
             epoch["to_position"],
             epoch["to_time"][:16].replace("T", " "),
-            f"{epoch['artifacts']:,}",
-            f"{epoch['diffs']:,}",
-            size_text(epoch["base_bytes"]),
-            size_text(epoch["diff_bytes"]),
-            "" if rows is None else f"{rows:,}",
+            count(epoch["diffs"]),
+            size(epoch["base_bytes"]),
+            size(epoch["diff_bytes"]),
+            count(epoch["rows"]),
         )
-    return made
+    return listing
 
 
 # Writes rows to stdout byte for byte; for a terminal control characters are escaped.
@@ -138,20 +134,17 @@ def list_catalog(found: FoundCatalog, *, as_json: bool) -> None:
         out.flush()
         return
     console = Console()
-    console.print(printable(f"{found.uri}, {len(described)} tables"), highlight=False, markup=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("table", "archive", "columns", "known with its group at", "time (UTC)"):
-        table.add_column(heading)
+    title = f"{found.base}: {counted(len(described), 'table')}"
+    console.print(printable(title), highlight=False, markup=False, soft_wrap=True)
+    # Archives that no catalog names, as that of a writer's only table, have no group.
+    has_groups = any(archive["boundaries"] for archive in described)
+    listing = Listing("table", *(("known with its group at", "time (UTC)") if has_groups else ()))
     for archive in described:
         newest = archive["boundaries"][-1] if archive["boundaries"] else {}
-        table.add_row(
-            Text(printable(archive["name"])),
-            Text(printable(archive["uri"])),
-            str(len(archive["columns"])),
-            newest.get("position", ""),
-            newest.get("time", ""),
-        )
-    console.print(table)
+        time = newest.get("time", "")[:19].replace("T", " ")
+        name = f"{archive['name']} in {archive['uri'].removeprefix(found.base)}"
+        listing.add(name, *([newest.get("position", ""), time] if has_groups else ()))
+    console.print(listing, soft_wrap=True)
 
 
 def _described_catalog(found: FoundCatalog, name: str, prefix: str) -> dict[str, Any]:
@@ -191,7 +184,7 @@ def list_artifacts(
     """List the artifacts: a table on a terminal, else one JSON object a line.
 
     A merged diff has the number of its parts; --all lists those, as far as they are kept. Of a
-    destination that holds a catalog.json, its archives.
+    destination, its archives: those of its catalog.json, or else those right below it.
     """
     if uri.endswith(CATALOG):
         list_catalog(location.find_catalog(uri, access), as_json=as_json)
@@ -199,11 +192,7 @@ def list_artifacts(
     try:
         archive = opened(uri, access)
     except ArchiveMissing as missing:
-        try:
-            found = location.find_catalog(uri, access)
-        except CatalogMissing:
-            raise missing from None
-        list_catalog(found, as_json=as_json)
+        list_catalog(_found_below(uri, access, missing), as_json=as_json)
         return
     if in_steps:
         archive.unfold(merged_.everywhere)
@@ -215,8 +204,22 @@ def list_artifacts(
         out.flush()
         return
     console = Console()
-    console.print(_heading(archive), highlight=False, markup=False)
-    console.print(table(archive) if by_epoch else _table(archive))
+    console.print(_heading(archive), highlight=False, markup=False, soft_wrap=True)
+    console.print(_epochs(archive) if by_epoch else _artifacts(archive), soft_wrap=True)
+
+
+def _found_below(uri: str, access: S3Access, missing: ArchiveMissing) -> FoundCatalog:
+    """The catalog of a destination, or one made of the archives there.
+
+    :raises ArchiveMissing: if there is neither; it is ``missing``.
+    """
+    try:
+        return location.find_catalog(uri, access)
+    except CatalogMissing:
+        found = location.catalog_of_archives(uri, access)
+    if not found.catalog.archives:
+        raise missing
+    return found
 
 
 def _described(artifact: Artifact) -> dict[str, Any]:
@@ -262,38 +265,33 @@ def _heading(archive: Archive) -> str:
     return f"{table}: {head}{seen}{history}{printable(writer)}{term}\n{uri}"
 
 
-def _table(archive: Archive) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, right in (
-        ("epoch", True), ("kind", False), ("from", False), ("to", False), ("time (UTC)", False),
-        ("changes", True), ("rows", True), ("files", False), ("checksum", False),
-    ):  # fmt: skip
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "files")
+def _artifacts(archive: Archive) -> Listing:
+    listing = Listing(
+        *("artifact", "ends at", "time (UTC)", "changes", "rows", "size"),
+        figures=("changes", "rows", "size"),
+    )
+    epoch = None
     for artifact in archive.manifest.artifacts:
-        start = artifact.from_position
-        rows = artifact.rows if artifact.rows is not None else artifact.row_count
-        changes = "" if artifact.is_snapshot else f"{artifact.change_count:,}"
-        table.add_row(
-            str(artifact.epoch),
+        if artifact.epoch != epoch:
+            epoch = artifact.epoch
+            reason = f": {artifact.reason}" if artifact.reason else ""
+            formats = ", ".join(artifact.formats)
+            listing.add(cell(f"epoch {epoch} ({formats}){reason}", "bold"))
+        listing.add(
             _kind(artifact),
-            "" if start is None else positions.text(start),
             positions.text(artifact.to_position) if artifact.knows_its_end else "unknown",
             _time(artifact.to_time or artifact.created_at),
-            changes,
-            "" if rows is None else f"{rows:,}",
-            Text(printable(_files(artifact))),
-            (artifact.state_checksum or "")[:8],
+            "" if artifact.is_snapshot else count(artifact.change_count),
+            count(artifact.row_count if artifact.rows is None else artifact.rows),
+            size(artifact.size_bytes),
         )
-    return table
+    return listing
 
 
 def _kind(artifact: Artifact) -> str:
     merged = f" of {artifact.parts.count:,}" if artifact.parts else ""
-    return artifact.kind.value + merged + (" (truncates)" if artifact.truncate else "")
-
-
-def _files(artifact: Artifact) -> str:
-    return ", ".join(f"{id_} {size_text(e.size_bytes)}" for id_, e in artifact.formats.items())
+    kind = "base" if artifact.is_snapshot else "diff"
+    return f"{kind}{merged}" + (" (truncates)" if artifact.truncate else "")
 
 
 def _time(moment: datetime) -> str:
@@ -402,7 +400,7 @@ def export_table(
         )
     text = (
         f"{target}: {written.rows} rows of {archive.manifest.table} at {boundary},"
-        f" {size_text(written.size_bytes)}, sha256 {written.sha256},"
+        f" {size(written.size_bytes)}, sha256 {written.sha256},"
         f" state checksum {written.state_checksum}"
     )
     click.echo(printable(text))

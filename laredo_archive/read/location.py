@@ -7,6 +7,7 @@ copied elsewhere, under another name, is read all the same.
 
 import os
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from laredo_archive.errors import (
     DestinationError,
 )
 from laredo_archive.manifest import catalog, object_keys, parser
-from laredo_archive.manifest.catalog import CATALOG, DatabaseCatalog
+from laredo_archive.manifest.catalog import CATALOG, CatalogEntry, DatabaseCatalog
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
@@ -29,6 +30,8 @@ from laredo_archive.storage.s3 import bucket as s3
 
 LISTED_FOR_ADVICE = 2000
 """Objects listed to find an archive near a location that has none: two requests' worth."""
+LISTED_FOR_ARCHIVES = 100_000
+"""Objects listed to find the archives of a destination that has no catalog."""
 
 
 class FoundArchive(NamedTuple):
@@ -103,15 +106,8 @@ def _parsed(data: bytes, where: str, key_prefix: str) -> Manifest:
 
 
 def _advice(destination: Destination) -> str:
-    try:
-        listed = list(islice(destination.list(""), LISTED_FOR_ADVICE))
-    except DestinationDenied:
-        listed = []  # a reader needn't be allowed to list
-    below = sorted(
-        info.key
-        for info in listed
-        if info.key.endswith(object_keys.MANIFEST) and info.key.count("/") < 3
-    )
+    listed = _manifests(destination, LISTED_FOR_ADVICE)
+    below = [key for key in listed if key.count("/") < 3]
     if not below:
         return "Give the directory (or URI) that holds one: <destination>/<key_prefix>"
     shown = ", ".join(_location_of(destination.uri_of(key)) for key in below[:10])
@@ -253,3 +249,38 @@ def find_catalog(uri: str, access: S3Access | None = None) -> FoundCatalog:
     if found is None:
         raise CatalogMissing(base)
     return FoundCatalog(base, where, catalog.parse(found.data, where))
+
+
+def catalog_of_archives(uri: str, access: S3Access | None = None) -> FoundCatalog:
+    """A catalog of the archives right below a path or URI, made from their manifests.
+
+    It has no common boundaries. Where this process may not list objects it is empty.
+
+    :raises DestinationError: if the location can't be read.
+    :raises ManifestError: if a manifest is damaged or newer than this program.
+    """
+    base = absolute(uri or ".").rstrip("/") + "/"
+    destination, _ = parse(base, access).split_at(0)
+    archives = {}
+    keys = _manifests(destination, LISTED_FOR_ARCHIVES)
+    for key in (key for key in keys if key.count("/") == 1):
+        manifest = read_manifest(destination, key)
+        last = manifest.last
+        archives[key.removesuffix(object_keys.MANIFEST)] = CatalogEntry(
+            manifest.table,
+            group="",
+            columns=(last and last.columns) or (),
+            key_fields=(last and last.key_fields) or (),
+        )
+    found = DatabaseCatalog(datetime.now(UTC), archives)
+    return FoundCatalog(base, base, found)
+
+
+def _manifests(destination: Destination, most: int) -> list[str]:
+    """Keys of manifests among the first ``most`` objects of a destination."""
+    try:
+        listed = list(islice(destination.list(""), most))
+    except DestinationDenied:
+        return []  # a reader needn't be allowed to list
+    keys = (info.key for info in listed)
+    return sorted(key for key in keys if key.endswith(object_keys.MANIFEST))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 
@@ -15,25 +19,31 @@ from laredo_archive.errors import ArchiveError, ArchiveMissing
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.read.location import read_manifest
 from laredo_fanout.app import check_tables, compiled, options
-from laredo_fanout.app.check_tables import ServerFinding, Verdict
+from laredo_fanout.app.check_tables import STORE_IN_USE, ServerFinding, Verdict, one_line
 from laredo_fanout.client.errors import ClientError
 from laredo_fanout.config import Config, StandbyConfig
-from laredo_fanout.pg_catalog import requirements
+from laredo_fanout.pg_catalog import publication, requirements
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import SourceError
+from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.relay import path as path_
 from laredo_fanout.relay import peers
 from laredo_fanout.serving.archives import destination_of
 from laredo_fanout.serving.options import ArchiveOptions
-from laredo_fanout.slot import health, ownership, slot
+from laredo_fanout.slot import health, ownership, slot, timeline
 from laredo_fanout.source_config import Upstream
-from laredo_fanout.store.errors import StoreError
+from laredo_fanout.source_options import OnSlotLost
+from laredo_fanout.store.environment import SourceIdentity
+from laredo_fanout.store.errors import StoreError, StoreMissing
 from laredo_fanout.store.reader import StoreReader
 from laredo_model import position
+from laredo_model.position import History
 from laredo_service.certificates import WARN_DAYS, CertificateUnreadable, remaining
+from laredo_service.figures import size
 
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
+    from laredo_fanout.slot.slot import Slot
     from laredo_fanout.source_options import SourceOptions
 
 # Checks of a source that is another laredo-fanout: it answers, for each table, and no loop.
@@ -151,14 +161,13 @@ def _postgres(config: Config, chosen: SourceOptions) -> Iterator[ServerFinding]:
             config = check_tables.expanded(connection, config)
             yield from check_tables.role_findings(connection, config, chosen)
             yield from _server(connection)
-            yield from _replication(chosen)
-            yield from _slot(connection, config, chosen)
+            yield from _slot_findings(connection, config, chosen)
             yield from check_tables.findings(connection, config, chosen)
     except (SourceError, psycopg.Error) as error:
         yield ServerFinding(
             f"sources.{config.source_name}.connection",
             Verdict.MISSING,
-            _one_line(error),
+            one_line(error),
             "start the server, or correct the connection",
         )
 
@@ -171,6 +180,7 @@ def _files(config: Config) -> Iterator[ServerFinding]:
     for path, file in wanted:
         if file is not None:
             yield _readable(path, file)
+    yield from _store_findings(config.state.path)
     yield _writable("state.path", config.state.path)
     for number, table in enumerate(config.tables):
         directory = config.snapshot_path(table)
@@ -193,12 +203,12 @@ def _archive(name: str, table: str, chosen: ArchiveOptions) -> ServerFinding:
         where = destination.uri_of(manifest_key(chosen.key_prefix))
         manifest = read_manifest(destination, manifest_key(chosen.key_prefix))
     except ArchiveMissing as missing:
-        detail = f"{_one_line(missing)}; until there is one, late clients get a snapshot"
+        detail = f"{one_line(missing)}; until there is one, late clients get a snapshot"
         cure = "start laredo-snapshotter for the table, or correct store_config or key_prefix"
         return ServerFinding(name, Verdict.WARNING, detail, cure)
     except ArchiveError as error:
         cure = "correct the archive block, or give this program the right to read there"
-        return ServerFinding(name, Verdict.MISSING, _one_line(error), cure)
+        return ServerFinding(name, Verdict.MISSING, one_line(error), cure)
     if manifest.table != table:
         detail = f"{where} is the archive of table {manifest.table}, not of {table}"
         return ServerFinding(name, Verdict.MISSING, detail, "correct key_prefix")
@@ -250,66 +260,189 @@ def _server(connection: Connection) -> Iterator[ServerFinding]:
         yield ServerFinding("server", Verdict.RIGHT, detail)
 
 
-def _replication(chosen: SourceOptions) -> Iterator[ServerFinding]:
-    """Check a replication connection, which has its own line in pg_hba.conf."""
+def _cure_of(problem: SourceError) -> tuple[str, str]:
+    """Split a message of ``requirements``, which is ``problem: statement``."""
+    detail, _, cure = str(problem).partition(": ")
+    return (detail, cure) if cure else (str(problem), "")
+
+
+# Checks of the store and its slot: whether the server could go on, begin, or would refuse.
+#
+# The server's own rules are in slot.ownership and ingest.startup. Two things it finds out only when
+# it starts: a disk that was put back (by a marker in the WAL), and a slot that was made for a
+# store just before its server died (by the slot's first message).
+
+
+class StoredSource(NamedTuple):
+    """The source that a store followed, and up to where; None in a fresh one."""
+
+    source: SourceIdentity | None = None
+    position: int = 0
+
+
+def _store_findings(path: Path) -> Iterator[ServerFinding]:
+    """Check the store: that it can be read, and that no server has it; nothing if all is well."""
     try:
-        connections.connect(chosen, role="check", replication=True).close()
+        _stored(path)
+    except StoreError as error:
+        yield ServerFinding("store", Verdict.MISSING, one_line(error))
+    owner = _owner(path)
+    if owner is not None:
+        detail = f"process {owner} has the store {path}: no second server starts with it"
+        cure = "stop that server before you start one, or give this one its own state.path"
+        yield ServerFinding(STORE_IN_USE, Verdict.WARNING, detail, cure)
+
+
+def _stored(path: Path) -> StoredSource:
+    try:
+        with StoreReader.open(path) as reader:
+            return StoredSource(reader.source(), reader.position()[0])
+    except StoreMissing:
+        return StoredSource()
+
+
+def _owner(path: Path) -> str | None:
+    """The process that holds the store's lock; None: no server has the store."""
+    try:
+        descriptor = os.open(path / "server.lock", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _slot_findings(
+    connection: Connection, config: Config, source: SourceOptions
+) -> Iterator[ServerFinding]:
+    """Check a replication connection, which has its own line in pg_hba.conf, and the slot."""
+    try:
+        with closing(ReplicationStream.open(source)) as stream:
+            server = _server_of(connection, stream)
     except SourceError as error:
-        yield ServerFinding(
-            "replication connection",
-            Verdict.MISSING,
-            _one_line(error),
-            "allow the role in pg_hba.conf, and have a free max_wal_senders",
-        )
-    else:
-        yield ServerFinding("replication connection", Verdict.RIGHT, "accepted")
-
-
-def _slot(connection: Connection, config: Config, source: SourceOptions) -> Iterator[ServerFinding]:
+        cure = "allow the role in pg_hba.conf, and have a free max_wal_senders"
+        what = "replication connection"
+        yield ServerFinding(what, Verdict.MISSING, one_line(error), cure)
+        return
+    yield ServerFinding("replication connection", Verdict.RIGHT, "accepted")
+    try:
+        stored = _stored(config.state.path)
+    except StoreError:
+        stored = StoredSource()  # a finding of its own
     name = chosen = source.slot_name
     if not source.slot_name_given:
-        name = ownership.name_for(connection, chosen)
-    if name != chosen:
+        name = ownership.name_for(connection, chosen, stored.source)
+    if name != chosen and (stored.source is None or stored.source.slot != name):
         others = slot.read(connection, chosen)
         detail = f"{others} isn't this database's: {name} is used in its place"
         yield ServerFinding("slot_name", Verdict.RIGHT, detail)
     found = slot.read(connection, name)
-    if found is None:
-        row = connection.execute(
-            "SELECT count(*), current_setting('max_replication_slots')::int"
-            " FROM pg_replication_slots"
-        ).fetchone()
-        used, most = row or (0, 0)
-        if used >= most:
-            detail = f"slot {name} doesn't exist, and all {most} slots are taken"
-            cure = "drop one that isn't needed, or raise max_replication_slots and restart"
-            yield ServerFinding("slot", Verdict.MISSING, detail, cure)
-        else:
-            yield ServerFinding("slot", Verdict.RIGHT, f"{name} will be made ({most - used} free)")
-    elif not found.is_of_this_database:
-        yield ServerFinding(
-            "slot", Verdict.MISSING, f"{found} is another's", "choose another slot_name"
-        )
-    elif found.active_pid is None and not (config.standby or config.state.path.exists()):
-        detail = f"{found} exists, and the store is empty: it has never used that slot"
-        cure = f"SELECT pg_drop_replication_slot('{name}'); or choose another slot_name"
-        yield ServerFinding("slot", Verdict.MISSING, detail, cure)
-    elif found.wal_status == "lost":
-        detail = f"{name} was invalidated: its WAL is gone"
-        if found.invalidated:
-            detail = f"{name} was invalidated: {found.invalidated}"
-        cure = f"SELECT pg_drop_replication_slot('{name}');"
-        yield ServerFinding("slot", Verdict.MISSING, detail, cure)
+    # Of servers that share the slot, the one that reads it decides, not this store's position.
+    is_shared = config.standby is not None
+    lost = None
+    if not is_shared:
+        lost = _lost(connection, replace(source, slot_name=name), stored, server, found)
+    is_needed = lost is not None or not (stored.position or is_shared)
+    if found is not None and is_needed and not _is_own(stored, server, found):
+        yield _foreign(found, is_empty=stored.source is None)
+    elif lost is not None:
+        yield _loss(source, lost, found)
+    elif found is None:
+        yield _to_be_made(connection, name)
     else:
-        holder = slot.holder(connection, name)
-        user = f"in use by {holder}" if holder else "free"
-        retained = f"{found.retained or 0:,} bytes of WAL kept"
-        yield ServerFinding(
-            "slot", Verdict.RIGHT, f"{name}: {user}, {found.wal_status}, {retained}"
-        )
+        is_served = is_shared or _owner(config.state.path) is not None
+        yield _existing(connection, found, is_served=is_served)
         for warning in health.warnings(found):
             yield ServerFinding("slot", Verdict.WARNING, warning.text, warning.cure)
-    yield from _slot_limits(connection, found)
+    yield from _limits(connection, found)
+
+
+def _server_of(connection: Connection, stream: ReplicationStream) -> timeline.Server:
+    server = stream.identify()
+    history = History(server.system_identifier, server.timeline, ownership.database(connection))
+    return timeline.Server(history, server.position, stream.switches(server.timeline))
+
+
+def _lost(
+    connection: Connection,
+    source: SourceOptions,
+    stored: StoredSource,
+    server: timeline.Server,
+    found: Slot | None,
+) -> str | None:
+    """Reason why the slot can't give what follows the store's position; None: it can."""
+    known = stored.source
+    if known is None or not stored.position:
+        return None
+    if not known.slot:
+        return "the store is that of a relay, which has no slot"
+    published = publication.read(connection, source.publication.name)
+    return timeline.judge(known, stored.position, server, int(time.time())).broken or slot.gap(
+        slot.StoredSlot(known.slot, known.publication, stored.position),
+        found,
+        slot_name=source.slot_name,
+        publication=f"{source.publication.name}:" if published is None else published.identity,
+    )
+
+
+def _is_own(stored: StoredSource, server: timeline.Server, found: Slot) -> bool:
+    """True if the server may replace this slot, or begins with it."""
+    known = stored.source
+    is_begun = known is not None and not known.since and known.slot == found.name
+    return is_begun or ownership.is_used_by(stored, server.history.system_identifier, found)
+
+
+def _foreign(found: Slot, *, is_empty: bool) -> ServerFinding:
+    detail = f"{found} exists, and this store has never used it, or another program has moved it"
+    if is_empty:
+        detail = f"{found} exists, and the store is empty: it has never used that slot"
+    if not found.is_of_this_database:
+        detail = f"{found} is another's"
+    cure = f"SELECT pg_drop_replication_slot('{found.name}'); or choose another slot_name"
+    if found.active_pid is not None or not found.is_of_this_database:
+        cure = "choose another slot_name, or the state.path of the server that uses this one"
+    return ServerFinding("slot", Verdict.MISSING, detail, cure)
+
+
+def _loss(source: SourceOptions, lost: str, found: Slot | None) -> ServerFinding:
+    is_invalid = found is not None and found.wal_status == "lost"
+    if found is not None and is_invalid and found.invalidated:
+        lost = f"{found.name} was invalidated: {found.invalidated}"
+    if source.on_slot_lost is OnSlotLost.FAIL:
+        cure = "set on_slot_lost = recreate, which copies every table again"
+        return ServerFinding("slot", Verdict.MISSING, f"{lost}; on_slot_lost is fail", cure)
+    if found is not None and is_invalid:
+        cure = f"SELECT pg_drop_replication_slot('{found.name}');"
+        return ServerFinding("slot", Verdict.MISSING, lost, cure)
+    detail = f"{lost}: it is made again, and every table is copied again"
+    return ServerFinding("slot", Verdict.WARNING, detail)
+
+
+def _to_be_made(connection: Connection, name: str) -> ServerFinding:
+    row = connection.execute(
+        "SELECT count(*), current_setting('max_replication_slots')::int FROM pg_replication_slots"
+    ).fetchone()
+    used, most = row or (0, 0)
+    if used < most:
+        return ServerFinding("slot", Verdict.RIGHT, f"{name} will be made ({most - used} free)")
+    detail = f"slot {name} doesn't exist, and all {most} slots are taken"
+    cure = "drop one that isn't needed, or raise max_replication_slots and restart"
+    return ServerFinding("slot", Verdict.MISSING, detail, cure)
+
+
+def _existing(connection: Connection, found: Slot, *, is_served: bool) -> ServerFinding:
+    holder = slot.holder(connection, found.name)
+    if holder and not is_served:
+        detail = f"{found.name} is in use by {holder}, and no server has this store"
+        cure = "stop the other server; one of the two has a copy of the other's store"
+        return ServerFinding("slot", Verdict.MISSING, detail, cure)
+    user = f"in use by {holder}" if holder else "free"
+    detail = f"{found.name}: {user}, {found.wal_status}, {size(found.retained or 0)} of WAL kept"
+    return ServerFinding("slot", Verdict.RIGHT, detail)
 
 
 _LIMITS = """
@@ -323,7 +456,7 @@ SELECT (SELECT setting::int8 FROM pg_settings WHERE name = 'max_slot_wal_keep_si
 _SHORT_IDLE_S = 86400
 
 
-def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[ServerFinding]:
+def _limits(connection: Connection, found: slot.Slot | None) -> Iterator[ServerFinding]:
     """Check the settings that decide what becomes of the slot while this server is down."""
     keep_mb, idle_s, sender_ms, standby = connection.execute(_LIMITS).fetchone() or (0, 0, 1, False)
     if keep_mb < 0:
@@ -337,7 +470,7 @@ def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Se
         yield ServerFinding(
             "max_slot_wal_keep_size",
             Verdict.RIGHT,
-            f"{keep_mb:,} MB: a slot that keeps more is lost, and on_slot_lost decides",
+            f"{size(keep_mb << 20)}: a slot that keeps more is lost, and on_slot_lost decides",
         )
     if idle_s and idle_s < _SHORT_IDLE_S:
         yield ServerFinding(
@@ -363,13 +496,3 @@ def _slot_limits(connection: Connection, found: slot.Slot | None) -> Iterator[Se
             f" ALTER_REPLICATION_SLOT {found.name}"
             " (FAILOVER true)",
         )
-
-
-def _cure_of(problem: SourceError) -> tuple[str, str]:
-    """Split a message of ``requirements``, which is ``problem: statement``."""
-    detail, _, cure = str(problem).partition(": ")
-    return (detail, cure) if cure else (str(problem), "")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

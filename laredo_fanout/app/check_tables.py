@@ -27,6 +27,10 @@ class Verdict(StrEnum):
     MISSING = "missing"
 
 
+STORE_IN_USE = "store in use"
+"""Subject of the warning that a server runs with this store."""
+
+
 class ServerFinding(NamedTuple):
     """The result of one check."""
 
@@ -35,6 +39,11 @@ class ServerFinding(NamedTuple):
     detail: str
     #: What to run or to do.
     cure: str = ""
+
+
+def one_line(error: Exception) -> str:
+    """The error's text without line breaks."""
+    return " ".join(str(error).split())
 
 
 _OWNERSHIP = """

@@ -13,6 +13,7 @@ MODULES = (
     "laredo_fanout.decode._frames",
     "laredo_fanout.wire._repeated",
     "laredo_fanout.serving._struct_rows",
+    "laredo_fanout.store._seals",
     "laredo_archive.codec._struct_scan",
 )
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any
@@ -17,20 +18,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from laredo_fanout.app.reload import ReloadRefused
+from laredo_fanout.app.terminal import (
+    BAD,
+    FAR_BEHIND,
+    GOOD,
+    KINDS,
+    address,
+    client_kind,
+    clients_by_lag,
+    problems,
+    table_kind,
+)
 from laredo_fanout.batch.status import IngestStatus
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
 from laredo_model import position
+from laredo_service.figures import counted, duration, size
 from laredo_service.http import page
 from laredo_service.http.endpoints import Endpoints
-from laredo_service.http.page import LastHour, LineChart, chart_of, duration, size
+from laredo_service.http.page import LastHour, LineChart, chart_of
 from laredo_service.metrics import Exposition
 
 # The source's lag over the last hour, for the status page.
 
 _EVERY_S = 1.0
-_MIB = 1 << 20
-_SIZES = tuple(n * _MIB for n in (1, 4, 16, 64, 256, 1024, 4096, 16384))
+_SIZES = tuple(n * 10**6 for n in (1, 5, 20, 100, 500, 2_000, 10_000))
 _DURATIONS = (10.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0, 86400.0)
 
 
@@ -81,18 +93,39 @@ def add(app: Endpoints, status: Callable[[], dict[str, Any]], lag: LagHistory) -
 
     :param status: what /status shows.
     """
-    page.add(app, __package__ or "", lambda: _names(status(), lag))
+    page.add(app, __package__ or "", lambda query: _names(status(), lag, query))
 
 
-def _names(status: dict[str, Any], lag: LagHistory) -> dict[str, Any]:
+MOST_SHOWN = 20
+"""Tables, and clients, that are shown unless all are asked for; more tables if more aren't well."""
+
+
+def _names(status: dict[str, Any], lag: LagHistory, query: Mapping[str, str]) -> dict[str, Any]:
     bytes_now, seconds_now = lag.latest()
+    tables = [
+        (name, table, _copying(table), table_kind(table))
+        for name, table in status["tables"].items()
+    ]
+    tables.sort(key=lambda each: KINDS.index(each[-1]))
+    kinds = Counter(kind for *_, kind in tables)
+    live = sum(table["status"] == "live" for table in status["tables"].values())
+    clients = clients_by_lag(status)
     return {
+        "show_all": "all" in query,
+        "most_tables": max(MOST_SHOWN, len(tables) - kinds[GOOD]),
+        "most_clients": MOST_SHOWN,
+        "far": FAR_BEHIND,
+        "broken": kinds[BAD],
+        "live": live,
+        "problems": problems(status),
+        "waits": _waits(status),
+        "tables": tables,
+        "clients": [(client, client_kind(client)) for client in clients],
+        "far_behind": sum(client["behind"] > FAR_BEHIND for client in clients),
+        "address": address,
         "now": datetime.now(UTC).strftime("%H:%M:%S UTC"),
         "version": status["version"],
         "status": status,
-        "tables": [
-            (name, table, _copying(table), _kind(table)) for name, table in status["tables"].items()
-        ],
         "segments": {
             name: [(segment, _decoded(segment)) for segment in source["catchup"]["segments"]]
             for name, source in status["sources"].items()
@@ -102,8 +135,8 @@ def _names(status: dict[str, Any], lag: LagHistory) -> dict[str, Any]:
         "lag_seconds": lag.in_seconds(),
         "bytes_now": bytes_now,
         "seconds_now": seconds_now,
-        "size": page.size,
-        "duration": page.duration,
+        "size": size,
+        "duration": duration,
     }
 
 
@@ -122,11 +155,13 @@ def _copying(table: dict[str, Any]) -> dict[str, Any] | None:
     return copy
 
 
-def _kind(table: dict[str, Any]) -> str:
-    """Urgency of a table's state: good, busy or bad."""
-    if table["error"]:
-        return "bad"
-    return "good" if table["status"] == "live" else "busy"
+def _waits(status: dict[str, Any]) -> list[str]:
+    """Tables that aren't live yet, and have no problem, as sentences."""
+    known = problems(status)
+    waits = [each for each in status["problems"] if each not in known]
+    if len(waits) <= 5:
+        return waits
+    return [f"{len(waits)} of {counted(len(status['tables']), 'table')} are copied, or wait"]
 
 
 _RECOPY_PATIENCE = 10.0

@@ -21,7 +21,7 @@ from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.standby.ingest import StandbyIngest
 from laredo_fanout.store.environment import SourceIdentity
-from laredo_fanout.store.errors import StoreError, StoreFull
+from laredo_fanout.store.errors import Damage, JournalDamaged, StoreError, StoreFull
 from laredo_fanout.store.writer import Store
 from laredo_service.retry import Backoff, Outage
 
@@ -125,6 +125,10 @@ class IngestThread:
         """Request a re-copy of ``table`` (see ``Ingest.recopy``)."""
         return self._ingest.recopy(table)
 
+    def repair(self, found: Damage) -> None:
+        """Have damage repaired that was found in the store (see ``Ingest.repair``)."""
+        self._ingest.repair(found)
+
     def _run(self, on_end: Callable[[], None]) -> None:
         try:
             self._run_until_stopped()
@@ -207,13 +211,19 @@ class JournalPruning:
         for record in list(self.store.tables.values()):
             bounds = self.bounds.get(record.qualified)
             if bounds is not None and record.shown:
-                self.pruned += self.store.prune(
-                    record.id,
-                    bounds.max_entries,
-                    bounds.max_age,
-                    time.time(),
-                    self.clients.pinned(record.id),
-                )
+                try:
+                    self.pruned += self.store.prune(
+                        record.id,
+                        bounds.max_entries,
+                        bounds.max_age,
+                        time.time(),
+                        self.clients.pinned(record.id),
+                    )
+                except JournalDamaged as damaged:
+                    after = damaged.damage.after
+                    assert after is not None, "it is the journal's"
+                    with self.store.transaction() as transaction:
+                        transaction.drop_damaged_journal(record.id, after)
         self._due = time.monotonic() + _INTERVAL
 
 

@@ -187,6 +187,7 @@ class Figures:
     sent: Mapping[str, SentCounts]
     http: HttpCounts
     certificates: CertificateWatch
+    scrub_age: float | None = None
     relay: RelayStatus | None = None
     standby: StandbyStatus | None = None
 
@@ -581,6 +582,17 @@ def _store(figures: Figures) -> Iterator[Metric]:
     pruned = _counter("laredo_fanout_journal_pruned", "Entries pruned from journals")
     pruned.add_metric([], figures.pruned)
     yield pruned
+    damages = _counter("laredo_store_damage", "Times damage on disk was found", "table")
+    for table, table_status in figures.source.tables.items():
+        damages.add_metric([table], table_status.damages)
+    yield damages
+    if figures.scrub_age is not None:
+        age = _gauge(
+            "laredo_store_scrub_age_seconds",
+            "Time since the last scrub that found the whole store undamaged, or since the start",
+        )
+        age.add_metric([], figures.scrub_age)
+        yield age
 
 
 def _space(store: StoreSpace) -> Iterator[Metric]:

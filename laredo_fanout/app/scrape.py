@@ -12,6 +12,7 @@ from laredo_fanout.app.ingest_thread import IngestThread, JournalPruning
 from laredo_fanout.app.metrics import Figures, StoreSpace, exposition
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
+from laredo_fanout.app.processes.scrub_schedule import ScrubSchedule
 from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.catchup.plan import CatchupStatus
@@ -36,6 +37,7 @@ class Scrape:
     children: ServingChildren
     pruning: JournalPruning
     snapshots: SnapshotSchedule
+    scrub: ScrubSchedule
     archives: ArchiveWatch
     fall_behind: FallBehind | None
     watchdog: Watchdog
@@ -79,11 +81,13 @@ class Scrape:
             pids={
                 **self.children.named_pids,
                 **self.snapshots.named_pids,
+                **self.scrub.named_pids,
                 **_segment_pids(catchup),
             },
             sent=self.children.sent,
             http=self.http,
             certificates=self.certificates,
+            scrub_age=self.scrub.age_s,
             relay=None if self.ingest.relay is None else self.ingest.relay.relay_status(),
             standby=None if self.ingest.standby is None else self.ingest.standby.standby_status(),
         )

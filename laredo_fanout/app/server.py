@@ -22,6 +22,7 @@ from laredo_fanout.app.processes import children
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.control_wire import WakeUps
+from laredo_fanout.app.processes.scrub_schedule import ScrubSchedule
 from laredo_fanout.app.reload import Reload, ReloadRefused, RunningParts
 from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
@@ -149,6 +150,7 @@ class _Server:
             watchdog=self.watchdog,
             request_check=self.ingest.check_catalog_soon,
             report_standby=None if self.ingest.standby is None else self.ingest.standby.report,
+            report_damage=self.ingest.repair,
             crashed=self._part_crashed,
         )
         self.snapshots = SnapshotSchedule(
@@ -156,6 +158,15 @@ class _Server:
             self._is_shown,
             log_settings,
             self.ingest.check_catalog_soon,
+            watchdog=self.watchdog,
+            report_damage=self.ingest.repair,
+            crashed=self._part_crashed,
+        )
+        self.scrub = ScrubSchedule(
+            config.state,
+            log_settings,
+            lambda: any(record.shown for record in store.tables.values()),
+            self.ingest.repair,
             watchdog=self.watchdog,
             crashed=self._part_crashed,
         )
@@ -169,6 +180,7 @@ class _Server:
             children=self.children,
             pruning=self.pruning,
             snapshots=self.snapshots,
+            scrub=self.scrub,
             archives=self.archives,
             fall_behind=self.fall_behind,
             watchdog=self.watchdog,
@@ -256,6 +268,7 @@ class _Server:
         watching = supervised(self.watchdog.run(), "watchdog", self._part_crashed)
         self.children.start()
         self.snapshots.start()
+        self.scrub.start()
         self.archives.start()
         # FastAPI takes half a second to import: the rest is under way by then.
         from laredo_fanout.app import http, terminal
@@ -320,7 +333,9 @@ class _Server:
         await self._hand_over()
         grace = self.children.options.listener.drain_grace_s
         log.info("drain started", clients=len(self.clients), grace_s=grace)
-        await asyncio.gather(self.snapshots.stop(), self.archives.stop(), self.children.drain())
+        await asyncio.gather(
+            self.snapshots.stop(), self.scrub.stop(), self.archives.stop(), self.children.drain()
+        )
         if not await asyncio.to_thread(self.ingest.stop, _INGEST_PATIENCE):
             log.error("ingest abandoned", patience_s=_INGEST_PATIENCE)
             # The store can't be closed under it; what was confirmed is durable.

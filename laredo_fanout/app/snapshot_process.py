@@ -17,7 +17,7 @@ import orjson
 
 from laredo_fanout.app import logs
 from laredo_fanout.snapshots import Retention, SnapshotError, TakenSnapshot, take
-from laredo_fanout.store.errors import StoreError
+from laredo_fanout.store.errors import RowsDamaged, StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.watchdog import beat
 from laredo_model import position
@@ -39,6 +39,8 @@ def main() -> int:
         answer, code = _answer(_taken(order)), 0
     except (SnapshotError, StoreError) as error:
         answer, code = {"error": str(error)}, FAILED
+        if isinstance(error, RowsDamaged):
+            answer["damage"] = list(error.damage)
     sys.stdout.buffer.write(orjson.dumps(answer))
     sys.stdout.buffer.flush()
     return code

@@ -15,6 +15,7 @@ import structlog
 
 from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
 from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
+from laredo_fanout.store.errors import Damage
 from laredo_fanout.watchdog import SNAPSHOT, Watchdog
 from laredo_service import native_log
 from laredo_service.retry import Backoff, Outage
@@ -38,6 +39,10 @@ class _Outcomes:
     outage: Outage = field(default_factory=Outage)
 
 
+def _no_repair(found: Damage) -> None:
+    """Do nothing: there is no ingest that could repair it."""
+
+
 @dataclass
 class SnapshotSchedule:
     """Writes each table's snapshot file every ``interval``, one table at a time."""
@@ -48,6 +53,8 @@ class SnapshotSchedule:
     log_settings: LogSettings
     #: Requests a catalog check, which each snapshot's position waits for.
     check_catalog_soon: Callable[[], None]
+    #: Has damage repaired that a snapshot found in the store.
+    report_damage: Callable[[Damage], None] = _no_repair
     #: Kills a process that hangs.
     watchdog: Watchdog = field(default_factory=Watchdog)
     #: Called if a defect of ours ended a table's schedule.
@@ -157,6 +164,8 @@ class SnapshotSchedule:
             )
             level = log.error if plan.outage.is_news(plan.error) else log.debug
             level("snapshot failed", table=table.name, error=plan.error)
+            if "damage" in answer:
+                self.report_damage(Damage(*answer["damage"]))
 
     async def _keep_checking(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.ingest_thread import IngestThread, JournalPruning
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
+from laredo_fanout.app.processes.scrub_schedule import ScrubSchedule
 from laredo_fanout.app.scrape import Scrape
 from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.batch.status import CopyProgress, IngestStatus, ReplicatedTableStatus
@@ -46,6 +47,7 @@ class ServerView:
         children: ServingChildren,
         pruning: JournalPruning,
         snapshots: SnapshotSchedule,
+        scrub: ScrubSchedule,
         archives: ArchiveWatch,
         fall_behind: FallBehind | None,
         watchdog: Watchdog,
@@ -54,6 +56,7 @@ class ServerView:
         self._clients, self._ingest, self._children = clients, ingest, children
         self._pruning, self._snapshots = pruning, snapshots
         self._archives, self._fall_behind = archives, fall_behind
+        self._scrub = scrub
         self._watchdog = watchdog
         self._started = datetime.now(UTC)
         self.http = HttpCounts()
@@ -66,6 +69,7 @@ class ServerView:
             children,
             pruning,
             snapshots,
+            scrub,
             archives,
             fall_behind,
             watchdog,
@@ -157,6 +161,7 @@ class ServerView:
                 "path": str(self._config.state.path),
                 "bytes": self._store.used_bytes,
                 "max_bytes": self._config.state.max_size,
+                "scrub": self._scrub.status(),
             },
             "fanout": {
                 "port": self._port,
@@ -266,6 +271,7 @@ class ServerView:
             "position": _table_position(record, self._store.position) if shown else None,
             "verified_position": position.text(record.boundary) if record is not None else None,
             "putting_right": _repair(record),
+            "damage": (record.damage or None) if record is not None else None,
             "altered_by": list(table_status.altered_by),
             "floor": position.text(record.floor) if record is not None and shown else None,
             "key_fields": list(record.key_fields) if record is not None else [],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import re
 import select
 import signal
 import socket
@@ -15,47 +17,81 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
-from rich.box import HEAVY_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from laredo_fanout.app.check_tables import ServerFinding, Verdict
+from laredo_fanout.app.check_tables import STORE_IN_USE, ServerFinding, Verdict
 from laredo_fanout.errors import FanoutError
+from laredo_service.figures import age, counted, duration, size
+from laredo_service.listing import Listing, cell
 from laredo_service.printable import printable
 
-NAME = 64
-"""Characters of a name that are shown in a table."""
+# The parts of /status that people are shown first, here and on the status page: what is broken, and
+# who is furthest behind.
+
+KINDS = BAD, BUSY, GOOD = "bad", "busy", "good"
+"""Kinds of states, the worst first. A copy or a wait that ends by itself is BUSY, never BAD."""
+FAR_BEHIND = 1_000
+"""Changes; a client with more of them to take isn't shown as GOOD."""
 
 
-def visible(text: str, most: int | None = None) -> str:
-    """The text, made printable, and cut to ``most`` characters."""
-    if most is not None and len(text) > most:
-        text = text[: most - 1] + "…"
-    return printable(text)
+def table_kind(table: dict[str, Any]) -> str:
+    """The kind of a table's state."""
+    if table["error"]:
+        return BAD
+    is_well = table["status"] == "live" and not (table.get("archive") or {}).get("problem")
+    return GOOD if is_well else BUSY
 
 
-def cell(text: Any, most: int | None = NAME, style: str = "") -> Text:
-    """The text as a cell of a table of rich's, which would take ``[red]`` in a plain text for
-    markup."""
-    return Text(visible(str(text), most), style=style)
+def client_kind(client: dict[str, Any]) -> str:
+    """The kind of a client's state."""
+    return GOOD if client["state"] == "live" and client["behind"] <= FAR_BEHIND else BUSY
+
+
+def problems(status: dict[str, Any]) -> list[str]:
+    """Problems as sentences. A table that is copied, or waits, is none."""
+    tables = status["tables"]
+    of_tables = tuple(f"table {name}: " for name in tables)
+    found = [problem for problem in status["problems"] if not problem.startswith(of_tables)]
+    for name, table in tables.items():
+        found += (each for each in _of_table(name, table) if each not in found)
+    return found
+
+
+def _of_table(name: str, table: dict[str, Any]) -> Iterator[str]:
+    if table["error"]:
+        yield table["error"] if name in table["error"] else f"table {name}: {table['error']}"
+    archive = table.get("archive") or {}
+    if archive.get("problem"):
+        yield f"archive of table {name}: {archive['problem']}"
+
+
+def clients_by_lag(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """The clients, those that are furthest behind first, then those that aren't live."""
+    return sorted(
+        status["clients"],
+        key=lambda client: (-client["behind"], client["state"] == "live", client["client_id"]),
+    )
+
+
+def address(peer: str) -> str:
+    """Host and port of a client, as gRPC writes them: ``ipv4:10.0.0.1:40000``."""
+    return unquote(peer.removeprefix("ipv4:").removeprefix("ipv6:"))
 
 
 # The view of copies on a terminal: a bar for each, its rate and the time that is left.
 
 _BAR_WIDTH = 28
-_MINUTE, _HOUR = 60, 3600
 
 
-def copies(status: dict[str, Any]) -> list[Table]:
-    """A table with the copies and re-copies under way in ``status``; nothing if there is none."""
-    shown = Table.grid(padding=(0, 2))
-    for name, copy in _under_way(status):
-        shown.add_row(*_row(name, copy))
-    return [shown] if shown.row_count else []
+def copies(status: dict[str, Any]) -> list[RenderableType]:
+    """The copies and re-copies under way in ``status``; nothing if there is none."""
+    return [part for name, copy in _under_way(status) for part in _copy(name, copy)]
 
 
 def _under_way(status: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -67,52 +103,29 @@ def _under_way(status: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{name} (re-copy)", recopy["progress"]
 
 
-def _row(name: str, copy: dict[str, Any]) -> tuple[Text | ProgressBar | str, ...]:
+def _copy(name: str, copy: dict[str, Any]) -> Iterator[RenderableType]:
     if copy["waiting_for"]:
         pids = ", ".join(map(str, copy["waiting_for"]))
-        return (
-            cell(name),
-            Text(f"waits for PostgreSQL process {pids}", style="yellow"),
-            "",
-            "",
-            "",
-            "",
-        )
+        yield cell(f"{name}  waits for PostgreSQL process {pids}", "yellow")
+        return
+    left = copy["seconds_left"]
+    ahead = copy["phase"] if left is None else f"{duration(left)} left"
+    yield cell(f"{name}  {copy['fraction']:.0%}, {ahead}")
     estimated = copy["estimated_rows"]
     rows = f"{copy['rows']:,}" + (f" of about {estimated:,} rows" if estimated else " rows")
-    if copy["seconds_left"] is None:
-        ahead = cell(copy["phase"])
-    else:
-        ahead = Text(f"{duration(copy['seconds_left'])} left")
-    return (
-        cell(name),
-        ProgressBar(total=1.0, completed=copy["fraction"], width=_BAR_WIDTH),
-        f"{copy['fraction']:4.0%}",
-        rows,
-        f"{copy['rows_per_second']:,.0f} rows/s",
-        ahead,
-    )
-
-
-def duration(seconds: float) -> str:
-    """A duration for people: ``8 s``, ``3:20``, ``2:05:00``."""
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, _MINUTE)
-    if whole < _HOUR:
-        return f"{minutes}:{rest:02}"
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    bar = Table.grid(padding=(0, 2))
+    done = ProgressBar(total=1.0, completed=copy["fraction"], width=_BAR_WIDTH)
+    bar.add_row(done, f"{rows}, {copy['rows_per_second']:,.0f} rows/s")
+    yield bar
 
 
 _STYLES = {Verdict.RIGHT: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "bold red"}
+_STYLES_OF = {GOOD: "", BUSY: "yellow", BAD: "red"}
 _POLL_EVERY = 0.5
 _REFUSAL_BYTES = 10_000
 _PATIENCE_S, _LONGER_PATIENCE_S = 5, 15
 # Statements must be copied whole from a file or a pipe: no folding at 80 columns there.
-_WIDTH = None if sys.stdout.isatty() else 220
-# What reads a pipe takes columns apart at spaces: lines of boxes are for eyes.
-_BOX = HEAVY_HEAD if sys.stdout.isatty() else None
+_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 220
 
 
 class NoAnswer(FanoutError):
@@ -167,7 +180,7 @@ def _answer(request: urllib.request.Request, timeout: float) -> dict[str, Any]:
                 f"{address} requires the server's http.token: give --config with the server's"
                 " configuration file, or set LAREDO_HTTP_TOKEN"
             ) from refused
-        raise NoAnswer(visible(f"{address} refuses: {body or refused.reason}")) from refused
+        raise NoAnswer(printable(f"{address} refuses: {body or refused.reason}")) from refused
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise NoAnswer(
@@ -183,24 +196,47 @@ def show_json(content: Any) -> None:
 
 def show(what: str, status: dict[str, Any]) -> None:
     """Print a view of a server's status once."""
-    Console(width=_WIDTH).print(_VIEWS[what](status))
+    console = Console(width=_WIDTH)
+    for part in _VIEWS[what](status):
+        # A name that is longer than a line stays whole: the terminal breaks it, not a newline.
+        console.print(part, soft_wrap=_WIDTH is not None or isinstance(part, Listing))
 
 
 def show_findings(found: Sequence[ServerFinding]) -> None:
-    """Print the findings as a table, then each cure on lines of its own."""
+    """Print what is right, then each warning and what is missing, with its cure on lines of its
+    own."""
     console = Console(width=_WIDTH)
-    table = Table("", "what", "found", title="laredo-fanout check", title_justify="left", box=_BOX)
+    right = Table.grid(padding=(0, 2))
+    right.add_column()
+    right.add_column(overflow="fold")
     for finding in found:
-        verdict = Text(finding.verdict.value, style=_STYLES[finding.verdict])
-        table.add_row(verdict, cell(finding.what, None), cell(finding.detail, None))
-    console.print(table)
-    cures = [finding for finding in found if finding.cure]
-    for finding in cures:
-        console.print(Text(f"\n{visible(finding.what)}: {visible(finding.detail)}"), soft_wrap=True)
-        cure = "\n".join(map(visible, finding.cure.split("\n")))
-        console.print(Text(cure, style="bold"), soft_wrap=True)
-    if not any(finding.verdict is Verdict.MISSING for finding in found):
-        console.print(Text("nothing is missing", style="green"))
+        if finding.verdict is Verdict.RIGHT:
+            right.add_row(Text("ok", "green"), cell(f"{finding.what}: {finding.detail}"))
+    console.print(right)
+    for verdict in (Verdict.WARNING, Verdict.MISSING):
+        for finding in (each for each in found if each.verdict is verdict):
+            console.print(
+                Text(f"\n{verdict.value}  ", _STYLES[verdict]),
+                cell(f"{finding.what}: {finding.detail}"),
+                sep="",
+            )
+            lines = _STATEMENTS_END.sub("\n", finding.cure).split("\n")
+            cure = "\n".join(map(printable, lines))
+            console.print(Text(cure, style="bold"), soft_wrap=True)
+    console.print(_conclusion(found))
+
+
+def _conclusion(found: Sequence[ServerFinding]) -> Text:
+    missing = sum(finding.verdict is Verdict.MISSING for finding in found)
+    if missing:
+        return Text(f"\n{missing} missing", "bold red")
+    if any(finding.what == STORE_IN_USE for finding in found):
+        text = "the running server lacks nothing; a second one with this store won't start"
+        return Text(f"\n{text}", "yellow")
+    return Text("\nnothing is missing", "green")
+
+
+_STATEMENTS_END = re.compile(r"(?<=;) (?=(?:ALTER|CREATE|GRANT|SELECT|Then|or)\b)")
 
 
 class LiveView:
@@ -218,9 +254,9 @@ class LiveView:
 
     def show(self, status: dict[str, Any]) -> None:
         if self._console.is_terminal:
-            self._live.update(self._view(status), refresh=True)
+            self._live.update(Group(*self._view(status)), refresh=True)
         else:
-            self._console.print(self._view(status))
+            self._console.print(*self._view(status), sep="\n")
             self._console.file.flush()
 
     def pause(self, seconds: float) -> None:
@@ -279,62 +315,67 @@ def watch_recopy(server: RunningServer, table: str, before: dict[str, Any] | Non
             view.pause(_POLL_EVERY)
     if last["error"] is not None:
         text = f"{table}: the re-copy ended without a result: {last['error']}"
-        return RecopyOutcome(visible(text), failed=True)
+        return RecopyOutcome(printable(text), failed=True)
     return RecopyOutcome(
         f"{table}: {last['differing']:,} rows differed and are repaired", failed=False
     )
 
 
-def _status_view(status: dict[str, Any]) -> RenderableType:
-    parts: list[RenderableType] = [_headline(status)]
-    sources = Table("source", "connected", "lag", "position", "slot", "WAL", "problem", box=None)
+def _status_view(status: dict[str, Any]) -> list[RenderableType]:
+    tables, fanout = status["tables"], status["fanout"]
+    processes = f"{fanout['listening']} of {fanout['workers']} processes"
+    serving = f"port {fanout['port']}, served by {processes}"
+    parts: list[RenderableType] = [_headline(status), serving]
     for name, source in status["sources"].items():
-        sources.add_row(
-            cell(name),
-            "yes" if source["connected"] else Text("no", style="red"),
-            _lag(source),
-            cell(source["position"]),
-            cell(source["slot_name"] or ""),
-            cell(_kept_wal(source.get("slot") or {})),
-            cell(source["error"] or "", None, "red"),
-        )
+        parts += _source_view(name, source)
         parts += _catchup_view(source.get("catchup"))
         parts += _path_view(source.get("path"))
-    warnings = [
-        cell(f"{name}: {warning['text']}; {warning['cure']}", None, "yellow")
-        for name, source in status["sources"].items()
-        for warning in source.get("warnings", ())
-    ]
-    columns = ("table", "status", "rows", "copied", "sequence", "journal", "clients", "problem")
-    tables = Table(*columns, box=_BOX)
-    for name, table in status["tables"].items():
-        tables.add_row(
-            cell(name),
-            cell(table["status"]),
-            f"{table['rows']:,}",
-            f"{table['copied_rows']:,}" if table["copied_rows"] is not None else "",
-            str(table["sequence"]),
-            f"{table['journal']['entries']:,}",
-            str(table["clients"]),
-            cell(table["error"] or "", None, "red"),
-        )
-    return Group(*parts, sources, *warnings, tables, *copies(status))
+    listing = Listing("table", "state", "rows", "clients", figures=("rows", "clients"))
+    for name, table in tables.items():
+        state = cell(_state(table), _STYLES_OF[table_kind(table)])
+        listing.add(name, state, f"{table['rows']:,}", str(table["clients"]))
+    parts += ["", listing, *copies(status)]
+    for problem in problems(status):
+        parts += ["", cell(problem, "red")]
+    for name, source in status["sources"].items():
+        for warning in source.get("warnings", ()):
+            parts += ["", cell(f"{name}: {warning['text']}; {warning['cure']}", "yellow")]
+    return parts
+
+
+def _state(table: dict[str, Any]) -> str:
+    """The table's state; of one that isn't live for an error, the phase, as ``refused``."""
+    is_stuck = table["error"] and table["status"] != "live"
+    return str(table["phase"] if is_stuck else table["status"])
+
+
+def _source_view(name: str, source: dict[str, Any]) -> Iterator[RenderableType]:
+    connected = Text("connected" if source["connected"] else "not connected")
+    connected.stylize("" if source["connected"] else "red")
+    unread = "unknown bytes" if source["lag_bytes"] is None else size(source["lag_bytes"])
+    lag = f"{unread} and {duration(source['lag_seconds'])} behind"
+    yield cell(f"source {name}: ") + connected + cell(f", {lag}, at {source['position']}")
+    slot = source.get("slot") or {}
+    if slot.get("retained_bytes") is not None:
+        most = slot.get("max_wal_bytes")
+        limit = f" of at most {size(most)}" if most else ""
+        kept = f"{slot['wal_status']}, {size(slot['retained_bytes'])}{limit} of WAL kept"
+        yield cell(f"slot {source['slot_name']}: {kept}")
 
 
 def _path_view(path: list[dict[str, Any]] | None) -> list[RenderableType]:
     """Of a relay: the servers up to PostgreSQL, and what each adds to a change's delay."""
     if not path:
         return []
-    table = Table("path", "server", "position", "after commit", "this hop", box=None)
+    listing = Listing("server", "position", "after commit", "this hop", figures=_DELAYS)
     later = [*path[1:], {"delay_seconds": 0.0}]
-    for number, (hop, before) in enumerate(zip(path, later, strict=True)):
-        table.add_row(
-            str(number),
-            cell(hop["address"] or "this server"),
-            cell(hop["position"]),
-            *(_milliseconds(each) for each in _delays(hop, before)),
-        )
-    return [table]
+    for hop, before in zip(path, later, strict=True):
+        delays = (_milliseconds(each) for each in _delays(hop, before))
+        listing.add(hop["address"] or "this server", hop["position"], *delays)
+    return ["", listing]
+
+
+_DELAYS = ("after commit", "this hop")
 
 
 def _delays(hop: dict[str, Any], before: dict[str, Any]) -> tuple[float | None, float | None]:
@@ -352,70 +393,44 @@ def _catchup_view(catchup: dict[str, Any] | None) -> list[RenderableType]:
     """The segments, while a backlog is split."""
     if catchup is None or not catchup["active"]:
         return []
-    table = Table("segment", "from", "to", "decoded to", "state", "spooled", box=None)
+    listing = Listing("segment", "from", "to", "decoded to", "state", "spooled")
     for segment in catchup["segments"]:
-        table.add_row(
-            str(segment["number"]),
-            cell(segment["start"]),
-            cell(segment["stop"] or ""),
-            cell(segment["reached"]),
-            cell(segment["state"]),
-            f"{segment['spooled_bytes']:,} B",
-        )
-    return [cell(f"catching up, released to {catchup['release_position']}", None), table]
-
-
-def _lag(source: dict[str, Any]) -> str:
-    """The WAL that isn't durable here yet, and the age of what is."""
-    unread = source["lag_bytes"]
-    size = "not known" if unread is None else f"{unread:,} B"
-    return f"{size} / {source['lag_seconds']:.1f} s"
-
-
-def _kept_wal(slot: dict[str, Any]) -> str:
-    """The WAL that the slot keeps, and its limit."""
-    if slot.get("retained_bytes") is None:
-        return ""
-    most = slot.get("max_wal_bytes")
-    limit = f" of {most:,}" if most else ""
-    return f"{slot['wal_status']}, {slot['retained_bytes']:,} B{limit} kept"
+        places = (segment[key] or "" for key in ("start", "stop", "reached", "state"))
+        listing.add(str(segment["number"]), *places, size(segment["spooled_bytes"]))
+    return ["", cell(f"catching up, released to {catchup['release_position']}"), listing]
 
 
 def _headline(status: dict[str, Any]) -> Text:
-    fanout = status["fanout"]
-    text = Text("ready" if status["ready"] else "not ready", style="bold green")
-    if not status["ready"]:
-        text = cell("not ready: " + "; ".join(status["problems"]), None, "bold red")
-    text.append(
-        f"   port {fanout['port']}, {fanout['listening']} of {fanout['workers']} serving,"
-        f" {fanout['clients']} of {fanout['max_clients']} clients",
-        style="not bold default",
+    fanout, tables = status["fanout"], status["tables"]
+    live = sum(table["status"] == "live" for table in tables.values())
+    text = Text("ready" if status["ready"] else "not ready")
+    text.stylize("bold green" if status["ready"] else "bold red")
+    return text.append(
+        f": {live} of {counted(len(tables), 'table')} live,"
+        f" {fanout['clients']:,} of at most {counted(fanout['max_clients'], 'client')}"
     )
-    return text
 
 
-def _clients_view(status: dict[str, Any]) -> RenderableType:
-    columns = ("client", "table", "state", "sequence", "behind", "since", "peer", "form")
-    table = Table(*columns, box=_BOX)
-    for client in status["clients"]:
-        table.add_row(
-            cell(client["client_id"]),
-            cell(client["table"]),
-            cell(client["state"]),
-            str(client["sequence"]),
-            f"{client['behind']:,}",
-            cell(client["connected_at"]),
-            cell(client["peer"]),
-            "batch" if client["batch"] else "base",
-        )
-    return Group(_headline(status), table)
+def _clients_view(status: dict[str, Any]) -> list[RenderableType]:
+    """The clients by table, those that are furthest behind first."""
+    of_table: dict[str, list[dict[str, Any]]] = {}
+    for client in clients_by_lag(status):
+        of_table.setdefault(client["table"], []).append(client)
+    listing = Listing("client", "state", "behind", "connected", "from", figures=("behind",))
+    for table, clients in of_table.items():
+        listing.add(cell(f"{table}: {counted(len(clients), 'client')}", "bold"))
+        for client in clients:
+            listing.add(
+                f"  {client['client_id']}",
+                cell(client["state"], _STYLES_OF[client_kind(client)]),
+                f"{client['behind']:,}",
+                age(client["connected_at"]),
+                address(client["peer"]),
+            )
+    return [_headline(status), "", listing]
 
 
-def _copies_view(status: dict[str, Any]) -> RenderableType:
-    return Group(*copies(status))
-
-
-_VIEWS = {"status": _status_view, "clients": _clients_view, "copies": _copies_view}
+_VIEWS = {"status": _status_view, "clients": _clients_view, "copies": copies}
 
 # Progress bars of copies below the log, while the server runs in the foreground on a terminal.
 
@@ -473,4 +488,4 @@ def show_reload(done: dict[str, Any]) -> None:
     if done["waits_for"]:
         found.append(f"the tables are taken up after {done['waits_for']}")
     for line in found or ["nothing has changed"]:
-        console.print(Text(visible(line)), soft_wrap=True)
+        console.print(Text(printable(line)), soft_wrap=True)

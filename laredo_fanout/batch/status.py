@@ -73,6 +73,8 @@ class ReplicatedTableStatus:
     recopied_rows: int = 0
     #: How often partitions had moved rows without a change in the stream.
     repaired: int = 0
+    #: How often damage on disk was found in its rows or journal.
+    damages: int = 0
     #: Pids that held a lock for DDL on it in the last catalog snapshot (0: a prepared
     #: transaction): until they are done the verified position doesn't advance.
     altered_by: tuple[int, ...] = ()
@@ -181,6 +183,8 @@ class Counters:
     recopied_rows: dict[str, int] = field(default_factory=dict)
     #: How often a table had to be repaired, as partitions had moved rows.
     repaired: dict[str, int] = field(default_factory=dict)
+    #: How often damage on disk was found, by table.
+    damages: dict[str, int] = field(default_factory=dict)
     #: Tables copied again.
     recopies: int = 0
     #: Unix time at which the last unplanned copy of a table was scheduled, by table.
@@ -203,6 +207,10 @@ class Counters:
     def count_strange_message(self) -> None:
         """A message in the WAL has our prefix, and nobody awaits it."""
         self.strange_messages += 1
+
+    def count_damage(self, table: str) -> None:
+        """Damage on disk was found in this table's rows or journal."""
+        self.damages[table] = self.damages.get(table, 0) + 1
 
     def count_recopy(self, table: str) -> None:
         """A table is copied again."""

@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import structlog
+
 from laredo_fanout.batch.status import CommitInfo, Counters
 from laredo_fanout.decode.stream_decoder import ResyncRequired
-from laredo_fanout.store.errors import RowIncomplete
+from laredo_fanout.store.errors import RowDamaged, RowIncomplete
 from laredo_model import key
 from laredo_model.line import Action
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.store.writer import Store
 
+_log = structlog.get_logger()
+
 OnCommit = Callable[[CommitInfo], None]
 
 _SHARE = 10
@@ -28,6 +32,9 @@ _SHARE = 10
 _SHORTEST_INTERVAL = 0.05
 _UNNOTICED = 5
 """Divisor of the stream's lag: at a lag of L seconds, commits may be L/5 apart."""
+
+
+_LACKING = "a change names a row that the store doesn't have"
 
 
 class _Abandoned(Exception):
@@ -102,7 +109,7 @@ class WriteBatch:
         ``to_come``: bytes of changes, about, that the next commit needs in addition.
 
         :raises ResyncRequired: if a live table's row lacks what the store doesn't
-            know; the batch must be abandoned.
+            know, or replaces what was damaged on disk; the batch must be abandoned.
         """
         sizes = [sum(map(len, each.changes.lines)) for each in pending]
         to_come += sum(sizes)
@@ -123,14 +130,29 @@ class WriteBatch:
                 changes = replace(changes, keys=keys)  # noqa: PLW2901
             try:
                 yield from self.transaction.apply_in_pieces(table_id, changes, to_come)
-            except RowIncomplete as incomplete:
-                raise ResyncRequired(table_id, str(incomplete)) from incomplete
+            except (RowIncomplete, RowDamaged) as unknown:
+                raise ResyncRequired(table_id, str(unknown)) from unknown
+            self._suspect_if_lacking(table_id)
             if (copied := self.copy_beside.get(table_id)) is not None:
-                yield from self.transaction.apply_in_pieces(copied, changes, to_come)
+                try:
+                    yield from self.transaction.apply_in_pieces(copied, changes, to_come)
+                except RowDamaged as damaged:
+                    raise ResyncRequired(copied, str(damaged)) from damaged
             to_come -= size
             self._tables.add(table_id)
             for action in Action:
                 self._counters.changes[action] += changes.actions.count(action)
+
+    def _suspect_if_lacking(self, table_id: int) -> None:
+        """Begin a suspect range if a change named a row that the store doesn't have: it went with
+        a partition, or its key was damaged on disk. A re-copy shows which, and repairs it."""
+        if not self.transaction.take_lacking(table_id):
+            return
+        record = self.transaction.tables[table_id]
+        if record.suspect_range is None:
+            self.transaction.begin_suspect_range(table_id, _LACKING)
+            self._counters.count_repaired(record.qualified)
+            _log.warning("repair scheduled: row of a change missing", table=record.qualified)
 
     def table(self, table_id: int) -> TableRecord:
         """The table's record, as far as it was written."""
@@ -141,8 +163,13 @@ class WriteBatch:
         """Write copied rows.
 
         :raises ChunkStale: if the table was truncated since they began to be read.
+        :raises ResyncRequired: if one completes a row that was damaged on disk; the batch must be
+            abandoned.
         """
-        self.transaction.fill(table_id, keys, lines, generation)
+        try:
+            self.transaction.fill(table_id, keys, lines, generation)
+        except RowDamaged as damaged:
+            raise ResyncRequired(table_id, str(damaged)) from damaged
 
     def add(self, table_id: int, lines: list[bytes], generation: int) -> None:
         """Write copied rows of a table without a key.

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import structlog
 
 from laredo_fanout.copy.table_copy import TableCopy
+from laredo_fanout.decode.stream_decoder import ResyncRequired
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.pg_catalog import shape
 from laredo_fanout.postgres.connections import SourceUnavailable
 from laredo_fanout.store.environment import LastRecopy
+from laredo_fanout.store.errors import RowDamaged, RowsDamaged
 from laredo_fanout.store.table import Status
 
 if TYPE_CHECKING:
@@ -178,9 +180,15 @@ def publish(
     between: Callable[[], None],
 ) -> tuple[TableRecord, int]:
     """The barrier of a re-copy has passed: the live table as it is now, and how many rows of it
-    differed."""
+    differed.
+
+    :raises ResyncRequired: if its rows were damaged on disk, and nobody knows which its readers
+        have.
+    """
     live_id = copy.beside
     assert live_id is not None
-    before = transaction.tables[live_id].sequence
-    record = transaction.publish_differences(copy.table_id, position, time_us, between)
-    return record, record.sequence - before
+    try:
+        differing = transaction.publish_differences(copy.table_id, position, time_us, between)
+    except (RowsDamaged, RowDamaged) as damaged:
+        raise ResyncRequired(live_id, str(damaged)) from damaged
+    return transaction.tables[live_id], differing

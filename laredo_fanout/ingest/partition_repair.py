@@ -206,7 +206,7 @@ class PartitionRepair:
         tracked.version = source.version
         kept = shape.to_json(tracked.shape, source.version)
         transaction.put_table(replace(transaction.tables[record.id], copy=kept))
-        self._begin(tracked, transaction, copies)
+        self.begin(tracked, transaction, copies)
         return _SETTLED
 
     def _suspect(
@@ -228,7 +228,8 @@ class PartitionRepair:
             since=position_.text(suspect_range.start),
         )
 
-    def _begin(self, tracked: TrackedTable, transaction: Transaction, copies: TableCopies) -> None:
+    def begin(self, tracked: TrackedTable, transaction: Transaction, copies: TableCopies) -> None:
+        """Begin a repair's re-copy; if it is refused, it may be tried again after a pause."""
         tracked.repair_retries += 1
         pause = _RETRY.delay(tracked.repair_retries)
         tracked.repair_at = time.monotonic() + pause

@@ -33,7 +33,7 @@ from laredo_fanout.pg_catalog.side_connection import (
 from laredo_fanout.postgres import connections, pgoutput
 from laredo_fanout.postgres.connections import DecodingFailed, StreamFault
 from laredo_fanout.postgres.replication_stream import ReplicationStream
-from laredo_fanout.store.errors import StoreFull
+from laredo_fanout.store.errors import Damage, StoreFull
 from laredo_model import position
 from laredo_model import position as position_
 
@@ -91,7 +91,7 @@ class IngestSession:
             counters.count_strange_message,
             None if claim is None else claim.is_for_us,
         )
-        self._mail: Mailbox[Report | RecopyAsked] = Mailbox()
+        self._mail: Mailbox[Report | RecopyAsked | Damage] = Mailbox()
         self._side_connection = SideConnection(options, tables, self._awaited, self._mail.put)
         self._batch = WriteBatch(store, on_commit, options.commits, counters)
         self._relations = StreamRelations()
@@ -145,6 +145,10 @@ class IngestSession:
         """Have a table copied again while its readers go on; from any thread."""
         if not self._mail.put(asked):
             asked.refuse_ended()
+
+    def repair(self, found: Damage) -> None:
+        """Have damage in the store repaired; from any thread."""
+        self._mail.put(found)
 
     @property
     def wal_end(self) -> int:

@@ -30,6 +30,7 @@ from laredo_fanout.pg_catalog.side_connection import (
 from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.store.environment import Marker
+from laredo_fanout.store.errors import Damage
 
 if TYPE_CHECKING:
     from laredo_fanout.batch.status import Counters
@@ -90,7 +91,7 @@ class SessionTables:
         batch: WriteBatch,
         relations: StreamRelations,
         side_connection: SideConnection,
-        mail: Mailbox[Report | RecopyAsked],
+        mail: Mailbox[Report | RecopyAsked | Damage],
         counters: Counters,
         claim: SlotClaim | None = None,
     ) -> None:
@@ -161,8 +162,7 @@ class SessionTables:
                 case CatalogSnapshot():
                     self._checks.keep(report)
                     self._counters.slot.update(report.slot)
-                    if self._claim is None or self._claim.confirms:
-                        self.tracked.verify(report, passed=False)
+                    self._verify(report)
                     self.trouble = None
                     self._checked_at = time.monotonic()
                 case CopyPlan():
@@ -173,6 +173,8 @@ class SessionTables:
                     self.copies.waiting(report)
                 case RecopyAsked():
                     self.tracked.recopy(report, self._batch.transaction, self.copies)
+                case Damage():
+                    self.tracked.repair(report, self._batch.transaction, self.copies)
                 case ConnectionReady(connection):
                     self.copier.connected(connection)
                 case SideConnectionCrashed(error):
@@ -185,6 +187,11 @@ class SessionTables:
         if now - self._checked_at > self._patience:
             self._side_connection.sever()
             self._checked_at = now
+
+    def _verify(self, snapshot: CatalogSnapshot) -> None:
+        """Advance verified positions, unless the slot is being taken over still."""
+        if self._claim is None or self._claim.confirms:
+            self.tracked.verify(snapshot, passed=False)
 
     def close(self) -> None:
         """End the copies; answer whoever waits. The side connection has ended before."""

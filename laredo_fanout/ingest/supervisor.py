@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from laredo_fanout.pg_catalog.publication import TableDiscovery
     from laredo_fanout.slot.sharing import SlotSharing
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
+    from laredo_fanout.store.errors import Damage
     from laredo_fanout.store.writer import Store
 
 __all__ = ["CommitInfo", "Ingest", "IngestStatus", "ReplicatedTableStatus"]
@@ -242,6 +243,16 @@ class Ingest:
         streaming.recopy(asked)
         return asked.answer
 
+    def repair(self, found: Damage) -> None:
+        """Have damage repaired that was found in the store; from any thread.
+
+        While the stream isn't followed it has no effect: whoever reads the damaged place reports
+        it again.
+        """
+        streaming = self._streaming
+        if streaming is not None and streaming.connected:
+            streaming.repair(found)
+
     @property
     def brought_to(self) -> int:
         """Position up to which the last session's stream had brought changes, committed or not."""
@@ -312,6 +323,7 @@ class Ingest:
             last_recopy=last_recopy,
             recopied_rows=self._counters.recopied_rows.get(name, 0),
             repaired=self._counters.repaired.get(name, 0),
+            damages=self._counters.damages.get(name, 0),
             altered_by=tuple(sorted(tracked.altered_by)),
         )
         if (shown := copy or recopy) is not None:

@@ -22,6 +22,7 @@ from laredo_fanout.batch.tracked_table import TrackedTable
 from laredo_fanout.copy.recopy import BESIDE, Recopies
 from laredo_fanout.copy.table_copy import TableCopy
 from laredo_fanout.decode.row_scan import IGNORED, Route
+from laredo_fanout.decode.stream_decoder import ResyncRequired
 from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused
 from laredo_fanout.ingest.partition_repair import PartitionRepair, PartitionVerdict
 from laredo_fanout.pg_catalog import shape
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
     from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.copy.copier import TableCopies
     from laredo_fanout.copy.recopy import RecopyAsked
-    from laredo_fanout.decode.stream_decoder import ResyncRequired, StreamRelations
+    from laredo_fanout.decode.stream_decoder import StreamRelations
     from laredo_fanout.pg_catalog.partitions import AnnouncedLeaves
     from laredo_fanout.pg_catalog.shape import Shape
     from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
     from laredo_fanout.pg_catalog.table_definitions import SourceTable
     from laredo_fanout.postgres.pgoutput import Relation
     from laredo_fanout.source_options import SourceTableOptions
+    from laredo_fanout.store.errors import Damage
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.store.writer import Store
@@ -290,6 +292,7 @@ class TrackedTables:
         counters: Counters,
     ) -> None:
         self._batch = batch
+        self._counters = counters
         self._relations = relations
         self._request_snapshot = request_snapshot
         self._tables = {table.qualified: TrackedTable(table) for table in tables}
@@ -410,6 +413,7 @@ class TrackedTables:
                     tracked.closing = judged.closing
                 if tracked.closing is None:
                     self._incarnations.keep(tracked, source, judged, transaction, copies)
+                    self._repair_damage(tracked, transaction, copies)
                     continue
                 copies.remove(tracked.table_id)
                 self._incarnations.close(tracked, transaction, position)
@@ -504,6 +508,38 @@ class TrackedTables:
         else:
             self._batch.when_durable(lambda: asked.answer.set_result(None))
 
+    def repair(self, found: Damage, transaction: Transaction, copies: TableCopies) -> None:
+        """Repair damage on disk: copy the rows again, or drop that part of the journal."""
+        record = transaction.tables.get(found.table_id)
+        if record is None or not record.shown:
+            return
+        if found.after is None and found.space != record.space:
+            return  # the rows were replaced since they were read
+        if found.after is not None:
+            if not transaction.drop_damaged_journal(record.id, found.after):
+                return
+        elif not record.damage:
+            transaction.put_table(replace(record, damage=found.why))
+            _log.error("stored rows damaged", table=record.qualified, where=found.why)
+            for tracked in self._tables.values():
+                if tracked.table_id == record.id:
+                    self._repair_damage(tracked, transaction, copies)
+        self._counters.count_damage(record.qualified)
+        self._batch.touch(record.id)
+
+    def _repair_damage(
+        self, tracked: TrackedTable, transaction: Transaction, copies: TableCopies
+    ) -> None:
+        """Begin the re-copy that repairs a table's damaged rows, if they are."""
+        assert tracked.table_id is not None
+        record = transaction.tables[tracked.table_id]
+        if not record.damage or tracked.recopy_id is not None:
+            return
+        if tracked.transaction_filter is not None:
+            raise ResyncRequired(record.id, f"its stored rows were damaged: {record.damage}")
+        if time.monotonic() >= tracked.repair_at:
+            self._repair.begin(tracked, transaction, copies)
+
     def copied(self, table_id: int, differing: int) -> None:
         """The table is live; or its re-copy found ``differing`` rows."""
         for tracked in self._tables.values():
@@ -527,8 +563,12 @@ class TrackedTables:
                     self.recopies.drop(tracked, transaction, reason)
 
     def close_durably(self, found: ResyncRequired, store: Store) -> None:
-        """Close one table at the durable position; the next session copies it again."""
+        """Close one table at the durable position; the next session copies it again. A re-copy is
+        given up."""
         for tracked in self._tables.values():
+            if tracked.recopy_id == found.table_id:
+                with store.transaction() as transaction:
+                    self.recopies.drop(tracked, transaction, found.reason)
             if tracked.table_id == found.table_id:
                 tracked.closing = found.reason
                 with store.transaction() as transaction:

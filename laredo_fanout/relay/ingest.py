@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,6 +21,7 @@ from laredo_fanout.relay import received_table
 from laredo_fanout.relay.path import BatchAbandoned, HistoryMoved, Hop, RelayCounters, RelayStatus
 from laredo_fanout.relay.session import RelaySession
 from laredo_fanout.store import reader
+from laredo_fanout.store.errors import Damage, RowDamaged
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
@@ -132,6 +135,17 @@ class RelayIngest:
         answer.set_result(None)
         return answer
 
+    def repair(self, found: Damage) -> None:
+        """Have damage repaired that was found in the store; from any thread.
+
+        While the upstream isn't followed it has no effect: whoever reads the damaged place reports
+        it again.
+        """
+        session, loop = self._session, self._loop
+        if session is not None and loop is not None:
+            with suppress(RuntimeError):  # it has ended already
+                loop.call_soon_threadsafe(session.repair, found, self._counters)
+
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         failures = 0
@@ -173,6 +187,9 @@ class RelayIngest:
             self._counters.reconnects += 1
             await asyncio.sleep(_RETRY.delay(failures) if failures else 0)
             return failures + 1
+        if isinstance(error, RowDamaged):
+            self._note_damage(error)
+            return failures
         if isinstance(error, BatchAbandoned):
             _log.info("streams restarted: one ended within a transaction")
             await asyncio.sleep(_RETRY.delay(failures + 1))
@@ -188,6 +205,15 @@ class RelayIngest:
             self._running.cancel()
         await asyncio.wait({self._running})
         return failures
+
+    def _note_damage(self, error: RowDamaged) -> None:
+        """Have the next session ask for a snapshot of the table, whose stored rows are damaged."""
+        _log.error("stored rows damaged", table=error.table, where=str(error))
+        self._counters.count_damage(error.table)
+        with self._store.transaction() as transaction:
+            for record in list(transaction.tables.values()):
+                if record.qualified == error.table and record.live:
+                    transaction.put_table(replace(record, damage=str(error)))
 
     def _failed(self, error: SourceError, pause: float) -> None:
         """Say so: what is new at once, the same again once a minute."""
@@ -278,4 +304,5 @@ class RelayIngest:
             recopying=copying is not None and shown,
             last_recopy=counters.last_recopies.get(name),
             recopied_rows=counters.recopied_rows.get(name, 0),
+            damages=counters.damages.get(name, 0),
         )

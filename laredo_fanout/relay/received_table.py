@@ -122,7 +122,7 @@ class ReceivedTable:
     def position(self) -> int | None:
         """Position to resume from; None if a snapshot is needed."""
         record = self.record
-        live = record is not None and record.live and not self.forgets
+        live = record is not None and record.live and not self.forgets and not record.damage
         return record.position if live and record is not None else None
 
     @property
@@ -259,7 +259,12 @@ class ReceivedTable:
         comparison = CopyComparison(self._batch.transaction, copy.table_id, position)
         while comparison.compare_block(self._batch.transaction):
             yield
-        if record.position == position and comparison.differs:
+        while comparison.prove_block(self._batch.transaction):
+            yield
+        if not comparison.is_proven:
+            # The stored rows were damaged on disk.
+            return False
+        if record.position == position and comparison.differs and not comparison.takes_rows:
             # Clients that are at this position would take no change of it.
             return False
         # From here on it is one transaction, which is committed as a whole.
@@ -273,9 +278,8 @@ class ReceivedTable:
             )
         # Nothing says when the differences were committed.
         now_us = time.time_ns() // 1000
-        before = record.sequence
         yield from comparison.publish(transaction, now_us)
-        differing = transaction.tables[record.id].sequence - before
+        differing = comparison.differing
         name = self.options.qualified
         self._counters.recopied_rows[name] = self._counters.recopied_rows.get(name, 0) + differing
         last = LastRecopy(time.time(), differing)

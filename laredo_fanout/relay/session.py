@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from laredo_fanout.relay import path, received_table
 from laredo_fanout.relay.path import BatchAbandoned, HistoryMoved, UpstreamUnavailable, with_cure
 from laredo_fanout.relay.peers import Peer, PeerNotHolder
 from laredo_fanout.relay.received_table import ReceivedTable, StartOver
+from laredo_fanout.store.errors import Damage
 from laredo_fanout.store.table import Status
 from laredo_model import position as position_
 from laredo_service.retry import Backoff
@@ -273,6 +275,26 @@ class RelaySession:
             raise
         finally:
             self._batch.abandon()
+
+    def repair(self, found: Damage, counters: Counters) -> None:
+        """Have damaged rows sent again, or drop the damaged part of a journal."""
+        record = self._records().get(found.table_id)
+        if record is None or not record.shown:
+            return
+        if found.after is None and found.space != record.space:
+            return  # the rows were replaced since they were read
+        transaction = self._batch.transaction
+        if found.after is not None:
+            if not transaction.drop_damaged_journal(record.id, found.after):
+                return
+        elif not record.damage:
+            transaction.put_table(replace(record, damage=found.why))
+            _log.error("stored rows damaged", table=record.qualified, where=found.why)
+            if (stream := self.streams.get(record.qualified)) is not None:
+                stream.start_over()
+        counters.count_damage(record.qualified)
+        self._batch.touch(record.id)
+        self._dirty_now()
 
     # ------------------------------------------------------------ the path
 

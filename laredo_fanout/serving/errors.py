@@ -55,6 +55,13 @@ class SnapshotBroken(Refused):
     reason = "error"
 
 
+class Damaged(Refused):
+    """Stored rows or journal records were damaged on disk, and are being repaired."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "error"
+
+
 class NotReady(Refused):
     """The table exists and its copy isn't done yet."""
 

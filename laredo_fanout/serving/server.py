@@ -22,6 +22,7 @@ from laredo_fanout.serving.service import ReplicationService, ReportStandby
 from laredo_fanout.serving.shared import Archives, Drain, SentCounts, ServingResources
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.store.errors import Damage
 from laredo_fanout.store.reader import StoreReader
 
 log = structlog.get_logger(__name__)
@@ -49,6 +50,10 @@ def _ignore(table: str, outcome: Outcome) -> None:
     """Do nothing: replays aren't counted here."""
 
 
+def _no_repair(found: Damage) -> None:
+    """Do nothing: there is no ingest that could repair it."""
+
+
 def _no_check() -> None:
     """Do nothing: there is no PostgreSQL whose catalog could be checked."""
 
@@ -63,6 +68,7 @@ async def serve(
     on_listening: Callable[[int], None] | None = None,
     on_replay: Callable[[str, Outcome], None] = _ignore,
     request_check: Callable[[], None] = _no_check,
+    report_damage: Callable[[Damage], None] = _no_repair,
     readiness: Readiness | None = None,
     sent: SentCounts | None = None,
     changes: ServingOptionChanges | None = None,
@@ -72,10 +78,11 @@ async def serve(
 
     `on_listening` is called once with gRPC's port (useful with port 0), `on_replay` with the table
     and the outcome of each replay from an archive. `request_check` is called when a client waits
-    for a catalog check; it must not block. `readiness` is the server's, as the main process reports
-    it; without it a process that listens is ready. `sent` counts what is sent to clients. `changes`
-    brings other tables and their options, another tokens file, another grace. `report_standby`
-    takes the reports of servers that share the slot.
+    for a catalog check, `report_damage` when the store turns out to be damaged; neither may block.
+    `readiness` is the server's, as the main process reports it; without it a process that listens
+    is ready. `sent` counts what is sent to clients. `changes` brings other tables and their
+    options, another tokens file, another grace. `report_standby` takes the reports of servers that
+    share the slot.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -98,6 +105,7 @@ async def serve(
         SpoolDirectory(listener.spool_path or reader.path, listener.spool_max_bytes),
         archives,
         SentCounts() if sent is None else sent,
+        report_damage,
     )
     tails = Tails(options.tables, reader, wakeups, request_check)
     service = ReplicationService(

@@ -30,6 +30,7 @@ from laredo_fanout.serving.call import (
 from laredo_fanout.serving.errors import (
     MAX_DETAILS,
     BadRequest,
+    Damaged,
     Draining,
     Full,
     NotReady,
@@ -49,7 +50,13 @@ from laredo_fanout.serving.session.session import Session
 from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.serving.slices import Slice, Sliced
 from laredo_fanout.snapshots import table_of
-from laredo_fanout.store.errors import StoreError, TableHidden, TableUnknown
+from laredo_fanout.store.errors import (
+    JournalDamaged,
+    RowsDamaged,
+    StoreError,
+    TableHidden,
+    TableUnknown,
+)
 from laredo_fanout.store.reader import StoreReader, TableView
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position
@@ -292,6 +299,10 @@ class ReplicationService:
         except (TableHidden, TableUnknown) as error:
             reason = "refused"
             raise NotReady(str(error)) from error
+        except (RowsDamaged, JournalDamaged) as damaged:
+            self._shared.report_damage(damaged.damage)
+            log.error("session ended: store damaged", error=str(damaged))
+            raise Damaged(str(damaged)) from damaged
         except StoreError as error:
             log.error("session failed", client=call.caller.peer, error=str(error))
             raise SessionFailed(str(error)) from error

@@ -15,6 +15,7 @@ from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.serving.slices import DaemonThreads
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
+from laredo_fanout.store.errors import Damage
 from laredo_fanout.store.reader import StoreReader
 from laredo_service import private_directory
 
@@ -66,6 +67,10 @@ class Drain:
         """Refuse new sessions from now on and notify the open ones to leave."""
         self.reason = reason
         self.deadline_ms = deadline_ms
+
+
+def _ignore(found: Damage) -> None:
+    """Do nothing: there is no ingest that could repair it."""
 
 
 class Archives:
@@ -131,6 +136,7 @@ class ServingResources:
     spool: SpoolDirectory
     archives: Archives
     sent: SentCounts
+    report_damage: Callable[[Damage], None] = _ignore
 
 
 # The connections that each port may have: shares of the process's file descriptors.

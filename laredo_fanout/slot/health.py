@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from laredo_service.figures import size
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -54,7 +56,7 @@ def warnings(slot: Slot) -> list[SlotWarning]:
 
 
 def _wal(slot: Slot) -> Iterator[SlotWarning]:
-    retained = f"{slot.retained or 0:,} bytes of WAL"
+    retained = f"{size(slot.retained or 0)} of WAL"
     if slot.wal_status == "lost":
         yield SlotWarning(
             "lost",
@@ -72,8 +74,8 @@ def _wal(slot: Slot) -> Iterator[SlotWarning]:
     elif slot.keep_bytes and (slot.safe_wal_size or 0) < SAFE_SHARE * slot.keep_bytes:
         yield SlotWarning(
             "safe_wal_size",
-            f"slot {slot.name} will be invalidated after {slot.safe_wal_size or 0:,} more bytes"
-            f" of WAL, of {slot.keep_bytes:,} that it may keep",
+            f"slot {slot.name} will be invalidated after {size(slot.safe_wal_size or 0)}"
+            f" more of WAL, of {size(slot.keep_bytes)} that it may keep",
             "raise max_slot_wal_keep_size (no restart is needed), or find out why the slot lags",
         )
     elif slot.wal_status == "extended":

@@ -9,7 +9,7 @@ was made for the store just before it died is known by the message that its stre
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from laredo_fanout.slot.slot import Slot
     from laredo_fanout.source_options import SourceOptions
     from laredo_fanout.store.environment import SourceIdentity
-    from laredo_fanout.store.writer import Store
 
 _log = structlog.get_logger()
 
@@ -63,9 +62,10 @@ def name_for(connection: Connection, default: str, known: SourceIdentity | None 
 
     :raises psycopg.Error: if PostgreSQL can't be asked.
     """
-    row = connection.execute(_DATABASE).fetchone()
-    of_database = f"{default}_{row[0] if row else 0}"
-    names = dict.fromkeys([default if known is None else known.slot, default, of_database])
+    of_database = f"{default}_{database(connection)}"
+    # The store of a relay has had no slot.
+    known_name = default if known is None else known.slot or default
+    names = dict.fromkeys([known_name, default, of_database])
     for name in names:
         found = slot.read(connection, name)
         if found is None or found.is_of_this_database or _is_recorded(known, found):
@@ -73,7 +73,25 @@ def name_for(connection: Connection, default: str, known: SourceIdentity | None 
     return of_database
 
 
-def is_used_by(store: Store, system_identifier: int, found: Slot) -> bool:
+def database(connection: Connection) -> int:
+    """The oid of the connection's database."""
+    row = connection.execute(_DATABASE).fetchone()
+    return int(row[0]) if row else 0
+
+
+class FollowedSource(Protocol):
+    """The part of a store that shows which slot it has used."""
+
+    @property
+    def source(self) -> SourceIdentity | None:
+        """Source of its changes."""
+
+    @property
+    def position(self) -> int:
+        """Position up to which it has them."""
+
+
+def is_used_by(store: FollowedSource, system_identifier: int, found: Slot) -> bool:
     """True if the store has used this slot of this cluster, and no other program moved it."""
     known = store.source
     return (

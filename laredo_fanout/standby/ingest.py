@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from laredo_fanout.relay.peers import Answers, PeerRole
     from laredo_fanout.slot.reports import StandbyOptions
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
+    from laredo_fanout.store.errors import Damage
     from laredo_fanout.store.writer import Store
 
 _log = structlog.get_logger()
@@ -440,6 +441,10 @@ class StandbyIngest:
     def recopy(self, table: str) -> Future[None]:
         """Have ``table`` copied again, or sent again by the holder; from any thread."""
         return self.current.recopy(table)
+
+    def repair(self, found: Damage) -> None:
+        """Have damage repaired that was found in the store; from any thread."""
+        self.current.repair(found)
 
     @property
     def brought_to(self) -> int:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
-from laredo_fanout.store import environment
-from laredo_fanout.store.environment import WriteContext
-from laredo_fanout.store.errors import RowIncomplete, TableUnknown
+from laredo_fanout.store import environment, seal
+from laredo_fanout.store.environment import PREFIX_BYTES, WriteContext
+from laredo_fanout.store.errors import RowDamaged, RowIncomplete, TableUnknown
 from laredo_fanout.store.rows import Spaces, TableChanges
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_model import key as key_
@@ -18,7 +18,7 @@ from laredo_model.line import Action
 _BLOCK = 1000
 
 _Pair = tuple[bytes, bytes | None, bytes | None]
-"""Stored key of a row (without the space), its live line, and its copied one."""
+"""Stored key of a row (without the space), its live value, and its copied one."""
 
 
 class Barrier:
@@ -47,11 +47,12 @@ class Barrier:
         rows behind it), and whether something in it differs.
 
         Nearly all blocks are the same in both: rows are compared one by one only where a block
-        differs. The key is a part of the line, so lines are enough.
+        differs. Keys are compared with their prefix: a disk may have changed either.
         """
         ours, theirs = self._block(live.space, after), self._block(copied.space, after)
-        if ours and [line for _, line in ours] == [line for _, line in theirs]:
-            return ours[-1][0][environment.PREFIX_BYTES :], False
+        prefix = environment.prefix(live.space)
+        if ours and ours == [(prefix + key[PREFIX_BYTES:], value) for key, value in theirs]:
+            return ours[-1][0][PREFIX_BYTES:], False
         block = list(islice(self._merged(live.space, copied.space, after), _BLOCK))
         last = block[-1][0] if len(block) == _BLOCK else None
         return last, any(old != new for _, old, new in block)
@@ -62,19 +63,59 @@ class Barrier:
         """Changes that turn the live rows of this block into the copied ones.
 
         The caller adds positions.
+
+        :raises RowDamaged: if one of them isn't what was written.
         """
         changes = TableChanges()
-        for stored, old, new in self._merged(live.space, copied.space, after):
-            if last is not None and stored > last:
-                break
-            if old == new:
-                continue
+        for stored, was, now in self._differing(live, copied, after, last):
+            old, new = self._line(live, stored, was), self._line(copied, stored, now)
             line = old if new is None else new
             action = Action.DELETE if new is None else Action.UPDATE
             changes.actions.append(action if old else Action.INSERT)
             changes.keys.append(_row_key(stored, line, live))
             changes.lines.append(new or b"")
         return changes
+
+    def count_differing(
+        self, live: TableRecord, copied: TableRecord, after: bytes, last: bytes | None
+    ) -> int:
+        """Number of rows of this block that differ."""
+        return sum(1 for _ in self._differing(live, copied, after, last))
+
+    def sum_block(self, record: TableRecord, after: bytes) -> tuple[bytes | None, int, int]:
+        """Compare the next block of rows behind ``after`` with their seals: the last key of it
+        (None: there are no rows behind it), the number of rows, and the sum of their seals.
+
+        :raises RowDamaged: if a row isn't what was written.
+        """
+        prefix = environment.prefix(record.space)
+        cursor = self._transaction.cursor(db=self._state)
+        if not self._seek(cursor, prefix, after):
+            return None, 0, 0
+        pairs = [pair for pair in islice(cursor.iternext(), _BLOCK) if pair[0].startswith(prefix)]
+        _, lines, total, damaged = seal.opened(pairs)
+        if damaged >= 0:
+            raise RowDamaged(record.qualified, pairs[damaged][0][PREFIX_BYTES:])
+        last = pairs[-1][0][PREFIX_BYTES:] if len(pairs) == _BLOCK else None
+        return last, len(lines), total
+
+    def _differing(
+        self, live: TableRecord, copied: TableRecord, after: bytes, last: bytes | None
+    ) -> Iterator[_Pair]:
+        for stored, old, new in self._merged(live.space, copied.space, after):
+            if last is not None and stored > last:
+                return
+            if old != new:
+                yield stored, old, new
+
+    @staticmethod
+    def _line(record: TableRecord, stored: bytes, value: bytes | None) -> bytes | None:
+        if value is None:
+            return None
+        _, damaged = seal.checked([environment.prefix(record.space) + stored], [value])
+        if damaged >= 0:
+            raise RowDamaged(record.qualified, stored)
+        return value[: -seal.SEAL_BYTES]
 
     def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
         """The next rows behind ``after``; none if the space has fewer than a block of them."""
@@ -102,12 +143,12 @@ class Barrier:
                 old, new = next(old_rows, None), next(new_rows, None)
 
     def _scan(self, space: int, after: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Stored keys without the space, and lines, behind ``after``."""
+        """Stored keys without the space, and values, behind ``after``."""
         prefix = environment.prefix(space)
         cursor = self._transaction.cursor(db=self._state)
         found = self._seek(cursor, prefix, after)
         while found and cursor.key().startswith(prefix):
-            yield cursor.key()[environment.PREFIX_BYTES :], cursor.value()
+            yield cursor.key()[PREFIX_BYTES:], cursor.value()
             found = cursor.next()
 
     @staticmethod
@@ -120,7 +161,7 @@ class Barrier:
 
 
 def _row_key(stored: bytes, line: bytes | None, table: TableRecord) -> bytes:
-    if environment.is_cut(bytes(environment.PREFIX_BYTES) + stored):
+    if environment.is_cut(bytes(PREFIX_BYTES) + stored):
         assert line is not None
         return key_.of_line(line, table.key_fields)
     return stored
@@ -140,6 +181,10 @@ class CopyTransaction(Protocol):
 
     def drop_table(self, table_id: int) -> None: ...
 
+    def put_table(self, record: TableRecord) -> None: ...
+
+    def take_rows(self, live_id: int, copy_id: int) -> None: ...
+
     def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord: ...
 
 
@@ -148,6 +193,12 @@ class CopyComparison:
 
     Comparing changes nothing: the store may commit between two blocks, as long as nobody changes
     the rows of either incarnation. What differs is one transaction, written in one of the store.
+
+    The readers' rows are what the live incarnation's running checksum sums up: every change that
+    they were sent is in it, and no damage on disk. So if both running checksums are the same, the
+    readers have the copied rows already: what differs was damaged on disk, and the live incarnation
+    takes the copied rows without a change in its journal. If they aren't, the live rows must be
+    those that were written. Else nobody knows which rows the readers have.
 
     :raises RowIncomplete: if rows of the copy still miss columns.
     :raises TableUnknown: if there is no live incarnation.
@@ -166,7 +217,15 @@ class CopyComparison:
         self._copy_id = copy_id
         self._position = position
         self._after = b""
-        self._differing: list[tuple[bytes, bytes | None]] = []
+        self._blocks: list[tuple[bytes, bytes | None]] = []
+        self.takes_rows = False
+        """True if the readers have the copied rows already, after the last ``prove_block``."""
+        self.is_proven = False
+        """True if it is known which rows the readers have, after the last ``prove_block``."""
+        self._summed_to = b""
+        self._rows = self._sum = 0
+        self.differing = 0
+        """Number of rows that differed, after ``publish``."""
         transaction.barrier().publish(copied, position)
 
     def compare_block(self, transaction: CopyTransaction) -> bool:
@@ -174,25 +233,56 @@ class CopyComparison:
         live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
         last, differs = transaction.barrier().compare_block(live, copied, self._after)
         if differs:
-            self._differing.append((self._after, last))
+            self._blocks.append((self._after, last))
         self._after = last or b""
         return last is not None
 
     @property
     def differs(self) -> bool:
         """True if a block that was compared differs."""
-        return bool(self._differing)
+        return bool(self._blocks)
+
+    def prove_block(self, transaction: CopyTransaction) -> bool:
+        """Find out whether it is known which rows the readers have, after all blocks were compared:
+        sum up the next block of the live rows, if need be; whether there are more."""
+        live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
+        equal = (live.rows, live.checksum) == (copied.rows, copied.checksum)
+        if equal or not self.differs:
+            # Damage that was found elsewhere, and isn't seen here, goes with the former rows, too.
+            self.takes_rows, self.is_proven = self.differs or bool(live.damage), equal
+            return False
+        try:
+            last, rows, total = transaction.barrier().sum_block(live, self._summed_to)
+        except RowDamaged:
+            return False
+        self._rows, self._sum = self._rows + rows, self._sum + total
+        self._summed_to = last or b""
+        if last is None:
+            self.is_proven = (self._rows, self._sum % seal.MODULUS) == (live.rows, live.checksum)
+        return last is not None
 
     def publish(self, transaction: CopyTransaction, time_us: int) -> Iterator[None]:
         """Write what differs into the live incarnation, and drop the copy; stops after each bounded
-        piece: take it to its end before the store's transaction ends."""
-        for number, (after, last) in enumerate(self._differing, 1):
+        piece: take it to its end before the store's transaction ends. Only after
+        ``prove_block``."""
+        for number, (after, last) in enumerate(self._blocks, 1):
             live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
+            if self.takes_rows:
+                self.differing += transaction.barrier().count_differing(live, copied, after, last)
+                yield
+                continue
             changes = transaction.barrier().differences(live, copied, after, last)
+            self.differing += len(changes)
             changes.counts, changes.positions = [len(changes)], [self._position]
-            changes.times_us, changes.open = [time_us], number < len(self._differing)
+            changes.times_us, changes.open = [time_us], number < len(self._blocks)
             yield from transaction.apply_in_pieces(self.live_id, changes)
             yield
-        transaction.drop_table(self._copy_id)
+        if self.takes_rows:
+            transaction.take_rows(self.live_id, self._copy_id)
+        else:
+            transaction.drop_table(self._copy_id)
+        live = transaction.tables[self.live_id]
+        if live.damage:
+            transaction.put_table(replace(live, damage=""))
         if transaction.tables[self.live_id].suspect_range is not None:
             transaction.end_suspect_range(self.live_id, self._position, time_us)

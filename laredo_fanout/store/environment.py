@@ -5,11 +5,12 @@ Named databases (all integers big-endian, so that they sort):
 =========  ===========================================  =======================================
 name       key                                          value
 =========  ===========================================  =======================================
-state      space u32 + row key                          line; b"" a tombstone; b"\\x01..." partial
+state      space u32 + row key                          line + seal; b"" a tombstone;
+                                                        b"\\x01..." partial + seal
 marks      space u32 + b"P", b"S" or b"T" + row key     full key: partial rows, rows that the
                                                         stream wrote whole, tombstones
-journal    table u32 + first sequence u64               header + ChangeBatch bytes
-olds       table u32 + first sequence u64               ChangeBatch bytes: old_lines only
+journal    table u32 + first sequence u64               header + ChangeBatch bytes + seal
+olds       table u32 + first sequence u64               ChangeBatch bytes: old_lines only + seal
 positions  table u32 + last position u64 + sequence u64 b""
 meta       see below
 =========  ===========================================  =======================================
@@ -25,18 +26,22 @@ store                      JSON: format, next table, next space, source, streams
 position                   position u64, commit time in microseconds u64
 definition/ + table u32    JSON (``table.py``)
 figures/ + table u32       struct (``table.py``)
-garbage/ + kind + u32      b"": what is to be removed in small steps
+garbage/ + kind + u32      nothing: what is to be removed in small steps
 catchup                    how a backlog was split; the source's own words
 upstream_path              of a relay: JSON, the servers between PostgreSQL and this one
 ownership                  of a server with standbys: JSON, its role and term
 =========================  ====================================================
+
+A value ends with its seal (``seal.py``); the store's head has it within its JSON, since any version
+must be able to read the format's number. Damage to one of them is damage to the store: without
+them neither positions nor rows mean anything.
 """
 
 import errno
 import fcntl
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from operator import itemgetter
 from pathlib import Path
@@ -46,13 +51,14 @@ from typing import Any, NamedTuple
 import lmdb
 import orjson
 
-from laredo_fanout.store import disk, table
+from laredo_fanout.store import disk, seal, table
 from laredo_fanout.store.disk import DiskSpace, Reserve
 from laredo_fanout.store.errors import (
     DiskFull,
     StoreDamaged,
     StoreError,
     StoreFormatUnknown,
+    StoreLimited,
     StoreLocked,
     StoreMissing,
     StoreUnusable,
@@ -119,7 +125,7 @@ def marked_key(mark: bytes) -> bytes:
 
 # The meta database.
 
-FORMAT = 3
+FORMAT = 4
 """The number of the layout that this version writes, and the only one that it reads. It is raised
 when the layout changes (tests/fanout/store/test_format.py)."""
 
@@ -135,6 +141,9 @@ GARBAGE_SPACE = GARBAGE + b"S"
 GARBAGE_JOURNAL = GARBAGE + b"J"
 
 _POSITION = Struct(">QQ")
+_HEAD_SEAL = b',"seal":"'
+_KNOWN_KEYS = (STORE_KEY, POSITION_KEY, CATCHUP_KEY, UPSTREAM_PATH_KEY, OWNERSHIP_KEY)
+_KNOWN_PREFIXES = (DEFINITION, FIGURES, GARBAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +192,10 @@ class SourceIdentity:
     @classmethod
     def from_json(cls, source: Mapping[str, Any]) -> "SourceIdentity":
         """The one that ``to_json`` made."""
-        return cls(
-            position_.parse_history(source["history"]),
-            source["slot"],
-            source["publication"],
-            source["token"],
-            position_.ancestors_from_json(source["ancestors"]),
-            source["because"],
-            source["since"],
-            source["former_reach"],
-            source["former_sequences"],
-        )
+        found = {each.name: source[each.name] for each in fields(cls)}
+        found["history"] = position_.parse_history(found["history"])
+        found["ancestors"] = position_.ancestors_from_json(found["ancestors"])
+        return cls(**found)
 
 
 class Marker(NamedTuple):
@@ -288,7 +290,7 @@ class StoreHead:
     def to_bytes(self) -> bytes:
         """As JSON."""
         source = self.source and self.source.to_json()
-        return orjson.dumps(
+        head = orjson.dumps(
             {
                 "format": self.format,
                 "next_table": self.next_table,
@@ -300,6 +302,7 @@ class StoreHead:
                 "last_recopies": {name: list(last) for name, last in self.last_recopies.items()},
             }
         )
+        return head[:-1] + _HEAD_SEAL + _head_seal(head)
 
     def take_table(self) -> tuple[int, "StoreHead"]:
         """A table id never used before."""
@@ -318,9 +321,20 @@ def format_of(stored: bytes) -> tuple[object, str | None]:
     return read["format"], slot if isinstance(slot, str) else None
 
 
+def _head_seal(body: bytes) -> bytes:
+    return b'%016x"}' % seal.seal_number(STORE_KEY, body)
+
+
 def head_from_bytes(stored: bytes) -> StoreHead:
-    """The head that ``to_bytes`` wrote, in this version's format."""
-    read = orjson.loads(stored)
+    """The head that ``to_bytes`` wrote, in this version's format.
+
+    :raises ValueError: if it isn't what was written.
+    """
+    body, _, sealed = stored.partition(_HEAD_SEAL)
+    body += b"}"
+    if sealed != _head_seal(body):
+        raise ValueError("its seal doesn't fit")
+    read = orjson.loads(body)
     source = read["source"]
     return StoreHead(
         read["format"],
@@ -347,6 +361,60 @@ def position_from_bytes(stored: bytes | None) -> tuple[int, int]:
     return position, time_us
 
 
+def put(transaction: Any, meta: Any, key: bytes, value: bytes) -> None:
+    """Write a sealed value."""
+    transaction.put(key, seal.joined(key, (value,)), db=meta)
+
+
+def get(transaction: Any, meta: Any, key: bytes, directory: Path) -> bytes | None:
+    """The value of this key; None if there is none.
+
+    :raises StoreDamaged: if it isn't what was written.
+    """
+    stored: bytes | None = transaction.get(key, db=meta)
+    return None if stored is None else opened(key, stored, directory)
+
+
+def ownership(transaction: Any, meta: Any, directory: Path) -> Ownership | None:
+    """Role among the servers that share the slot; None: it has never shared one.
+
+    :raises StoreDamaged: if it isn't what was written.
+    """
+    stored = get(transaction, meta, OWNERSHIP_KEY, directory)
+    return None if stored is None else Ownership.from_bytes(stored)
+
+
+def opened(key: bytes, stored: bytes, directory: Path) -> bytes:
+    """The value that is stored so.
+
+    :raises StoreDamaged: if it isn't what was written.
+    """
+    if not seal.fits(key, stored):
+        raise StoreDamaged(str(directory), f"its entry {_name(key)} isn't what was written")
+    return stored[: -seal.SEAL_BYTES]
+
+
+def _name(key: bytes) -> str:
+    kind, slash, number = key.partition(b"/")
+    if not slash:
+        return kind.decode(errors="replace")
+    return f"{kind.decode(errors='replace')} {int.from_bytes(number[-4:], 'big')}"
+
+
+def check_entries(transaction: Any, meta: Any, directory: Path) -> None:
+    """Check that the meta database has only what this version writes, as it was written.
+
+    :raises StoreDamaged: if it hasn't: then something else is missing, too.
+    """
+    cursor = transaction.cursor(db=meta)
+    for key, stored in cursor:
+        if key not in _KNOWN_KEYS and not key.startswith(_KNOWN_PREFIXES):
+            raise StoreDamaged(str(directory), f"it has an entry of an unknown name, {key[:40]!r}")
+        if key != STORE_KEY:
+            opened(key, stored, directory)
+    cursor.close()
+
+
 def put_table(
     transaction: Any, meta: Any, reserve: Reserve, record: TableRecord, before: TableRecord | None
 ) -> None:
@@ -354,9 +422,9 @@ def put_table(
     if before is None or not record.same_definition(before):
         definition = table.definition_to_bytes(record)
         reserve(1, len(definition))
-        transaction.put(DEFINITION + prefix(record.id), definition, db=meta)
+        put(transaction, meta, DEFINITION + prefix(record.id), definition)
     reserve(1, 0)
-    transaction.put(FIGURES + prefix(record.id), table.figures_to_bytes(record), db=meta)
+    put(transaction, meta, FIGURES + prefix(record.id), table.figures_to_bytes(record))
 
 
 def delete_table(transaction: Any, meta: Any, table_id: int) -> None:
@@ -365,14 +433,21 @@ def delete_table(transaction: Any, meta: Any, table_id: int) -> None:
     transaction.delete(FIGURES + prefix(table_id), db=meta)
 
 
-def all_tables(transaction: Any, meta: Any) -> list[TableRecord]:
-    """The stored records of all tables, in order of their ids."""
+def all_tables(transaction: Any, meta: Any, directory: Path) -> list[TableRecord]:
+    """The stored records of all tables, in order of their ids.
+
+    :raises StoreDamaged: if one isn't what was written.
+    """
     records = []
     cursor = transaction.cursor(db=meta)
     found = cursor.set_range(DEFINITION)
     while found and cursor.key().startswith(DEFINITION):
-        figures = transaction.get(FIGURES + cursor.key()[len(DEFINITION) :], db=meta)
-        records.append(table.from_bytes(cursor.value(), figures))
+        number = cursor.key()[len(DEFINITION) :]
+        definition = opened(cursor.key(), cursor.value(), directory)
+        figures = get(transaction, meta, FIGURES + number, directory)
+        if figures is None:
+            raise StoreDamaged(str(directory), f"its entry {_name(FIGURES + number)} is missing")
+        records.append(table.from_bytes(definition, figures))
         found = cursor.next()
     cursor.close()
     return records
@@ -387,6 +462,14 @@ FILES = ("data.mdb", "lock.mdb", "server.lock")
 _PAGE = disk.PAGE
 _META_PAGES = 2
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
+_LIMITS = {
+    errno.ENOMEM: "its map needs state.max_size of address space: raise the limit"
+    " (ulimit -v, LimitAS), or lower state.max_size",
+    errno.EMFILE: "raise the limit of open files (ulimit -n, LimitNOFILE)",
+    errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max)",
+    errno.EAGAIN: "raise the limit of locked memory or processes (ulimit -l, -u)",
+}
+"""Errors of the system that limits cause, with their cures."""
 
 
 class Databases(NamedTuple):
@@ -424,6 +507,7 @@ def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.
 
     :raises DiskFull: if the disk has no room for even a fresh store.
     :raises StoreDamaged: if what is there isn't a usable environment.
+    :raises StoreLimited: if a limit of this process is too low for it.
     """
     max_size = max(max_size, MIN_SIZE)
     max_size -= max_size % _PAGE
@@ -442,11 +526,14 @@ def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.
             readahead=False,
         )
     except lmdb.Error as failed:
-        raise _what_failed(directory, failed) from failed
+        raise lmdb_failed(directory, failed) from failed
     try:
         space = disk.DiskSpace(environment, directory, max_size)
         space.begin()
         return environment, _databases(environment, create=True), space
+    except lmdb.Error as failed:
+        environment.close()
+        raise lmdb_failed(directory, failed) from failed
     except BaseException:
         environment.close()
         raise
@@ -457,6 +544,7 @@ def open_readable(directory: Path) -> tuple[Any, Databases]:
 
     :raises StoreMissing: if there is no store.
     :raises StoreDamaged: if what is there isn't a usable environment.
+    :raises StoreLimited: if a limit of this process is too low for it.
     """
     if not (directory / "data.mdb").exists():
         raise StoreMissing(str(directory))
@@ -472,10 +560,10 @@ def open_readable(directory: Path) -> tuple[Any, Databases]:
             readahead=True,
         )
         return environment, _databases(environment, create=False)
-    except (lmdb.NotFoundError, lmdb.ReadonlyError) as missing:
+    except lmdb.NotFoundError as missing:
         raise StoreMissing(str(directory)) from missing
     except lmdb.Error as failed:
-        raise _what_failed(directory, failed) from failed
+        raise lmdb_failed(directory, failed) from failed
 
 
 def free_bytes(environment: Any, databases: Databases) -> int:
@@ -493,14 +581,16 @@ def what_failed(directory: Path, failed: OSError) -> StoreError:
     why = failed.strerror or str(failed)
     if failed.errno in disk.NO_ROOM:
         return DiskFull(str(directory), MIN_SIZE, why)
+    if failed.errno in _LIMITS:
+        return StoreLimited(str(directory), why, _LIMITS[failed.errno])
     return StoreUnusable(str(directory), why)
 
 
-def _what_failed(directory: Path, failed: lmdb.Error) -> StoreError:
+def lmdb_failed(directory: Path, failed: lmdb.Error) -> StoreError:
     """Typed error of the store for an LMDB error, whose text alone has the system's error."""
-    for number in (*disk.NO_ROOM, *_FORBIDDEN):
+    for number in (*disk.NO_ROOM, *_LIMITS, *_FORBIDDEN):
         if os.strerror(number) in str(failed):
-            return what_failed(directory, OSError(number, str(failed)))
+            return what_failed(directory, OSError(number, os.strerror(number)))
     return StoreDamaged(str(directory), str(failed))
 
 
@@ -554,4 +644,4 @@ class WriteContext:
     def discard(self, kind: bytes, number: int) -> None:
         """Have a space's rows, or a table's journal, removed later in small steps."""
         self.left_garbage = True
-        self.transaction.put(kind + prefix(number), b"", db=self.databases.meta)
+        put(self.transaction, self.databases.meta, kind + prefix(number), b"")

@@ -4,6 +4,7 @@ StoreError
 ├── StoreLocked       another server has this path
 ├── StoreMissing      nothing there to read
 ├── StoreDamaged      not a store, or a broken one
+├── StoreLimited      a limit of this process is too low for it
 ├── StoreUnusable     the directory can't be made, read or written
 ├── StoreFormatUnknown  another version wrote it, in another format
 ├── StoreRemoved      the directory was deleted or replaced while it was open
@@ -13,6 +14,9 @@ StoreError
 ├── TableClosed       the table takes no changes in its present status
 ├── TableHidden       the table isn't consistent yet, or failed
 ├── ChunkStale        copied rows read before a TRUNCATE
+├── RowDamaged        a stored row isn't what was written
+├── RowsDamaged       a table's stored rows aren't what was written
+├── JournalDamaged    a stored journal record isn't what was written
 ├── RowIncomplete     an update lacks columns that the store doesn't know either
 ├── TransactionOpen   a commit in the middle of a PostgreSQL transaction
 ├── PositionWentBack  the store is further than that
@@ -20,6 +24,8 @@ StoreError
 ├── SnapshotClosed    its rows were asked for after it was closed
 └── SpoolFailed       a snapshot couldn't be spooled for a slow client
 """
+
+from typing import NamedTuple
 
 from laredo_model import position
 
@@ -54,9 +60,16 @@ class StoreDamaged(StoreError):
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
-            f"the store {path} can't be used: {why}; move it elsewhere, and the server copies "
-            "every table again"
+            f"the store {path} is damaged: {why}; check its disk, move it elsewhere, drop its"
+            " slot and start the server again, which then copies every table"
         )
+
+
+class StoreLimited(StoreError):
+    """A limit of this process, or of the system, is too low to open the store."""
+
+    def __init__(self, path: str, why: str, cure: str) -> None:
+        super().__init__(f"the store {path} can't be opened: {why}; {cure}")
 
 
 class StoreUnusable(StoreError):
@@ -172,6 +185,53 @@ class RowIncomplete(StoreError):
         super().__init__(
             f"table {name}, key {key[:80]!r}: the change lacks columns whose values the store "
             "doesn't have; the table must be copied again"
+        )
+
+
+class Damage(NamedTuple):
+    """Damage on disk, as a reader of the store found it and the ingest repairs it."""
+
+    #: The incarnation.
+    table_id: int
+    #: Where it is, in a few words.
+    why: str
+    #: Of the journal: the last entry before it. None: it is in the rows.
+    after: int | None = None
+    #: Of the rows: the space that they are in; a table that was repaired since has another one.
+    space: int = 0
+
+
+class RowDamaged(StoreError):
+    """A stored row that a change replaces isn't what was written: copy the table again."""
+
+    def __init__(self, name: str, key: bytes) -> None:
+        self.table = name
+        super().__init__(
+            f"table {name}, key {key[:80]!r}: the stored row was damaged on disk, so the change's"
+            " old row is unknown; the table must be copied again"
+        )
+
+
+class RowsDamaged(StoreError):
+    """The table's stored rows aren't those that were written: they are no snapshot."""
+
+    def __init__(self, table_id: int, name: str, why: str, space: int) -> None:
+        self.damage = Damage(table_id, why, space=space)
+        super().__init__(
+            f"table {name}: its rows in the store were damaged on disk ({why}); the server copies"
+            " them again from PostgreSQL: connect again"
+        )
+
+
+class JournalDamaged(StoreError):
+    """A stored journal record isn't what was written: readers before its end need a snapshot."""
+
+    def __init__(self, table_id: int, name: str, sequence: int) -> None:
+        self.damage = Damage(table_id, f"a journal record after entry {sequence}", sequence)
+        super().__init__(
+            f"table {name}: a journal record in the store was damaged on disk (after entry"
+            f" {sequence}); the server drops the journal up to there, and its readers get a"
+            " snapshot: connect again"
         )
 
 

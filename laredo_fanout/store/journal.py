@@ -12,8 +12,11 @@ from itertools import accumulate
 from struct import Struct
 from typing import Any, NamedTuple
 
-from laredo_fanout.store import environment
+from google.protobuf.message import DecodeError
+
+from laredo_fanout.store import environment, seal
 from laredo_fanout.store.environment import PREFIX_BYTES, Databases, WriteContext
+from laredo_fanout.store.errors import JournalDamaged
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.wire.protobuf import RepeatedBytes
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
@@ -79,6 +82,11 @@ class Header:
         )
 
 
+def body_of(stored: bytes | memoryview) -> bytes:
+    """The message of a stored record, without its header and seal."""
+    return bytes(stored[HEADER.size : -seal.SEAL_BYTES])
+
+
 def header_of(stored: bytes | memoryview) -> Header:
     """The header of a stored record."""
     last, first_position, last_position, time_us, old_bytes, flags = HEADER.unpack_from(stored)
@@ -117,6 +125,22 @@ class Record:
     def decode(self) -> ChangeBatch:
         """The message, old rows included if they were read."""
         return ChangeBatch.FromString(self.body + self.old_body)
+
+
+def record_of(key: bytes, stored: bytes | memoryview, old_body: bytes) -> Record:
+    """The record that is stored so."""
+    header = header_of(stored)
+    return Record(
+        sequence_of(key),
+        header.last_sequence,
+        header.first_position,
+        header.last_position,
+        header.last_time_us,
+        header.open,
+        header.continues,
+        body_of(stored),
+        old_body,
+    )
 
 
 def cut(record: Record, after_sequence: int) -> Record:
@@ -214,7 +238,7 @@ class Entries:
     keys: list[bytes]
     #: New rows, whole.
     lines: list[bytes]
-    #: Old rows, whole.
+    #: Old rows, whole, each with its seal.
     olds: list[bytes]
     #: One a PostgreSQL transaction, as the next two: how many of these changes it has.
     counts: list[int]
@@ -313,7 +337,7 @@ class Journal:
             times_us=entries.times_us[first : last + 1],
             open=still_open,
         ).SerializeToString()
-        old_body = _OLD_LINES.joined(entries.olds[start:stop])
+        old_body = _OLD_LINES.joined(entries.olds[start:stop], seal.SEAL_BYTES)
         header = Header(
             last_sequence=sequence + stop - start - 1,
             first_position=entries.positions[first],
@@ -326,12 +350,13 @@ class Journal:
         # The message's last fields, by hand: three values of each change are most of its cost.
         keys = _KEYS.joined(entries.keys[start:stop])
         lines = _LINES.joined(entries.lines[start:stop])
-        value = b"".join((header.to_bytes(), scalars, keys, lines))
         key = record_key(table_id, sequence)
-        self.context.disk.reserve_values(len(value), len(old_body))
+        value = seal.joined(key, (header.to_bytes(), scalars, keys, lines))
+        old_value = seal.joined(key, (old_body,))
+        self.context.disk.reserve_values(len(value), len(old_value))
         put = self.context.transaction.put
         put(key, value, db=self.context.databases.journal)
-        put(key, old_body, db=self.context.databases.olds)
+        put(key, old_value, db=self.context.databases.olds)
         found_at = position_key(table_id, header.last_position, sequence)
         put(found_at, b"", db=self.context.databases.positions)
 
@@ -344,10 +369,10 @@ class Journal:
         if not key.startswith(environment.prefix(table.id)):
             return
         stored = cursor.value()
-        batch = ChangeBatch.FromString(stored[HEADER.size :])
+        batch = ChangeBatch.FromString(body_of(stored))
         batch.open = False
         header = replace(header_of(stored), open=False)
-        value = header.to_bytes() + batch.SerializeToString()
+        value = seal.joined(key, (header.to_bytes(), batch.SerializeToString()))
         self.context.disk.reserve_values(len(value))
         self.context.transaction.put(key, value, db=self.context.databases.journal)
 
@@ -362,18 +387,73 @@ class Journal:
 
         Never the newest one, and none with entries after ``pinned_sequence``.
         Works in steps: call again until nothing changes.
+
+        :raises JournalDamaged: if a record isn't what was written.
         """
         if not self.prunable(table, max_entries, older_than_us, pinned_sequence):
             return table
         pinned = table.sequence if pinned_sequence is None else pinned_sequence
         beyond = table.sequence - max_entries
-        cut = self._find_cut(table, beyond, older_than_us, min(pinned, table.sequence - 1))
-        if cut is None or cut[0] < table.oldest_sequence:
+        try:
+            cut = self._find_cut(table, beyond, older_than_us, min(pinned, table.sequence - 1))
+            if cut is None or cut[0] < table.oldest_sequence:
+                return table
+            sequence, position = cut
+            self._check(table, sequence)
+            self._delete(table.id, sequence)
+            kept = replace(table, oldest_sequence=sequence + 1, floor=position)
+            return replace(kept, oldest_time_us=self._time_of(kept))
+        except DecodeError as wrong:
+            raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1) from wrong
+
+    def _check(self, table: TableRecord, sequence: int) -> None:
+        """Check the record of this entry: the journal's floor comes from it."""
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        key = record_key(table.id, sequence + 1)
+        found = cursor.prev() if cursor.set_range(key) else cursor.last()
+        if not found or not seal.fits(cursor.key(), cursor.value()):
+            raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1)
+
+    def drop_damaged(self, table: TableRecord, after: int, position: int) -> TableRecord:
+        """Drop the journal up to the first whole record that is after the damaged one, which comes
+        after the entry ``after``; ``position`` is the table's. Readers before it need a snapshot.
+
+        If it was dropped already, only the index is rid of what points to no entry.
+        """
+        if after + 1 < table.oldest_sequence:
+            self._delete_others(table, table.oldest_sequence, self.context.databases.positions)
             return table
-        sequence, position = cut
-        self._delete(table.id, sequence)
-        kept = replace(table, oldest_sequence=sequence + 1, floor=position)
+        cursor = self.context.transaction.cursor(db=self.context.databases.journal)
+        prefix = environment.prefix(table.id)
+        # The record behind the damaged one begins at a later key than any that it may have.
+        found = cursor.set_range(record_key(table.id, after + 2))
+        kept = replace(table, oldest_sequence=table.sequence + 1, floor=position, oldest_time_us=0)
+        while found and cursor.key().startswith(prefix):
+            key, stored = cursor.key(), cursor.value()
+            if seal.fits(key, stored) and not (header := header_of(stored)).continues:
+                first = sequence_of(key)
+                if after + 1 < first <= header.last_sequence <= table.sequence:
+                    floor = header.first_position - 1
+                    kept = replace(table, oldest_sequence=first, floor=floor)
+                    break
+            found = cursor.next()
+        databases = self.context.databases
+        for database in (databases.journal, databases.olds, databases.positions):
+            self._delete_others(table, kept.oldest_sequence, database)
         return replace(kept, oldest_time_us=self._time_of(kept))
+
+    def _delete_others(self, table: TableRecord, oldest: int, database: Any) -> None:
+        """Delete what doesn't begin with one of the entries from ``oldest`` on, by its key."""
+        prefix = environment.prefix(table.id)
+        cursor = self.context.transaction.cursor(db=database)
+        found = cursor.set_range(prefix)
+        while found and cursor.key().startswith(prefix):
+            first = int.from_bytes(cursor.key()[-8:], "big")
+            if oldest <= first <= table.sequence:
+                found = cursor.next()
+                continue
+            self.context.disk.reserve(1, _FREED_LIST_BYTES)
+            found = cursor.delete() and bool(cursor.key())
 
     @staticmethod
     def prunable(
@@ -441,7 +521,7 @@ class Journal:
             return 0
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)
         cursor.set_range(environment.prefix(table.id))
-        batch = ChangeBatch.FromString(cursor.value()[HEADER.size :])
+        batch = ChangeBatch.FromString(body_of(cursor.value()))
         skipped = table.oldest_sequence - batch.first_sequence
         index, _ = transaction_at(batch.counts, skipped)
         return int(batch.times_us[index])
@@ -471,7 +551,7 @@ class _Transaction(NamedTuple):
 
 
 def _transactions(stored: bytes, header: Header, first: int) -> Iterator[_Transaction]:
-    batch = ChangeBatch.FromString(stored[HEADER.size :])
+    batch = ChangeBatch.FromString(body_of(stored))
     newest = len(batch.counts) - 1
     columns = zip(batch.counts, batch.positions, batch.times_us, strict=True)
     for index, (count, position, time_us) in enumerate(columns):
@@ -486,20 +566,48 @@ def _transactions(stored: bytes, header: Header, first: int) -> Iterator[_Transa
 
 
 def first_from(transaction: Any, databases: Databases, known: TableRecord, lowest: int) -> int:
-    """The first entry at or beyond ``lowest``; the newest sequence + 1 if there is none."""
+    """The first entry at or beyond ``lowest``; the newest sequence + 1 if there is none.
+
+    :raises JournalDamaged: if the journal or its index isn't what was written.
+    """
     cursor = transaction.cursor(db=databases.positions)
     prefix = environment.prefix(known.id)
     if not (
         cursor.set_range(position_key(known.id, lowest)) and cursor.key()[:PREFIX_BYTES] == prefix
     ):
+        _check_before(transaction, databases, known, known.sequence + 1, lowest)
         return known.sequence + 1
-    _, first = positioned(bytes(cursor.key()))
-    stored = transaction.get(record_key(known.id, first), db=databases.journal)
+    position, first = positioned(bytes(cursor.key()))
+    key = record_key(known.id, first)
+    stored = transaction.get(key, db=databases.journal)
+    if stored is None or not seal.fits(key, stored):
+        raise JournalDamaged(known.id, known.qualified, first - 1)
     header = header_of(stored)
+    if header.last_position != position:
+        raise JournalDamaged(known.id, known.qualified, first - 1)
+    _check_before(transaction, databases, known, first, lowest)
     if header.first_position < lowest:
-        batch = ChangeBatch.FromString(bytes(stored[HEADER.size :]))
+        batch = ChangeBatch.FromString(body_of(stored))
         for count, at in zip(batch.counts, batch.positions, strict=True):
             if at >= lowest:
                 break
             first += count
     return max(first, known.oldest_sequence)
+
+
+def _check_before(
+    transaction: Any, databases: Databases, known: TableRecord, first: int, lowest: int
+) -> None:
+    """Check that the record before the entry ``first`` ends before the position ``lowest``: else
+    the index lacks it."""
+    if first <= known.oldest_sequence:
+        return
+    cursor = transaction.cursor(db=databases.journal)
+    key = record_key(known.id, first)
+    if not (cursor.prev() if cursor.set_range(key) else cursor.last()):
+        raise JournalDamaged(known.id, known.qualified, known.oldest_sequence - 1)
+    before, stored = bytes(cursor.key()), cursor.value()
+    fits = before[:PREFIX_BYTES] == environment.prefix(known.id) and seal.fits(before, stored)
+    header = header_of(stored) if fits else None
+    if header is None or header.last_sequence != first - 1 or header.last_position >= lowest:
+        raise JournalDamaged(known.id, known.qualified, first - 2)

@@ -1,17 +1,22 @@
 """The store as all but its writer see it: tables, journal, and snapshots of rows."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from laredo_fanout.store import environment, table
+import lmdb
+
+from laredo_fanout.store import environment, seal, table
 from laredo_fanout.store import journal as journal_
-from laredo_fanout.store.environment import Databases, SourceIdentity
+from laredo_fanout.store.environment import CUT_KEY_BYTES, Databases, SourceIdentity, StoreHead
 from laredo_fanout.store.errors import (
+    JournalDamaged,
     JournalPruned,
+    RowsDamaged,
     SnapshotClosed,
     StoreMissing,
     TableHidden,
@@ -165,7 +170,10 @@ class _SpillStopped(Exception):
 
 
 class Snapshot:
-    """A table's rows in key order, as of one commit of the store.
+    """A table's rows in key order, as of one commit of the store, as they were written.
+
+    Each row is compared with its seal, and all of them with the table's running checksum: where
+    rows were damaged on disk they have no end.
 
     It holds an LMDB read transaction, which keeps the writer from using freed
     pages again: take the rows quickly, or call ``spill``. Use it from one
@@ -191,6 +199,7 @@ class Snapshot:
         self._last = b""
         self._pairs = self._from_store()
         self._stopped = self._closed = False
+        self._taken_rows = self._taken_sum = 0
 
     @property
     def position(self) -> int:
@@ -231,10 +240,21 @@ class Snapshot:
         """The rows not taken yet, as (keys, lines) of up to ``size`` rows each.
 
         :raises SnapshotClosed: if the snapshot is closed, or its spill was stopped.
+        :raises RowsDamaged: if a row isn't what was written, or rows are missing.
         """
         while pairs := self._take(size):
-            lines = [line for _, line in pairs]
-            yield self._row_keys(pairs), lines
+            keys, lines, total, damaged = seal.opened(pairs)
+            if damaged >= 0:
+                raise self._damaged(f"first at key {pairs[damaged][0][4:84]!r}")
+            self._taken_rows += len(lines)
+            self._taken_sum += total
+            yield self._row_keys(keys, lines), lines
+        record = self.view.record
+        if (self._taken_rows, self._taken_sum % seal.MODULUS) != (record.rows, record.checksum):
+            raise self._damaged(f"{self._taken_rows} of {record.rows} rows, or others, are there")
+
+    def _damaged(self, why: str) -> RowsDamaged:
+        return RowsDamaged(self.view.id, self.view.name, why, self.view.record.space)
 
     def spill(self) -> None:
         """Write the rows not taken yet to a temporary file and close the LMDB transaction.
@@ -302,7 +322,10 @@ class Snapshot:
         """Up to ``size`` more rows of this space, by their stored keys."""
         if self._closed:
             raise SnapshotClosed(self.view.name)
-        pairs = list(islice(self._pairs, size))
+        try:
+            pairs = list(islice(self._pairs, size))
+        except lmdb.Error as failed:
+            raise self._damaged(str(failed)) from failed
         if pairs and not pairs[-1][0].startswith(self._prefix):
             pairs = [pair for pair in pairs if pair[0].startswith(self._prefix)]
             self._pairs = iter(())
@@ -310,12 +333,11 @@ class Snapshot:
             self._last = pairs[-1][0]
         return pairs
 
-    def _row_keys(self, pairs: list[Pair]) -> list[bytes]:
-        keys = [key[environment.PREFIX_BYTES :] for key, _ in pairs]
-        if max(map(len, keys)) == environment.CUT_KEY_BYTES:
+    def _row_keys(self, keys: list[bytes], lines: list[bytes]) -> list[bytes]:
+        if max(map(len, keys)) == CUT_KEY_BYTES:
             return [
-                key_.of_line(line, self._key_fields) if environment.is_cut(stored) else key
-                for key, (stored, line) in zip(keys, pairs, strict=True)
+                key_.of_line(line, self._key_fields) if len(key) == CUT_KEY_BYTES else key
+                for key, line in zip(keys, lines, strict=True)
             ]
         return keys
 
@@ -357,7 +379,7 @@ class StoreReader:
         opened, databases = environment.open_readable(directory)
         reader = cls(directory, opened, databases)
         try:
-            with opened.begin() as transaction:
+            with reader._begun() as transaction:
                 head = transaction.get(environment.STORE_KEY, db=databases.meta)
             if head is None:
                 raise StoreMissing(str(directory))
@@ -369,67 +391,62 @@ class StoreReader:
 
     def source(self) -> SourceIdentity | None:
         """Source of these changes; None in a store that no session has used."""
-        with self._environment.begin() as transaction:
-            stored = transaction.get(environment.STORE_KEY, db=self._databases.meta)
-        return environment.check_format(self.path, stored).source
+        return self._head().source
 
     def server_id(self) -> str:
         """Id that was generated when the store was created."""
-        with self._environment.begin() as transaction:
+        return self._head().server_id
+
+    def _head(self) -> StoreHead:
+        with self._begun() as transaction:
             stored = transaction.get(environment.STORE_KEY, db=self._databases.meta)
-        return environment.check_format(self.path, stored).server_id
+        return environment.check_format(self.path, stored)
 
     def upstream_path(self) -> bytes | None:
         """Of a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
-        with self._environment.begin() as transaction:
-            stored: bytes | None = transaction.get(
-                environment.UPSTREAM_PATH_KEY, db=self._databases.meta
-            )
-        return stored
+        with self._begun() as transaction:
+            key, meta = environment.UPSTREAM_PATH_KEY, self._databases.meta
+            return environment.get(transaction, meta, key, self.path)
 
     def ownership(self) -> environment.Ownership | None:
         """Role among the servers that share the slot; None: it has never shared one."""
-        with self._environment.begin() as transaction:
-            stored = transaction.get(environment.OWNERSHIP_KEY, db=self._databases.meta)
-        return None if stored is None else environment.Ownership.from_bytes(stored)
+        with self._begun() as transaction:
+            return environment.ownership(transaction, self._databases.meta, self.path)
 
     def position(self) -> tuple[int, int]:
         """The store's position and newest commit time (microseconds since 1970)."""
-        with self._environment.begin() as transaction:
-            stored = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
-        return environment.position_from_bytes(stored)
+        with self._begun() as transaction:
+            return self._position(transaction)
 
     def tables(self) -> list[TableView]:
         """All incarnations of all tables, in order of their ids."""
-        with self._environment.begin() as transaction:
-            stored_position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
+        with self._begun() as transaction:
+            position = self._position(transaction)
             records = self._records(transaction)
-        return [
-            view_of(each, *environment.position_from_bytes(stored_position)) for each in records
-        ]
+        return [view_of(each, *position) for each in records]
 
     def table(self, name: str) -> TableView:
         """The table ``schema.name`` as it is now: its shown incarnation, else its newest.
 
         :raises TableUnknown: if the store has none of this name.
         """
-        with self._environment.begin() as transaction:
-            stored_position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
+        with self._begun() as transaction:
+            position = self._position(transaction)
             records = self._records(transaction)
         found = current([each for each in records if each.qualified == name])
         if found is None:
             raise TableUnknown(name)
-        return view_of(found, *environment.position_from_bytes(stored_position))
+        return view_of(found, *position)
 
     def table_by_id(self, table_id: int) -> TableView:
         """One incarnation.
 
         :raises TableUnknown: if it is gone.
         """
-        with self._environment.begin() as transaction:
-            stored_position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
+        with self._begun() as transaction:
+            position = self._position(transaction)
             found = self._record(transaction, table_id)
-        return view_of(found, *environment.position_from_bytes(stored_position))
+        return view_of(found, *position)
 
     def snapshot(
         self,
@@ -447,20 +464,50 @@ class StoreReader:
 
         :raises TableUnknown: if it is gone.
         :raises TableHidden: if it isn't shown (yet).
+        :raises RowsDamaged: if rows of it are known to be damaged, and not repaired yet.
         """
         transaction = self._environment.begin()
         try:
             found = self._record(transaction, table_id)
             if not found.shown:
                 raise TableHidden(found.qualified, found.status, found.error)
-            stored_position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
-            view = view_of(found, *environment.position_from_bytes(stored_position))
+            if found.damage:
+                raise RowsDamaged(found.id, found.qualified, found.damage, found.space)
+            position = self._position(transaction)
+            view = view_of(found, *position)
             return Snapshot(
                 transaction, self._databases, view, spools or SharedSpools(spool_directory)
             )
         except BaseException:
             transaction.abort()
             raise
+
+    def row_part(
+        self, table_id: int, after: bytes, max_bytes: int
+    ) -> tuple[TableRecord, list[Pair]]:
+        """The table's record, and its rows behind the stored key ``after``, up to about
+        ``max_bytes``, as they lie.
+
+        :raises TableUnknown: if the table is gone.
+        :raises TableHidden: if it isn't shown.
+        """
+        pairs: list[Pair] = []
+        size = 0
+        with self._begun() as transaction:
+            found = self._record(transaction, table_id)
+            if not found.shown or found.damage:
+                raise TableHidden(found.qualified, found.status, found.error)
+            prefix = environment.prefix(found.space)
+            cursor = transaction.cursor(db=self._databases.state)
+            there = cursor.set_range(after or prefix)
+            if there and cursor.key() == after:
+                there = cursor.next()
+            while there and size < max_bytes and cursor.key().startswith(prefix):
+                pairs.append(cursor.item())
+                size += len(pairs[-1][1])
+                there = cursor.next()
+            cursor.close()
+        return found, pairs
 
     def journal(
         self,
@@ -477,11 +524,13 @@ class StoreReader:
         ``after_sequence + 1``. Empty when there is nothing newer.
 
         :raises JournalPruned: if some of them are gone.
+        :raises JournalDamaged: if one isn't what was written, or is missing.
         :raises TableUnknown: if the table is gone.
         """
         records: list[Record] = []
         size = 0
-        with self._environment.begin(buffers=True) as transaction:
+        reached = after_sequence
+        with self._begun(buffers=True) as transaction:
             known = self._record(transaction, table_id)
             if after_sequence + 1 < known.oldest_sequence:
                 raise JournalPruned(known.qualified, after_sequence, known.oldest_sequence)
@@ -494,13 +543,24 @@ class StoreReader:
                 key = bytes(cursor.key())
                 old_body = b""
                 if with_old:
-                    old_body = bytes(transaction.get(key, b"", db=self._databases.olds))
-                read = _record_of(key, cursor.value(), old_body)
+                    olds = transaction.get(key, b"", db=self._databases.olds)
+                    if not seal.fits(key, olds):
+                        raise JournalDamaged(table_id, known.qualified, reached)
+                    old_body = bytes(olds[: -seal.SEAL_BYTES])
+                if not seal.fits(key, cursor.value()):
+                    raise JournalDamaged(table_id, known.qualified, reached)
+                read = journal_.record_of(key, cursor.value(), old_body)
+                if not read.first_sequence <= reached + 1 <= read.last_sequence:
+                    raise JournalDamaged(table_id, known.qualified, reached)
+                reached = read.last_sequence
                 size += len(read.body) + len(old_body) + RECORD_COST
                 if records and size > max_bytes:
                     break
                 records.append(read)
                 found = cursor.next()
+            else:
+                if reached < known.sequence:
+                    raise JournalDamaged(table_id, known.qualified, reached)
             cursor.close()
         if records:
             records[0] = journal_.cut(records[0], after_sequence)
@@ -517,7 +577,7 @@ class StoreReader:
         :raises TableUnknown: if the table is gone.
         """
         lowest = position if inclusive else position + 1
-        with self._environment.begin(buffers=True) as transaction:
+        with self._begun(buffers=True) as transaction:
             known = self._record(transaction, table_id)
             return journal_.first_from(transaction, self._databases, known, lowest)
 
@@ -541,6 +601,22 @@ class StoreReader:
             return bool(cursor.prev())
         return bool(cursor.last())
 
+    @contextmanager
+    def _begun(self, *, buffers: bool = False) -> Iterator[Any]:
+        """A read transaction.
+
+        :raises StoreDamaged: if LMDB finds the data file damaged.
+        """
+        try:
+            with self._environment.begin(buffers=buffers) as transaction:
+                yield transaction
+        except lmdb.Error as failed:
+            raise environment.lmdb_failed(self.path, failed) from failed
+
+    def _position(self, transaction: Any) -> tuple[int, int]:
+        key, meta = environment.POSITION_KEY, self._databases.meta
+        return environment.position_from_bytes(environment.get(transaction, meta, key, self.path))
+
     def _record(self, transaction: Any, table_id: int) -> TableRecord:
         number = environment.prefix(table_id)
         definition = transaction.get(environment.DEFINITION + number, db=self._databases.meta)
@@ -562,26 +638,13 @@ class StoreReader:
     def _parsed(self, number: bytes, definition: bytes, figures: bytes) -> TableRecord:
         """Records are asked for at every wake-up and change seldom."""
         known = self._definitions.get(number)
+        if known is not None and known[:2] == (definition, figures):
+            return known[2]
+        values = environment.opened(environment.FIGURES + number, figures, self.path)
         if known is not None and known[0] == definition:
-            if known[1] == figures:
-                return known[2]
-            parsed = table.with_figures(known[2], figures)
+            parsed = table.with_figures(known[2], values)
         else:
-            parsed = table.from_bytes(definition, figures)
+            opened = environment.opened(environment.DEFINITION + number, definition, self.path)
+            parsed = table.from_bytes(opened, values)
         self._definitions[number] = definition, figures, parsed
         return parsed
-
-
-def _record_of(key: bytes, stored: Any, old_body: bytes) -> Record:
-    header = journal_.header_of(stored)
-    return Record(
-        journal_.sequence_of(key),
-        header.last_sequence,
-        header.first_position,
-        header.last_position,
-        header.last_time_us,
-        header.open,
-        header.continues,
-        bytes(stored[journal_.HEADER.size :]),
-        old_body,
-    )

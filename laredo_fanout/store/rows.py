@@ -7,20 +7,22 @@ so that the barrier needn't scan the table. A mark may be stale; the value count
 Further marks name the rows that the stream wrote whole. A copied row may be newer
 than the stream's position, so it can't serve as the old row of a delete, nor as the
 source of columns for the key that the row moved to.
+
+Lines and partial lines are sealed (seal.py): a row whose seal doesn't fit its key and line was
+damaged on disk. It is never used, least of all as the old row of a change.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, repeat
-from operator import itemgetter
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
-from laredo_fanout.store import environment
+from laredo_fanout.store import environment, seal
 from laredo_fanout.store.disk import Reserve
 from laredo_fanout.store.environment import Databases, WriteContext
-from laredo_fanout.store.errors import RowIncomplete, TableClosed
+from laredo_fanout.store.errors import RowDamaged, RowIncomplete, TableClosed
 from laredo_fanout.store.journal import Entries, Journal
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_model import key as key_
@@ -60,6 +62,12 @@ class Rows:
         self._state = context.transaction.cursor(db=context.databases.state)
         self._marks = context.transaction.cursor(db=context.databases.marks)
         self._last_deleted: bytes | None = None
+        self._added = 0
+
+    def take_added(self) -> int:
+        """Growth of the sum of the rows' seals since this was last asked, modulo 2^64."""
+        added, self._added = self._added, 0
+        return added
 
     def upsert(
         self, actions: Sequence[int], keys: list[bytes], lines: list[bytes], *, live: bool
@@ -67,9 +75,10 @@ class Rows:
         """Write new lines; stops after each slice.
 
         Returns the lines, whole ones as far as their missing columns are
-        known, and what each replaced: None nothing, b"" a tombstone.
+        known, and the values that they replaced: None nothing, b"" a tombstone.
 
         :raises RowIncomplete: if a line of a live table stays partial.
+        :raises RowDamaged: if a row that is replaced isn't what was written.
         """
         stored = self._stored(keys, sum(map(len, lines)))
         if min(lines).startswith(line_.PARTIAL):
@@ -82,24 +91,32 @@ class Rows:
         return lines, olds
 
     def delete(self, keys: list[bytes]) -> list[bytes | None]:
-        """Delete rows of a live table; returns what there was."""
+        """Delete rows of a live table; returns what there was.
+
+        :raises RowDamaged: if one isn't what was written.
+        """
         stored = self._stored(keys, 0)
         olds: list[bytes | None] = list(map(self._state.pop, stored))
-        self._last_deleted = olds[-1]
+        self._check_replaced(stored, olds)
+        self._last_deleted = _line(olds[-1])
         return olds
 
     def bury(self, keys: list[bytes]) -> list[bytes | None]:
-        """Leave tombstones, in a table that is copied; returns what there was."""
+        """Leave tombstones, in a table that is copied; returns what there was.
+
+        :raises RowDamaged: if one isn't what was written.
+        """
         stored = self._stored(keys, 0)
         self._stored(keys, 0)  # room for their marks
         is_streamed = self._is_streamed(stored[-1])
         olds: list[bytes | None] = list(
             map(self._state.replace, stored, repeat(environment.TOMBSTONE, len(stored)))
         )
+        self._check_replaced(stored, olds)
         for key in stored:
             self._marks.put(environment.mark_key(environment.TOMBSTONE_MARK, key), b"")
             self._marks.pop(environment.mark_key(environment.STREAMED_MARK, key))
-        self._last_deleted = olds[-1] if is_streamed else None
+        self._last_deleted = _line(olds[-1]) if is_streamed else None
         return olds
 
     def widest(self, keys: list[bytes]) -> int:
@@ -109,14 +126,38 @@ class Rows:
 
     def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
         """Copied rows where nothing is yet, columns where they are missing; returns rows added."""
+        if not keys:
+            return 0
         stored = self._stored(keys, sum(map(len, lines)))
-        pairs = sorted(zip(stored, lines, strict=True))
-        _, added = self._state.putmulti(pairs, overwrite=False)
-        if self.has_marks(environment.PARTIAL_MARK):
-            for key, line in pairs:
+        rows = sorted(zip(stored, lines, strict=True))
+        there: list[tuple[bytes, bytes]] = []
+        for start in range(0, len(rows), _SLICE):
+            there += self._add(rows[start : start + _SLICE])
+        if there and self.has_marks(environment.PARTIAL_MARK):
+            for key, line in there:
                 if self._marks.set_key(environment.mark_key(environment.PARTIAL_MARK, key)):
                     self._complete(key, line)
-        return int(added)
+        return len(rows) - len(there)
+
+    def _add(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Write rows, in order of their keys, where nothing is yet; returns the others."""
+        stored = [key for key, _ in rows]
+        values, total = seal.sealed(stored, [line for _, line in rows])
+        self._added += total
+        if not self._state.set_range(stored[0]) or self._state.key() > stored[-1]:
+            # Nothing is there between them, as where keys come in order.
+            pairs = list(zip(stored, values, strict=True))
+            _, added = self._state.putmulti(pairs, overwrite=False)
+            if added == len(rows):
+                return []
+            there = [row for before, row in pairwise(rows) if before[0] == row[0]]
+        else:
+            put = map(self._state.put, stored, values, repeat(True), repeat(False))
+            there = [row for row, is_new in zip(rows, put, strict=True) if not is_new]
+        if there:
+            _, refused = seal.sealed([key for key, _ in there], [line for _, line in there])
+            self._added -= refused
+        return there
 
     def numbered(self, digests: Sequence[bytes]) -> list[bytes]:
         """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
@@ -183,7 +224,7 @@ class Rows:
 
         The changes have ``size`` bytes in all.
         """
-        self._reserve(len(keys), size + sum(map(len, keys)))
+        self._reserve(len(keys), size + sum(map(len, keys)) + len(keys) * seal.SEAL_BYTES)
         return environment.stored_keys(self._prefix, keys)
 
     def _mark_streamed(self, stored: Sequence[bytes]) -> None:
@@ -199,22 +240,42 @@ class Rows:
         """The stored value, with the state cursor on it."""
         return self._state.value() if self._state.set_key(stored) else None
 
+    def _check_replaced(self, stored: list[bytes], values: list[bytes | None]) -> None:
+        """Compare values that are no longer there with their seals."""
+        total, damaged = seal.checked(stored, values)
+        if damaged >= 0:
+            raise RowDamaged(self._table, stored[damaged][environment.PREFIX_BYTES :])
+        self._added -= total
+
+    def _put(self, stored: bytes, line: bytes) -> None:
+        values, added = seal.sealed([stored], [line])
+        self._added += added
+        self._state.put(stored, values[0])
+
     def _replace(
         self, stored: list[bytes], lines: list[bytes]
     ) -> Generator[None, None, list[bytes | None]]:
         count = len(stored)
         if count < _SORT_FROM:
-            return list(map(self._state.replace, stored, lines))
+            return self._replace_slice(stored, lines)
         # In key order neighbours share pages; sorting is stable, so that several
         # changes of one key stay in their order.
         order = sorted(range(count), key=stored.__getitem__)
-        pick = itemgetter(*order)
         olds: list[bytes | None] = [None] * count
-        replaced = zip(order, map(self._state.replace, pick(stored), pick(lines)), strict=True)
-        for _ in range(0, count, _SLICE):
-            for index, old in islice(replaced, _SLICE):
+        for start in range(0, count, _SLICE):
+            part = order[start : start + _SLICE]
+            found = self._replace_slice([stored[i] for i in part], [lines[i] for i in part])
+            for index, old in zip(part, found, strict=True):
                 olds[index] = old
             yield
+        return olds
+
+    def _replace_slice(self, stored: list[bytes], lines: list[bytes]) -> list[bytes | None]:
+        """Few rows at a time: their sealed values are still in the processor's cache."""
+        values, added = seal.sealed(stored, lines)
+        olds: list[bytes | None] = list(map(self._state.replace, stored, values))
+        self._added += added
+        self._check_replaced(stored, olds)
         return olds
 
     def _fill_and_replace(
@@ -229,7 +290,9 @@ class Rows:
         whole: list[bytes] = []
         olds: list[bytes | None] = []
         for index, line in enumerate(lines):
-            old = self._value(stored[index])
+            value = self._value(stored[index])
+            self._check_replaced([stored[index]], [value])
+            old = _line(value)
             exact = not live
             if line_.is_partial(line):
                 moved = self._last_deleted if index == 0 else None
@@ -245,20 +308,26 @@ class Rows:
                     self._reserve(1, 2 * len(keys[index]))
                     self._marks.put(mark, keys[index])
                     exact = False
-                self._reserve(1, len(line))
-            self._state.put(stored[index], line)
+                self._reserve(1, len(line) + seal.SEAL_BYTES)
+            self._put(stored[index], line)
             if exact:
                 self._mark_streamed([stored[index]])
             whole.append(line)
-            olds.append(old)
+            olds.append(value)
         return whole, olds
 
     def _complete(self, stored: bytes, line: bytes) -> None:
         value = self._value(stored)
         if value and line_.is_partial(value):
-            whole = line_.fill(value, line)
-            self._reserve(1, len(whole))
-            self._state.put(stored, whole)
+            self._check_replaced([stored], [value])
+            whole = line_.fill(value[: -seal.SEAL_BYTES], line)
+            self._reserve(1, len(whole) + seal.SEAL_BYTES)
+            self._put(stored, whole)
+
+
+def _line(value: bytes | None) -> bytes | None:
+    """The line of a stored value; None and tombstones as they are."""
+    return value[: -seal.SEAL_BYTES] if value else value
 
 
 # Changes of one table on their way into the store.
@@ -298,15 +367,9 @@ class TableChanges:
         if not done:
             return self
         skipped = sum(self.counts[:done])
-        return TableChanges(
-            self.actions[skipped:],
-            self.keys[skipped:],
-            self.lines[skipped:],
-            self.counts[done:],
-            self.positions[done:],
-            self.times_us[done:],
-            self.open and done < len(self.positions),
-        )
+        changes = self.actions[skipped:], self.keys[skipped:], self.lines[skipped:]
+        commits = self.counts[done:], self.positions[done:], self.times_us[done:]
+        return TableChanges(*changes, *commits, self.open and done < len(self.positions))
 
     def parts(self, step: Callable[[], int]) -> Iterator["TableChanges"]:
         """Split the changes into parts; before each one ``step`` returns its limit."""
@@ -359,7 +422,14 @@ class Spaces:
         """A new, empty space; the old one's rows are removed later."""
         self.context.discard(environment.GARBAGE_SPACE, record.space)
         space = self.context.take_space()
-        return replace(record, rows=0, generation=record.generation + 1, space=space)
+        generation = record.generation + 1
+        return replace(record, rows=0, checksum=0, generation=generation, space=space)
+
+    def count(self, record: TableRecord, difference: int) -> TableRecord:
+        """The record with so many more rows, and their seals."""
+        added = self.rows_of(record).take_added()
+        checksum = (record.checksum + added) % seal.MODULUS
+        return replace(record, rows=record.rows + difference, checksum=checksum)
 
 
 # Applying the stream's changes to a table's rows and journal, live or while it is copied.
@@ -379,6 +449,8 @@ class Applier:
     journal: Journal
     unfinished: set[int] = field(default_factory=set)
     """Ids of the tables whose last PostgreSQL transaction goes on."""
+    lacking: set[int] = field(default_factory=set)
+    """Ids of live tables that lacked a row that a change names."""
     _steps: dict[int, int] = field(default_factory=dict)
     """Number of changes of a table to apply at once: the rows that they replace may be wide."""
     _open_record: set[int] = field(default_factory=set)
@@ -396,6 +468,7 @@ class Applier:
 
         :raises TableClosed: if the table is neither COPYING nor LIVE.
         :raises RowIncomplete: if a live table's row would miss columns.
+        :raises RowDamaged: if a row that a change replaces isn't what was written.
         """
         table_id = record.id
         if record.status not in (Status.COPYING, Status.LIVE):
@@ -445,7 +518,7 @@ class Applier:
                 _, olds = yield from rows.upsert(actions, keys, lines, live=False)
                 difference = len(olds) - sum(map(bool, olds))
             size += sum(map(len, lines)) + sum(map(len, filter(None, olds)))
-            record = replace(record, rows=record.rows + difference)
+            record = self.spaces.count(record, difference)
         self.context.tables[record.id] = record
         return size
 
@@ -467,6 +540,8 @@ class Applier:
             if kind is Action.DELETE:
                 found = rows.delete(keys)
                 absent += [start + index for index, old in enumerate(found) if old is None]
+                if absent:
+                    self.lacking.add(record.id)
                 actions += bytes([Action.DELETE]) * len(found)
                 lines += [b""] * len(found)
                 difference = found.count(None) - len(found)
@@ -477,8 +552,10 @@ class Applier:
                 actions += bytes([Action.UPDATE if old else Action.INSERT for old in found])
                 lines += written
                 difference = found.count(None)
+                if difference and _lacks(changes.actions[start:stop], found):
+                    self.lacking.add(record.id)
             olds += [old or b"" for old in found]
-            record = replace(record, rows=record.rows + difference)
+            record = self.spaces.count(record, difference)
         entries = Entries(
             bytes(actions),
             changes.keys,
@@ -513,6 +590,12 @@ class Applier:
         if record.id in self._open_record:
             self._open_record.discard(record.id)
             self.journal.end_transaction(record)
+
+
+def _lacks(actions: bytearray, olds: list[bytes | None]) -> bool:
+    """True if a row to be updated wasn't there."""
+    pairs = zip(actions, olds, strict=True)
+    return any(old is None and action == Action.UPDATE for action, old in pairs)
 
 
 # Removing what truncated and dropped tables left, in steps of bounded size.

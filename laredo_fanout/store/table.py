@@ -105,6 +105,8 @@ class TableRecord:
     identity: str = ""
     #: Why it FAILED.
     error: str = ""
+    #: Which damage on disk its stored rows have; empty: none is known.
+    damage: str = ""
     #: The position at which a CLOSED one stopped.
     closed_at: int = 0
     #: What the source wants back after a restart (finished ranges, barrier token): JSON values.
@@ -124,6 +126,8 @@ class TableRecord:
     generation: int = 0
     #: Which key prefix its rows have.
     space: int = 0
+    #: The sum of the rows' seals, modulo 2^64: what the rows on disk are compared with.
+    checksum: int = 0
     #: Up to here the source is known not to have rewritten values silently.
     verified: int = 0
     #: In a relay: everything up to here is in the rows; 0: the store's position says that.
@@ -175,7 +179,7 @@ class TableRecord:
         return self.sequence + 1 - self.oldest_sequence
 
 
-_FIGURES = Struct(">9Q")
+_FIGURES = Struct(">10Q")
 
 
 def figures_to_bytes(record: TableRecord) -> bytes:
@@ -188,6 +192,7 @@ def figures_to_bytes(record: TableRecord) -> bytes:
         record.rows,
         record.generation,
         record.space,
+        record.checksum,
         record.verified,
         record.position,
     )
@@ -206,6 +211,7 @@ def definition_to_bytes(record: TableRecord) -> bytes:
             "status": record.status.value,
             "identity": record.identity,
             "error": record.error,
+            "damage": record.damage,
             "closed_at": record.closed_at,
             "copy": dict(record.copy),
             "leaves": [list(each) for each in record.leaves],
@@ -227,6 +233,7 @@ def from_bytes(definition: bytes, figures: bytes) -> TableRecord:
         status=Status(stored["status"]),
         identity=stored["identity"],
         error=stored["error"],
+        damage=stored["damage"],
         closed_at=stored["closed_at"],
         copy=stored["copy"],
         leaves=tuple(Leaf(*each) for each in stored["leaves"]),
@@ -237,9 +244,8 @@ def from_bytes(definition: bytes, figures: bytes) -> TableRecord:
 
 def with_figures(record: TableRecord, figures: bytes) -> TableRecord:
     """``record`` with newer figures."""
-    (sequence, oldest, oldest_time, floor, rows, generation, space, verified, position) = (
-        _FIGURES.unpack(figures)
-    )
+    sequence, oldest, oldest_time, floor, rows, *rest = _FIGURES.unpack(figures)
+    generation, space, checksum, verified, position = rest
     return replace(
         record,
         sequence=sequence,
@@ -249,6 +255,7 @@ def with_figures(record: TableRecord, figures: bytes) -> TableRecord:
         rows=rows,
         generation=generation,
         space=space,
+        checksum=checksum,
         verified=verified,
         position=position,
     )

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
+
 from laredo_fanout.store import environment, journal
 from laredo_fanout.store import table as table_
 from laredo_fanout.store.barrier import Barrier, CopyComparison
@@ -19,7 +21,9 @@ from laredo_fanout.store.environment import (
 )
 from laredo_fanout.store.errors import (
     ChunkStale,
+    JournalDamaged,
     PositionWentBack,
+    RowsDamaged,
     TableClosed,
     TableUnknown,
     TransactionOpen,
@@ -27,7 +31,10 @@ from laredo_fanout.store.errors import (
 from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.rows import Applier, Spaces, TableChanges
 from laredo_fanout.store.table import Leaf, Status, TableRecord
+from laredo_model import position as position_
 from laredo_model.column import Column
+
+_log = structlog.get_logger()
 
 
 class Transaction:
@@ -125,6 +132,7 @@ class Transaction:
             rows=current.rows,
             generation=current.generation,
             space=current.space,
+            checksum=current.checksum,
             verified=current.verified,
             position=current.position,
             leaves=current.leaves,
@@ -223,8 +231,9 @@ class Transaction:
     def set_upstream_path(self, path: bytes) -> None:
         """In a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
         self._context.disk.reserve(1, len(path))
-        self._context.transaction.put(
-            environment.UPSTREAM_PATH_KEY, path, db=self._context.databases.meta
+        context = self._context
+        environment.put(
+            context.transaction, context.databases.meta, environment.UPSTREAM_PATH_KEY, path
         )
 
     def set_catchup_plan(self, plan: bytes | None) -> None:
@@ -255,6 +264,12 @@ class Transaction:
         """
         return self._applying.take(self._record(table_id), changes, expected)
 
+    def take_lacking(self, table_id: int) -> bool:
+        """True if the live table has lacked a row that a change names, since this was asked."""
+        lacking = table_id in self._applying.lacking
+        self._applying.lacking.discard(table_id)
+        return lacking
+
     def fill(
         self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int | None = None
     ) -> int:
@@ -272,7 +287,7 @@ class Transaction:
         if generation is not None and generation != record.generation:
             raise ChunkStale(record.qualified, generation, record.generation)
         added = self._spaces.rows_of(record).fill(keys, lines)
-        self.tables[table_id] = replace(record, rows=record.rows + added)
+        self.tables[table_id] = self._spaces.count(record, added)
         return added
 
     def numbered(self, table_id: int, digests: Sequence[bytes]) -> list[bytes]:
@@ -320,36 +335,84 @@ class Transaction:
         position: int,
         time_us: int,
         keep_alive: Callable[[], None] | None = None,
-    ) -> TableRecord:
+    ) -> int:
         """The barrier of a re-copy with an unchanged schema: into the live incarnation.
 
         Rows that differ enter the live table's journal at the barrier's
-        position as ordinary changes; then the copy is dropped. Returns the
-        live table. ``keep_alive`` is called every thousand rows that are compared,
+        position as ordinary changes; what was damaged on disk is repaired without one
+        (see CopyComparison). Then the copy is dropped. Returns how many rows differed.
+        ``keep_alive`` is called every thousand rows that are compared,
         as PostgreSQL ends a connection that is silent for long; what it raises ends
         all, and the transaction must be given up.
 
         :raises TableUnknown: if there is no live incarnation.
+        :raises RowsDamaged: if nobody knows which rows the readers have.
         """
         comparison = CopyComparison(self, self._copying(table_id).id, position)
         notice = keep_alive or (lambda: None)
         while comparison.compare_block(self):
             notice()
+        while comparison.prove_block(self):
+            notice()
+        if not comparison.is_proven:
+            live = self.tables[comparison.live_id]
+            why = "and its readers may have other rows than PostgreSQL"
+            raise RowsDamaged(live.id, live.qualified, why, live.space)
         for _ in comparison.publish(self, time_us):
             notice()
-        return self.tables[comparison.live_id]
+        return comparison.differing
+
+    def take_rows(self, live_id: int, copy_id: int) -> None:
+        """Give the live incarnation the rows of its copy, without a change in its journal; the copy
+        is dropped, and with it the former rows."""
+        live, copied = self._record(live_id), self._record(copy_id)
+        self.tables[copy_id] = replace(copied, space=live.space)
+        self.tables[live_id] = replace(live, space=copied.space)
+        self.drop_table(copy_id)
+
+    def drop_damaged_journal(self, table_id: int, after: int) -> bool:
+        """Drop the part of the journal with the damaged record after the entry ``after``.
+
+        False: nothing is dropped. It was already, or the table's last transaction goes on, of
+        which a reader at the new floor would miss the first part.
+        """
+        if table_id in self._applying.unfinished:
+            return False
+        record = self._record(table_id)
+        position = record.position or self.position
+        self.tables[table_id] = kept = self._journal.drop_damaged(record, after, position)
+        if kept is record:
+            return False
+        _log.error(
+            "damaged journal dropped", table=kept.qualified, up_to=position_.text(kept.floor)
+        )
+        return True
 
     def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord:
         """The table's suspect range goes on: at ``position`` its rows are right."""
         record = self._record(table_id)
         suspect_range = record.suspect_range
         assert suspect_range is not None
-        first = journal.first_from(
-            self._context.transaction, self._context.databases, record, suspect_range.start + 1
-        )
-        record = table_.ended(record, first, position, time_us)
+        first = self._first_from(table_id, suspect_range.start + 1)
+        record = table_.ended(self._record(table_id), first, position, time_us)
         self.tables[table_id] = record
         return record
+
+    def _first_from(self, table_id: int, lowest: int) -> int:
+        """The first entry at or beyond ``lowest``, as ``journal.first_from``, once damaged parts of
+        the journal are dropped."""
+        context, is_cleared = self._context, False
+        while True:
+            record = self._record(table_id)
+            try:
+                return journal.first_from(context.transaction, context.databases, record, lowest)
+            except JournalDamaged as damaged:
+                after = damaged.damage.after
+                assert after is not None, "it is the journal's"
+                if not self.drop_damaged_journal(table_id, after):
+                    if is_cleared:
+                        raise
+                    is_cleared = True
 
     def prune(
         self,
@@ -391,13 +454,13 @@ class Transaction:
         position = self.position, self.time_us
         if position != self._position_before:
             stored = environment.position_to_bytes(*position)
-            context.transaction.put(environment.POSITION_KEY, stored, db=database)
+            environment.put(context.transaction, database, environment.POSITION_KEY, stored)
         if self.catchup_plan != self._catchup_plan_before:
             self._put_catchup_plan()
         if self.ownership is not None and self.ownership != self._ownership_before:
             stored = self.ownership.to_bytes()
             context.disk.reserve(1, len(stored))
-            context.transaction.put(environment.OWNERSHIP_KEY, stored, db=database)
+            environment.put(context.transaction, database, environment.OWNERSHIP_KEY, stored)
 
     def _put_catchup_plan(self) -> None:
         context, plan = self._context, self.catchup_plan
@@ -405,7 +468,9 @@ class Transaction:
             context.transaction.delete(environment.CATCHUP_KEY, db=context.databases.meta)
         else:
             context.disk.reserve(1, len(plan))
-            context.transaction.put(environment.CATCHUP_KEY, plan, db=context.databases.meta)
+            environment.put(
+                context.transaction, context.databases.meta, environment.CATCHUP_KEY, plan
+            )
 
     def _record(self, table_id: int) -> TableRecord:
         try:

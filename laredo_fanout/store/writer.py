@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 import structlog
 
-from laredo_fanout.store import environment, rows
-from laredo_fanout.store.environment import LastRecopy, Marker, Ownership, SourceIdentity
-from laredo_fanout.store.errors import MapFull, StoreBroken, StoreError, StoreRemoved
+from laredo_fanout.store import data_file, environment, rows
+from laredo_fanout.store.environment import LastRecopy, Marker, SourceIdentity
+from laredo_fanout.store.errors import (
+    MapFull,
+    StoreBroken,
+    StoreDamaged,
+    StoreError,
+    StoreRemoved,
+)
 from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.transaction import Transaction
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _READER_CHECK_S = 10.0
+_DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.PanicError)
 _RECLAIM_STEP = 20_000
 
 
@@ -53,6 +60,7 @@ class Store:
         except OSError as failed:
             raise environment.what_failed(directory, failed) from failed
         try:
+            data_file.check(directory)
             opened = environment.open_writable(directory, max_size)
         except OSError as failed:
             self._lock.release()
@@ -66,6 +74,9 @@ class Store:
         self._writing = False
         try:
             self._load()
+        except lmdb.Error as failed:
+            self.close()
+            raise environment.lmdb_failed(directory, failed) from failed
         except BaseException:
             self.close()
             raise
@@ -83,23 +94,27 @@ class Store:
         return cls(Path(path), max_size)
 
     def _load(self) -> None:
+        meta = self._databases.meta
         with self._environment.begin() as transaction:
-            stored = transaction.get(environment.STORE_KEY, db=self._databases.meta)
-        found = environment.check_format(self.path, stored)
+            stored = transaction.get(environment.STORE_KEY, db=meta)
+            found = environment.check_format(self.path, stored)
+            environment.check_entries(transaction, meta, self.path)
+            records = environment.all_tables(transaction, meta, self.path)
+            if stored is None and (records or transaction.stat(meta)["entries"]):
+                raise StoreDamaged(str(self.path), "its head is missing")
+            position = environment.get(transaction, meta, environment.POSITION_KEY, self.path)
+            self.catchup_plan = environment.get(
+                transaction, meta, environment.CATCHUP_KEY, self.path
+            )
+            self.ownership = environment.ownership(transaction, meta, self.path)
+            """Role among the servers that share the slot; None: it has never shared one."""
+            self._garbage = rows.any_left(transaction, self._databases)
         server_id = found.server_id or secrets.token_hex(16)
         self._head = replace(found, server_id=server_id)
         self._environment.reader_check()
         with self._step() as transaction:
             # Written at every opening: readers learn the size of the map from it.
             transaction.put(environment.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
-        with self._environment.begin() as transaction:
-            records = environment.all_tables(transaction, self._databases.meta)
-            position = transaction.get(environment.POSITION_KEY, db=self._databases.meta)
-            self.catchup_plan = transaction.get(environment.CATCHUP_KEY, db=self._databases.meta)
-            ownership = transaction.get(environment.OWNERSHIP_KEY, db=self._databases.meta)
-            self.ownership = None if ownership is None else Ownership.from_bytes(ownership)
-            """Role among the servers that share the slot; None: it has never shared one."""
-            self._garbage = rows.any_left(transaction, self._databases)
         self.tables = {record.id: record for record in records}
         self.position, self.time_us = environment.position_from_bytes(position)
 
@@ -261,6 +276,8 @@ class Store:
             raw.commit()
         except lmdb.MapFullError as full:
             raise MapFull(str(self.path), self._max_size) from full
+        except _DAMAGED as failed:
+            raise StoreDamaged(str(self.path), str(failed)) from failed
         except lmdb.Error as failed:
             raise StoreBroken(str(self.path), str(failed)) from failed
         finally:

@@ -25,8 +25,16 @@ varint_size(size_t number)
     return size;
 }
 
+/* The bytes of a value that are sent: all but so many at its end. */
 static Py_ssize_t
-field_size(PyObject *values, Py_ssize_t tag_size)
+sent_size(PyObject *value, Py_ssize_t trimmed)
+{
+    Py_ssize_t size = PyBytes_GET_SIZE(value);
+    return size > trimmed ? size - trimmed : 0;
+}
+
+static Py_ssize_t
+field_size(PyObject *values, Py_ssize_t tag_size, Py_ssize_t trimmed)
 {
     Py_ssize_t size = 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(values); i++) {
@@ -35,7 +43,7 @@ field_size(PyObject *values, Py_ssize_t tag_size)
             PyErr_Format(PyExc_TypeError, "value %zd isn't bytes", i);
             return -1;
         }
-        Py_ssize_t length = PyBytes_GET_SIZE(value);
+        Py_ssize_t length = sent_size(value, trimmed);
         size += tag_size + varint_size((size_t)length) + length;
     }
     return size;
@@ -45,19 +53,24 @@ static PyObject *
 repeated(PyObject *module, PyObject *args)
 {
     const char *tag;
-    Py_ssize_t tag_size;
+    Py_ssize_t tag_size, trimmed;
     PyObject *values;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y#O!:repeated", &tag, &tag_size, &PyList_Type, &values))
+    if (!PyArg_ParseTuple(
+            args, "y#O!n:repeated", &tag, &tag_size, &PyList_Type, &values, &trimmed))
         return NULL;
-    Py_ssize_t size = field_size(values, tag_size);
+    if (trimmed < 0) {
+        PyErr_SetString(PyExc_ValueError, "nothing can be added at the end of a value");
+        return NULL;
+    }
+    Py_ssize_t size = field_size(values, tag_size, trimmed);
     PyObject *field = size < 0 ? NULL : PyBytes_FromStringAndSize(NULL, size);
     if (field == NULL)
         return NULL;
     char *at = PyBytes_AS_STRING(field);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(values); i++) {
         PyObject *value = PyList_GET_ITEM(values, i);
-        size_t length = (size_t)PyBytes_GET_SIZE(value);
+        size_t length = (size_t)sent_size(value, trimmed);
         memcpy(at, tag, (size_t)tag_size);
         at = put_varint(at + tag_size, length);
         memcpy(at, PyBytes_AS_STRING(value), length);

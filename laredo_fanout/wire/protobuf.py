@@ -75,8 +75,10 @@ class RepeatedBytes:
         pieces[1::2] = values
         return pieces
 
-    def joined(self, values: list[bytes]) -> bytes:
-        """The whole field."""
+    def joined(self, values: list[bytes], trimmed: int = 0) -> bytes:
+        """The whole field, with values of which ``trimmed`` bytes at the end are left out."""
         if repeated is not None:
-            return repeated(self._tag, values)
+            return repeated(self._tag, values, trimmed)
+        if trimmed:
+            values = [value[:-trimmed] for value in values]
         return b"".join(self.pieces(values))

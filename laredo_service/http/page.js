@@ -54,7 +54,7 @@
 
   async function refresh() {
     try {
-      const answer = await fetch("page/content", {
+      const answer = await fetch(`page/content${location.search}`, {
         cache: "no-store",
         signal: AbortSignal.timeout(PATIENCE_MS),
       });
@@ -105,7 +105,15 @@
   content.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-post]");
     if (button !== null) post(button.dataset.post);
+    // A part of this page is shown without loading it again, which would forget the token.
+    const link = event.target.closest("a[href^='?'], a[href='.']");
+    if (link !== null && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
+      event.preventDefault();
+      history.pushState(null, "", link.href);
+      refresh().then(() => scrollTo(0, 0));
+    }
   });
+  addEventListener("popstate", refresh);
   // A details element's toggle doesn't bubble.
   content.addEventListener(
     "toggle",

@@ -7,7 +7,6 @@ never a line to zero or across.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,60 +15,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
+from laredo_service import figures
 from laredo_service.http.endpoints import Endpoints
-
-# Figures as the status pages show them: sizes, durations, counts and times.
-
-UNKNOWN = "–"
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-
-
-def size(count: float | None) -> str:
-    """Bytes, as ``1.5 MiB``."""
-    if count is None:
-        return UNKNOWN
-    value, unit = float(count), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:,.0f} bytes" if unit == 0 else f"{value:,.1f} {_UNITS[unit]}"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds, as ``0.4 s``, ``12 s``, ``3 min`` or ``2 h 5 min``."""
-    if seconds is None:
-        return UNKNOWN
-    if 0 < seconds < 10:
-        return f"{round(seconds, 1):g} s"
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
-    if whole < _HOUR:
-        return _two(whole, _MINUTE, "min", 1, "s") if whole < 10 * _MINUTE else f"{whole // 60} min"
-    if whole < _DAY:
-        return _two(whole, _HOUR, "h", _MINUTE, "min")
-    return _two(whole, _DAY, "d", _HOUR, "h")
-
-
-def count(number: float | None) -> str:
-    """A count, with separators."""
-    return UNKNOWN if number is None else f"{number:,.0f}"
-
-
-def ago(moment: str | datetime | None) -> str:
-    """Time since ``moment``, from a minute on without seconds; a string is in ISO format."""
-    if moment is None:
-        return UNKNOWN
-    at = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
-    passed = max(0, round((datetime.now(UTC) - at).total_seconds()))
-    return f"{duration(passed if passed < _MINUTE else passed - passed % _MINUTE)} ago"
-
-
-def _two(value: int, large: int, of_large: str, small: int, of_small: str) -> str:
-    rest = value % large // small
-    text = f"{value // large} {of_large}"
-    return f"{text} {rest} {of_small}" if rest else text
-
 
 # A figure's values over the last hour, in memory, in steps of ten seconds.
 
@@ -210,25 +157,27 @@ _SECURITY = {
 _FILES = Path(__file__).parent
 
 
-def add(app: Endpoints, package: str, context: Callable[[], Mapping[str, Any]]) -> None:
+def add(
+    app: Endpoints, package: str, context: Callable[[Mapping[str, str]], Mapping[str, Any]]
+) -> None:
     """Give ``app`` the status page.
 
     :param package: the one whose ``templates`` have ``page.html`` and ``content.html``.
-    :param context: the names that these templates use, made for each request.
+    :param context: the names that these templates use, made for each request of its query.
     """
     templates = _environment(package)
     style = (_FILES / "page.css").read_text()
     script = (_FILES / "page.js").read_text()
 
-    def rendered(name: str) -> Response:
-        text = templates.get_template(name).render(context())
+    def rendered(name: str, request: Request) -> Response:
+        text = templates.get_template(name).render(context(request.query_params))
         return Response(text, media_type="text/html", headers=_SECURITY)
 
-    async def show_page(_: Request) -> Response:
-        return rendered("page.html")
+    async def show_page(request: Request) -> Response:
+        return rendered("page.html", request)
 
-    async def show_content(_: Request) -> Response:
-        return rendered("content.html")
+    async def show_content(request: Request) -> Response:
+        return rendered("content.html", request)
 
     async def show_style(_: Request) -> Response:
         return Response(style, media_type="text/css", headers=_SECURITY)
@@ -251,10 +200,10 @@ def _environment(package: str) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "size": size,
-        "duration": duration,
-        "count": count,
-        "ago": ago,
+        "size": figures.size,
+        "duration": figures.duration,
+        "count": figures.count,
+        "ago": figures.ago,
     }
     environment.globals |= {"width": WIDTH, "height": HEIGHT}
     return environment

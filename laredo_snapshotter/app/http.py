@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -146,33 +147,65 @@ def add(
     """
     chains = ArtifactChains()
 
-    def names() -> dict[str, Any]:
-        found = statuses()
+    def names(query: Mapping[str, str]) -> dict[str, Any]:
+        found = sorted(statuses(), key=_urgency)
+        chosen = found[0].table if len(found) == 1 else query.get("table")
         return {
             "now": datetime.now(UTC).strftime("%H:%M:%S UTC"),
             "version": version,
             "asks_token": asks_token,
-            "problems": _problems(found),
-            "tables": [
-                _table(status, chains.of(status.table, manifest(status.table))) for status in found
+            "ready": all(status.ready for status in found),
+            "problems": [_sentence(each) for each in found if _kind(each) == "bad"],
+            "waits": [
+                _sentence(each) for each in found if not each.ready and _kind(each) == "busy"
+            ],
+            "kinds": Counter(map(_kind, found)),
+            "tables": [(status, _kind(status), _troubles(status)) for status in found],
+            "chosen": [
+                _details(status, chains.of(status.table, manifest(status.table)))
+                for status in found
+                if status.table == chosen
             ],
         }
 
     page.add(app, __package__, names)
 
 
-def _problems(statuses: Sequence[TableWriterStatus]) -> list[str]:
-    return [f"{s.table}: {s.problem or s.state.value}" for s in statuses if not s.ready]
+_KINDS = ("bad", "busy", "good")
 
 
-def _table(status: TableWriterStatus, chain: ArtifactChain | None) -> dict[str, Any]:
+def _kind(status: TableWriterStatus) -> str:
+    if status.state in _BAD or status.problem:
+        return "bad"
+    return "good" if status.state in _GOOD and not _troubles(status) else "busy"
+
+
+def _troubles(status: TableWriterStatus) -> list[tuple[str, str]]:
+    """Problems of the table's re-bases, destinations and sinks, by their names."""
+    outputs = [(each.place, each.problem) for each in status.destinations]
+    outputs += [(each.name, each.problem) for each in status.sinks]
+    if status.rebase_failing_seconds:
+        outputs.append(("re-base", status.last_rebase_problem))
+    return [(name, problem) for name, problem in outputs if problem]
+
+
+def _urgency(status: TableWriterStatus) -> tuple[int, datetime, str]:
+    """The worst first, then those whose archive is furthest behind."""
+    never = datetime.min.replace(tzinfo=UTC)
+    return _KINDS.index(_kind(status)), status.complete_at or never, status.table
+
+
+def _sentence(status: TableWriterStatus) -> str:
+    return f"{status.table}: {status.problem or status.state.value}"
+
+
+def _details(status: TableWriterStatus, chain: ArtifactChain | None) -> dict[str, Any]:
     """A table: its status, its chain, and an id for elements of the page, which no name breaks."""
-    kind = "good" if status.state in _GOOD else "bad" if status.state in _BAD else "busy"
     return {
         "status": status,
         "json": status.to_json(),
         "chain": chain,
-        "kind": kind,
+        "kind": _kind(status),
         "id": hashlib.sha256(status.table.encode()).hexdigest()[:12],
     }
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from laredo_archive.manifest.model import Artifact, Manifest
-from laredo_service.printable import size_text
+from laredo_service.figures import size
 from laredo_snapshotter.triggers import SinceSnapshot, Triggers
 
 
@@ -60,7 +60,7 @@ def summary(triggers: Triggers, manifest: Manifest | None) -> str:
         return "how often they would fire shows once the archive has diffs"
     history = (
         f"over the archive's {_time_text(found.seconds)} ({found.diffs} diffs, "
-        f"{size_text(found.diff_bytes)})"
+        f"{size(found.diff_bytes)})"
     )
     if not found.bases:
         return f"{history} none would have fired"
@@ -68,14 +68,14 @@ def summary(triggers: Triggers, manifest: Manifest | None) -> str:
     return (
         f"{history} they would have fired {found.bases} times, every "
         f"{_time_text(found.seconds / found.bases)} ({by_trigger}): "
-        f"{size_text(found.bases * found.base_bytes)} of bases, {size_text(found.base_bytes)} each"
+        f"{size(found.bases * found.base_bytes)} of bases, {size(found.base_bytes)} each"
     )
 
 
 def _time_text(seconds: float) -> str:
-    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
+    for length, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.1f} s"
 
 

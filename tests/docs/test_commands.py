@@ -317,7 +317,8 @@ UPDATE = "UPDATE users SET name = 'changed again' WHERE id = 9"
 
 
 def _connected(terminal: Terminal, port: int, command: str) -> str:
-    """Let curl show a table, and then a change."""
+    """Let curl show that the port is closed, then a table, and then a change."""
+    assert "curl: (7)" in completed(["bash", "-c", command]).stderr
     with (terminal.directory / "fanout.conf").open("a") as file:
         file.write(f"fanout.connect.port = {port}\n")
     server = terminal.programs["laredo-fanout"]

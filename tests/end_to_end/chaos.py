@@ -30,6 +30,7 @@ from tests.end_to_end.fanout import fanout
 from tests.end_to_end.workload import TABLES, Table, Writer
 from tests.support.archive.inspection import destination_at
 from tests.support.aws import AwsServer
+from tests.support.faults.fault import Rule, drop
 from tests.support.faults.proxy import FaultProxy
 from tests.support.faults.weather import Weather
 from tests.support.faults.witness import StoreWitness
@@ -46,7 +47,7 @@ snapshotter {{
   snapshot {{ min_interval = 500ms, max_churn_records = 150, max_interval = 4s }}
   destinations = [ {destinations} ]
   events = [ {events} ]
-  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl] }}
+  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl], compression = {compression} }}
   compaction {{ levels = [600ms, 2s] }}
   retention {{ keep_epochs = {keep_epochs}, collect_interval = 1s, cut_off = 60s, grace = 2s }}
   http {{ host = "127.0.0.1", port = {http_port} }}
@@ -98,6 +99,9 @@ class Stores:
         """From now on requests meet faults."""
         store, told = self._rates
         self.store.add(Weather(store, lateness=LATENESS_S))
+        # One request in many is the commit itself, and what matters most is how it gets lost.
+        for lost in (drop(), drop(after=True)):
+            self.store.add(Rule(lost, "PutObject", "*manifest.json", times=None, chance=0.1))
         self.told.add(Weather(told, lateness=LATENESS_S))
 
     def fair_weather(self) -> None:
@@ -134,6 +138,7 @@ class Run:
                 grpc_port=self._grpc_port,
                 http_port=http_port,
                 keep_epochs=self._keep_epochs,
+                compression=("none", "zstd")[self.seed % 2],
                 destinations=self.stores.destinations(),
                 events=self.stores.events(),
                 tables=", ".join(

@@ -18,9 +18,7 @@ from itertools import cycle
 
 KINDS = {
     "upheaval": ["tests/end_to_end/test_upheaval.py"],
-    "writers": ["tests/archive/chaos/test_chaos.py"],
     "programs": ["tests/end_to_end/test_chaos.py"],
-    "killed": ["tests/end_to_end/test_oracle.py"],
     "archive": [
         "tests/archive/write/test_rivals.py",
         "tests/archive/write/test_kill.py",
@@ -28,8 +26,7 @@ KINDS = {
     ],
     "fuzz": ["tests/fuzz"],
 }
-TURNS = ["upheaval", "writers", "upheaval", "programs", "upheaval", "killed", "upheaval", "archive"]
-TURNS += ["fuzz"]
+TURNS = ["upheaval", "programs", "upheaval", "archive", "fuzz"]
 SCENES = 25
 FUZZ_S = 180
 """Of each fuzz target in a round."""

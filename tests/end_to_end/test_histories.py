@@ -190,36 +190,6 @@ def test_an_epoch_goes_on_over_a_failover_with_the_slot(
         assert "copied again" not in log
 
 
-@pytest.mark.thorough
-def test_a_failover_to_a_standby_that_was_behind_begins_an_epoch(
-    tmp_path: Path, clusters: Clusters
-) -> None:
-    with running(tmp_path, clusters) as world:
-        world.archived()
-        standby = world.clusters.standby(world.postgres, sync_replication_slots="on")
-        world.write(2)
-        world.archived()
-        wait_synced(world.postgres, standby)
-        wait_replayed(standby, position_of(world.postgres))
-        standby.stop()
-        world.write(3)
-        world.archived()
-        first = world.history()
-        world.postgres.stop()
-        standby.start()
-        promote(standby)
-        world.clusters.lead_to(standby)
-        world.postgres = standby
-        world.begin_life()
-        world.write(3)
-        world.archived()
-        check_boundaries(world)
-        _, reason = breaks(world)
-        second = world.history()
-        assert second == first.replace(":1:", ":2:")
-        assert str(reason).startswith(f"the history was {first} and is {second} now: timeline 2")
-
-
 def failed_over(world: World) -> None:
     standby = world.clusters.standby(world.postgres, sync_replication_slots="on")
     world.write(2)

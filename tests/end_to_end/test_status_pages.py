@@ -54,7 +54,8 @@ def epoch(programs: Programs) -> int:
 
 
 def press(browser: Browser) -> None:
-    """Press the button of the table ``t``."""
+    """Open the details of the table ``t``, if they aren't, and press its button."""
+    browser.run("document.querySelector(\"a[href='?table=public.t']\").click()")
     button = "document.querySelector(\"button[data-post$='=public.t']\")"
     browser.wait(f"{button} !== null && !{button}.disabled")
     browser.run(f"{button}.click()")
@@ -148,7 +149,7 @@ def test_a_page_is_read_without_scripts(tmp_path: Path, database: Database) -> N
     with running(tmp_path, database) as programs, reading(tmp_path) as browser:
         browser.disable_scripts()
         for program in (programs.server, programs.writer):
-            browser.go(program.http + "/")
+            browser.go(program.http + "/?table=public.t")
             loaded = browser.run("document.getElementById('connection').textContent")
             assert "loads itself again every 10 s" in loaded
             browser.wait(

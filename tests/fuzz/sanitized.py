@@ -24,6 +24,7 @@ SOURCES = {
     "laredo_fanout.decode._frames": Path("laredo_fanout/decode/_frames.c"),
     "laredo_fanout.wire._repeated": Path("laredo_fanout/wire/_repeated.c"),
     "laredo_fanout.serving._struct_rows": Path("laredo_fanout/serving/_struct_rows.c"),
+    "laredo_fanout.store._seals": Path("laredo_fanout/store/_seals.c"),
     "laredo_archive.codec._struct_scan": Path("laredo_archive/codec/_struct_scan.c"),
 }
 SANITIZERS = "-fsanitize=address,undefined"

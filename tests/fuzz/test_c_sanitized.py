@@ -53,6 +53,11 @@ BROKEN = [
     ),
     ("laredo_fanout/wire/_repeated.c", "size += tag_size + ", "size += "),
     (
+        "laredo_fanout/store/_seals.c",
+        "if (size)\n        lanes[lane] = mix(lanes[lane] ^ word_at(at, size));",
+        "if (size)\n        lanes[lane] = mix(lanes[lane] ^ word_at(at, 8));",
+    ),
+    (
         "laredo_fanout/serving/_struct_rows.c",
         "*size = length ? delimited_size(length) : 9;",
         "*size = length ? length : 9;",

@@ -7,7 +7,7 @@ from laredo_fanout.decode import row_decoder
 from tests.fuzz import budget, twins
 
 SHARE = 1 / 3
-"""Of a target's time: ten checks of five extensions."""
+"""Of a target's time: eleven checks of six extensions."""
 
 
 @pytest.mark.skipif(

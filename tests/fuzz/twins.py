@@ -18,6 +18,7 @@ from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.decode.row_scan import Route
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.serving.struct_rows import StructRows, struct_of
+from laredo_fanout.store import seal
 from laredo_fanout.wire import protobuf
 from laredo_model.column import TypeInfo
 from laredo_model.errors import ModelError
@@ -49,11 +50,63 @@ def repeated(draw: random.Random) -> int:
     field = protobuf.RepeatedBytes(draw.choice((1, 15, 16, 2047, 2048, (1 << 29) - 1)))
     compiled = outcome(lambda: field.joined(values))
     assert compiled == outcome(lambda: b"".join(field.pieces(values)))
+    trimmed = draw.choice((1, 8, 128))
+    cut = outcome(lambda: field.joined(values, trimmed))
+    if cut[0] == "gives":
+        assert cut == outcome(lambda: b"".join(field.pieces([each[:-trimmed] for each in values])))
     return max(1, count)
 
 
 def _size(draw: random.Random) -> int:
     return draw.choice(_VALUE_SIZES) if not draw.randrange(8) else draw.randrange(40)
+
+
+# ---------------------------------------------------------------- _seals.c
+
+
+def seals(draw: random.Random) -> int:
+    """Sealed rows, some of them damaged; one list in ten holds what isn't bytes."""
+    count = draw.choice((0, 1, 2, 5, 40))
+    stored: list[Any] = [b"\0\0\0\1" + draw.randbytes(_size(draw)) for _ in range(count)]
+    lines: list[Any] = [draw.randbytes(_size(draw)) for _ in range(count)]
+    values, total = seal.sealed(stored, lines)
+    assert (values, total) == seal.plain_sealed(stored, lines)
+    assert seal.opened(list(zip(stored, values, strict=True))) == (
+        [key[4:] for key in stored],
+        lines,
+        total,
+        -1,
+    )
+    assert seal.joined(b"key", tuple(lines)) == seal.plain_joined(b"key", tuple(lines))
+    found: list[Any] = [draw.choice((value, value, None, b"")) for value in values]
+    if found and draw.randrange(2):
+        index = draw.randrange(count)
+        found[index] = _damaged(draw, values[index])
+    assert seal.checked(stored, found) == seal.plain_checked(stored, found)
+    rows = [(key, value or b"") for key, value in zip(stored, found, strict=True)]
+    if rows and not draw.randrange(3):
+        rows[-1] = (draw.randbytes(4) + rows[-1][0][4:], values[-1])
+    assert seal.opened(rows) == seal.plain_opened(rows)
+    for key, value in rows:
+        assert seal.fits(key[4:], value) == seal.plain_fits(key[4:], value)
+        assert seal.fits(key[4:], memoryview(value)) == seal.plain_fits(key[4:], memoryview(value))
+    if stored and not draw.randrange(10):
+        stored[draw.randrange(count)] = draw.choice(("text", 7, None, 1.5, []))
+        for compiled, plain in (
+            (seal.sealed, seal.plain_sealed),
+            (seal.checked, seal.plain_checked),
+        ):
+            refused = outcome(lambda call=compiled: call(stored, values))  # type: ignore[misc]
+            assert refused[0] == outcome(lambda call=plain: call(stored, values))[0]  # type: ignore[misc]
+    return max(1, count)
+
+
+def _damaged(draw: random.Random, value: bytes) -> bytes:
+    if draw.randrange(3) == 0:
+        return value[: draw.randrange(len(value))]
+    changed = bytearray(value)
+    changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
 
 
 # ---------------------------------------------------------------- _struct_rows.c
@@ -248,6 +301,7 @@ def _clear(route: Route) -> None:
 
 CHECKS: dict[str, Callable[[random.Random], int]] = {
     "repeated": repeated,
+    "seals": seals,
     "structs": struct_rows,
     "gather": gather,
     "frames": spool_frames,

@@ -30,8 +30,8 @@ def source(directory: Path) -> Path:
     """The repository's files as they are now, where a build leaves nothing in the work tree."""
     listed = subprocess.run(
         [
-            *("git", "ls-files", "-z", "pyproject.toml", "setup.py", "README.md"),
-            *("laredo_*", "pyspark_laredo"),
+            *("git", "ls-files", "-z", "pyproject.toml", "setup.py", "MANIFEST.in", "*.md"),
+            *("docs", "examples", "proto", "runbooks", "laredo_*", "pyspark_laredo"),
         ],
         cwd=ROOT,
         capture_output=True,
@@ -39,7 +39,7 @@ def source(directory: Path) -> Path:
         check=True,
     ).stdout
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).exists():
+        if (ROOT / name).is_file():
             copy = directory / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes((ROOT / name).read_bytes())

@@ -1,4 +1,4 @@
-"""Every installation names the commit that it was built from, or says that it doesn't know."""
+"""Contents of distributions: the commit that they were built from, if known, and the pages."""
 
 import os
 import subprocess
@@ -85,6 +85,22 @@ def test_a_source_distribution_carries_it_to_the_wheel(tree: Path, tmp_path: Pat
     with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as packed:
         packed.extractall(tmp_path / "unpacked", filter="data")
     assert named(next((tmp_path / "unpacked").iterdir()), tmp_path / "wheel") == commit
+
+
+def test_a_source_distribution_has_pages_examples_and_the_protocol(
+    tree: Path, tmp_path: Path
+) -> None:
+    setup(tree, "sdist", tmp_path / "dist")
+    with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    assert names >= {
+        "CHANGELOG.md",
+        "docs/quickstart.md",
+        "examples/kubernetes/server.yaml",
+        "proto/laredo/replication/v1/replication.proto",
+        "runbooks/README.md",
+    }
+    assert not [name for name in names if name.startswith("tests")]
 
 
 @pytest.mark.parametrize("command", PROGRAMS)

@@ -1,5 +1,7 @@
 """The configuration loader: precedence, substitutions, value types, messages that name lines."""
 
+from __future__ import annotations
+
 import os
 import re
 from pathlib import Path
@@ -9,7 +11,10 @@ import pytest
 from pydantic import Field, model_validator
 
 from laredo_service import settings
+from laredo_service.settings import Section
+from laredo_service.settings.loading import NeedsRestart, below, take_up
 from laredo_service.settings.values import with_secret
+from laredo_service.table_pattern import TableName, TablePattern, like
 
 
 class Local(settings.Section):
@@ -391,3 +396,85 @@ def test_a_path_in_the_home_directory(
     assert (found.token_file, found.other) == (tmp_path / "token", tmp_path / "x")
     with pytest.raises(settings.SettingsError, match=r"a\.conf:2: other: .*no such home"):
         read("token = x\nother = ~nobody-of-this-name/x")
+
+
+# Differences between two configurations, and the settings that stay until a restart.
+
+
+class Listener(Section):
+    port: int = 1
+    hidden: int = Field(default=0, alias="shown")
+
+
+class Box(Section):
+    listener: Listener = Listener()
+    other: Listener | None = None
+    named: dict[str, Listener] = Field(default_factory=dict)
+    tables: tuple[str, ...] = ()
+
+
+def restart(*prefixes: tuple[str, ...]) -> NeedsRestart:
+    is_below = below(*prefixes)
+    return lambda path, before, new: is_below(path)
+
+
+def test_what_needs_a_restart_stays_and_all_is_named() -> None:
+    before = Box(named={"a": Listener()}, tables=("x",))
+    new = Box.model_validate(
+        {
+            "listener": {"port": 2, "shown": 3},
+            "other": {},
+            "named": {"a": {"port": 9, "shown": 9}},
+            "tables": ("x", "y"),
+        }
+    )
+    found = take_up(before, new, restart(("listener", "port"), ("named", "*", "port")))
+    assert found.changed == ("listener.shown", "other", "named.a.shown", "tables")
+    assert found.needs_restart == ("listener.port", "named.a.port")
+    assert found.config.listener == Listener(port=1, shown=3)  # type: ignore[call-arg]
+    assert found.config.named["a"].port == 1
+    assert found.config.named["a"].hidden == 9
+    assert found.config.tables == ("x", "y")
+
+
+def test_other_names_are_one_difference() -> None:
+    found = take_up(Box(named={"a": Listener()}), Box(named={"b": Listener()}), restart(("named",)))
+    assert found.needs_restart == ("named",)
+    assert list(found.config.named) == ["a"]
+
+
+def test_the_same_is_no_difference() -> None:
+    found = take_up(Box(), Box(listener=Listener(port=1)), restart(("listener",)))
+    assert (found.changed, found.needs_restart) == ((), ())
+
+
+# Patterns of tables' names.
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "others"),
+    [
+        (TablePattern("public", "orders_*"), ["orders_", "orders_a.b"], ["orders", "xorders_a"]),
+        (TablePattern("public", "*a*"), ["a", "bab", "a\nb"], ["b", "A"]),
+        (TablePattern("public", "a.c*"), ["a.c1"], ["abc1"]),
+        (TablePattern("public", "*", ("tmp_*", "public.x")), ["y", "tmp"], ["tmp_1", "x"]),
+    ],
+)
+def test_a_star_stands_for_any_characters(
+    pattern: TablePattern, fits: list[str], others: list[str]
+) -> None:
+    for name in fits:
+        assert pattern.matches(TableName("public", name)), name
+        assert not pattern.matches(TableName("other", name))
+    for name in others:
+        assert not pattern.matches(TableName("public", name)), name
+
+
+def test_a_schema_may_have_one_too() -> None:
+    pattern = TablePattern("t*", "a", ("two.*",))
+    names = [TableName(schema, "a") for schema in ("two", "three", "public")]
+    assert list(pattern.of(names)) == [TableName("three", "a")]
+
+
+def test_nothing_else_stands_for_anything_in_sql() -> None:
+    assert like("a_b%c\\d*") == "a\\_b\\%c\\\\d%"

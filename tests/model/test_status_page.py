@@ -1,10 +1,7 @@
-"""Charts and figures that both status pages share."""
-
-from datetime import UTC, datetime, timedelta
+"""Charts that both status pages share."""
 
 import pytest
 
-from laredo_service.http import page
 from laredo_service.http.page import HEIGHT, HOUR_S, STEP_S, WIDTH, LastHour, LineChart, chart_of
 
 NOW = 1_000_000.0
@@ -79,46 +76,3 @@ def test_the_upper_edge_is_never_below_a_value(greatest: float, top: float) -> N
     assert chart.top == top
     heights = [float(each) for each in chart.lines[0].replace("H", " ").split()[1:2]]
     assert all(0 <= y <= HEIGHT for y in heights) and WIDTH > HEIGHT
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (None, "–"),
-        (0, "0 bytes"),
-        (1023, "1,023 bytes"),
-        (1536, "1.5 KiB"),
-        (3 << 30, "3.0 GiB"),
-        (1 << 60, "1,024.0 PiB"),
-    ],
-)
-def test_sizes(count: int | None, text: str) -> None:
-    assert page.size(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "–"),
-        (0, "0 s"),
-        (0.44, "0.4 s"),
-        (3, "3 s"),
-        (59.4, "59 s"),
-        (60, "1 min"),
-        (90, "1 min 30 s"),
-        (3599, "59 min"),
-        (7500, "2 h 5 min"),
-        (90_000, "1 d 1 h"),
-    ],
-)
-def test_durations(seconds: float | None, text: str) -> None:
-    assert page.duration(seconds) == text
-
-
-def test_times() -> None:
-    before = datetime.now(UTC) - timedelta(seconds=150)
-    assert page.ago(before) == page.ago(before.isoformat()) == "2 min ago"
-    assert page.ago(before.isoformat().replace("+00:00", "Z")) == "2 min ago"
-    assert page.ago(datetime.now(UTC) + timedelta(hours=1)) == "0 s ago"
-    assert page.ago(None) == "–"
-    assert page.count(1234567) == "1,234,567" and page.count(None) == "–"

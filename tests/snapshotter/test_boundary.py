@@ -187,3 +187,48 @@ def test_a_full_buffer_of_what_is_not_verified_stops_the_stream(
         served.look()
         writer.wait_head(served.position)
         writer.assert_equal()
+
+
+# Changes that aren't in the archive count until they are: buffered, sealed and spilled ones.
+
+
+@pytest.fixture
+def small_writer(tmp_path: Path, served: Served) -> Iterator[Writer]:
+    with ReadyWriter(tmp_path, served, more="diff { max_memory = 64 KiB }") as small_writer:
+        yield small_writer
+
+
+def metric(small_writer: Writer, name: str) -> float:
+    return small_writer.metrics()[f'snapshotter_{name}{{table="public.users"}}']
+
+
+def test_sealed_changes_count_until_they_are_committed(
+    served: Served, small_writer: Writer
+) -> None:
+    served.looks_by_itself = False
+    waits(small_writer, served.commit("users", put(1, "x"), put(2, "y"), put(3, "z")))
+    status = small_writer.wait_status({"buffer_depth": 3, "churn_records": 3, "buffer_bytes": 0})
+    assert status["waiting_bytes"] > 0
+    assert (metric(small_writer, "buffer_depth"), metric(small_writer, "churn_records")) == (3, 3)
+    assert metric(small_writer, "buffer_bytes") == status["waiting_bytes"]
+    waits(small_writer, served.position)
+    served.commit("users", put(4, "later"))
+    small_writer.wait_status({"buffer_depth": 4, "churn_records": 4})
+    served.look()
+    small_writer.wait_head(served.position)
+    small_writer.wait_status({"buffer_depth": 0, "churn_records": 4, "waiting_bytes": 0})
+    assert metric(small_writer, "buffer_bytes") == 0
+
+
+def test_spilled_changes_count_too(served: Served, small_writer: Writer) -> None:
+    served.looks_by_itself = False
+    served.commit("users", *(put(number, "x" * 100) for number in range(5000)))
+    wait_until(lambda: small_writer.logged("transaction spilled"), "a spill file")
+    status = small_writer.wait_status({"buffer_depth": 5000, "churn_records": 5000})
+    assert status["buffer_spilled_bytes"] > 500_000
+    assert metric(small_writer, "buffer_spilled_bytes") == status["buffer_spilled_bytes"]
+    served.looks_by_itself = True
+    served.look()
+    small_writer.wait_head(served.position)
+    small_writer.wait_status({"buffer_depth": 0, "buffer_spilled_bytes": 0})
+    small_writer.assert_equal()

@@ -364,14 +364,6 @@ def test_tables_that_would_meet_are_refused(tmp_path: Path, tables: str, said: s
     assert said in str(refused.value)
 
 
-def test_set_wins_over_conf_d_over_file(tmp_path: Path) -> None:
-    assert load(tmp_path, "diff { interval = 1s }")[0].diff.interval == 1
-    (tmp_path / "conf.d").mkdir()
-    (tmp_path / "conf.d" / "10.conf").write_text("snapshotter.diff.interval = 2s")
-    assert load(tmp_path, "diff { interval = 1s }")[0].diff.interval == 2
-    assert load(tmp_path, "", "snapshotter.diff.interval=4s")[0].diff.interval == 4
-
-
 def test_a_token_is_never_shown(tmp_path: Path) -> None:
     (table,) = load(tmp_path, 'source { token = "hush" }')
     assert table.endpoint.token == "hush"

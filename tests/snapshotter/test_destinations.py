@@ -20,8 +20,8 @@ from tests.support.faults.operation import Operation
 from tests.support.faults.proxy import FaultProxy
 from tests.support.processes import wait_until
 from tests.support.writer.buckets import BucketPath, new_bucket
-from tests.support.writer.served import Served, put, rows
-from tests.support.writer.writing import Writer
+from tests.support.writer.served import Served, delete, put, rows
+from tests.support.writer.writing import ReadyWriter, Writer
 
 
 @pytest.fixture
@@ -47,10 +47,6 @@ def bucket(s3_server: AwsServer, proxy: FaultProxy) -> BucketPath:
 
 def through(proxy: FaultProxy, bucket: BucketPath, **more: str) -> str:
     return bucket.configured(endpoint=f'"{proxy.endpoint}"', **more)
-
-
-def local(path: Path) -> str:
-    return f'{{ type = local, path = "{path}" }}'
 
 
 def metric(writer: Writer, name: str, **labels: str) -> float | None:
@@ -172,30 +168,6 @@ def test_a_bucket_that_takes_requests_and_never_answers_is_noticed_before_its_ti
     writer.assert_equal()
 
 
-@pytest.mark.thorough
-def test_a_destination_that_is_away_at_the_start_keeps_only_its_own_tables_waiting(
-    tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
-) -> None:
-    here = tmp_path / "archive"
-    both = f"destinations = [ {local(here)}, {through(proxy, bucket)} ]"
-    writer = Writer(tmp_path, served, "users", "orders", per_table={"orders": both})
-    with proxy.away(), writer:
-        wait_until(lambda: writer.program.get("/status"), "HTTP")
-        status = writer.wait_status({"state": "holding", "ready": False}, "orders")
-        assert bucket.uri in status["problem"] and proxy.endpoint in status["problem"]
-        writer.wait_status({"state": "following", "ready": True})
-        writer.wait_head(served.commit("users", put(1, "goes on")))
-        by_place = {told["place"]: told for told in writer.status("orders")["destinations"]}
-        assert by_place[f"{here.as_uri()}/"]["state"] == "unknown"
-        away = by_place[f"{bucket.uri}?endpoint={proxy.endpoint}"]
-        assert away["state"] == "away" and away["errors"] >= 1
-        assert not writer.program.is_ready()
-        writer.program.kill()
-    with writer:
-        writer.program.wait_ready()
-        writer.wait_head(served.commit("orders", put(1, "x")), "orders")
-
-
 def test_a_stop_doesnt_wait_for_a_bucket_that_hangs_at_the_start(
     tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
 ) -> None:
@@ -292,28 +264,6 @@ def test_two_buckets_in_two_regions_each_with_a_role_of_its_own(
     assert_same_artifacts(writer, *buckets)
 
 
-@pytest.mark.thorough
-def test_a_rolling_restart_hands_over_without_a_new_epoch(
-    tmp_path: Path, served: Served, s3_server: AwsServer
-) -> None:
-    buckets = new_bucket(s3_server), new_bucket(s3_server)
-    with Writer(tmp_path, served, destinations=buckets) as older:
-        older.program.wait_ready()
-        older.wait_head(served.commit("users", put(1, "by the older")))
-        newer = Writer(tmp_path, served, destinations=buckets, name="newer")
-        with newer:
-            newer.program.wait_ready()
-            newer.wait_head(served.commit("users", put(1, "by the newer")))
-            status = older.wait_status({"state": "fenced", "ready": False})
-            assert newer.status()["writer_id"] in status["problem"]
-            assert not older.program.is_ready() and older.program.is_running()
-            assert older.program.stop() == 0
-            newer.wait_head(served.commit("users", put(2, "alone")))
-            assert newer.program.stop() == 0
-    assert {epoch for _, epoch in newer.kinds()} == {1}
-    assert_same_artifacts(newer, *buckets)
-
-
 class Unconditional:
     """A store that doesn't know If-Match and If-None-Match, and so ignores them."""
 
@@ -339,3 +289,47 @@ def test_a_store_without_conditional_writes_is_refused(
         assert "else use a store" in status["problem"]
         assert (bucket / "unconditional").names() == []
         assert writer.program.stop() == 0
+
+
+# The writer on S3, end to end: real processes against the test servers.
+
+
+def test_a_table_is_archived_in_a_bucket(
+    tmp_path: Path, served: Served, s3_server: AwsServer
+) -> None:
+    bucket = new_bucket(s3_server)
+    with ReadyWriter(tmp_path, served, destinations=(bucket / "archive",)) as writer:
+        writer.wait_head(served.commit("users", put(1, "changed"), delete(2)))
+        assert writer.post("/snapshot?wait=true").json() == {"epochs": {"public.users": 2}}
+        writer.wait_head(served.commit("users", put(100, "new")))
+        assert writer.program.stop() == 0
+    writer.assert_equal()
+    assert [kind for kind, _ in writer.kinds()] == ["snapshot", "diff", "snapshot", "diff"]
+    for artifact in writer.artifacts():
+        entry = artifact["formats"]["jsonl"]
+        assert entry["uri"] == f"s3://{bucket.bucket}/archive/{entry['key']}"
+    assert all(key.startswith("archive/users/") for key in bucket.names())
+    assert bucket.unfinished() == []
+
+
+def test_many_tables_share_a_bucket_and_its_connections(
+    tmp_path: Path, s3_server: AwsServer
+) -> None:
+    bucket, tables = new_bucket(s3_server), [f"t{number}" for number in range(6)]
+    with FaultProxy(s3_server.endpoint) as proxy, Served(tmp_path / "many") as served:
+        for table in tables:
+            served.add(table, rows(0, 5))
+        served.start()
+        place = bucket.configured(endpoint=f'"{proxy.endpoint}"')
+        with Writer(tmp_path, served, *tables, destinations=(place,)) as writer:
+            writer.archive = bucket
+            writer.program.wait_ready()
+            probed = proxy.requests("CreateMultipartUpload")
+            assert len(probed) == 1, "one probe for all tables"
+            positions = {table: served.commit(table, put(1, "x")) for table in tables}
+            for table, position in positions.items():
+                writer.wait_head(position, table)
+            assert writer.program.stop() == 0
+    assert "discarding connection" not in writer.program.log.read_text()
+    for table in tables:
+        writer.assert_equal(table)

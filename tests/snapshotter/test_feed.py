@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from laredo_fanout.client.events import Changes, Handshake, Heartbeat, Mode
 from laredo_fanout.client.stream.stream import Observer
+from laredo_fanout.client.table_client import TableStatus
 from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.position import Position
@@ -17,6 +18,7 @@ from laredo_snapshotter import config
 from laredo_snapshotter.diff.buffer import Sealed
 from laredo_snapshotter.diff.cuts import VerifiedPosition
 from laredo_snapshotter.diff.feed import Feed
+from laredo_snapshotter.table.last_flush import JournalReach
 from tests.snapshotter.change_stream import State, Stream, assert_leads
 from tests.support.drawn import examples
 
@@ -275,3 +277,24 @@ async def test_nothing_is_seen_before_the_last_that_was_taken() -> None:
     assert feed.cuts.seen_position is None
     verified.set(200)
     assert feed.cuts.seen_position == 200
+
+
+# Time for which a closed stream can still be resumed.
+
+
+def told(oldest: int) -> TableStatus:
+    return TableStatus(500, oldest, 500 - oldest, 10, 0)
+
+
+def test_it_tells_the_time_left_from_the_pace_of_pruning() -> None:
+    journal = JournalReach(199)
+    first = journal.check(told(100), now=0.0)
+    assert (first.reaches, first.seconds_left) == (True, None)
+    assert journal.check(told(120), now=10.0).seconds_left == 40.0
+    gone = journal.check(told(201), now=20.0)
+    assert (gone.reaches, gone.seconds_left) == (False, 0.0)
+
+
+def test_the_next_entry_is_all_that_is_needed() -> None:
+    assert JournalReach(199).check(told(200), now=0.0).reaches is True
+    assert JournalReach(None).check(told(200), now=0.0).reaches is None

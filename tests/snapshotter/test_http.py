@@ -103,7 +103,7 @@ def test_it_names_its_build_and_its_memory(writer: Writer) -> None:
 
 
 def test_without_a_script_the_page_s_button_is_off_and_explains_itself(writer: Writer) -> None:
-    shown = page_of(writer.program.get("/"))
+    shown = page_of(writer.program.get("/?table=public.users"))
     button = next(
         each
         for each in shown.all("button")

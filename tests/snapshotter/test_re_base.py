@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from laredo_archive.maintain.verify import verify
+from laredo_archive.reader import Archive
+from laredo_model.column import Column
 from tests.support import drawn
+from tests.support.archive.unusual_json import DOCS
 from tests.support.processes import wait_until
-from tests.support.writer.served import Served, put, rows
+from tests.support.writer.served import Served, line, put, rows
 from tests.support.writer.writing import ReadyWriter, Writer
 
 
@@ -66,18 +70,6 @@ def test_max_interval_re_bases_a_quiet_table_too(tmp_path: Path, served: Served)
         bases = [found for found in writer.artifacts() if found["kind"] == "snapshot"]
         assert all(base["continues"] for base in bases[1:])
         writer.assert_equal()
-
-
-@pytest.mark.thorough
-def test_min_interval_holds_a_trigger_back(tmp_path: Path, served: Served) -> None:
-    more = "snapshot { min_interval = 4s, max_churn_records = 1 }"
-    with ReadyWriter(tmp_path, served, more=more) as writer:
-        for number in range(3):
-            writer.wait_head(served.commit("users", put(number, "x")))
-        assert writer.manifest()["epoch"] == 1, "three diffs, each enough for a re-base"
-        writer.wait_epoch(2)
-        ages = [line["timestamp"] for line in writer.logged("re-base scheduled")]
-        assert len(ages) == 1
 
 
 def test_a_re_base_that_is_refused_a_second_stream_is_tried_again(
@@ -152,3 +144,42 @@ def test_keys_are_said_as_go_prints_them_too(tmp_path: Path, served: Served) -> 
         said = [b'"KEY":"1.000001e+06"' in line for line in lines]
         assert (said, [b'"KEY"' in line for line in lines]) == ([False, True], [False, True])
         writer.assert_equal()
+
+
+# The writer carries json that few parsers hold from the stream to every format, as it is.
+
+
+WITH_DOCS = (
+    Column("id", "int8", nullable=False, ordinal=1, key_ordinal=1),
+    Column("name", "text", ordinal=2),
+    Column("doc", "json", ordinal=3),
+    Column("last", "text", ordinal=4),
+)
+
+
+def name_with(doc: bytes, name: str) -> str:
+    """A name that, as served.line() writes it, brings the other columns with it."""
+    return f'{name}","doc":{doc.decode()},"last":"'
+
+
+def test_base_and_diffs_hold_the_very_lines(tmp_path: Path) -> None:
+    docs = list(enumerate(DOCS))
+    old = {b"%d" % number: line(number, name_with(doc, "old")) for number, doc in docs}
+    formats = "formats { snapshot = [jsonl, protobuf, parquet], diff = [jsonl, protobuf] }"
+    with (
+        Served(tmp_path / "state") as served,
+        Writer(tmp_path, served, "docs", more=formats) as writer,
+    ):
+        served.add("docs", old, columns=WITH_DOCS)
+        served.start()
+        writer.program.wait_ready()
+        last = served.commit("docs", *(put(n, name_with(doc, "new")) for n, doc in docs))
+        writer.wait_head(last, "docs")
+        archive = Archive.at(str(writer.archive / "docs"))
+        assert len(archive.boundaries) == 2
+        for boundary in archive.boundaries:
+            found: dict[bytes, bytes] = {}
+            for keys, lines in archive.rows(boundary):
+                found.update(zip(keys, lines, strict=True))
+            assert found == served.state_at("docs", boundary.position)
+        assert verify(archive).problems == []

@@ -143,23 +143,6 @@ async def test_half_a_transaction_is_dropped_and_taken_again(tmp_path: Path) -> 
         assert len(world.states()) == 2
 
 
-async def test_a_cut_in_mid_transaction_leaves_the_open_one_out(tmp_path: Path) -> None:
-    whole = (2, b"1", line(1, "whole"), line(1, "a"))
-    half = (1, b"3", line(3, "half"), b"")
-    script = [
-        hello(),
-        *snapshot(ROWS, "0/1000", 10),
-        changes(11, (0x1010, [whole]), (0x1020, [half]), goes_on=True),
-        Hold(),
-    ]
-    async with playing(script) as (endpoint, _):
-        async with writing(tmp_path, endpoint) as world:
-            await world.until(lambda: status.of(world.writer).buffer_depth == 2)
-            world.writer.cut(0x1018)
-            await world.until(lambda: status.of(world.writer).buffer_depth == 2)
-        assert world.states()[-1] == (0x1010, sorted([line(1, "whole"), line(2, "b")]))
-
-
 async def test_a_change_that_doesnt_fit_begins_again_at_the_archives_head(tmp_path: Path) -> None:
     wrong = (2, b"1", line(1, "y"), line(1, "never was"))
     manifest = tmp_path / "archive/users/manifest.json"
@@ -215,24 +198,6 @@ async def test_a_snapshot_older_than_the_live_stream_isnt_taken_for_a_re_base(
         assert len(scripted.requests) == 3
         kinds = [(a["kind"], a["to_position"]) for a in world.manifest()["artifacts"]]
         assert kinds == [("snapshot", "0/1000"), ("diff", "0/1030"), ("snapshot", "0/1030")]
-
-
-async def test_a_base_that_isnt_what_the_diffs_lead_to_fails_the_table(tmp_path: Path) -> None:
-    live = [hello(), *snapshot(ROWS, "0/1000", 10), heartbeat(10, "0/1030"), Hold()]
-    other = {b"1": line(1, "a"), b"2": line(2, "silently changed")}
-    async with playing(live, [hello(), *snapshot(other, "0/1030", 11), Hold()]) as (endpoint, _):
-        async with writing(tmp_path, endpoint) as world:
-            await world.position(0x1030)
-            asked = world.writer.request_snapshot(datetime.now(UTC))
-            await asyncio.wait([asked], timeout=PATIENCE_S)
-            assert asked.exception() is not None
-            failed = status.of(world.writer)
-            assert failed.state is WriterState.FAILED
-            for state in (ROWS, other):
-                checksum = StateChecksum()
-                checksum.add(list(state.values()))
-                assert checksum.hex() in (failed.problem or "")
-        assert world.manifest()["epoch"] == 1
 
 
 async def test_a_snapshot_that_isnt_whole_is_taken_again(tmp_path: Path) -> None:
@@ -325,22 +290,6 @@ async def test_a_snapshot_before_the_archives_head_is_never_a_base(tmp_path: Pat
             await world.position(0x1020)
         positions = [a["to_position"] for a in world.manifest()["artifacts"]]
         assert positions == ["0/1000", "0/1010", "0/1020"]
-
-
-async def test_a_resumed_stream_of_another_history_is_opened_afresh(tmp_path: Path) -> None:
-    other, again = hello("DELTA"), hello()
-    for message in (other, again):
-        message.handshake.history = "7300000000000000001:2:16384"
-    scripts = (
-        [hello(), *snapshot(ROWS, "0/1000", 10), heartbeat(10, "0/1010"), LOST],
-        [other, Hold()],
-        [again, *snapshot(ROWS, "0/1020", 12), Hold()],
-    )
-    async with playing(*scripts) as (endpoint, _):
-        async with writing(tmp_path, endpoint) as world:
-            await world.position(0x1020)
-        histories = [a["history"][-7:] for a in world.manifest()["artifacts"]]
-        assert histories == ["1:16384", "2:16384"]
 
 
 def promoted(message: wire.SyncResponse, until: str) -> wire.SyncResponse:

@@ -1,6 +1,5 @@
 """Several tables in one process: cut together, and apart in their failures."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,31 +18,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
         server.add("orders", rows(0, 20))
         server.start()
         yield server
-
-
-@pytest.mark.thorough
-def test_tables_are_cut_so_that_they_can_be_read_together(tmp_path: Path, served: Served) -> None:
-    chance = random.Random(3)
-    with Writer(tmp_path, served, "users", "orders", interval="100ms") as writer:
-        writer.program.wait_ready()
-        last = {"users": 0, "orders": 0}
-        while min(len(writer.kinds("users")), len(writer.kinds("orders"))) < 15:
-            table = chance.choice(["users", "orders"])
-            last[table] = served.commit(table, put(chance.randrange(50), f"{chance.random()}"))
-        # What is left when it stops ends for each table where that table is.
-        for table, position in last.items():
-            writer.wait_head(position, table)
-        assert writer.program.stop() == 0
-        for table in ("users", "orders"):
-            writer.assert_equal(table)
-        for one, other in (("users", "orders"), ("orders", "users")):
-            boundaries = [integer(found["to_position"]) for found in writer.artifacts(other)]
-            for found in writer.artifacts(one)[1:-1]:
-                cut = integer(found["to_position"])
-                last = max(boundary for boundary in boundaries if boundary <= cut)
-                assert served.state_at(other, last) == served.state_at(other, cut), (
-                    f"{other} can't be read at {one}'s {cut:#x}"
-                )
 
 
 @pytest.mark.parametrize(

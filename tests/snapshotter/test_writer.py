@@ -51,21 +51,6 @@ def test_changes_that_cancel_out_are_no_diff(tmp_path: Path, served: Served) -> 
         assert writer.kinds() == [("snapshot", 1)], f"a diff up to {last:#x} or so"
 
 
-def test_a_table_whose_changes_always_cancel_out_is_seen(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, interval="100ms") as writer:
-        writer.program.wait_ready()
-        first = served.position
-
-        def seen_after_one_more() -> bool:
-            # In one transaction: no cut lies between the two.
-            served.commit("users", put(500, "new"), delete(500))
-            writer.wait_status({"buffer_depth": 0, "stream_position": f"0/{served.position:X}"})
-            return int(writer.manifest()["seen_position"].partition("/")[2], 16) > first
-
-        wait_until(seen_after_one_more, "seen")
-        assert writer.kinds() == [("snapshot", 1)]
-
-
 def test_a_quiet_table_is_seen_without_artifacts(tmp_path: Path, served: Served) -> None:
     with Writer(tmp_path, served) as writer:
         writer.program.wait_ready()
@@ -223,20 +208,6 @@ def test_several_formats_say_the_same(tmp_path: Path, served: Served) -> None:
         place = writer.archive / "users"
         report = verify(Archive.at(str(place)))
         assert (report.problems, report.remarks) == ([], [])
-
-
-@pytest.mark.thorough
-def test_parquet_alone_is_a_base(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, more="formats { snapshot = [parquet] }") as writer:
-        writer.program.wait_ready()
-        head = served.commit("users", put(1, "one"), put(1000, "new"))
-        writer.wait_head(head)
-        archive = Archive.at(str(writer.archive / "users"))
-        found: dict[bytes, bytes] = {}
-        for keys, lines in archive.rows(archive.boundary()):
-            found.update(zip(keys, lines, strict=True))
-        assert found == served.state_at("users", head)
-        assert verify(archive).remarks == []
 
 
 def test_a_server_that_is_away_is_a_line_in_the_log_for_each_table(

@@ -2,8 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -90,31 +89,6 @@ def test_by_its_format_with_more_columns(spark: SparkSession, tmp_path: Path) ->
     assert found(changes.where("key = '9'")) == [
         ("UPDATE", "0/40", "9", Row(name="alone"), Row(name="Alone"), 2, 0x40, at)
     ]
-
-
-def test_lines_as_they_stand(spark: SparkSession, tmp_path: Path) -> None:
-    changes = read_changes(spark, str(simple(tmp_path).write()), "0/30", lines=True, key="9")
-    old, new = '{"id":9,"name":"alone","doc":null}', '{"id":9,"name":"Alone","doc":null}'
-    assert found(changes) == [("UPDATE", "0/40", "9", old, new)]
-
-
-def test_exact_types(spark: SparkSession, tmp_path: Path) -> None:
-    columns = (
-        Column("id", "int8", -1, False, 1, 1),
-        Column("price", "numeric", (10 << 16 | 2) + 4, True, 2),
-        Column("at", "timestamptz", -1, True, 3),
-        Column("tags", "_int4", -1, True, 4),
-        Column("raw", "bytea", -1, True, 5),
-    )
-    line = (
-        b'{"id":9007199254740993,"price":"1.10","at":"2024-02-29T10:00:00.1+00:00",'
-        b'"tags":[1,null],"raw":"\\\\x00ff"}'
-    )
-    rows = {b"9007199254740993": line}
-    archive = Builder(tmp_path, columns=columns).base(0x10, {}).diff(0x20, rows).write()
-    (new,) = [row.new for row in read_changes(spark, str(archive)).collect()]
-    at = datetime.fromtimestamp(datetime(2024, 2, 29, 10, 0, 0, 100000, UTC).timestamp())
-    assert tuple(new) == (9007199254740993, Decimal("1.10"), at, [1, None], b"\0\xff")
 
 
 @pytest.mark.parametrize("format_id", drawn.first(1, ["protobuf", "jsonl"]))
@@ -218,12 +192,6 @@ def test_a_value_that_doesnt_fit_the_columns_new_type(spark: SparkSession, tmp_p
     message = own_message(failure.value) or ""
     assert "column name: " in message
     assert "when the change was written the column was text (-1)" in message
-
-
-def test_archives_of_other_writers(spark: SparkSession, tmp_path: Path) -> None:
-    builder = Builder(tmp_path, plain=True).base(0x10, ONE).diff(0x20, TWO)
-    archive = str(builder.diff(0x30, THREE, truncate=True).write())
-    assert found(read_changes(spark, archive)) == AT_20 + AT_30
 
 
 def test_the_same_changes_however_often_it_is_read(spark: SparkSession, tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ written by hand here. Beyond what PROVEN says nothing is claimed.
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
-from decimal import Decimal
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -156,16 +154,6 @@ def test_verify_compares_rows_and_checksum(spark: SparkSession) -> None:
     assert sorted(row.id for row in found.collect()) == [1, 2, 4, 5]
 
 
-def test_values_of_every_type(spark: SparkSession) -> None:
-    """As PostgreSQL's INSERT statements in truth/types/0_table.sql put them there."""
-    found = read_table(spark, str(ARCHIVES / "types"), "0/10", array_dimensions="grid=2")
-    first, second, nothing = sorted(found.collect(), key=lambda row: row.id)
-    plus, minus = FIRST_OF_TYPES, SECOND_OF_TYPES
-    assert first.asDict() == plus | {"id": 1}
-    assert second.asDict() == minus | {"id": 2}
-    assert nothing.asDict() == dict.fromkeys(plus) | {"id": 3}
-
-
 UNTYPED = [(name, format_id) for name in ("original", "bare") for format_id in LINES]
 
 
@@ -229,93 +217,3 @@ def test_the_original_s_changes_lead_from_state_to_state(
         state = {key: row for key, row in (state | puts).items() if key not in removed}
         states[boundary] = state
     assert states == {boundary: truth.state(boundary) for boundary in truth.boundaries}
-
-
-def utc(*parts: int) -> datetime:
-    """As collect() gives a moment: in this process's zone."""
-    return datetime(*parts, tzinfo=UTC).astimezone().replace(tzinfo=None)
-
-
-FIRST_OF_TYPES = {
-    "boolean": True,
-    "small": -(2**15),
-    "plain": -(2**31),
-    "large": -(2**63),
-    "object": 0,
-    "single": 1.5,
-    "double": 0.1,
-    "exact": Decimal("-1234567890123456.7890"),
-    "unbounded": "123456789012345678901234567890.50",
-    "negative_scale": "12300",
-    "amount": Decimal("19.90"),
-    "cash": "$1,234.50",
-    "day": date(2024, 2, 29),
-    "clock": "00:00:00",
-    "zoned_clock": "01:02:03.5+02",
-    "moment": datetime(2024, 2, 29, 10, 0, 0, 100000),
-    "zoned": utc(2024, 2, 29, 8, 0, 0, 100000),
-    "span": "1 year 2 days 03:04:05.678",
-    "padded": "ab   ",
-    "short": "short",
-    "long": 'tab\t, quote ", backslash \\, slash /, \u2028, 😀',
-    "bytes": bytes.fromhex("deadbeef00"),
-    "identity": "123e4567-e89b-12d3-a456-426614174000",
-    "feeling": 'it\'s "ok"',
-    "host": "192.168.0.1",
-    "network": "10.0.0.0/8",
-    "mac": "08:00:2b:01:02:03",
-    "verbatim": '{"b": 1,  "a":[1.0 , null]}',
-    "parsed": '{"a": [1.0, null], "b": 1}',
-    "integers": [1, None, -3],
-    "grid": [[1, 2**53 + 1], [3, 4]],
-    "texts": ['a"b', None, "NULL", ""],
-    "numerics": [Decimal("1.50"), None],
-    "moments": [utc(2024, 2, 29, 10, 0, 0, 100000), None],
-    "blobs": [b"\x00\xff", None],
-    "documents": ['{"a": 1}', "2"],
-    "span_of_numbers": "[1,5)",
-    "bits": "101",
-    "spot": "(1.5,2)",
-    "boxes": ["(1,1),(0,0)", "(2,2),(1,1)"],
-    "words": "'cat':1 'fat':2",
-    "couple": '(1,"x y")',
-    "vector": "1 2 3",
-}
-SECOND_OF_TYPES = {
-    **{name: [] for name, value in FIRST_OF_TYPES.items() if isinstance(value, list)},
-    "boolean": False,
-    "small": 2**15 - 1,
-    "plain": 2**31 - 1,
-    "large": 2**63 - 1,
-    "object": 2**32 - 1,
-    "single": 1.0000000200408773e20,
-    "double": 1e15,
-    "exact": Decimal("9999999999999999.9999"),
-    "unbounded": "-0.0001",
-    "negative_scale": "-99900",
-    "amount": Decimal("-0.01"),
-    "cash": "-$0.01",
-    "day": date(1, 1, 1),
-    "clock": "23:59:59.999999",
-    "zoned_clock": "23:59:59-12:30",
-    "moment": datetime(1, 1, 1),
-    "zoned": utc(1969, 12, 31, 23, 59, 59, 999999),
-    "span": "-1 days",
-    "padded": "     ",
-    "short": "",
-    "long": "",
-    "bytes": b"",
-    "identity": "00000000-0000-0000-0000-000000000000",
-    "feeling": "sad",
-    "host": "::1",
-    "network": "::/0",
-    "mac": "ff:ff:ff:ff:ff:ff",
-    "verbatim": "[]",
-    "parsed": None,
-    "span_of_numbers": "empty",
-    "bits": "000",
-    "spot": "(-0,1e-05)",
-    "words": "",
-    "couple": "(,)",
-    "vector": "",
-}

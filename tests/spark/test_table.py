@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
-from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from laredo_archive.errors import ArchiveMissing, NoSuchBoundary
 from laredo_spark import frames, options, read_changes, read_table, register
@@ -19,7 +18,6 @@ from laredo_spark.sync import merging
 from tests.support import drawn
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names as _state
-from tests.support.spark_reading import together
 
 FIRST = {number: f"name {number}" for number in range(100)}
 SECOND = {**FIRST, 7: "changed", 200: "new"}
@@ -37,23 +35,6 @@ def archive(tmp_path: Path) -> Path:
 
 def rows(names: dict[int, str]) -> list[Row]:
     return [Row(id=number, name=name, doc='{"a": [1]}') for number, name in sorted(names.items())]
-
-
-@pytest.mark.parametrize("format_id", drawn.first(1, ["jsonl", "protobuf", "parquet"]))
-def test_at_every_boundary(spark: SparkSession, archive: Path, format_id: str) -> None:
-    names = {"0/10": FIRST, "0/1F": FIRST, "0/20": SECOND, "0/30": THIRD, "": THIRD}
-    frames = {
-        as_of: read_table(spark, str(archive), as_of or None, format=format_id) for as_of in names
-    }
-    for as_of, found in together(frames).items():
-        assert sorted(row[:-1] for row in found) == [tuple(row) for row in rows(names[as_of])]
-        assert frames[as_of].schema == StructType(
-            [
-                StructField("id", LongType()),
-                StructField("name", StringType()),
-                StructField("doc", StringType()),
-            ]
-        )
 
 
 def test_in_another_session_of_the_same_program(spark: SparkSession, archive: Path) -> None:
@@ -75,13 +56,6 @@ def test_create_table_is_refused_and_the_view_named(spark: SparkSession, archive
         spark.sql(f"CREATE TABLE held USING laredo {options}")
     spark.sql(f"CREATE TEMPORARY VIEW shown USING laredo {options}")
     assert spark.sql("SELECT count(*) FROM shown").collect() == [(len(THIRD),)]
-
-
-def test_by_its_format(spark: SparkSession, archive: Path) -> None:
-    register(spark)
-    found = spark.read.format("laredo").option("as_of", "0/20").load(archive.as_uri())
-    assert found.where("id = 7").collect() == [Row(id=7, name="changed", doc='{"a": [1]}')]
-    assert found.count() == len(SECOND)
 
 
 def test_chosen_columns_and_one_key(spark: SparkSession, archive: Path) -> None:

@@ -30,6 +30,7 @@ from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.options import ServingOptions
 from laredo_fanout.serving.ports import TooManyClients
 from laredo_fanout.serving.shared import SentCounts
+from laredo_fanout.store.errors import Damage
 from laredo_fanout.watchdog import SERVING, Watchdog, Watched
 from laredo_service import native_log
 from laredo_service.http import settings
@@ -43,6 +44,10 @@ _CHANGED_WITHIN = 8.0
 
 def _no_check() -> None:
     """Do nothing: there is no ingest that could check the catalog."""
+
+
+def _no_repair(found: Damage) -> None:
+    """Do nothing: there is no ingest that could repair it."""
 
 
 log = structlog.get_logger("laredo_fanout.serving")
@@ -96,6 +101,8 @@ class ServingChildren:
     #: Takes a peer's report ("server", "tables", "take_over"); returns this server's role. None: it
     #: shares its slot with no other one.
     report_standby: Callable[[Message], Message] | None = None
+    #: Has damage repaired that was found in the store.
+    report_damage: Callable[[Damage], None] = _no_repair
     #: Called if a defect of ours ended the keeping of one.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.serving_process")
@@ -304,29 +311,36 @@ class ServingChildren:
                 log.info("serving process started", pid=child.process.pid, port=message["port"])
             case "failed":
                 self.error = message["message"]
-            case "register":
-                return self._register(key, message)
+            case "register" | "pin" | "standby" | "clients":
+                return self._answer(key, message)
             case "update" | "unpin" | "close":
                 self._note(child, key, message)
-            case "pin":
-                self.clients.pin(key, message["table"], message["after"])
-                return {}
             case "replay":
                 self.replays[message["table"], message["outcome"]] += 1
             case "sent":
                 self.sent[child.name].add(message["bytes"], message["messages"])
             case "check":
                 self.request_check()
+            case "damaged":
+                self.report_damage(Damage(*message["damage"]))
             case "changed":
                 child.has_changed()
+            case unknown:
+                raise AssertionError(f"control message {unknown!r} from a serving process")
+        return None
+
+    def _answer(self, key: tuple[int, int], message: Message) -> Message:
+        """Handle a message that is answered."""
+        match message["op"]:
+            case "register":
+                return self._register(key, message)
             case "standby":
                 take = self.report_standby
                 return {"role": take and take(message)}
             case "clients":
                 return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
-            case unknown:
-                raise AssertionError(f"control message {unknown!r} from a serving process")
-        return None
+        self.clients.pin(key, message["table"], message["after"])
+        return {}
 
     def _note(self, child: _Child, key: tuple[int, int], message: Message) -> None:
         """Handle a session's message that isn't answered."""

@@ -13,6 +13,7 @@ serving -> main
     {"op": "standby", "call": c, "server": id, "tables": {...},
      "take_over": id}                                            answered
     {"op": "check"}                                              a client waits for a catalog check
+    {"op": "damaged", "damage": [...]}                           store.errors.Damage
     {"op": "changed"}                                            answers change
 main -> serving
     {"op": "options", "state": path, "serving": {...}}           the first, unless it is drain

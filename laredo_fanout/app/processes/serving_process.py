@@ -67,6 +67,7 @@ async def run(control_end: socket.socket, wake_end: socket.socket, beat_end: int
                 {"op": "replay", "table": table, "outcome": outcome.value}
             ),
             request_check=lambda: control.send({"op": "check"}),
+            report_damage=lambda found: control.send({"op": "damaged", "damage": list(found)}),
             readiness=readiness,
             sent=sent,
             changes=changes,

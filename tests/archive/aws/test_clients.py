@@ -9,7 +9,7 @@ import pytest
 from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.aws.explain import Cause, explain, failures
 from laredo_archive.aws.profile import AwsError, Profile, ProfileError, RegionUnknown
-from tests.archive.aws.answering import Answer, answering
+from tests.support.archive.answering import Answer, answering
 from tests.support.aws import AwsServer
 from tests.support.processes import completed
 

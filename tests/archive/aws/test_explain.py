@@ -11,8 +11,7 @@ from laredo_archive.aws import explain as table
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.explain import PAGE, Cause, explain, failures
 from laredo_archive.aws.profile import Profile
-from tests.archive.aws.answering import REQUEST_ID, Answer, Answering, answering
-from tests.support.aws import AwsServer
+from tests.support.archive.answering import REQUEST_ID, Answer, Answering, answering
 from tests.support.repository import ROOT
 
 OBJECT = {"Bucket": "archive-of-users", "Key": "users/manifest.json"}
@@ -193,37 +192,6 @@ def test_an_answer_is_told_apart(clients: AwsClients, server: Answering, row: Ro
     # A 200 that turns out to be a refusal (CompleteMultipartUpload) counts as a 500.
     status = 500 if status == 200 else status
     assert f"(HTTP {status}, request {REQUEST_ID})" in found
-
-
-@pytest.mark.parametrize(
-    ("operation", "arguments", "cause"),
-    [
-        ("GetObject", {"Bucket": "{bucket}", "Key": "k"}, Cause.NO_SUCH_KEY),
-        ("GetObject", {"Bucket": "no-such-bucket", "Key": "k"}, Cause.NO_SUCH_BUCKET),
-        ("PutObject", {"Bucket": "{bucket}", "Key": "there", "IfNoneMatch": "*"}, "precondition"),
-        ("Publish", {"TopicArn": TOPIC, "Message": "{}"}, Cause.GONE),
-        ("SendMessage", {"QueueUrl": "{endpoint}/123456789012/u", "MessageBody": ""}, Cause.GONE),
-        ("PutRecord", {"StreamName": "s", "Data": b"", "PartitionKey": "k"}, Cause.GONE),
-    ],
-)
-def test_a_served_refusal_has_the_same_cause(
-    moto: AwsServer, operation: str, arguments: dict[str, Any], cause: str
-) -> None:
-    bucket = moto.new_bucket()
-    moto.client("s3").put_object(Bucket=bucket, Key="there")
-    asked = {
-        name: value.replace("{bucket}", bucket).replace("{endpoint}", moto.endpoint)
-        if isinstance(value, str)
-        else value
-        for name, value in arguments.items()
-    }
-    service, method, _ = CALLS[operation]
-    with pytest.raises(failures()) as caught:
-        getattr(AwsClients().client(service, endpoint=moto.endpoint), method)(**asked)
-    explained = explain(
-        caught.value, service=service, operation=operation, credentials=None, resource="r"
-    )
-    assert (explained.kind, explained.sent) == (cause, True), explained.message
 
 
 def test_each_name_of_the_table_has_one_meaning() -> None:

@@ -13,7 +13,7 @@ from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.aws.credentials import ATTEMPTS
 from laredo_archive.aws.explain import Cause, Explained, explain, failures
 from laredo_archive.aws.profile import Profile
-from tests.archive.aws.answering import Answer, Answering, Asked, answering
+from tests.support.archive.answering import Answer, Answering, Asked, answering
 from tests.support.aws import AwsServer
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)

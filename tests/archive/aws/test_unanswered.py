@@ -16,7 +16,7 @@ from laredo_archive.aws import clients as clients_module
 from laredo_archive.aws.clients import AwsClients, Called
 from laredo_archive.aws.explain import Cause, Explained, explain, failures
 from laredo_archive.aws.profile import Profile
-from tests.archive.aws.answering import Answer, answering
+from tests.support.archive.answering import Answer, answering
 from tests.support.processes import free_port
 
 ROLE = "arn:aws:iam::123456789012:role/writer"

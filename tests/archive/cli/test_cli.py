@@ -3,12 +3,17 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from laredo_archive.maintain.copy import copy
 from laredo_archive.manifest import object_keys
+from laredo_archive.read import location
+from laredo_archive.storage.access import S3Access
 from tests.support.archive.building import Builder, row, state
 from tests.support.archive.command_line import (
     PROGRAM,
@@ -20,6 +25,8 @@ from tests.support.archive.command_line import (
     wrong_hash,
 )
 from tests.support.archive.several_epochs import ONE, TWO, several_epochs
+from tests.support.aws import AwsServer
+from tests.support.faults.proxy import FaultProxy
 from tests.support.postgres import Database
 
 
@@ -84,9 +91,32 @@ def test_ls_is_json_for_programs_and_a_table_for_people(archive: Path) -> None:
     assert "2026-06-03 12:03:20" in shown
 
 
-def on_a_terminal(*arguments: object) -> str:
+def test_ls_of_a_destination_without_a_catalog_lists_its_archives(archive: Path) -> None:
+    """As that of a writer's only table."""
+    [listed] = [json.loads(line) for line in rows(run("ls", archive.parent))]
+    assert (listed["name"], listed["uri"]) == ("public.users", f"{archive}/")
+    assert rows(run("ls", listed["uri"])) == rows(run("ls", archive))
+    assert "public.users in users/" in on_a_terminal("ls", archive.parent)
+    above = run("ls", archive.parents[1])
+    assert above.returncode == 1 and f"There is one at {archive.as_uri()}" in above.stderr
+
+
+def test_ls_fits_80_columns(archive: Path) -> None:
+    """Also with positions of years, and figures of billions."""
+    manifest = archive / object_keys.MANIFEST
+    content = json.loads(manifest.read_text().replace('"0/', '"1234/ABCDE'))
+    for artifact in content["artifacts"]:
+        artifact |= {"rows": 99_999_999, "change_count": 99_999_999}
+    manifest.write_text(json.dumps(content))
+    shown = on_a_terminal("ls", archive, columns=80)
+    assert max(map(len, shown.splitlines()[3:])) <= 80, shown
+    assert shown.count(" 99,999,999 ") == 7 + 4, "rows of all, changes of the diffs"
+    assert "diff (truncates)" in shown and "  1234/ABCDE12C  2026-06-03 12:05:00" in shown
+
+
+def on_a_terminal(*arguments: object, columns: int = 160) -> str:
     ours, theirs = pty.openpty()
-    environment = os.environ | {"COLUMNS": "160", "TERM": "dumb"}
+    environment = os.environ | {"COLUMNS": str(columns), "TERM": "dumb"}
     with subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=theirs, env=environment) as shown:
         os.close(theirs)
         text = drawn_on(ours)
@@ -106,10 +136,6 @@ def test_a_reader_that_stops_early_is_no_failure_worth_a_word(tmp_path: Path) ->
         reading.stdout.close()
         assert reading.stderr.read() == b""
     assert reading.returncode == 1
-
-
-def damage_nothing(directory: Path) -> None:
-    pass
 
 
 def damage_manifest(directory: Path) -> None:
@@ -237,3 +263,71 @@ def test_export_writes_whole_files_only(archive: Path, tmp_path: Path) -> None:
     assert run("export", archive, tmp_path / "other.csv").returncode == 1
     assert sorted(found.name for found in tmp_path.iterdir()) == ["out.jsonl", "users"]
     assert run("export", archive, tmp_path / "other.xls").returncode == 2
+
+
+# laredo-archive repair, between directories and buckets: what it prints, and its exit status.
+
+
+BASE = "epoch=3/snapshot-0_258.jsonl"
+DIFF = "epoch=3/diff-0_258-0_2BC.jsonl"
+
+
+@pytest.fixture
+def proxy(s3_server: AwsServer) -> Iterator[FaultProxy]:
+    with FaultProxy(s3_server.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def bucket(local: Path, s3_server: AwsServer) -> str:
+    """The archive, copied into a bucket."""
+    uri = f"s3://{s3_server.new_bucket()}/eu/users"
+    copy(location.find(str(local)), location.parse(uri, S3Access(endpoint=s3_server.endpoint)))
+    return uri
+
+
+def test_a_directory_is_repaired_from_a_bucket(
+    local: Path, bucket: str, environment: dict[str, str]
+) -> None:
+    wrong_hash(local)
+    (local / DIFF).unlink()
+    manifest = (local / "manifest.json").read_bytes()
+    would = rows(run("repair", local, "--from", bucket, "--dry-run", env=environment))
+    assert would[-1] == (f"{local.as_uri()}/manifest.json: 7 objects, would be restored 2, lost 0")
+    assert would[0].startswith(f"would be restored from {bucket}/{DIFF}: {local.as_uri()}/{DIFF}:")
+    assert ((local / DIFF).exists(), (local / "manifest.json").read_bytes()) == (False, manifest)
+    done = rows(run("repair", local, "--from", bucket, env=environment))
+    assert done[-1] == f"{local.as_uri()}/manifest.json: 7 objects, restored 2, lost 0"
+    assert f"now {local.as_uri()}/{DIFF}: " in done[0]
+    assert f"now {local.as_uri()}/epoch=3/snapshot-0_258-" in done[1]
+    assert "its sha256 is" in done[1]
+    assert run("verify", local).returncode == 0
+    assert rows(run("cat", local)) == lines(TWO)
+    again = rows(run("repair", local, "--from", bucket, env=environment))
+    assert again == [f"{local.as_uri()}/manifest.json: 7 objects, restored 0, lost 0"]
+
+
+def test_two_services_are_reached_each_by_its_options(
+    local: Path, bucket: str, s3_server: AwsServer, moto: AwsServer
+) -> None:
+    there = f"s3://{moto.new_bucket()}/users"
+    copy(location.find(str(local)), location.parse(there, S3Access(endpoint=moto.endpoint)))
+    s3_server.client("s3").delete_object(Bucket=bucket.split("/")[2], Key=f"eu/users/{BASE}")
+    done = run(
+        "repair", bucket, "--endpoint-url", s3_server.endpoint,
+        "--from", there, "--from-endpoint-url", moto.endpoint,
+    )  # fmt: skip
+    assert rows(done)[-1] == f"{bucket}/manifest.json: 7 objects, restored 1, lost 0"
+
+
+def test_what_both_lost_is_said_by_line_and_status(local: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(local, tmp_path / "other")
+    wrong_hash(local)
+    wrong_hash(other)
+    for command in (("repair", local, "--from", other), ("repair", local)):
+        done = run(*command)
+        assert done.returncode == 1
+        problem, summary = done.stdout.splitlines()
+        assert problem.startswith("problem: snapshot 0/258 of epoch 3 (jsonl) is lost: ")
+        assert "Restore the object from a backup" in problem
+        assert summary.endswith("7 objects, restored 0, lost 1")

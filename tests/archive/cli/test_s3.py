@@ -22,14 +22,13 @@ from tests.support import drawn
 from tests.support.archive.archiving import ONE as BASE
 from tests.support.archive.archiving import TABLE, anybodys, opened, rebased
 from tests.support.archive.building import Builder, row, state
-from tests.support.archive.command_line import lines, rows, run, users_in, wrong_hash
+from tests.support.archive.command_line import lines, rows, run, wrong_hash
 from tests.support.archive.s3_way import IGNORES_ALL
 from tests.support.archive.several_epochs import ONE, TWO, several_epochs
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import Fault, Rule, answer
 from tests.support.faults.proxy import FaultProxy
-from tests.support.postgres import Database
-from tests.support.processes import completed, wait_until
+from tests.support.processes import completed
 
 
 @pytest.fixture
@@ -193,47 +192,6 @@ def test_what_is_tried_again_is_told_to_who_asks(
     told = run("--verbose", "cat", place, env=environment)
     assert told.stdout.split("\n")[:-1] == lines(TWO)
     assert told.stderr.count("S3 request retried") == 2
-
-
-def test_verify_against_a_database_from_there(
-    database: Database, moto: AwsServer, environment: dict[str, str], tmp_path: Path
-) -> None:
-    built = Builder(tmp_path, history=users_in(database)).base(1000, state(row(1, "Ada"))).write()
-    place = f"s3://{moto.new_bucket()}/users/"
-    rows(run("copy", built, place, env=environment))
-    equal = run("verify", place, "--against", database.dsn, env=environment)
-    assert equal.returncode == 0
-    assert "against the database: equal" in equal.stdout
-
-
-@pytest.mark.thorough
-def test_gc_collects_there(own_place: str, environment: dict[str, str], moto: AwsServer) -> None:
-    place = own_place
-    bucket, _, prefix = place.removeprefix("s3://").partition("/")
-    s3 = moto.client("s3")
-    s3.put_object(Bucket=bucket, Key=f"{prefix}/epoch=3/snapshot-0_1.jsonl", Body=b"{}\n")
-
-    def keys() -> int:
-        return int(s3.list_objects_v2(Bucket=bucket)["KeyCount"])
-
-    now = ("--cut-off-hours", "0", "--grace-hours", "0")
-    before = keys()
-
-    def found() -> list[str]:
-        # A store's times have whole seconds: for the rest of this one it isn't older than now.
-        dry: list[str] = rows(run("gc", place, "--dry-run", *now, env=environment))
-        return dry if dry[0].startswith("would be retired: ") else []
-
-    dry = wait_until(found, "the orphan is older than nothing")
-    assert dry[0].startswith("would be retired: users/epoch=3/snapshot-0_1.jsonl (3 bytes")
-    assert rows(run("gc", place, *now, env=environment))[0].startswith("retired: users/epoch=3/")
-    assert keys() == before
-    for _ in range(20):
-        if keys() < before:
-            break
-        rows(run("gc", place, *now, env=environment))
-    assert keys() == before - 1
-    assert rows(run("cat", place, env=environment)) == lines(TWO)
 
 
 @pytest.mark.parametrize("command", ["gc", "copy"])

@@ -3,6 +3,7 @@
 import io
 from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from zlib import crc32
 
 import orjson
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 
 from laredo_archive import codec
 from laredo_archive.codec import BadBytes, UnknownFormat, output
+from laredo_archive.reader import Archive
 from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change
 from tests.support import drawn
+from tests.support.archive.building import Builder
 from tests.support.archive.rows import Table, changes, tables
+from tests.support.archive.unusual_json import COLUMNS, rows
 
 FORMATS = sorted(codec.FORMATS)
 DIFF_FORMATS = sorted(codec.DIFF_FORMATS)
@@ -310,3 +314,23 @@ def test_composite_key_of_lines_without_columns() -> None:
         b'["x",7]',
         b'["y",8]',
     ]
+
+
+# Rows with json that few parsers hold go through the archive as PostgreSQL wrote them.
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    builder = Builder(
+        tmp_path, columns=COLUMNS, formats=("jsonl", "protobuf"),
+        base_formats=("jsonl", "protobuf", "parquet"),
+    )  # fmt: skip
+    return builder.base(100, rows("old")).diff(200, rows("new")).write()
+
+
+@pytest.mark.parametrize("format_id", ["jsonl", "protobuf"])
+def test_each_format_gives_the_rows_back(tmp_path: Path, format_id: str) -> None:
+    builder = Builder(tmp_path, columns=COLUMNS, formats=(format_id,))
+    archive = Archive.at(str(builder.base(100, rows("old")).diff(200, rows("new")).write()))
+    found = [line for part in archive.rows(archive.boundary()) for line in part[1]]
+    assert sorted(found) == sorted(rows("new").values())

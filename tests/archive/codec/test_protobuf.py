@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from laredo_archive import codec
 from laredo_archive.codec import struct_rows
+from laredo_archive.codec.row_keys import compact
 from laredo_archive.codec.struct_rows import read, varint
 from laredo_archive.wire.artifact_pb2 import DiffChange, SnapshotRow
 from laredo_model.column import Column
@@ -200,3 +201,25 @@ def test_floats_of_postgresql_go_through_as_numbers(
     kinds = [row_of(type_name, str(text).encode()).WhichOneof("kind") for (text,) in found]
     assert len(kinds) == len(finite)
     assert kinds.count("number_value") > 0.99 * len(kinds)
+
+
+# Blanks between members go, blanks in strings stay, and a damaged line takes no longer.
+
+
+@pytest.mark.parametrize(
+    ("line", "compacted"),
+    [
+        (b'{ "a" : 1 , "b c" : "x  y" }', b'{"a":1,"b c":"x  y"}'),
+        (b'{"a": "q\\" \\\\", "b":\t[1, 2]\r}', b'{"a":"q\\" \\\\","b":[1,2]}'),
+        (b'{"a": "no end  ', b'{"a":"no end  '),
+        (b'{"a": "no end \\', b'{"a":"no end \\'),
+    ],
+)
+def test_compact(line: bytes, compacted: bytes) -> None:
+    assert compact(line) == compacted
+
+
+def test_a_string_without_an_end_is_read_once() -> None:
+    """Tried again from each of its quotes this would take hours."""
+    line = b'{"a":"' + b'\\"' * 1_000_000
+    assert compact(line) == line

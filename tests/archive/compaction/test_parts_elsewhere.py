@@ -77,22 +77,6 @@ def test_a_destination_that_comes_back_keeps_its_diffs() -> None:
     all_there(two, long)
 
 
-def test_a_merge_that_reached_one_destination_only() -> None:
-    one, two = memory(2)
-    long = LongArchive.begun(opened([one, two]))
-    long.grow(60)
-    two.before_swap.append(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        long.compacted()
-    long.archive.close()
-    assert len(one.manifest.artifacts) < len(two.manifest.artifacts)
-    long.archive = opened([two, one], "w2")
-    assert shape(two.manifest) == shape(one.manifest)
-    long.compacted()
-    for destination in (one, two):
-        all_there(destination, long)
-
-
 def test_a_copy_has_every_boundary(long: LongArchive, tmp_path: Path) -> None:
     source, target = tmp_path / "first" / PREFIX, tmp_path / "copies" / "t"
     long.archive = opened([LocalDestination(tmp_path / "first")], "w2")

@@ -1,19 +1,36 @@
 """Repairs of what only files of parts name."""
 
+import gzip
+import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from laredo_archive.cli import main
+from laredo_archive.maintain import collect as collecting
+from laredo_archive.maintain.collect import Collected, Policy, collect
 from laredo_archive.maintain.repair import RepairReport, repair
 from laredo_archive.maintain.verify import verify
 from laredo_archive.manifest import merged
+from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
 from tests.support import drawn
-from tests.support.archive.archiving import PREFIX, opened
+from tests.support.archive.archiving import (
+    MANIFEST,
+    PREFIX,
+    TABLE,
+    ScriptedDestination,
+    environment,
+    memory,
+    opened,
+    rebased,
+)
 from tests.support.archive.long_archive import LongArchive, compacted, rows_at, spoil
 
 
@@ -138,3 +155,203 @@ def test_a_part_that_the_manifest_names_costs_no_more(
     assert ([repaired.origin for repaired in report.repaired], report.lost) == ([origin], [])
     for position, state in long.states.items():
         assert rows_at(LocalDestination(two.first), position) == state
+
+
+# ``verify`` proves merged diffs by their parts, and ``ls`` shows them.
+
+
+def archive_at(directory: Path) -> Archive:
+    return Archive.at(str(directory / "first" / PREFIX))
+
+
+def deepest(archive: Archive) -> Artifact:
+    """A diff that only a file of parts names."""
+    named = {entry.key for entry in archive.manifest.named()}
+    archive.unfold(merged_.everywhere)
+    hidden = [a for a in archive.manifest.artifacts if not named & set(a.keys)]
+    return hidden[len(hidden) // 2]
+
+
+def test_every_level_is_proven(long: LongArchive, tmp_path: Path) -> None:
+    report = verify(archive_at(tmp_path))
+    assert report.problems == []
+    assert report.boundaries == len(long.states)
+
+
+def test_a_damaged_part_is_named_with_what_it_costs(long: LongArchive, tmp_path: Path) -> None:
+    key = deepest(archive_at(tmp_path)).formats["jsonl"].key
+    path = tmp_path / "first" / key
+    spoil(path, path.read_bytes().replace(b'"id"', b'"ID"') + b"\n")
+    report = verify(archive_at(tmp_path))
+    assert any(path.name in problem for problem in report.problems)
+    assert any("can't be read, those at both can" in problem for problem in report.problems)
+    assert 0 < report.boundaries < len(long.states)
+
+
+def test_a_merged_diff_that_its_parts_do_not_make(
+    long: LongArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = archive_at(tmp_path)
+    merged = next(a for a in archive.manifest.artifacts if a.parts)
+    real = merged_.PartsFiles.diffs_of
+
+    def others(files: merged_.PartsFiles, of: Artifact) -> tuple[Artifact, ...]:
+        # As if the list led where it should, by other diffs.
+        return real(files, of)[:-1] if of.same_as(merged) else real(files, of)
+
+    monkeypatch.setattr(merged_.PartsFiles, "diffs_of", others)
+    [problem] = verify(archive).problems
+    assert "make other changes than it holds" in problem
+
+
+def test_a_list_that_is_gone(long: LongArchive, tmp_path: Path) -> None:
+    for path in tmp_path.rglob("parts-*"):
+        path.unlink()
+    report = verify(archive_at(tmp_path))
+    assert report.problems
+    assert all("can't be read, those at both can" in problem for problem in report.problems)
+
+
+def test_ls_shows_what_was_merged(long: LongArchive, tmp_path: Path) -> None:
+    archive = str(tmp_path / "first" / PREFIX)
+    listed = CliRunner().invoke(main, ["ls", archive]).output.splitlines()
+    merged = [json.loads(line)["merged_from"] for line in listed]
+    assert merged[0] is None
+    assert sum(count or 1 for count in merged[1:]) == len(long.states) - 1
+    everything = CliRunner().invoke(main, ["ls", "--all", archive]).output.splitlines()
+    ends = [json.loads(line)["to_position"] for line in everything]
+    assert len(ends) == len(set(ends)) == len(long.states)
+
+
+def test_a_summary_has_a_line_for_each_epoch(long: LongArchive, tmp_path: Path) -> None:
+    long.archive = opened([LocalDestination(tmp_path / "first")], "w2")
+    rebased(long.archive, long.head, long.states[long.head])
+    long.grow(3)
+    archive = str(tmp_path / "first" / PREFIX)
+    output = CliRunner().invoke(main, ["ls", "--summary", archive]).output
+    one, two = map(json.loads, output.splitlines())
+    assert (one["epoch"], one["diffs"], one["from_position"]) == (1, 80, "0/A")
+    assert one["artifacts"] < 20
+    assert (two["epoch"], two["diffs"], two["artifacts"], two["continues"]) == (2, 3, 4, True)
+    assert two["rows"] == len(long.states[long.head])
+    assert one["to_position"] == two["from_position"]
+
+
+# Parts that files list are kept as long as a file may be read, and deleted after it.
+
+
+HOUR = 3600.0
+
+
+pytestmark = pytest.mark.usefixtures("short_lists")
+
+
+def collected(destination: ScriptedDestination, hours: float = 2.0, **more: object) -> Collected:
+    """A collection some hours later."""
+    destination.store.world.now += hours * HOUR
+    return collect(
+        destination,
+        TABLE,
+        key_prefix=PREFIX,
+        policy=Policy(timedelta(hours=1), timedelta(hours=1)),
+        environment=environment(destination),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def compacted_archive(destination: ScriptedDestination, **more: object) -> LongArchive:
+    long = compacted(LongArchive(opened([destination], **more)))
+    files = [key for key in destination.store.objects if "/parts-" in key]
+    assert len(files) > 3
+    assert len(files) > sum(key in destination.manifest.known_keys() for key in files)
+    return long
+
+
+def test_what_files_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    [destination] = memory()
+    long = compacted_archive(destination)
+    before = set(destination.store.objects)
+    for _ in range(3):
+        assert collected(destination).deleted == []
+    assert set(destination.store.objects) == before
+    for position, state in long.states.items():
+        assert rows_at(destination, position) == state
+
+
+@pytest.mark.parametrize("named_at_once", [2000, 1])
+def test_dropped_parts_are_deleted_to_the_last(
+    monkeypatch: pytest.MonkeyPatch, named_at_once: int
+) -> None:
+    monkeypatch.setattr(collecting, "NAMED_AT_ONCE", named_at_once)
+    [destination] = memory()
+    long = compacted_archive(destination)
+    destination.store.world.now += 10 * HOUR
+    long.grow(3)
+    long.archive.merging.drop_parts(timedelta(hours=5))
+    planned = collected(destination, 0, dry_run=True)
+    assert planned.deleted == []
+    collected(destination, 0)
+    due = collected(destination, dry_run=True)
+    done = collected(destination, 0)
+    assert set(done.deleted) == set(due.deleted)
+    assert len(done.deleted) > 80
+    collected(destination)
+    left = set(destination.store.objects) - destination.manifest.known_keys()
+    assert left == {MANIFEST}
+    assert destination.manifest.retired == ()
+    for artifact in destination.manifest.artifacts:
+        assert rows_at(destination, artifact.to_position) == long.states[artifact.to_position]
+
+
+def test_an_epoch_that_leaves_takes_its_parts_along(destination: ScriptedDestination) -> None:
+    long = compacted_archive(destination, keep_epochs=1)
+    rebased(long.archive, long.head, long.states[long.head])
+    for _ in range(3):
+        collected(destination)
+    assert set(destination.store.objects) == {MANIFEST} | destination.manifest.kept_keys()
+    assert len(destination.manifest.artifacts) == 1
+
+
+def test_a_list_deletes_only_what_it_covers_and_nothing_else_needs() -> None:
+    [destination] = memory()
+    long = compacted_archive(destination)
+    head = destination.manifest.artifacts[-1].formats["jsonl"]
+    base = destination.manifest.artifacts[0].formats["jsonl"]
+    merged = next(a for a in destination.manifest.artifacts if a.parts and a.parts.file)
+    assert merged.parts is not None and merged.parts.file is not None
+    part = merged_.read(destination, merged.parts.file.key, merged.parts.file, PREFIX)[0]
+    key = f"{PREFIX}epoch=1/parts-0_1-0_FFFF.json.gz"
+    hostile = [
+        {**part.to_json(), "formats": {"jsonl": {**head.to_json(), "key": named}}}
+        for named in (
+            head.key,
+            base.key,
+            MANIFEST,
+            "other/epoch=1/diff-0_1-0_2.jsonl",
+            part.formats["jsonl"].key,
+        )
+    ]
+    body = json.dumps({"parts_version": 1, "diffs": hostile}).encode()
+    objects = destination.store.objects
+    for name in (key, "other/epoch=1/diff-0_1-0_2.jsonl"):
+        objects[name] = (gzip.compress(body), *next(iter(objects.values()))[1:])
+    before = set(objects)
+    for _ in range(4):
+        collected(destination)
+    # An orphan by name: it is retired and deleted, and takes nothing along.
+    assert before - set(objects) == {key}
+    for position, state in long.states.items():
+        assert rows_at(destination, position) == state
+
+
+def test_an_unreadable_list_is_deleted_and_what_it_named_is_found_by_listing() -> None:
+    [destination] = memory()
+    long = compacted_archive(destination)
+    destination.store.world.now += 10 * HOUR
+    long.grow(3)
+    long.archive.merging.drop_parts(timedelta(hours=5))
+    for key in [key for key in destination.store.objects if "/parts-" in key]:
+        destination.store.objects[key] = (b"?", *destination.store.objects[key][1:])
+    for _ in range(5):
+        collected(destination)
+    assert set(destination.store.objects) == {MANIFEST} | destination.manifest.kept_keys()

@@ -26,7 +26,6 @@ from tests.support.archive.archiving import (
     diffed,
     environment,
     opened,
-    rebased,
 )
 
 HOUR = timedelta(hours=1)
@@ -211,44 +210,6 @@ def test_a_deletion_that_fails_is_told_and_what_was_done_is_entered(
     with pytest.raises(DestinationUnavailable):
         run(destination)
     assert retired(destination) == {B: True}
-
-
-def test_two_collectors_never_delete_the_same_name(
-    destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The slower one would delete what a writer has put there since."""
-    due_for_deletion(destination, A)
-    key = f"{PREFIX}epoch=1/{A}"
-    other = destination.another()
-    real = destination.delete
-
-    def other_runs_first(name: str) -> None:
-        assert run(other).deleted == [], "it was announced by the first"
-        real(name)
-
-    monkeypatch.setattr(destination, "delete", other_runs_first)
-    assert run(destination).deleted == [key]
-    destination.store.create(key, b"new life")
-    assert run(other).deleted == []
-    assert key in destination.store.objects
-
-
-def test_an_object_that_is_committed_meanwhile_stays(
-    new_stores: NewStores, destination: ScriptedDestination
-) -> None:
-    """An old upload of a writer who was held up: in the manifest before our swap."""
-    archive = opened([destination.another()], "w2")
-    key = "public.t/epoch=1/diff-0_14-0_1E.jsonl"
-    [model] = new_stores()
-    copy = opened([model])
-    rebased(copy, 20, TWO, continues=False)
-    diffed(copy, 20, 30, TWO, ONE)
-    destination.store.create(key, model.store.objects[key][0])
-    pass_time(destination, 2 * DAY)
-    destination.before_swap.append(lambda: diffed(archive, 20, 30, TWO, ONE))
-    assert run(destination).orphans == []
-    assert destination.manifest.artifacts[-1].keys == [key]
-    assert destination.manifest.retired == ()
 
 
 def test_on_local_disk_left_overs_go_too(tmp_path: Path) -> None:

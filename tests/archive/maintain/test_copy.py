@@ -1,6 +1,5 @@
 """A copy: whole, checked, named last; a later one brings it up to date; never in a writer's way."""
 
-import threading
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
@@ -15,7 +14,6 @@ from laredo_archive.errors import (
     CopyStopped,
     Fenced,
 )
-from laredo_archive.maintain import copy_objects
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import Copied, copy
 from laredo_archive.maintain.verify import verify
@@ -33,7 +31,6 @@ from laredo_model.position import Position
 from tests.support.archive.archiving import (
     ONE,
     OTHER_HISTORY,
-    PREFIX,
     TABLE,
     THREE,
     TWO,
@@ -133,16 +130,6 @@ def test_what_was_moved_is_copied_under_its_names_there(source: Path, tmp_path: 
     assert location.find(str(moved)).is_renamed_copy
     copied(moved, tmp_path / "to" / "again")
     assert_is_copy(moved, tmp_path / "to" / "again")
-
-
-def test_a_later_copy_brings_what_is_new(source: Path, target: Path) -> None:
-    copied(source, target)
-    with opened([LocalDestination(source.parent)], "w2") as writer:
-        diffed(writer, 30, 40, THREE, ONE, formats=FORMATS)
-        writer.see(Position(50))
-    done = copied(source, target)
-    assert (done.tally.copied, done.kept) == (2, 6)
-    assert_is_copy(source, target)
 
 
 def test_what_has_left_the_source_is_retired_here_too(source: Path, target: Path) -> None:
@@ -365,76 +352,6 @@ def test_archives_without_sha256_are_copied_and_adopted_too(tmp_path: Path) -> N
     copied(source, target)
     (target / "manifest.json").unlink()
     assert copied(source, target).tally.adopted == 7
-    assert_is_copy(source, target)
-
-
-def test_the_source_retires_what_is_being_copied(
-    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Planned anew: the state of then, and what was copied for nothing is retired."""
-    monkeypatch.setattr(copy_objects, "SMALL_AT_ONCE", 1)
-
-    def retire() -> None:
-        with opened([LocalDestination(source.parent)], "w2", keep_epochs=1) as writer:
-            rebased(writer, 30, THREE, formats=FORMATS)
-        for _ in range(3):
-            collect(LocalDestination(source.parent), TABLE, key_prefix=PREFIX, policy=AT_ONCE)
-
-    copied(source, target, progress=At("diff-0_A-0_14.jsonl", retire))
-    found = assert_is_copy(source, target)
-    assert found.manifest.head == EpochPosition(2, Position(30))
-    superseded = objects(found.destination) - {entry.key for entry in found.manifest.named()}
-    assert len(superseded) == 3
-    assert superseded == found.manifest.retired_keys() | {found.manifest_key}
-
-
-def test_the_source_grows_meanwhile(source: Path, target: Path) -> None:
-    def grow() -> None:
-        with opened([LocalDestination(source.parent)], "w2") as writer:
-            diffed(writer, 30, 40, THREE, ONE, formats=FORMATS)
-
-    copied(source, target, progress=At("looking at", grow))
-    assert verify(Archive.at(str(target))).sound
-    assert location.find(str(target)).manifest.head == EpochPosition(1, Position(30))
-    copied(source, target)
-    assert_is_copy(source, target)
-
-
-def test_the_target_s_collector_retires_what_isn_t_named_yet(source: Path, target: Path) -> None:
-    """A copy that takes longer than the cut-off: its objects look like orphans."""
-    copied(source, target)
-    with opened([LocalDestination(source.parent)], "w2") as writer:
-        diffed(writer, 30, 40, THREE, ONE)
-
-    def collect_here() -> None:
-        collect(
-            LocalDestination(target.parent),
-            TABLE,
-            key_prefix=PREFIX,
-            policy=Policy(AT_ONCE.cut_off),
-        )
-
-    new = f"{TABLE}/epoch=1/diff-0_1E-0_28.jsonl"
-    place = target.parent / new
-    place.write_bytes((source.parent / new).read_bytes())
-    copied(source, target, progress=At(f"{new}: there already", collect_here))
-    found = assert_is_copy(source, target)
-    assert new in found.manifest.retired_keys()
-
-
-def test_two_copies_at_once(source: Path, target: Path) -> None:
-    results: list[Copied] = []
-    both = threading.Barrier(2)
-
-    def one() -> None:
-        results.append(copied(source, target, progress=At("looking at", both.wait)))
-
-    threads = [threading.Thread(target=one) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 2
     assert_is_copy(source, target)
 
 

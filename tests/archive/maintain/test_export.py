@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from laredo_archive import codec
+from laredo_archive.codec.zstd_frames import PlainBytes
 from laredo_archive.errors import ExportRefused
 from laredo_archive.maintain.export import csv_value, export
 from laredo_archive.read.fold import Rows
@@ -15,6 +16,7 @@ from laredo_model.column import Column
 from laredo_model.key import of_line
 from tests.support import drawn
 from tests.support.archive.building import Builder
+from tests.support.archive.command_line import printed
 from tests.support.archive.several_epochs import several_epochs
 from tests.support.postgres import Database
 
@@ -84,6 +86,16 @@ def test_an_export_gives_back_the_rows(tmp_path: Path, format_id: str) -> None:
     with target.open("rb") as file:
         found = codec.read_snapshot(format_id, boundary.columns, file)
         assert _together(found) == _together(archive.rows(boundary))
+
+
+@pytest.mark.parametrize("name", ["t.jsonl.zst", "t.pb.zst"])
+def test_a_file_is_compressed_if_its_name_says_so(tmp_path: Path, name: str) -> None:
+    archive = several_epochs(tmp_path).write()
+    plain = tmp_path / name.removesuffix(".zst")
+    printed("export", archive, tmp_path / name)
+    printed("export", archive, plain)
+    with (tmp_path / name).open("rb") as compressed:
+        assert PlainBytes(compressed).read() == plain.read_bytes()
 
 
 def _together(rows: Iterable[Rows]) -> Rows:

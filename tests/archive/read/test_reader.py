@@ -4,25 +4,31 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laredo_archive.errors import (
-    ArchiveMissing,
     ArtifactDamaged,
     ArtifactMissing,
-    DestinationError,
     FormatUnknown,
     ManifestDamaged,
     ManifestNewer,
     NoSuchBoundary,
 )
+from laredo_archive.maintain.verify import verify
 from laredo_archive.read import external_sort, fold
 from laredo_archive.reader import Archive
+from laredo_archive.storage.destination import Destination
+from laredo_archive.storage.local import LocalDestination
+from laredo_archive.write.table_archive import TableArchive
+from laredo_model import position as histories
+from laredo_model.checksum import StateChecksum
 from laredo_model.line import Action, Change
-from tests.support.archive.building import START, Builder, State, row, state
-from tests.support.archive.rows import changes
+from laredo_model.position import Position
+from tests.support.archive.building import HISTORY, START, Builder, State, row, state
+from tests.support.archive.rows import Table, changes, tables
 from tests.support.archive.several_epochs import FOUR, ONE, THREE, TWO, rows_at, several_epochs
+from tests.support.drawn import examples
 
 KINDS = {
     "jsonl": {"formats": ("jsonl",)},
@@ -32,20 +38,6 @@ KINDS = {
     "unsorted": {"shuffled": True},
     "plain protobuf": {"plain": True, "formats": ("protobuf",)},
 }
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_boundary_gives_its_state(tmp_path: Path, kind: str) -> None:
-    built = several_epochs(tmp_path, **KINDS[kind])
-    archive = Archive.at(str(built.write()))
-    assert [boundary.position for boundary in archive.boundaries] == [
-        100, 200, 300, 300, 400, 600, 700,
-    ]  # fmt: skip
-    for boundary, expected in zip(archive.boundaries, built.states, strict=True):
-        found = rows_at(archive, boundary)
-        assert found.keys() == expected.keys()
-        if kind != "plain protobuf":  # without columns, members are in the order of their names
-            assert found == expected
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "protobuf", "unsorted"])
@@ -214,44 +206,6 @@ def test_as_of_takes_the_newest_history_that_has_it(tmp_path: Path) -> None:
     assert at(500, exact=True) == (1, 500)
 
 
-def test_archive_is_found_however_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = several_epochs(tmp_path / "a b").write()
-    monkeypatch.chdir(tmp_path)
-    copied = tmp_path / "elsewhere"
-    directory.rename(tmp_path / "moved")
-    (tmp_path / "moved").rename(copied)
-    for place in (
-        str(copied),
-        f"{copied}/",
-        f"{copied}/manifest.json",
-        copied.as_uri(),
-        "elsewhere",
-        "elsewhere/manifest.json",
-    ):
-        archive = Archive.at(place)
-        assert rows_at(archive, archive.boundary()) == TWO
-
-
-@pytest.mark.parametrize("prefix", ["", "users/", "prod/eu/users/", "prod-users-", "prod/users-"])
-def test_archive_is_found_with_any_key_prefix(tmp_path: Path, prefix: str) -> None:
-    built = several_epochs(tmp_path / "d", prefix=prefix)
-    built.write()
-    archive = Archive.at(f"{tmp_path}/d/{prefix}manifest.json")
-    assert rows_at(archive, archive.boundary()) == TWO
-
-
-def test_no_archive_names_those_near_it(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveMissing, match="Give the directory"):
-        Archive.at(str(tmp_path))
-    several_epochs(tmp_path).write()
-    with pytest.raises(ArchiveMissing, match=r"There is one at .*users/"):
-        Archive.at(str(tmp_path))
-    with pytest.raises(DestinationError, match="gopher:// isn't known"):
-        Archive.at("gopher://bucket/users")
-
-
 def test_manifest_that_is_damaged_or_newer(tmp_path: Path) -> None:
     directory = several_epochs(tmp_path).write()
     manifest = directory / "manifest.json"
@@ -348,3 +302,91 @@ def test_a_key_that_the_archive_doesn_t_name_can_be_given(tmp_path: Path) -> Non
     assert rows_at(archive, archive.boundary()) == {b"y": rows[b"y"]}
     with pytest.raises(ArtifactDamaged, match=r'no key column "id".*set it with --key'):
         read_all(tmp_path / "users")
+
+
+# Readers return the rows that the writer commits: any table, any states, every format.
+
+
+class Writer:
+    """Writes states as the snapshotter does, and remembers them by position."""
+
+    def __init__(self, destination: Destination, table: Table, formats: tuple[str, ...]) -> None:
+        self._archive = TableArchive.open([destination], "s.t", key_prefix="s.t/")
+        self._table = table
+        self._formats = formats
+        self.states: dict[int, State] = {}
+        self.position = 0
+
+    def base(self, state: State, *, continues: bool) -> None:
+        if not continues:
+            self.position += 100
+        with self._archive.snapshot(
+            position=Position(self.position),
+            history=histories.parse_history(HISTORY),
+            columns=self._table.columns,
+            key_fields=self._table.key_fields,
+            formats=self._formats,
+        ) as upload:
+            upload.write(list(state), list(state.values()))
+            base = upload.finish(START + timedelta(seconds=self.position))
+        self._archive.commit_base(base, continues=continues)
+        self.states[self.position] = state
+
+    def diff(self, state: State, *, truncate: bool) -> None:
+        checksum = StateChecksum()
+        checksum.add(list(state.values()))
+        before = {} if truncate else self.states[self.position]
+        start, self.position = self.position, self.position + 100
+        self._archive.commit_diff(
+            changes(before, state),
+            from_position=Position(start),
+            to_position=Position(self.position),
+            to_time=START + timedelta(seconds=self.position),
+            rows=checksum.rows,
+            checksum=checksum.hex(),
+            formats=self._formats,
+            truncate=truncate,
+        )
+        self.states[self.position] = state
+
+
+@settings(max_examples=examples(40))
+@given(data=st.data())
+@pytest.mark.parametrize("formats", [("jsonl",), ("protobuf",), ("jsonl", "protobuf")])
+def test_every_boundary_of_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, formats: tuple[str, ...], data: st.DataObject
+) -> None:
+    destination = LocalDestination(tmp_path_factory.mktemp("archive"))
+    writer = written(destination, formats, data)
+    assert_read(Archive.at(destination.uri + "s.t"), writer)
+
+
+def written(destination: Destination, formats: tuple[str, ...], data: st.DataObject) -> Writer:
+    """Any table, through any states."""
+    table: Table = data.draw(tables())
+    writer = Writer(destination, table, formats)
+    writer.base(data.draw(table.rows(8)), continues=False)
+    steps = st.sampled_from(["diff", "diff", "truncate", "re-base", "gap"])
+    for step in data.draw(st.lists(steps, max_size=6)):
+        if step == "re-base":
+            writer.base(writer.states[writer.position], continues=True)
+        elif step == "gap":
+            writer.base(data.draw(table.rows(8)), continues=False)
+        else:
+            writer.diff(data.draw(table.rows(8)), truncate=step == "truncate")
+    return writer
+
+
+def assert_read(archive: Archive, writer: Writer) -> None:
+    """Each of its states, and what changed between the first and the last."""
+    report = verify(archive)
+    assert (report.problems, report.remarks) == ([], [])
+    for boundary in archive.boundaries:
+        found: dict[bytes, bytes] = {}
+        for keys, lines in archive.rows(boundary):
+            found |= zip(keys, lines, strict=True)
+        assert found == writer.states[boundary.position]
+    first, last = archive.boundaries[0], archive.boundaries[-1]
+    truncated, changed = archive.changes(first, last)
+    before = {} if truncated else writer.states[first.position]
+    assert list(changed) == changes(before, writer.states[last.position])

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from laredo_archive import ArchiveError, open_archive
 from laredo_archive.aws.profile import AwsError, ProfileError
 from laredo_archive.cli import main
-from tests.archive.aws.answering import Answer, Answering, answering
+from tests.support.archive.answering import Answer, Answering, answering
 
 NOT_THERE = Answer(404, "<Error><Code>NoSuchKey</Code><Message>none</Message></Error>")
 

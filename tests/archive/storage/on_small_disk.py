@@ -22,7 +22,6 @@ from laredo_archive.storage.local import UNFINISHED, LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import (
-    EMPTY,
     MANIFEST,
     ONE,
     PREFIX,
@@ -83,17 +82,6 @@ def full_for_a_diff(directory: Path) -> None:
     assert archive.head is not None and archive.head.position == 20
 
 
-def full_for_a_base(directory: Path) -> None:
-    """Nothing of the base is left, and small diffs go on."""
-    archive = archive_on(directory)
-    message = refusal(lambda: base_of(archive, 10, BIG), DestinationFull)
-    assert str(directory) in message, message
-    assert left_overs(directory) == []
-    diffed(archive, 10, 20, ONE, EMPTY)
-    remount(directory, "size=8m")
-    rebased(archive, 20, EMPTY)
-
-
 def full_for_the_manifest(directory: Path) -> None:
     """Every byte is used: not even the manifest can be written, and the old one stays whole."""
     archive = archive_on(directory)
@@ -144,17 +132,6 @@ def no_inodes(directory: Path) -> None:
     rebased(archive, 10, ONE, formats=("jsonl", "protobuf"))
 
 
-def read_only(directory: Path) -> None:
-    archive = archive_on(directory)
-    remount(directory, "ro")
-    message = refusal(lambda: diffed(archive, 10, 20, ONE, EMPTY), DestinationReadOnly)
-    assert str(directory) in message and "is read-only; mount it read-write" in message, message
-    refusal(lambda: base_of(archive, 10, ONE), DestinationReadOnly)
-    remount(directory, "rw")
-    archive.settle()
-    assert archive.head is not None and archive.head.position == 20
-
-
 def read_only_from_the_start(directory: Path) -> None:
     archive_on(directory)
     remount(directory, "ro")
@@ -163,7 +140,7 @@ def read_only_from_the_start(directory: Path) -> None:
         try:
             use()
         except DestinationReadOnly as failure:
-            assert "read-only" in str(failure)
+            assert "is read-only; mount it read-write" in str(failure)
         else:
             raise AssertionError("it wasn't refused")
     assert local.get(MANIFEST) is not None, "reading goes on"
@@ -186,11 +163,9 @@ SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         full_for_a_diff,
-        full_for_a_base,
         full_for_the_manifest,
         full_for_a_copy,
         no_inodes,
-        read_only,
         read_only_from_the_start,
     )
 }

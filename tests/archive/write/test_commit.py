@@ -36,7 +36,6 @@ from tests.support.archive.archiving import (
     diffed,
     opened,
     rebased,
-    rows,
 )
 from tests.support.archive.truth import COLUMNS, checksum_of
 
@@ -81,16 +80,6 @@ def test_the_first_base_and_a_diff(destination: ScriptedDestination) -> None:
     assert destination.manifest.artifacts[1].formats["jsonl"].key == (
         "public.t/epoch=1/diff-0_A-0_14.jsonl"
     )
-
-
-def test_another_writer_goes_on_from_there(destination: ScriptedDestination) -> None:
-    first = based([destination])
-    diffed(first, 10, 20, ONE, TWO)
-    second = opened([destination], "w2")
-    assert second.head == first.head
-    assert second.claim.term == 2
-    diffed(second, 20, 30, TWO, THREE)
-    assert listed(destination)[-1] == ("diff", 1, 30)
 
 
 def test_a_rebase_relabels_what_comes_after_it(destination: ScriptedDestination) -> None:
@@ -172,28 +161,6 @@ def test_the_same_commit_again_is_the_same_artifact(destination: ScriptedDestina
     assert destination.manifest.revision == revision
 
 
-def test_old_epochs_leave_into_retired(destination: ScriptedDestination) -> None:
-    archive = based([destination], keep_epochs=2)
-    diffed(archive, 10, 20, ONE, TWO)
-    rebased(archive, 20, TWO)
-    assert destination.manifest.retired == ()
-    rebased(archive, 20, TWO)
-    assert listed(destination) == [("snapshot", 2, 20), ("snapshot", 3, 20)]
-    gone = [entry.key for entry in destination.manifest.retired]
-    assert gone == [
-        "public.t/epoch=1/snapshot-0_A.jsonl",
-        "public.t/epoch=1/diff-0_A-0_14.jsonl",
-    ]
-    assert {entry.at for entry in destination.manifest.retired} == {None}
-    date = destination.store.world.date
-    archive.see(Position(20))
-    diffed(archive, 20, 30, TWO, THREE)
-    dates = {entry.at for entry in destination.manifest.retired}
-    assert all(at is not None and at <= date for at in dates)
-    assert len(dates) == 1
-    assert set(gone) <= set(destination.store.objects), "only the collector deletes"
-
-
 def test_seen_is_raised_and_never_lowered(destination: ScriptedDestination) -> None:
     archive = opened([destination])
     with pytest.raises(OutOfOrder, match="can't be recorded as seen"):
@@ -224,33 +191,6 @@ def test_to_time_never_goes_back(destination: ScriptedDestination) -> None:
     assert times == [MORNING, *[MORNING + hour] * 4]
 
 
-def test_objects_that_vanished_before_the_commit_are_uploaded_under_a_new_name(
-    new_stores: NewStores,
-) -> None:
-    stores = new_stores(2)
-    archive = based(stores)
-    base = base_of(archive, 10, ONE)
-    key = "public.t/epoch=2/snapshot-0_A.jsonl"
-    del stores[0].store.objects[key]
-    archive.commit_base(base, continues=True)
-    names = [place.manifest.artifacts[-1].formats["jsonl"].key for place in stores]
-    assert names == ["public.t/epoch=2/snapshot-0_A-w1-1.jsonl", key]
-    assert stores[0].store.objects[names[0]][0] == stores[1].store.objects[key][0]
-
-
-def test_retired_objects_are_not_named_again(destination: ScriptedDestination) -> None:
-    archive = based([destination])
-    base = base_of(archive, 10, ONE)
-    key = "public.t/epoch=2/snapshot-0_A.jsonl"
-    data = destination.manifest.to_bytes().replace(
-        b'"retired":[]', b'"retired":[{"key":"%s"}]' % key.encode()
-    )
-    destination.store.objects["public.t/manifest.json"] = (data, destination.store.world.date)
-    archive.commit_base(base, continues=True)
-    assert destination.manifest.artifacts[-1].keys == ["public.t/epoch=2/snapshot-0_A-w1-1.jsonl"]
-    assert destination.manifest.retired_keys() == {key}
-
-
 def test_a_base_that_vanished_everywhere_has_to_be_made_again(new_stores: NewStores) -> None:
     [destination] = new_stores()
     archive = opened([destination])
@@ -272,33 +212,6 @@ def test_an_orphan_with_the_same_bytes_is_adopted(new_stores: NewStores) -> None
     archive = based([other])
     diffed(archive, 10, 20, ONE, TWO)
     assert other.manifest.artifacts[-1].keys == [key]
-
-
-@pytest.mark.parametrize("flip", [False, True])
-def test_an_object_with_other_bytes_keeps_its_name(new_stores: NewStores, flip: bool) -> None:
-    [destination] = new_stores()
-    archive = based([destination])
-    key = "public.t/epoch=1/diff-0_A-0_14.jsonl"
-    [model] = new_stores()
-    copy = based([model])
-    diffed(copy, 10, 20, ONE, TWO)
-    data = model.store.objects[key][0]
-    foreign = data.replace(b"z", b"y") if flip else b"quite different"
-    destination.store.create(key, foreign)
-    diffed(archive, 10, 20, ONE, TWO)
-    assert destination.store.objects[key][0] == foreign
-    assert destination.manifest.artifacts[-1].keys == ["public.t/epoch=1/diff-0_A-0_14-w1-1.jsonl"]
-
-
-def test_several_formats_are_one_artifact(destination: ScriptedDestination) -> None:
-    archive = opened([destination])
-    rebased(archive, 10, ONE, continues=False, formats=("jsonl", "protobuf"))
-    diffed(archive, 10, 20, ONE, TWO, formats=("protobuf", "jsonl", "jsonl"))
-    assert [sorted(a.formats) for a in destination.manifest.artifacts] == [
-        ["jsonl", "protobuf"]
-    ] * 2
-    assert len(destination.store.objects) == 5
-    assert destination.manifest.artifacts[1].change_count == 2
 
 
 def test_an_unknown_format_is_refused_before_anything_is_written(new_stores: NewStores) -> None:
@@ -332,29 +245,6 @@ def test_durable_means_on_all_and_in_order(new_stores: NewStores) -> None:
     assert all(listed(place)[-1] == ("diff", 1, 20) for place in stores)
     assert not archive.unfinished
     diffed(archive, 20, 30, TWO, THREE)
-
-
-def test_the_next_isnt_committed_anywhere_before_the_last_is_everywhere(
-    new_stores: NewStores,
-) -> None:
-    stores = new_stores(2)
-    archive = based(stores)
-
-    def go_away() -> None:
-        stores[1].store.away_until = stores[1].store.world.now + 10_000
-
-    stores[0].before_swap.append(go_away)
-    with pytest.raises(CommitUnavailable):
-        diffed(archive, 10, 20, ONE, TWO)
-    assert [len(listed(place)) for place in stores] == [2, 1]
-    assert archive.head is not None
-    assert archive.head.position == 10
-    with pytest.raises(CommitUnavailable):
-        diffed(archive, 20, 30, TWO, THREE)
-    assert [len(listed(place)) for place in stores] == [2, 1]
-    stores[1].store.away_until = 0
-    diffed(archive, 10, 20, ONE, TWO)
-    assert [len(listed(place)) for place in stores] == [2, 2]
 
 
 def test_a_base_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
@@ -469,26 +359,3 @@ def test_the_same_destination_twice_is_one(tmp_path: Path) -> None:
     archive = based([LocalDestination(tmp_path), LocalDestination(f"{tmp_path}/./")])
     assert archive.manifest is not None
     assert archive.manifest.revision == 2
-
-
-def test_round_trips_of_a_diff(new_stores: NewStores) -> None:
-    """One PUT and one HEAD per format and destination, one swap of each manifest."""
-    stores = new_stores(2)
-    archive = based(stores)
-    for place in stores:
-        place.requests.clear()
-    diffed(archive, 10, 20, ONE, TWO)
-    key = "public.t/epoch=1/diff-0_A-0_14.jsonl"
-    expected = [("put", key), ("head", key), ("swap", "public.t/manifest.json")]
-    assert [place.requests for place in stores] == [expected] * 2
-
-
-def test_diffs_say_keys_as_go_prints_them_if_that_is_asked_for(new_stores: NewStores) -> None:
-    for go_keys in (True, False):
-        [destination] = new_stores()
-        archive = based([destination], go_keys=go_keys)
-        entry = diffed(archive, 10, 20, ONE, ONE | rows((1000001, "m"))).formats["jsonl"]
-        line = destination.store.objects[entry.key][0]
-        assert (b'"KEY":"1.000001e+06"' in line) is go_keys
-        assert b'"key":"1000001"' in line
-        assert entry.sorted

@@ -239,23 +239,3 @@ def test_a_base_that_is_offered_again_is_the_same_base(
     first = archive.commit_base(made, continues=True)
     assert archive.commit_base(made, continues=True) == first
     assert [artifact.epoch for artifact in destination.manifest.artifacts] == [1, 1, 2]
-
-
-def test_two_writers_that_start_at_once_end_with_one(destination: ScriptedDestination) -> None:
-    others = []
-    destination.before_swap.append(lambda: others.append(opened([destination.another()], "w2")))
-    first = opened([destination], "w1")
-    assert destination.manifest.writer_id == "w1"
-    assert first.claim.term == 2
-    with pytest.raises(Fenced):
-        rebased(others[0], 10, ONE, continues=False)
-    rebased(first, 10, ONE, continues=False)
-
-
-def test_claims_that_cross_on_two_destinations_start_over(new_stores: NewStores) -> None:
-    stores = new_stores(2)
-    # Between our claim of the first and that of the second somebody claims both.
-    stores[1].before_swap.append(lambda: opened([place.another() for place in stores], "w2"))
-    archive = opened(stores, "w1")
-    assert [place.manifest.writer_id for place in stores] == ["w1", "w1"]
-    assert {place.manifest.writer_term for place in stores} == {archive.claim.term}

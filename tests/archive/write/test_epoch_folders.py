@@ -5,14 +5,11 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
-
 from laredo_archive.maintain.collect import Policy, collect
-from laredo_archive.manifest import parser, rules
-from laredo_archive.manifest.model import Former, Manifest
+from laredo_archive.manifest import parser
+from laredo_archive.manifest.model import Manifest
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
-from laredo_archive.write.manifest_store import Counts, ManifestStore
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import (
@@ -27,7 +24,6 @@ from tests.support.archive.archiving import (
     base_of,
     based,
     diffed,
-    environment,
     opened,
     rebased,
 )
@@ -122,29 +118,6 @@ def test_the_former_stay_until_their_epoch_leaves(new_stores: NewStores) -> None
     assert state_of(Archive.open(store, PREFIX)) == ONE
 
 
-def test_with_one_epoch_kept_they_are_retired_at_once(new_stores: NewStores) -> None:
-    [store] = new_stores()
-    rebased_under_load(opened([store], keep_epochs=1))
-    assert store.manifest.former == ()
-    assert len(store.manifest.retired) == 8
-    assert {key for key in collected(store) if key != MANIFEST} == by_epoch(store.manifest)[2]
-
-
-def test_one_that_is_relabelled_twice(new_stores: NewStores) -> None:
-    [store] = new_stores()
-    archive = based([store], keep_epochs=2)
-    first = base_of(archive, 10, ONE)
-    diffed(archive, 10, 20, ONE, TWO)
-    archive.commit_base(first, continues=True)
-    second = base_of(archive, 10, ONE)
-    archive.commit_base(second, continues=True)
-    assert [(one.epoch, one.key) for one in store.manifest.former] == [
-        (2, f"{PREFIX}epoch=2/diff-0_A-0_14.jsonl")
-    ]
-    assert f"{PREFIX}epoch=1/diff-0_A-0_14.jsonl" in store.manifest.retired_keys()
-    assert state_of(Archive.open(store, PREFIX)) == TWO
-
-
 def test_a_name_that_is_taken_there(new_stores: NewStores) -> None:
     """By something else: another name. By the same bytes, of a writer that was killed: adopted."""
     [store] = new_stores()
@@ -162,28 +135,6 @@ def test_a_name_that_is_taken_there(new_stores: NewStores) -> None:
         f"{PREFIX}epoch=2/diff-0_1E-0_28.jsonl",
     ]
     assert state_of(Archive.open(store, PREFIX)) == ONE
-
-
-def test_a_copy_that_a_collector_took_meanwhile_is_made_again(new_stores: NewStores) -> None:
-    """A link is as old as its file, so it may be older than the cut-off when it is made."""
-    [store] = new_stores()
-    archive = based([store])
-    base = base_of(archive, 10, ONE)
-    diffed(archive, 10, 20, ONE, TWO)
-    copied = f"{PREFIX}epoch=2/diff-0_A-0_14.jsonl"
-
-    def retire_it() -> None:
-        assert store.head(copied) is not None
-        other = ManifestStore(store.another(), TABLE, PREFIX, environment(store), Counts())
-        other.rewrite(lambda known: rules.with_retired(known, [Former(copied, 2)]), None)
-
-    store.before_swap.append(retire_it)
-    archive.commit_base(base, continues=True)
-    assert [entry.key for entry in store.manifest.named()][-1] == (
-        f"{PREFIX}epoch=2/diff-0_A-0_14-w1-1.jsonl"
-    )
-    collected(store)
-    assert state_of(Archive.open(store, PREFIX)) == TWO
 
 
 def test_a_diff_that_is_missing_doesnt_keep_a_base_out(new_stores: NewStores) -> None:
@@ -230,27 +181,3 @@ def test_archives_whose_diffs_lie_in_the_former_folder_are_read_and_go_on(
     collected(store)
     archive = Archive.open(store, PREFIX)
     assert [state_of(archive, end) for end in (20, 30, 40)] == [TWO, THREE, ONE]
-
-
-def test_a_destination_that_missed_the_rebase_has_its_own_copies(new_stores: NewStores) -> None:
-    stores = new_stores(2)
-    archive = based(stores, keep_epochs=2)
-    base = base_of(archive, 10, ONE)
-    diffed(archive, 10, 20, ONE, TWO)
-
-    def go_away() -> None:
-        stores[1].store.away_until = stores[1].store.world.now + 10_000
-
-    stores[0].before_swap.append(go_away)
-    with pytest.raises(Exception, match=r"away|unavailable"):
-        archive.commit_base(base, continues=True)
-    stores[1].store.away_until = 0
-    opened(stores, "w2", keep_epochs=2)
-    for store in stores:
-        assert [entry.key for entry in store.manifest.named()][-1] == (
-            f"{PREFIX}epoch=2/diff-0_A-0_14.jsonl"
-        )
-        assert [entry.key for entry in store.manifest.former] == [
-            f"{PREFIX}epoch=1/diff-0_A-0_14.jsonl"
-        ]
-        assert collected(store) == {MANIFEST, *store.manifest.kept_keys()}

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,9 @@ import pytest
 from laredo_archive.errors import DestinationUnavailable
 from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, Upload
 from laredo_archive.storage.local import LocalDestination
-from laredo_archive.write.diff_encoding import Window, encode
 from laredo_archive.write.manifest_store import in_threads
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.line import Action, Change
-from laredo_model.position import Position
 from tests.support.archive.archiving import ONE, PREFIX, TABLE, TWO, base_of, diffed
-from tests.support.archive.truth import COLUMNS
 from tests.support.processes import PATIENCE_S
 
 FORMATS = ("jsonl", "protobuf")
@@ -127,35 +122,3 @@ def test_a_failure_is_raised_when_all_have_ended() -> None:
     with pytest.raises(DestinationUnavailable, match="file:///a/"):
         in_threads([first, second])
     assert ended == ["second"]
-
-
-def test_a_diff_is_read_by_several_at_once() -> None:
-    changes = [Change(Action.INSERT, key, None, line) for key, line in sorted(TWO.items())]
-    window = Window(
-        epoch=1,
-        history=None,
-        from_position=Position(10),
-        to_position=Position(20),
-        to_time=None,
-        rows=len(TWO),
-        checksum="0" * 32,
-        truncate=False,
-        cancelled=0,
-    )
-    diff = encode(
-        TABLE,
-        "public.t/",
-        window,
-        changes,
-        formats=["jsonl"],
-        columns=COLUMNS,
-        created_at=datetime.now(UTC),
-        spool_directory=None,
-    )
-    content = diff.contents["jsonl"]
-    with content.open() as one, content.open() as other:
-        read = [one.read(7), other.read(7), one.read(), other.read()]
-    diff.spool.close()
-    assert read[0] == read[1]
-    assert read[2] == read[3]
-    assert len(read[0] + read[2]) == content.size_bytes

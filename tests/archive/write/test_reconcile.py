@@ -1,14 +1,11 @@
 """All destinations brought to the one that is ahead, or refused with both heads."""
 
-import copy
 import re
-from pathlib import Path
 
 import pytest
 
 from laredo_archive.errors import ArtifactDamaged, CommitUnavailable, HistoriesDiffer
 from laredo_archive.manifest import rules
-from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import (
@@ -63,28 +60,6 @@ def behind_by_one(stores: list[ScriptedDestination], archive: TableArchive, comm
         commit(archive)
     archive.close()
     stores[1].store.away_until = 0
-
-
-def test_a_new_destination_is_filled(new_stores: NewStores) -> None:
-    old, new = new_stores(2)
-    grown([old])
-    opened([new, old], "w2")
-    assert_level(old, new)
-    assert new.manifest.writer_id == "w2"
-
-
-def test_one_that_missed_a_diff_gets_it(new_stores: NewStores) -> None:
-    stores = new_stores(2)
-    archive = grown(stores)
-    objects = set(stores[1].store.objects)
-    behind_by_one(stores, archive, lambda a: diffed(a, 20, 30, TWO, THREE))
-    assert len(stores[1].manifest.artifacts) == 2
-    again = opened(stores, "w2")
-    assert_level(*stores)
-    assert again.head is not None
-    assert again.head.position == 30
-    added = set(stores[1].store.objects) - objects
-    assert added == {"public.t/epoch=1/diff-0_14-0_1E.jsonl"}
 
 
 def test_one_that_missed_a_rebase_is_relabelled_and_retired_like_the_other(
@@ -174,20 +149,6 @@ def test_seen_comes_from_the_one_ahead(new_stores: NewStores) -> None:
     assert new.manifest.seen_position == 77
 
 
-def test_a_destination_that_comes_back_older_than_the_first_artifact_is_filled(
-    new_stores: NewStores,
-) -> None:
-    old, new = new_stores(2)
-    archive = grown([old, new], keep_epochs=1)
-    kept = copy.copy(new.store.objects)
-    for position in (30, 40):
-        diffed(archive, position - 10, position, TWO, TWO)
-        rebased(archive, position, TWO)
-    new.store.objects = kept
-    opened([old, new], "w2")
-    assert_level(old, new)
-
-
 def refused(stores: list[ScriptedDestination], complaint: str) -> None:
     before = [dict(place.store.objects) for place in stores]
     with pytest.raises(HistoriesDiffer, match=complaint):
@@ -240,21 +201,3 @@ def test_a_new_history_that_came_to_one_only_is_no_foreign_archive(new_stores: N
     assert {a.history for a in stores[0].manifest.artifacts} == {OTHER_HISTORY}
     opened(stores, "w2")
     assert_level(*stores)
-
-
-def test_local_directories_are_levelled_too(tmp_path: Path) -> None:
-    one, other = LocalDestination(tmp_path / "one"), LocalDestination(tmp_path / "other")
-    first = opened([one])
-    rebased(first, 10, ONE, continues=False, formats=("jsonl", "protobuf"))
-    second = opened([other, one], "w2")
-    diffed(second, 10, 20, ONE, TWO)
-
-    def contents(directory: Path) -> dict[str, bytes]:
-        return {
-            path.relative_to(directory).as_posix(): path.read_bytes()
-            for path in directory.rglob("*")
-            if path.is_file() and "manifest" not in path.name
-        }
-
-    assert contents(tmp_path / "one") == contents(tmp_path / "other")
-    assert len(contents(tmp_path / "one")) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from tests.support.processes import PATIENCE_S, until, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 from tests.support.writer.archiving_programs import hocon
 
+SECTIONS = ("Tables", "Clients")
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=f()>{{7*7}}'
 """A table's name, as its owner may choose it."""
 
@@ -114,6 +116,71 @@ def test_a_copy_has_a_bar_until_it_is_done(served: tuple[Fanout, Database]) -> N
         wait_until(lambda: not page(server).section("Tables").all("progress"), "it is done")
 
 
+async def page_about(status: dict[str, Any], query: str = "") -> Element:
+    """The page of a server whose /status would be this."""
+    app = Endpoints()
+    http.add(app, lambda: status, LagHistory(IngestStatus))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+        return page_of(await client.get(f"/{query}"))
+
+
+async def test_of_100_tables_and_1000_clients_what_is_not_well_comes_first(
+    served: tuple[Fanout, Database],
+) -> None:
+    status = served[0].status
+    nothing = {"error": None, "copy": None, "recopy": None, "altered_by": []}
+    sound = status["tables"]["public.t"] | nothing
+    names = [f"public.t{number}" for number in range(100)]
+    status["tables"] = dict.fromkeys(names, sound)
+    status["tables"]["public.t50"] = sound | {"status": "copying", "phase": "copying"}
+    client = {
+        "table": "public.t", "peer": "ipv4:10.0.0.1:40000", "state": "live", "sequence": 9_000,
+        "buffer_depth": 0, "connected_at": status["started_at"], "batch": True, "filtered": False,
+    }  # fmt: skip
+    behind = {500: 8_000, 700: 1_000}
+    status["clients"] = [
+        client | {"client_id": f"c{number}", "behind": behind.get(number, 0)}
+        for number in range(1_000)
+    ]
+    status |= {"ready": False, "problems": ["table public.t50: copying"]}
+    shown = await page_about(status)
+    # A copy is no failure, and isn't shown as one.
+    assert shown.section("Not ready").attributes["class"] == "verdict busy"
+    assert "public.t50: copying" in shown.section("Not ready").text
+    tables, clients = shown.section("Tables"), shown.section("Clients")
+    assert [line.text for line in tables.all("tbody")[0].all("th")][:2] == [
+        "public.t50",
+        "public.t0",
+    ]
+    assert badges(tables)[:2] == [("copying", "badge busy"), ("live", "badge good")]
+    first = [line.all("th")[0].text for line in clients.all("tbody")[0].all("tr")[:2]]
+    assert first == ["c500", "c700"]
+    assert badges(clients)[:2] == [("live", "badge busy"), ("live", "badge good")]
+    assert "8,000 changes c500" in shown.section("Overview").text
+    assert [len(each.all("tbody")[0].all("tr")) for each in (tables, clients)] == [20, 20]
+    every = await page_about(status, "?all")
+    lengths = [len(every.section(title).all("tbody")[0].all("tr")) for title in SECTIONS]
+    assert lengths == [100, 1_000]
+
+    broken = "it has no usable replica identity"
+    status["tables"]["public.t99"] = sound | {"status": "waiting", "error": broken}
+    status["problems"].append(f"table public.t99: {broken}")
+    shown = await page_about(status)
+    verdict = shown.section("Not ready")
+    assert verdict.attributes["class"] == "verdict bad"
+    items = [(item.attributes.get("class"), item.text) for item in verdict.all("li")]
+    assert items == [("bad", f"table public.t99: {broken}"), (None, "table public.t50: copying")]
+    assert badges(shown.section("Tables"))[:2] == [
+        ("waiting", "badge bad"),
+        ("copying", "badge busy"),
+    ]
+
+
+def badges(section: Element) -> list[tuple[str, str]]:
+    return [(each.text, each.attributes["class"]) for each in section.all("span", "badge")]
+
+
 async def test_the_segments_of_a_split_backlog_have_bars(served: tuple[Fanout, Database]) -> None:
     status = served[0].status
     # A real backlog is split for an instant only; the rest of the status is a real one.
@@ -126,17 +193,13 @@ async def test_the_segments_of_a_split_backlog_have_bars(served: tuple[Fanout, D
         "auto", 1, 1, 1, 1, 0, 0, "a trouble of before", 0x1000, 6 << 20, segments
     )
     status["sources"]["pg"]["catchup"] = split.to_json()
-    app = Endpoints()
-    http.add(app, lambda: status, LagHistory(IngestStatus))
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
-        source = page_of(await client.get("/")).section("Source pg")
+    source = (await page_about(status)).section("Source pg")
     assert "the backlog is split" in source.text and "a trouble of before" in source.text
     lines = [[cell.text for cell in line.all("td")] for line in source.all("tr")[1:]]
     assert lines == [
-        ["decoded", "100 %", "0/1000", "0/2000", "5.0 MiB"],
-        ["decoding", "25 %", "0/2000", "0/4000", "1.0 MiB"],
-        ["waiting", "as it comes", "0/4000", "the end", "0 bytes"],
+        ["decoded", "100 %", "0/1000", "0/2000", "5.2 MB"],
+        ["decoding", "25 %", "0/2000", "0/4000", "1.0 MB"],
+        ["waiting", "as it comes", "0/4000", "the end", "0 B"],
     ]
     assert [bar.attributes["value"] for bar in source.all("progress")] == ["1.0", "0.25"]
 

@@ -22,7 +22,7 @@ from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.client import Handshake
 from laredo_fanout.config import load
 from laredo_fanout.store.environment import SourceIdentity
-from laredo_fanout.watchdog import SEGMENT, SERVING, SNAPSHOT, Watchdog
+from laredo_fanout.watchdog import SCRUB, SEGMENT, SERVING, SNAPSHOT, Watchdog
 from laredo_model.position import History
 from tests.fanout.app.running_server import running
 from tests.support.postgres import Database
@@ -83,7 +83,7 @@ def test_a_process_that_is_stopped_is_killed_after_ten_turns() -> None:
         assert one.process.poll() is None and one.watchdog.hangs[SERVING] == 0
         one.watchdog.turn()
         assert one.process.wait(PATIENCE_S) == -signal.SIGKILL
-        assert one.watchdog.hangs == {SERVING: 1, SNAPSHOT: 0, SEGMENT: 0}
+        assert one.watchdog.hangs == {SERVING: 1, SNAPSHOT: 0, SEGMENT: 0, SCRUB: 0}
         assert one.watched.verdict == "silent for 10 s, so it was killed"
         one.watchdog.turn()
         assert one.watchdog.hangs[SERVING] == 1

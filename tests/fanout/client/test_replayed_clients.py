@@ -130,25 +130,6 @@ def client_of(world: World, tmp_path: Path) -> AsyncFanoutClient:
     )
 
 
-async def test_a_client_that_was_away_for_long_comes_back(tmp_path: Path) -> None:
-    async with archived(tmp_path) as (world, table):
-        table.copied(range(6))
-        async with client_of(world, tmp_path) as client:
-            await client.await_ready(PATIENCE_S)
-            await level(client, table)
-        table.commit((3, None), (5, "away"))
-        table.cut()
-        await windows(table)
-        async with client_of(world, tmp_path) as client:
-            # Ready as soon as it is level, whenever the next heartbeat is due.
-            await client.await_ready(PATIENCE_S)
-            await level(client, table)
-            assert len(await client.lookup_index("by_name", "new")) == 4
-            table.commit((2, "live"))
-            await level(client, table)
-    assert table.outcomes == ["complete"]
-
-
 async def test_readiness_does_not_wait_for_the_next_heartbeat(tmp_path: Path) -> None:
     async with archived(tmp_path, heartbeat_interval_s=600, rows=6) as (world, table):
         async with client_of(world, tmp_path) as client:

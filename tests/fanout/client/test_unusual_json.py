@@ -210,23 +210,6 @@ def test_an_indexing_client_follows_and_listens(server: Server, tmp_path: Path) 
         assert len(again.lookup_index("by_name", "new")) == many
 
 
-@pytest.mark.thorough
-async def test_the_asyncio_twin_too(port: int, source: Source) -> None:
-    many = len(lines())
-    heard: list[Row] = []
-    async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, indexes=INDEXES) as client:
-        await client.await_ready(PATIENCE_S)
-        changes = client.changes()
-        await client.listen(lambda old, new: heard.append(new) if new else None)
-        rename_all(source, "new")
-        async with asyncio.timeout(PATIENCE_S):
-            got = [await anext(changes) for _ in range(many)]
-        assert [change.new for change in got] == heard
-        assert isinstance(got[0].new and got[0].new["doc"], RawJson)
-        assert len(await client.lookup_index("by_name", "new")) == many
-        assert client.error is None
-
-
 class Rude(BaseException):
     """Not an Exception, as SystemExit and KeyboardInterrupt aren't."""
 

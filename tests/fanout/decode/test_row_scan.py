@@ -170,19 +170,6 @@ def test_both_take_and_refuse_the_same_of_hostile_rows(
     assert python == compiled
 
 
-_TEXTS = ["t\0\0", '"', "\\", "\x7f\x1f\b\f\n\r\t", "é\U0001f600", "", "x" * 70_000]
-
-
-@pytest.mark.parametrize("value", _TEXTS)
-def test_text_is_escaped_as_orjson_does(value: str) -> None:
-    changes = []
-    for scan in SCANS:
-        route = _route(["int8", "text"])
-        scan(_from([_row(b"I", 7, ["1", value])]), 9, {_oid(7): route}, {})
-        changes.append(route.changes.lines)
-    assert changes[0] == changes[1] and changes[0]
-
-
 def test_bytes_that_are_no_text_fail_where_it_is_told() -> None:
     message = _row(b"I", 7, ["1", "é"]).replace("é".encode(), b"\xff\xfe")
     for scan in SCANS:
@@ -254,15 +241,6 @@ def test_the_limit_and_the_end(scan: row_scan.Scan) -> None:
     assert tuple(scan(_from([]), 9, routes, {})) == (0, None, 0, 0, 0)
 
 
-@compiled
-@pytest.mark.parametrize("cut", [1, 3, 8, 12])
-def test_a_message_cut_short_is_handed_back(cut: int) -> None:
-    route = _route(["int8", "text"])
-    message = _row(b"I", 7, ["12", "abcdef"])[:-cut]
-    assert row_scan.scan(_from([message]), 9, {_oid(7): route}, {})[1] == message
-    assert not route.changes.keys
-
-
 @pytest.mark.parametrize("scan", EACH)
 def test_a_row_that_does_not_fill_its_message_is_refused_where_it_is_told(
     scan: row_scan.Scan,
@@ -276,16 +254,6 @@ def test_a_row_that_does_not_fill_its_message_is_refused_where_it_is_told(
         if len(message) > 33:
             with pytest.raises(ReplicationStreamBroken, match="doesn't fill its message"):
                 route.put(message, 1)
-
-
-def test_several_relations_take_turns() -> None:
-    messages = [_row(b"I", 7 + number % 2, [str(number)]) for number in range(6)]
-    for scan in SCANS:
-        one, other, touched = _route(["int8"]), _route(["int8"]), dict[Route, None]()
-        scan(_from(messages), 9, {_oid(7): one, _oid(8): other}, touched)
-        assert one.changes.keys == [b"0", b"2", b"4"]
-        assert other.changes.keys == [b"1", b"3", b"5"]
-        assert list(touched) == [one, other]
 
 
 @compiled

@@ -68,16 +68,3 @@ async def test_snapshot_and_changes_in_order_without_gaps(generated: Path, tmp_p
             "ordinalPosition": 1, "columnName": "id", "dataType": "int8", "notNull": True,
             "isPrimaryKey": True, "primaryKeyOrdinal": 1,
         }  # fmt: skip
-
-
-async def test_it_resumes_by_sequence(generated: Path, tmp_path: Path) -> None:
-    async with running(tmp_path, users=10) as world:
-        for number in range(100):
-            world.writer.commit((UPDATE, line(number % 10, str(number))))
-        last = world.writer.store.tables[1].sequence
-        world.writer.commit((TRUNCATE, b""), (INSERT, line(777, "only")))
-        saw = await result(await start(generated, world, 777, last - 50))
-        assert saw["mode"] == 2 and saw["unknown"] == 0
-        assert saw["sequences"][:50] == list(range(last - 49, last + 1))
-        assert saw["actions"] == ["UPDATE"] * 50 + ["TRUNCATE", "INSERT"]
-        assert saw["rows"] == {"777.0": json.loads(line(777, "only"))}

@@ -11,10 +11,11 @@ import psycopg
 import pytest
 
 from laredo_fanout.postgres.connections import SlotInUse
-from laredo_fanout.slot import slot
+from laredo_fanout.slot import ownership, slot
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.writer import Store
+from laredo_model.position import History
 from tests.support.clusters import Clusters
 from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
@@ -258,3 +259,9 @@ def test_two_databases_of_a_cluster_with_all_defaults(
     finally:
         for ingest in ingests:
             ingest.stop()
+
+
+def test_the_store_of_a_relay_has_no_slot_whose_name_could_be_used(database: Database) -> None:
+    relay = SourceIdentity(History(1, 1, 1), slot="", publication="")
+    with database.connect() as connection:
+        assert ownership.name_for(connection, "laredo", relay) == "laredo"

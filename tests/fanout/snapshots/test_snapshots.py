@@ -1,4 +1,4 @@
-"""Periodic snapshot files: whole or not there, listed, read back, removed in time."""
+"""Periodic snapshot files: whole or not there, verified, listed, read back, removed in time."""
 
 import fcntl
 import os
@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +22,18 @@ from laredo_fanout.snapshots import (
     SnapshotFileDamaged,
     SnapshotInfo,
     SnapshotUnknown,
+    SnapshotUnverified,
     SnapshotUnwritable,
     TakenSnapshot,
     take,
 )
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.errors import TableHidden, TableUnknown
+from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
 from laredo_model.checksum import StateChecksum
 from laredo_model.position import History
-from tests.support.processes import completed
+from tests.support.processes import completed, wait_until
 from tests.support.server.store_sample import (
     COLUMNS,
     commit,
@@ -45,6 +48,7 @@ from tests.support.server.store_sample import (
 
 KEEP = Retention(keep_count=3, max_age_s=3600)
 TABLE = "public.users"
+POSITION = 0x19F000
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def table(store: Store) -> int:
         source = SourceIdentity(History(7300, 1, 16384), "laredo", "laredo")
         transaction.set_source(source)
     table = live_table(store)
-    commit(store, table, (0x19F000, [insert(f"{n:04}", n) for n in range(3000)]))
+    commit(store, table, (POSITION, [insert(f"{n:04}", n) for n in range(3000)]))
     return table
 
 
@@ -407,3 +411,46 @@ def test_a_full_disk_leaves_the_snapshots_that_are_there(tmp_path: Path) -> None
 
 if __name__ == "__main__":
     on_a_full_disk(Path(sys.argv[1]))
+
+
+def verify(store: Store, table: int, position: int) -> None:
+    with store.transaction() as transaction:
+        transaction.set_verified(table, position)
+
+
+def take_within(store: Store, shelf: SnapshotDirectory, seconds: float) -> TakenSnapshot:
+    return take(store.reader(), TABLE, shelf.path, KEEP, verified_within_s=seconds)
+
+
+def test_it_waits_until_its_position_is_verified(
+    store: Store, table: int, shelf: SnapshotDirectory
+) -> None:
+    verify(store, table, POSITION - 1)
+    taken: list[TakenSnapshot] = []
+    taking = threading.Thread(target=lambda: taken.append(take_within(store, shelf, 30)))
+    taking.start()
+    wait_until(lambda: list(shelf.path.glob("[!.]*")), "the rows are written")
+    assert shelf.newest() is None
+    verify(store, table, POSITION)
+    taking.join()
+    assert taken[0].written
+    assert shelf.newest() == taken[0].snapshot
+
+
+def test_it_is_given_up_without_a_catalog_check(
+    store: Store, table: int, shelf: SnapshotDirectory
+) -> None:
+    with pytest.raises(SnapshotUnverified, match="no catalog check has verified that position"):
+        take_within(store, shelf, 0.1)
+    assert shelf.newest() is None
+
+
+def test_it_is_given_up_when_the_table_is_closed(
+    store: Store, table: int, shelf: SnapshotDirectory
+) -> None:
+    with store.transaction() as transaction:
+        closed = replace(store.tables[table], status=Status.CLOSED, closed_at=POSITION)
+        transaction.put_table(closed)
+    with pytest.raises(SnapshotUnverified, match="it is closed"):
+        take_within(store, shelf, 30)
+    assert shelf.newest() is None

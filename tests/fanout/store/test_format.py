@@ -24,7 +24,7 @@ from laredo_fanout.pg_catalog.shape import Shape, ShapeColumn
 from laredo_fanout.pg_catalog.table_definitions import Version
 from laredo_fanout.relay.path import Hop
 from laredo_fanout.relay.path import Path as RelayPath
-from laredo_fanout.store import environment, journal, table
+from laredo_fanout.store import environment, journal, seal, table
 from laredo_fanout.store.environment import LastRecopy, Marker, SourceIdentity, StoreHead
 from laredo_fanout.store.errors import StoreFormatUnknown
 from laredo_fanout.store.journal import Header
@@ -70,6 +70,7 @@ TABLE = TableRecord(
     status=Status.CLOSED,
     identity="identity",
     error="error",
+    damage="damage",
     closed_at=5,
     copy=shape.to_json(
         Shape(1, "s", "t", (ShapeColumn("id", 23, -1, nullable=False),), ("id",), "true", 2, True),
@@ -94,6 +95,7 @@ TABLE = TableRecord(
     rows=10,
     generation=11,
     space=12,
+    checksum=25,
     verified=13,
     position=14,
     leaves=(Leaf(15, 16, 17, 18),),
@@ -144,6 +146,7 @@ def _parts() -> Iterator[tuple[str, object]]:
     marks = (environment.PARTIAL_MARK, environment.STREAMED_MARK, environment.TOMBSTONE_MARK)
     yield "marks", [environment.mark_key(each, space + b"key").hex() for each in marks]
     yield "lines", (environment.TOMBSTONE, line.PARTIAL, line.MISSING, line.join(("a",), [b"1"]))
+    yield "seal", seal.plain_seal_number(b"key", b"a value of more than thirty-two bytes")
     yield "journal", journal.record_key(1, 2).hex()
     yield "positions", journal.position_key(1, 2, 3).hex()
     header = Header(1, 2, 3, 4, 5, open=True, continues=True)

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 import pytest
 from structlog.testing import capture_logs
 
-from laredo_archive.aws import clients as clients_
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.manifest.model import Artifact, ArtifactKind, EpochPosition, FormatEntry
 from laredo_archive.write.table_archive import TableArchive
@@ -47,33 +46,6 @@ def written(sink: Sink, *, stores: list[ScriptedDestination] | None = None) -> T
     archive = based(stores or memory(2), sinks=[sink.name])
     diffed(archive, 10, 20, ONE, TWO)
     return archive
-
-
-def test_everything_is_told_in_order_as_it_is_committed(
-    recorder: Recorder, clients: AwsClients
-) -> None:
-    sink = queue(recorder.endpoint, "q", clients)
-    archive = opened(memory(2), sinks=[sink.name])
-    with Telling(archive, sink) as notifier:
-        rebased(archive, 10, ONE, continues=False)
-        for end in (20, 30, 40):
-            diffed(archive, end - 10, end, ONE, ONE)
-            notifier.wake()
-        assert notifier.settle(10)
-        late_base = base_of(archive, 30, ONE)
-        archive.commit_base(late_base, continues=True)
-        notifier.wake()
-        assert notifier.settle(10)
-    told = [
-        (1, 10, "snapshot"),
-        (1, 20, "diff"),
-        (1, 30, "diff"),
-        (1, 40, "diff"),
-        (2, 30, "snapshot"),
-        (2, 40, "diff"),  # its epoch is another one now
-    ]
-    assert recorder.artifacts(sink.name) == told
-    assert archive.notices.notified_of == {sink.name: EpochPosition(2, Position(40))}
 
 
 def test_a_sink_that_is_down_holds_up_nothing_and_nobody(
@@ -164,25 +136,6 @@ def test_a_defect_in_one_sink_leaves_the_others(recorder: Recorder, clients: Aws
         wait_until(lambda: telling.counts.refused["arn:defect"] > 2, "it is tried again")
         wait_until(lambda: recorder.artifacts(well.name) == marks(archive), "the other hears all")
     assert any(isinstance(line.get("exc_info"), ZeroDivisionError) for line in logs)
-
-
-def test_what_was_told_and_not_written_down_is_told_again(
-    recorder: Recorder, clients: AwsClients
-) -> None:
-    stores, sink = memory(2), queue(recorder.endpoint, "q", clients)
-    archive = written(sink, stores=stores)
-    with Telling(archive, sink) as notifier:
-        assert notifier.settle(10)
-        assert notifier.unrecorded
-    again = opened(stores, "w2", sinks=[sink.name])
-    with Telling(again, sink) as notifier:
-        assert notifier.settle(10)
-        again.record_notices()
-        assert not notifier.unrecorded
-    third = opened(stores, "w3", sinks=[sink.name])
-    with Telling(third, sink) as notifier:
-        assert notifier.settle(10)
-    assert recorder.artifacts(sink.name) == marks(archive) * 2
 
 
 def test_a_sink_that_is_new_begins_with_the_newest(recorder: Recorder, clients: AwsClients) -> None:
@@ -341,18 +294,3 @@ def diffs(count: int) -> list[Artifact]:
         )
         for number in range(count)
     ]
-
-
-def test_a_sink_that_answers_too_late_is_told_again(
-    recorder: Recorder,
-    proxy: FaultProxy,
-    clients: AwsClients,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(clients_, "READ_TIMEOUT_S", 0.2)
-    sink = queue(proxy.endpoint, "q", clients)
-    proxy.add(Rule(delay(1.0, after=True)))
-    archive = written(sink)
-    with Telling(archive, sink):
-        wait_until(lambda: len(recorder.artifacts(sink.name)) == 3, "told, one of them twice")
-    assert recorder.artifacts(sink.name) == [marks(archive)[0], *marks(archive)]

@@ -15,12 +15,12 @@ from laredo_archive.failpoint import VARIABLE
 from laredo_snapshotter.config_outputs import SinkConfig
 from tests.support import drawn
 from tests.support.aws import AwsServer
-from tests.support.faults.fault import Rule, answer, delay
+from tests.support.faults.fault import Rule, answer
 from tests.support.faults.proxy import FaultProxy
 from tests.support.processes import wait_until
 from tests.support.writer.buckets import new_bucket
 from tests.support.writer.listening import EARS, Ear, QueueEar, StreamEar
-from tests.support.writer.served import Served, put, rows
+from tests.support.writer.served import Served, put
 from tests.support.writer.writing import Writer
 
 Marks = list[tuple[str, int, str]]
@@ -163,30 +163,6 @@ def tell_until_killed(writer: Writer, served: Served) -> None:
     assert writer.program.wait() == -signal.SIGKILL
 
 
-@pytest.mark.thorough
-def test_killed_while_it_writes_down_what_it_told(
-    tmp_path: Path, served: Served, ministack: AwsServer
-) -> None:
-    ear = StreamEar(ministack)
-    with writer_for(tmp_path, served, ear.config) as writer:
-        writer.program.wait_ready()
-        commit(writer, served, 1)
-        wait_recorded(writer, [ear.config])
-        writer.program.kill()
-        swaps = "commit.swap:2"  # the diff's, and then that of what was told of it
-        writer.program.environment = {VARIABLE: swaps}
-        writer.program.start()
-        writer.program.wait_ready()
-        served.commit("users", put(1, "x"))
-        assert writer.program.wait() == -signal.SIGKILL
-        writer.program.environment = {}
-        writer.program.start()
-        writer.program.wait_ready()
-        wait_recorded(writer, [ear.config])
-        wanted = marks(writer)
-        assert heard(ear) == [*wanted, wanted[-1]]
-
-
 def test_a_restart_that_was_asked_for_repeats_nothing(
     tmp_path: Path, served: Served, ministack: AwsServer
 ) -> None:
@@ -205,86 +181,6 @@ def test_a_restart_that_was_asked_for_repeats_nothing(
             writer.program.wait_ready()
         assert marks(writer)[-1][0] == "diff", "the last one"
         assert heard(ear) == marks(writer)
-
-
-def test_a_sink_that_is_down_delays_no_commit_and_shows(
-    tmp_path: Path, served: Served, ministack: AwsServer
-) -> None:
-    hanging, refusing, well = (QueueEar(ministack, fifo=True) for _ in range(3))
-    with FaultProxy(ministack.endpoint) as slow, FaultProxy(ministack.endpoint) as closed:
-        slow.add(Rule(delay(600), times=None))
-        closed.add(Rule(answer(403, "AccessDenied"), times=None))
-        configs = [
-            hanging.config.model_copy(update={"endpoint": slow.endpoint}),
-            refusing.config.model_copy(update={"endpoint": closed.endpoint}),
-            well.config,
-        ]
-        with writer_for(tmp_path, served, *configs) as writer:
-            writer.program.wait_ready()
-            commit(writer, served, 5)
-            assert wait_heard(well, marks(writer)) == marks(writer)
-            assert heard(hanging) == heard(refusing) == []
-            errors = f'snapshotter_event_errors_total{{sink="{refusing.url}",table="public.users"}}'
-            wait_until(lambda: writer.metrics()[errors] >= 2, "it is tried")
-            [last] = writer.logged("sink not notified")[-1:]
-            assert last["sink"] == refusing.url
-            assert "sqs:SendMessage on" in last["error"]
-            assert "as profile ambient" in last["error"]
-            closed.clear()
-            assert wait_heard(refusing, marks(writer)) == marks(writer)
-            # It ends in time, though a thread hangs in the other's answer.
-            assert writer.program.stop() == 0
-
-
-def test_a_sink_that_is_new_begins_with_the_newest_artifact(
-    tmp_path: Path, served: Served, ministack: AwsServer
-) -> None:
-    old, new = QueueEar(ministack, fifo=True), QueueEar(ministack, fifo=True)
-    with writer_for(tmp_path, served, old.config) as writer:
-        writer.program.wait_ready()
-        commit(writer, served, 3)
-        before = wait_heard(old, marks(writer))
-        assert writer.program.stop() == 0
-    with writer_for(tmp_path, served, old.config, new.config, name="again") as writer:
-        writer.program.wait_ready()
-        assert wait_heard(new, before[-1:]) == before[-1:]
-        commit(writer, served, 2)
-        assert wait_heard(new, marks(writer)[-3:]) == marks(writer)[-3:]
-        assert wait_heard(old, marks(writer)) == marks(writer)
-
-
-def test_what_retention_took_away_is_counted_and_not_told(
-    tmp_path: Path, served: Served, ministack: AwsServer
-) -> None:
-    ear = QueueEar(ministack, fifo=True)
-    with FaultProxy(ministack.endpoint) as proxy:
-        config = ear.config.model_copy(update={"endpoint": proxy.endpoint})
-        more = "retention { keep_epochs = 1 }"
-        with writer_for(tmp_path, served, config, more=more) as writer:
-            with proxy.away():
-                writer.program.wait_ready()
-                missed = f'sink="{config.name}",table="public.users"'
-                name = f"snapshotter_notices_missed_total{{{missed}}}"
-                commit(writer, served, 2)
-                assert writer.metrics()[name] == 0
-                assert writer.post("/snapshot?wait=true").status_code == 200
-                wait_until(
-                    lambda: writer.logged(
-                        "artifacts dropped from the manifest before the sink was notified"
-                    ),
-                    "said",
-                )
-                wait_until(
-                    lambda: writer.metrics()[name] == 3, "the base and its diffs are counted"
-                )
-            commit(writer, served, 1)
-            wanted = marks(writer)
-            assert {epoch for _, epoch, _ in wanted} == {2}
-            said = wait_heard(ear, wanted)
-            assert said[-len(wanted) :] == wanted
-            # The request that was being tried when its artifact left may still arrive.
-            assert len(said) <= len(wanted) + 1
-            wait_recorded(writer, [config])
 
 
 def test_of_a_fenced_writer_the_one_that_took_over_tells_the_rest(
@@ -315,26 +211,6 @@ def next_attempt(writer: Writer) -> datetime:
     failed = writer.logged("sink not notified")[-1]
     at = datetime.fromisoformat(failed["timestamp"])
     return at + timedelta(seconds=failed["retry_in_s"] + 1)
-
-
-def test_tables_share_a_sink_and_keep_their_own_order(
-    tmp_path: Path, served: Served, ministack: AwsServer
-) -> None:
-    served.stop()
-    served.add("orders", rows(0, 10))
-    served.start()
-    ears: list[Ear] = [StreamEar(ministack), QueueEar(ministack, fifo=True)]
-    configs = [ear.config for ear in ears]
-    tables = ("users", "orders")
-    with writer_for(tmp_path, served, *configs, tables=tables) as writer:
-        writer.program.wait_ready()
-        for number in range(3):
-            for table in tables:
-                writer.wait_head(served.commit(table, put(number, "x")), table)
-        for ear in ears:
-            for table in tables:
-                wanted = marks(writer, table)
-                wait_until(lambda w=wanted, e=ear, t=table: of(e, t) == w, f"{table} in order")
 
 
 def of(ear: Ear, table: str) -> Marks:

@@ -20,7 +20,7 @@ from laredo_model.column import Column
 from laredo_model.line import Action
 from laredo_model.position import Ancestor, History, Position
 from laredo_snapshotter.diff.buffer import ChangeBuffer
-from tests.support.server.serving_world import COLUMNS, HISTORY, USERS, Writer, key_of, line
+from tests.support.server.serving_world import COLUMNS, HISTORY, USERS, Writer, line
 
 State = dict[bytes, bytes]
 MORNING = datetime(2026, 6, 3, 8, tzinfo=UTC)
@@ -171,7 +171,3 @@ class Archived:
 
 def local(directory: Path) -> LocalDestination:
     return LocalDestination(directory)
-
-
-def key_set(state: State) -> set[bytes]:
-    return {key_of(row) for row in state.values()}

@@ -32,7 +32,6 @@ class BaseFollower:
         self.modes: list[int] = []
         self.taken: list[int] = []
         """The sequences of all entries, in the order of their coming, since the last snapshot."""
-        self.snapshots = 0
         self.misread = 0
 
     def request(self, way: str = "both") -> dict[str, Any]:
@@ -64,7 +63,6 @@ class BaseFollower:
         elif isinstance(message, wire.SnapshotBegin):
             self.names, self.position, self.snapshot_id = {}, "", message.snapshot_id
             self.taken = []
-            self.snapshots += 1
         elif isinstance(message, wire.SnapshotRow):
             self.names[int(message.row["id"])] = message.row["name"]
         elif isinstance(message, wire.SnapshotEnd):

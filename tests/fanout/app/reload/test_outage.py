@@ -136,7 +136,7 @@ def _shown_while_it_is_away(server: Fanout) -> None:
     assert server.metrics['laredo_slot_seen_timestamp_seconds{source="pg"}'] > 0
     told = server.status["sources"]["pg"]
     assert told["slot"]["retained_bytes"] is told["lag_bytes"] is None
-    assert "not known / " in server.run("status").stdout
+    assert "unknown bytes and " in server.run("status").stdout
     shown = page(server)
     source = shown.section("Source pg not connected")
     captions = [each.all("span")[0].text for each in source.all("figcaption")]

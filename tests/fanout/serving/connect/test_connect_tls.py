@@ -53,19 +53,6 @@ async def test_client_certificates(tmp_path: Path) -> None:
             await stranger.http.aclose()
 
 
-@pytest.mark.parametrize(
-    ("tls", "names"),
-    [
-        (TlsFiles(TLS / "none.pem", TLS / "server.key"), "tls.cert"),
-        (TlsFiles(TLS / "server.pem", TLS / "client.key"), "tls.key.*isn't the key"),
-    ],
-)
-async def test_files_that_cannot_be_used(tmp_path: Path, tls: TlsFiles, names: str) -> None:
-    with pytest.raises(CannotListen, match=names):
-        async with running(tmp_path, listener=connect_listener(tls=tls)):
-            pass
-
-
 async def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, connect=ConnectOptions("192.0.2.1", 0))
     with pytest.raises(CannotListen, match=r"192\.0\.2\.1.*fanout\.connect"):

@@ -17,7 +17,7 @@ from laredo_fanout.serving import filters, slices, struct_rows
 from laredo_fanout.serving.journal import READS_A_TURN, Backlog
 from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.snapshots import Retention, take
-from laredo_fanout.store import reader
+from laredo_fanout.store import journal
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support import drawn
@@ -164,7 +164,7 @@ async def test_small_records_are_read_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Passes()
-    monkeypatch.setattr(reader, "_record_of", read.counted(reader._record_of))
+    monkeypatch.setattr(journal, "record_of", read.counted(journal.record_of))
     async with running(tmp_path) as world:
         table = world.writer.publish(rows(0, 3))
         start = world.writer.store.tables[table].sequence

@@ -15,7 +15,6 @@ from tests.support.server.replay_reader import (
     FULL,
     INSERT,
     REPLAY,
-    TRUNCATE,
     UPDATE,
     Reader,
     archived,
@@ -71,20 +70,6 @@ async def test_an_epoch_that_went_on_over_a_failover(tmp_path: Path) -> None:
         assert table.outcomes == [Outcome.COMPLETE, Outcome.COMPLETE]
 
 
-async def test_a_client_inside_a_window_that_hides_nothing(tmp_path: Path) -> None:
-    async with archived(tmp_path, rows=5) as (world, table):
-        table.commit((1, "one"))
-        inside = table.commit((2, "two"), (7, "new"))
-        table.commit((1, "again"), (3, None))
-        table.cut()
-        table.commit((1, "journal"))
-        table.prune()
-        found = await read(world, table, inside)
-        assert (found.mode, found.state) == (REPLAY, table.state)
-        # All of the window's changes come, those that the client has already too.
-        assert {key for _, key, *_ in found.changes} == {b"1", b"2", b"3", b"7"}
-
-
 async def test_a_row_that_came_and_went_is_not_left_behind(tmp_path: Path) -> None:
     async with archived(tmp_path, rows=5) as (world, table):
         start = table.position
@@ -118,43 +103,6 @@ async def test_an_older_writer_s_window_is_not_entered(tmp_path: Path) -> None:
         manifest.write_text(text.replace(',"cancelled":0', ""))
         assert (await read(world, table, inside)).mode == FULL
         assert (await read(world, table, start)).mode == REPLAY
-
-
-async def test_a_window_with_a_truncate(tmp_path: Path) -> None:
-    async with archived(tmp_path, rows=5) as (world, table):
-        start = table.position
-        early = table.commit((0, None), (3, "after"))
-        late = table.commit((4, "after"))
-        table.commit((4, "later"))
-        artifact = table.cut()
-        assert artifact is not None and (artifact.truncate, artifact.cancelled) == (True, 0)
-        table.commit((5, "journal"))
-        table.prune()
-        table.commit((6, "live"))
-        table.prune()
-        table.cut()
-        found = await read(world, table, start)
-        assert (found.mode, found.state) == (REPLAY, table.state)
-        assert found.changes[0][0] == TRUNCATE
-        oldest = found.handshake.journal_oldest_sequence
-        assert found.sequences == list(range(oldest - len(found.sequences), oldest))
-        for position in (early, late):
-            found = await read(world, table, position)
-            assert (found.mode, found.state) == (FULL, table.state)
-
-
-async def test_old_rows_are_the_client_s_own_or_it_gets_a_snapshot(tmp_path: Path) -> None:
-    async with archived(tmp_path, rows=5) as (world, table):
-        start = table.position
-        inside = table.commit((1, "one"))
-        table.commit((1, "two"))
-        table.cut()
-        table.commit((2, "journal"))
-        table.prune()
-        found = await read(world, table, start, want_old=True)
-        assert (found.mode, found.state) == (REPLAY, table.state)
-        assert found.changes[0] == (UPDATE, b"1", line(1, "two"), line(1, "first"))
-        assert (await read(world, table, inside, want_old=True)).mode == FULL
 
 
 RED = [wire.FieldPredicate(field="name", prefix="red")]
@@ -201,33 +149,6 @@ async def test_a_filter_shows_a_base_client_no_row_that_it_hides(tmp_path: Path)
             # It may not have the row: it gets one to delete, which shows no more.
             assert again.new_values == again.old_values == entry.old_values
             assert again.sequence == entry.sequence - 1
-
-
-async def test_the_journal_may_take_over_where_the_archive_was_last_seen(tmp_path: Path) -> None:
-    """A queue: rows come and go, and the archive's head stays where it is."""
-    async with archived(tmp_path, rows=5) as (world, table):
-        start = table.position
-        between = table.commit((9, "comes"))
-        table.commit((9, None))
-        table.commit((9, "comes again"))
-        table.commit((9, None))
-        assert table.cut() is None
-        table.see()
-        table.commit((8, "later"))
-        table.prune()
-        assert table.writer.store.tables[1].floor > start
-        found = await read(world, table, start)
-        assert (found.mode, found.state) == (REPLAY, table.state)
-        assert len(found.changes) == 1
-        # Between the head and there a client may hold what nobody counted.
-        found = await read(world, table, between)
-        assert (found.mode, found.state) == (FULL, table.state)
-        # The next window counts it.
-        table.cut()
-        table.commit((7, "later"))
-        table.prune()
-        found = await read(world, table, between)
-        assert (found.mode, found.state) == (FULL, table.state)
 
 
 async def test_sequences_of_what_was_replayed_are_not_the_journal_s(tmp_path: Path) -> None:

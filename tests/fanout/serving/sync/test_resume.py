@@ -41,33 +41,6 @@ async def test_by_sequence_a_batch_client_is_sent_the_declared_entry_again(tmp_p
         assert (batch.first_sequence, list(batch.keys)) == (last - 1, [b"2"])
 
 
-async def test_by_sequence_a_base_client_is_sent_what_follows_it(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        two_transactions(world.writer)
-        last = newest(world.writer)
-        stream = world.sync(last_known_sequence=last - 1)
-        handshake = await stream.next("handshake")
-        assert (handshake.mode, handshake.resume_from_sequence) == (DELTA, last)
-        assert handshake.server_current_sequence == last
-        entry = await stream.next("journal_entry")
-        assert (entry.sequence, entry.new_values["name"]) == (last, "b")
-
-
-async def test_by_sequence_on_a_quiet_table_is_an_empty_delta(tmp_path: Path) -> None:
-    async with running(tmp_path, users=3) as world:
-        fresh = await world.greeted()
-        _, structs, end = await fresh.base_snapshot()
-        assert len(structs) == 3
-        stream = world.sync(last_known_sequence=end.sequence)
-        handshake = await stream.next("handshake")
-        assert (handshake.mode, handshake.resume_from_sequence) == (DELTA, end.sequence + 1)
-        # Else the client wouldn't know that it is caught up.
-        nothing = await stream.next("snapshot_end")
-        assert (nothing.sequence, nothing.rows_sent) == (end.sequence, 0)
-        world.writer.commit((DELETE, b"1"))
-        assert (await stream.next("journal_entry")).sequence == end.sequence + 1
-
-
 @pytest.mark.parametrize("offset", [-100, 1, 100])
 async def test_a_sequence_outside_the_journal_means_a_snapshot(tmp_path: Path, offset: int) -> None:
     async with running(tmp_path) as world:
@@ -96,17 +69,6 @@ async def test_by_position_a_batch_client_gets_later_transactions_only(tmp_path:
         assert (await stream.next("handshake")).mode == DELTA
         batch = await stream.next("change_batch")
         assert list(batch.positions) == [second] and list(batch.keys) == [b"3"]
-
-
-async def test_by_position_a_base_client_gets_that_transaction_again(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        first, second = two_transactions(world.writer)
-        stream = world.sync(last_known_source_position=text(first))
-        handshake = await stream.next("handshake")
-        assert handshake.mode == DELTA
-        entries = [await stream.next("journal_entry") for _ in range(3)]
-        assert [entry.source_position for entry in entries] == [text(first)] * 2 + [text(second)]
-        assert entries[0].sequence == handshake.resume_from_sequence
 
 
 async def test_a_position_within_a_stored_record_is_found(tmp_path: Path) -> None:
@@ -152,16 +114,6 @@ async def test_a_stale_position_means_a_snapshot(tmp_path: Path) -> None:
             stream = world.sync(batch=batch, last_known_source_position=text(position))
             handshake = await stream.next("handshake")
             assert handshake.mode == mode, (batch, text(position))
-
-
-async def test_another_history_means_a_snapshot(tmp_path: Path) -> None:
-    async with running(tmp_path) as world:
-        _, second = two_transactions(world.writer)
-        for history, mode in ((str(HISTORY._replace(timeline=2)), FULL), (str(HISTORY), DELTA)):
-            stream = world.sync(
-                batch=True, last_known_source_position=text(second), history=history
-            )
-            assert (await stream.next("handshake")).mode == mode
 
 
 async def test_position_wins_over_sequence_when_it_parses(tmp_path: Path) -> None:
@@ -221,13 +173,3 @@ async def test_a_client_that_stays_ahead_is_told_that_we_are_behind(tmp_path: Pa
             assert code is grpc.StatusCode.UNAVAILABLE
             assert details.startswith("behind")
         assert world.registry.closed[-1][1] == "behind"
-
-
-async def test_ahead_in_another_history_means_a_snapshot(tmp_path: Path) -> None:
-    async with running(tmp_path, listener=BEHIND_SOON, users=3) as world:
-        stream = world.sync(
-            batch=True,
-            last_known_source_position=text(world.writer.position + 0x1000),
-            history=str(HISTORY._replace(system_identifier=1)),
-        )
-        assert (await stream.next("handshake")).mode == FULL

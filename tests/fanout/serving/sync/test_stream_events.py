@@ -8,7 +8,6 @@ from pathlib import Path
 import grpc
 
 from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
-from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.table import Status
 from laredo_model.column import Column
 from laredo_model.line import Action
@@ -17,7 +16,6 @@ from tests.support.processes import PATIENCE_S
 from tests.support.server.filters import equals
 from tests.support.server.serving_world import (
     COLUMNS,
-    HISTORY,
     USERS,
     Stream,
     World,
@@ -191,17 +189,6 @@ async def test_a_filter_on_a_column_that_went_ends_the_stream(tmp_path: Path) ->
         world.writer.publish([b'{"id":1,"name":"a"}'], columns=COLUMNS[:2])
         code, details = await stream.ends()
         assert code is grpc.StatusCode.INVALID_ARGUMENT and "tags" in details
-
-
-async def test_another_history_ends_the_stream(tmp_path: Path) -> None:
-    async with running(tmp_path, table=NEVER, users=3) as world:
-        stream = await begun(world)
-        with world.writer.store.transaction() as txn:
-            other = HISTORY._replace(timeline=2)
-            txn.set_source(SourceIdentity(other, "laredo", "laredo", "token"))
-        world.wakeups.notify()
-        code, details = await stream.ends()
-        assert code is grpc.StatusCode.UNAVAILABLE and "history" in details
 
 
 def close_table(world: World, table_id: int) -> None:

@@ -1,0 +1,179 @@
+"""The schedule of the store's scrub, which is made by a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+import structlog
+
+from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
+from laredo_fanout.config import StateConfig
+from laredo_fanout.store.errors import Damage
+from laredo_fanout.watchdog import SCRUB, Watchdog
+from laredo_service import native_log
+from laredo_service.retry import Backoff, Outage
+
+_RETRY = Backoff(initial=5.0, maximum=300.0)
+_FIRST_AFTER_S = 60.0
+"""A start has enough to read; a program that is started often needs no scrub each time."""
+_SHOWN_POLL_S = 1.0
+_REPAIRED_WITHIN_S = 30.0
+
+log = structlog.get_logger("laredo_fanout.scrub")
+
+
+@dataclass
+class ScrubSchedule:
+    """Scrubs the store soon after the start, and then every ``state.scrub.interval``."""
+
+    config: StateConfig
+    log_settings: LogSettings
+    #: True once a table is shown; before that there is nothing to scrub.
+    any_shown: Callable[[], bool]
+    #: Has damage repaired that was found.
+    report_damage: Callable[[Damage], None]
+    #: Kills a process that hangs.
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    #: Called if a defect of ours ended it.
+    crashed: Crashed = only_logged
+    program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.scrub_process")
+    #: Damage found since the start.
+    found: int = 0
+    _began: float = field(default_factory=time.time)
+    _whole_at: float | None = None
+    _place: dict[str, Any] | None = None
+    _error: str | None = None
+    _unrepaired: int = 0
+    """Number of tables whose damage was known, and not repaired yet, as the last one ended."""
+    _process: asyncio.subprocess.Process | None = None
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start it, unless ``bytes_per_second`` is 0; returns at once."""
+        if self.config.scrub.bytes_per_second:
+            self._task = supervised(self._keep(), "scrub", self.crashed)
+
+    async def stop(self) -> None:
+        """Stop, and end a scrub under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the last whole scrub ended, or since the start if there was none; None if
+        it is off."""
+        if not self.config.scrub.bytes_per_second:
+            return None
+        return max(0.0, time.time() - (self._whole_at or self._began))
+
+    def status(self) -> dict[str, Any] | None:
+        """The scrub in /status; None if it is off."""
+        if not self.config.scrub.bytes_per_second:
+            return None
+        whole = self._whole_at
+        return {
+            "active": self._process is not None,
+            "place": self._place,
+            "last_whole_at": None
+            if whole is None
+            else datetime.fromtimestamp(whole, UTC).isoformat(timespec="seconds"),
+            "damage_found": self.found,
+            "error": self._error,
+        }
+
+    @property
+    def named_pids(self) -> dict[str, int]:
+        """The process that scrubs now, if one does."""
+        return {} if self._process is None else {"scrub": self._process.pid}
+
+    async def _keep(self) -> None:
+        failures, outage = 0, Outage()
+        await asyncio.sleep(min(_FIRST_AFTER_S, self.config.scrub.interval))
+        while True:
+            if not self.any_shown():
+                await asyncio.sleep(_SHOWN_POLL_S)
+                continue
+            began, found, self._unrepaired = time.monotonic(), self.found, 0
+            try:
+                whole = await self._run()
+            except OSError as failed:
+                whole, self._error = False, f"the scrub process can't be started: {failed}"
+            if not whole:
+                failures += 1
+                level = log.error if outage.is_news(str(self._error)) else log.debug
+                level("scrub failed; retry scheduled", error=self._error)
+                await asyncio.sleep(_RETRY.delay(failures))
+                continue
+            failures = 0
+            outage.end()
+            pause = self.config.scrub.interval - (time.monotonic() - began)
+            if self.found > found or self._unrepaired:
+                # Another one shows whether it is repaired, and what else there is.
+                pause = min(pause, _REPAIRED_WITHIN_S)
+            else:
+                self._whole_at = time.time()
+            await asyncio.sleep(max(0.0, pause))
+
+    async def _run(self) -> bool:
+        """Run the process; whether it has read everything.
+
+        :raises OSError: if it can't be started.
+        """
+        with closing(self.watchdog.watch(SCRUB, "scrub")) as watched:
+            process = await asyncio.create_subprocess_exec(
+                *self.program,
+                str(watched.end),
+                *self.log_settings.arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=native_log.descriptor(),
+                pass_fds=[watched.end],
+                process_group=0,
+            )
+            watched.started(process)
+            whole = await self._ended(process)
+        if watched.verdict is not None:
+            self._error = f"the scrub process was {watched.verdict}"
+        return whole
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> bool:
+        """Take what the process reports, to its end; whether it has read everything."""
+        self._process, whole = process, False
+        error = "the scrub process ended before it was done"
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            rate = self.config.scrub.bytes_per_second
+            order = {"state": str(self.config.path), "bytes_per_second": rate}
+            process.stdin.write(orjson.dumps(order) + b"\n")
+            async for line in process.stdout:
+                said = orjson.loads(line)
+                if "damage" in said:
+                    self.found += 1
+                    self.report_damage(Damage(*said["damage"]))
+                elif "error" in said:
+                    error = said["error"]
+                elif said.get("done"):
+                    whole, self._unrepaired = True, said["unrepaired"]
+                    log.info("store scrubbed", bytes=said["bytes"])
+                else:
+                    self._place = said
+            process.stdin.close()
+            await process.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        finally:
+            self._process, self._place = None, None
+        self._error = None if whole else error
+        return whole

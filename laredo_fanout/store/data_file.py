@@ -1,0 +1,83 @@
+"""Damage to the data file that LMDB itself doesn't report in words: it may end the process."""
+
+import os
+import resource
+import signal
+import warnings
+from pathlib import Path
+from struct import Struct
+
+from laredo_fanout.store import environment
+from laredo_fanout.store.disk import PAGE
+from laredo_fanout.store.errors import StoreDamaged
+
+_META_PAGES = 2
+_META = Struct("<8xHH4xIIQQ48x48xQQ")
+"""A meta page: overhead, flags, magic, version, address, map size, two databases, last page,
+transaction."""
+_META_FLAG, _MAGIC = 0x08, 0xBEEFC0DE
+
+
+def check(directory: Path) -> None:
+    """Check the data file, if there is one, before it is mapped for writing.
+
+    :raises StoreDamaged: if it is cut off, or reading it ends a process.
+    """
+    try:
+        with (directory / "data.mdb").open("rb") as file:
+            size, pages = os.fstat(file.fileno()).st_size, file.read(_META_PAGES * PAGE)
+    except FileNotFoundError:
+        return
+    if not size:
+        raise StoreDamaged(str(directory), "data.mdb is empty")
+    last = _last_page(pages)
+    if last is not None and size < (last + 1) * PAGE:
+        why = f"data.mdb is cut off: it has {size} bytes of {(last + 1) * PAGE}"
+        raise StoreDamaged(str(directory), why)
+    _check_reading(directory)
+
+
+def _last_page(pages: bytes) -> int | None:
+    """Number of the last page by the newer meta page; None: LMDB itself refuses them."""
+    found: list[tuple[int, int]] = []
+    for start in range(0, _META_PAGES * PAGE, PAGE):
+        if len(pages) < start + _META.size:
+            return None
+        _, flags, magic, _, _, _, last, transaction = _META.unpack_from(pages, start)
+        if not flags & _META_FLAG or magic != _MAGIC:
+            return None
+        found.append((transaction, last))
+    return max(found)[1]
+
+
+def _check_reading(directory: Path) -> None:
+    """Read a little of every database in a process of its own, which damage may end."""
+    with warnings.catch_warnings():
+        # From Python 3.12 on it warns if there are threads: the child takes no lock of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            _read_a_little(directory)
+        finally:
+            # Whatever was raised: the caller's own reading meets it, and reports it.
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        ended = signal.Signals(os.WTERMSIG(status)).name
+        raise StoreDamaged(str(directory), f"reading data.mdb ends with {ended}")
+
+
+def _read_a_little(directory: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # What LMDB has to say when it gives up is for a developer.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    opened, databases = environment.open_readable(directory)
+    with opened.begin() as transaction:
+        for database in databases:
+            cursor = transaction.cursor(db=database)
+            for _ in range(2):
+                cursor.first()
+                cursor.last()
+        for _ in transaction.cursor(db=databases.meta):
+            continue

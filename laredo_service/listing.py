@@ -1,0 +1,62 @@
+"""A table for a terminal of any width, in which the first cell of each row is always whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from laredo_service.printable import printable
+
+_GAP = 2
+
+
+def cell(text: object, style: str = "") -> Text:
+    """The text as a cell: printable, and no markup, for which rich would take ``[red]``."""
+    return Text(printable(str(text)), style=style)
+
+
+class Listing:
+    """Rows below headings. A first cell that has no room beside the others has its own line.
+
+    Columns but the first are as wide as their widest cell, and those of figures stand right.
+    """
+
+    def __init__(self, *headings: str, figures: Sequence[str] = ()) -> None:
+        self._headings = headings
+        self._figures = frozenset(figures)
+        self._rows: list[tuple[Text, ...]] = []
+
+    def add(self, *cells: object) -> None:
+        """A row; one with fewer cells than headings is a title of the rows below it."""
+        self._rows.append(tuple(c if isinstance(c, Text) else cell(c) for c in cells))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [tuple(Text(heading, "bold") for heading in self._headings), *self._rows]
+        full = [row for row in rows if len(row) == len(self._headings)]
+        widths = [max(row[n].cell_len for row in full) for n in range(len(self._headings))]
+        room = max(0, options.max_width - sum(widths[1:]) - _GAP * len(widths[1:]))
+        widths[0] = min(widths[0], room)
+        part = self._part(widths)
+        for first, *others in rows:
+            if others and first.cell_len <= widths[0]:
+                part.add_row(first, *others)
+                continue
+            yield part
+            # Printed with soft_wrap it is left to the terminal where it is broken.
+            first.overflow = "ignore" if options.no_wrap else "fold"
+            yield first
+            part = self._part(widths)
+            if others:
+                part.add_row("", *others)
+        yield part
+
+    def _part(self, widths: Sequence[int]) -> Table:
+        """An empty table of these columns."""
+        part = Table.grid(padding=(0, _GAP, 0, 0))
+        for heading, width in zip(self._headings, widths, strict=True):
+            right = "right" if heading in self._figures else "left"
+            part.add_column(justify=right, width=width, no_wrap=True)  # type: ignore[arg-type]
+        return part

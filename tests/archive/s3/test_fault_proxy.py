@@ -1,0 +1,328 @@
+"""The fault proxy does what it says: seen from both of its sides."""
+
+import gc
+import http.client
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
+from random import Random
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    EndpointConnectionError,
+    HTTPClientError,
+    ResponseStreamingError,
+)
+
+from tests.archive.s3.recorder import Recorder
+from tests.support.faults.fault import (
+    Fault,
+    Rule,
+    answer,
+    delay,
+    drop,
+    duplicate,
+    duplicate_late,
+    error_in_200,
+    late,
+    reset,
+    truncate_answer,
+    truncate_request,
+    without_header,
+)
+from tests.support.faults.operation import Operation
+from tests.support.faults.proxy import FaultProxy
+from tests.support.faults.weather import Weather
+from tests.support.processes import wait_until
+
+LOST = (ConnectionClosedError, HTTPClientError)
+
+
+@pytest.fixture
+def store() -> Iterator[Recorder]:
+    with Recorder() as recorder:
+        yield recorder
+
+
+@pytest.fixture
+def proxy(store: Recorder) -> Iterator[FaultProxy]:
+    with FaultProxy(store.endpoint) as proxy:
+        yield proxy
+
+
+def client_of(service: str, proxy: FaultProxy, **config: Any) -> Any:
+    return boto3.client(
+        service,
+        endpoint_url=proxy.endpoint,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=Config(retries={"total_max_attempts": 1}, **config),
+    )
+
+
+@pytest.fixture
+def s3(proxy: FaultProxy) -> Iterator[Any]:
+    client = client_of(
+        "s3",
+        proxy,
+        s3={"addressing_style": "path"},
+        read_timeout=60,
+        request_checksum_calculation="when_required",
+    )
+    yield client
+    client.close()
+
+
+def put(s3) -> None:  # type: ignore[no-untyped-def]
+    s3.put_object(Bucket="b", Key="t/manifest.json", Body=b"0123456789")
+
+
+def written(store: Recorder) -> list[bytes]:
+    return [body for method, _, body in store.requests if method == "PUT"]
+
+
+def test_without_rules_everything_passes(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
+    put(s3)
+    assert s3.get_object(Bucket="b", Key="t/manifest.json")["Body"].read() == b"0123456789"
+    assert s3.head_object(Bucket="b", Key="t/manifest.json")["ContentLength"] == 10
+    assert store.objects == {"/b/t/manifest.json": b"0123456789"}
+    assert [str(seen) for seen in proxy.log] == [
+        "1 PutObject t/manifest.json: through [200]",
+        "2 GetObject t/manifest.json: through [200]",
+        "3 HeadObject t/manifest.json: through [200]",
+    ]
+
+
+def test_what_is_signed_is_sent_on_as_it_is(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
+    put(s3)
+    [headers] = store.headers
+    assert headers["Host"] == f"127.0.0.1:{proxy.port}"
+    signed = headers["Authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
+    assert "host" in signed
+    assert set(signed) <= {name.lower() for name in headers}
+
+
+LATE = late(0.3)
+FAULTS: list[tuple[Fault, Any, int]] = [
+    *((answer(code, "SomeCode"), ClientError, 0) for code in (400, 403, 409, 412, 500, 503)),
+    (answer(500, "SomeCode", after=True), ClientError, 1),
+    *((drop(after=after), LOST, int(after)) for after in (False, True)),
+    *((reset(after=after), LOST, int(after)) for after in (False, True)),
+    (delay(0.3), None, 1),
+    (delay(0.3, after=True), None, 1),
+    (LATE, LOST, 1),
+    (duplicate(), None, 2),
+    (duplicate(second=False), None, 2),
+    (duplicate_late(0.01), None, 2),
+]
+"""A fault, what the client meets, and how often it is written in the end."""
+
+
+@pytest.mark.parametrize("case", FAULTS, ids=lambda case: str(case[0]))
+def test_a_fault_of_a_put(s3, store: Recorder, proxy: FaultProxy, case) -> None:  # type: ignore[no-untyped-def]
+    fault, met, times = case
+    proxy.add(Rule(fault))
+    start = time.monotonic()
+    with nullcontext() if met is None else pytest.raises(met) as refused:
+        put(s3)
+    if str(fault).startswith("delay"):
+        assert time.monotonic() - start >= 0.3
+    if met is ClientError:
+        told = refused.value.response
+        assert str(fault).startswith(f"{told['ResponseMetadata']['HTTPStatusCode']} SomeCode ")
+        assert told["Error"]["Code"] == "SomeCode"
+    if times < 2:
+        assert written(store) == [b"0123456789"] * (0 if fault is LATE else times)
+    proxy.settle()
+    assert written(store) == [b"0123456789"] * times
+    if met is None:
+        assert proxy.log[0].statuses == [200] * times
+    put(s3)
+    assert len(written(store)) == times + 1
+
+
+def test_end_and_reset_are_two_things(proxy: FaultProxy) -> None:
+    def sent() -> socket.socket:
+        client = socket.create_connection(("127.0.0.1", proxy.port))
+        client.sendall(b"PUT /b/k HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
+        return client
+
+    proxy.add(Rule(drop()), Rule(reset()))
+    with sent() as dropped:
+        assert dropped.recv(100) == b""
+    with sent() as broken, pytest.raises(ConnectionResetError):
+        broken.recv(100)
+
+
+def test_which_answer_of_a_duplicate(s3, store: Recorder, proxy: FaultProxy, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    answers = [200, 412, 200, 412]
+    monkeypatch.setattr(store, "handle", lambda *_: (answers.pop(0), b""))
+    proxy.add(Rule(duplicate()), Rule(duplicate(second=False)))
+    with pytest.raises(ClientError):
+        put(s3)
+    put(s3)
+
+
+@pytest.mark.parametrize("forwards_parts", [False, True])
+def test_a_truncated_request(s3, store: Recorder, proxy: FaultProxy, forwards_parts: bool) -> None:  # type: ignore[no-untyped-def]
+    proxy.forwards_parts = forwards_parts
+    proxy.add(Rule(truncate_request()))
+    with pytest.raises(LOST):
+        put(s3)
+    put(s3)
+    assert written(store) == [b"0123456789"]
+    wait_until(lambda: store.cut == forwards_parts, "half a request, if it is forwarded")
+
+
+def test_a_truncated_answer(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
+    proxy.add(Rule(truncate_answer(), operation="GetObject"))
+    put(s3)
+    got = s3.get_object(Bucket="b", Key="t/manifest.json")
+    assert got["ContentLength"] == 10
+    with pytest.raises(ResponseStreamingError):
+        got["Body"].read()
+
+
+def test_an_error_inside_of_a_200(s3, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
+    proxy.add(Rule(error_in_200()))
+    with pytest.raises(ClientError, match="InternalError"):
+        s3.complete_multipart_upload(Bucket="b", Key="k", UploadId="u")
+
+
+def test_an_answer_without_a_date(proxy: FaultProxy) -> None:
+    proxy.add(Rule(without_header("Date")))
+    client = http.client.HTTPConnection("127.0.0.1", proxy.port)
+    dates = []
+    for _ in range(2):
+        client.request("GET", "/b/k")
+        got = client.getresponse()
+        got.read()
+        dates.append(got.getheader("Date"))
+    client.close()
+    assert dates[0] is None
+    assert dates[1]
+
+
+def test_a_chunked_body_arrives_whole(store: Recorder, proxy: FaultProxy) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", proxy.port)
+    client.request("PUT", "/b/k", body=iter([b"01", b"234"]), encode_chunked=True)
+    assert client.getresponse().read() == b""
+    client.close()
+    assert written(store) == [b"01234"]
+
+
+def test_refused_connections(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
+    put(s3)
+    with proxy.away(), pytest.raises(EndpointConnectionError):
+        put(s3)
+    put(s3)
+    assert len(written(store)) == 2
+
+
+def test_a_service_that_is_away_is_a_lost_connection(
+    proxy: FaultProxy, s3, store: Recorder
+) -> None:  # type: ignore[no-untyped-def]
+    proxy.upstream = ("127.0.0.1", 1)
+    with pytest.raises(LOST):
+        put(s3)
+
+
+def test_what_is_under_way_when_it_goes_away_is_witnessed(
+    s3, store: Recorder, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    asked, go_on, seen = threading.Event(), threading.Event(), []
+
+    def answer_when_told(*_: object) -> tuple[int, bytes]:
+        asked.set()
+        go_on.wait()
+        return 200, b""
+
+    monkeypatch.setattr(store, "handle", answer_when_told)
+    proxy.witnesses.append(lambda operation, _, answered: seen.append(answered.status))
+
+    def put_in_vain() -> None:
+        with pytest.raises(LOST):
+            put(s3)
+
+    client = threading.Thread(target=put_in_vain)
+    client.start()
+    asked.wait()
+    with proxy.away():
+        client.join()
+        assert seen == []
+        go_on.set()
+    proxy.settle()
+    assert seen == [200]
+
+
+def test_it_leaves_no_connection_behind() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ResourceWarning)
+        for _ in range(30):  # one that is being accepted while the proxy ends: each second time
+            with FaultProxy("http://127.0.0.1:1") as proxy:
+                client = socket.create_connection(("127.0.0.1", proxy.port))
+            client.close()
+            del proxy
+        gc.collect()
+    assert [str(warning.message) for warning in seen] == []
+
+
+def test_rules_by_operation_key_and_count(s3, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
+    proxy.add(Rule(answer(503, "SlowDown"), "GetObject|HeadObject", "t/*", skip=1, times=2))
+    put(s3)
+    outcomes = []
+    for key in ("t/manifest.json", "u/manifest.json", *["t/manifest.json"] * 4):
+        try:
+            s3.get_object(Bucket="b", Key=key)["Body"].read()
+            outcomes.append(200)
+        except ClientError as failure:
+            outcomes.append(failure.response["ResponseMetadata"]["HTTPStatusCode"])
+    assert outcomes == [200, 404, 503, 503, 200, 200]
+    proxy.clear()
+    assert proxy.faults() == {"503 SlowDown before": 2}
+    assert len(proxy.requests("GetObject")) == 6
+
+
+def test_the_same_seed_does_the_same() -> None:
+    def storm(seed: int) -> list[str]:
+        proxy = FaultProxy("http://127.0.0.1:1", seed)
+        proxy.add(Weather(0.5))
+        operation = Operation("PutObject", "s3", "b", "k", True)
+        return [str(proxy.chosen(operation)[0]) for _ in range(50)]
+
+    assert storm(1) == storm(1)
+    assert storm(1) != storm(2)
+    assert 10 < storm(1).count("None") < 40
+
+
+def test_weather_has_what_the_operation_can_meet() -> None:
+    def met(name: str, *, conditional: bool = False, protocol: str = "s3") -> set[str]:
+        operation = Operation(name, protocol, "b", "k", conditional)
+        faults = (Weather(1, lateness=0).choose(operation, Random(n)) for n in range(2000))
+        return {str(fault).split(",")[0].partition(" to ")[0] for fault in faults}
+
+    reads = met("GetObject")
+    assert "answer truncated" in reads
+    assert not {"late by 0 s", "412 PreconditionFailed before", "duplicate"} & reads
+    writes = met("PutObject", conditional=True)
+    assert writes >= {
+        "409 ConditionalRequestConflict before",
+        "412 PreconditionFailed before",
+        "500 InternalError after",
+        "reset after",
+        "late by 0 s",
+        "duplicate",
+        "request truncated",
+        "400 BadDigest before",
+    }
+    assert "412 PreconditionFailed before" not in met("PutObject")
+    assert "400 ProvisionedThroughputExceededException before" in met("PutRecord", protocol="json")
