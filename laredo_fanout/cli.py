@@ -200,6 +200,26 @@ def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | 
 
 
 @main.command()
+@_config_option()
+@_set_option
+@_url_option
+@click.pass_obj
+def promote(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | None) -> None:
+    """Have a running standby take over the slot, once the server that held it is gone.
+
+    No table is copied. It is refused while another server reads the slot, and where the slot is
+    confirmed beyond what the standby has.
+    """
+    from laredo_fanout.app import terminal
+
+    try:
+        _server(given.over(path, sets), url).ask("promote")
+    except terminal.NoAnswer as error:
+        _fail(FAILED, str(error))
+    click.echo("promoted; it holds the slot")
+
+
+@main.command()
 @click.argument("table", metavar="SCHEMA.TABLE")
 @_config_option()
 @_set_option

@@ -9,11 +9,18 @@ from urllib.parse import quote
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from laredo_fanout.source_config import AnySource, ArchiveConfig, Source, Upstream
+from laredo_fanout.source_config import (
+    AnySource,
+    ArchiveConfig,
+    Source,
+    Upstream,
+    UpstreamTls,
+    checked_address,
+)
 from laredo_service import settings
 from laredo_service.http import settings as settings_
 from laredo_service.http.settings import HttpSettings
-from laredo_service.settings import Duration, SchemaName, Section, Size
+from laredo_service.settings import Duration, SchemaName, Secret, Section, Size
 from laredo_service.table_pattern import STAR, TableName, TablePattern
 
 ENV_PREFIX = "LAREDO_"
@@ -270,6 +277,50 @@ class ReplicatedTableConfig(Section):
         return self
 
 
+class StandbyConfig(Section):
+    """Other servers of the same slot: one reads it, the others follow that one and can take over.
+
+    All of them have this block and the same source, publication and tables.
+    """
+
+    peers: tuple[str, ...] = Field(min_length=1)
+    """Addresses (``host:port``) of the servers' gRPC sides. A server's own may be among them."""
+    synchronous: int = Field(default=1, ge=0)
+    """Number of standbys that must have a position durably before it is confirmed to PostgreSQL. 0:
+    a standby may lack confirmed changes, and can't take over then."""
+    patience: Duration = Field(default=30.0, ge=0)
+    """Time without enough standbys after which ``alone`` decides."""
+    alone: Literal["continue", "wait"] = "continue"
+    """``continue``: without enough standbys positions are confirmed all the same, and reported;
+    ``wait``: PostgreSQL keeps its WAL until there are enough."""
+    takeover_after: Duration = Field(default=3.0, ge=0)
+    """Time after which a standby takes over a slot that nobody reads, while no holder answers. 0:
+    only ``laredo-fanout promote`` and the holder's SIGTERM have it taken over."""
+    tls: UpstreamTls | None = None
+    token: Secret | None = None
+    """The token that the servers show to each other: who has it may report as a standby, and is
+    sent the secret of the slot's claims. Where clients need tokens, the tokens file must have it,
+    for all tables."""
+    token_file: Path | None = None
+    """A file with the token alone, in place of ``token``."""
+
+    @field_validator("peers")
+    @classmethod
+    def _addresses(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(checked_address, peers))
+
+    @model_validator(mode="after")
+    def _one_token(self) -> StandbyConfig:
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("token and token_file are both given; give one of them")
+        if self.token is None and self.token_file is None:
+            raise ValueError(
+                "token or token_file is missing: servers of one slot take reports from, and give"
+                " the slot's secret to, servers with the same token alone"
+            )
+        return self
+
+
 class Config(Section):
     """The whole configuration of a server."""
 
@@ -277,12 +328,14 @@ class Config(Section):
     sources: dict[str, AnySource]
     fanout: Fanout = Fanout()
     http: Http = Http()
+    standby: StandbyConfig | None = None
     tables: tuple[ReplicatedTableConfig, ...]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         self._check_sources()
         self._check_tables()
+        self._check_standby()
         for key in ("port", "max_clients"):
             self._check_listener(key)
         return self
@@ -311,6 +364,23 @@ class Config(Section):
                 message = f"{table.name} is already tables[{first[table.name]}]"
                 raise settings.WrongAt(("tables", number), message)
             first[table.name] = number
+
+    def _check_standby(self) -> None:
+        if self.standby is None:
+            return
+        if self.source is None:
+            message = "a relay reads no slot: remove the block"
+            raise settings.WrongAt(("standby",), message)
+        catchup = self.source.catchup
+        if "mode" in catchup.model_fields_set and catchup.mode != "off":
+            message = (
+                "fall-behind mode advances the slot by itself: remove it, or the standby block"
+            )
+            raise settings.WrongAt(("sources", self.source_name, "catchup", "mode"), message)
+        for number, table in enumerate(self.tables):
+            if table.is_pattern:
+                message = "a server with standbys can't follow a pattern: list the tables"
+                raise settings.WrongAt(("tables", number), message)
 
     def _check_listener(self, key: str) -> None:
         """There is one listener: two different values for it are an error."""
@@ -400,6 +470,11 @@ class Config(Section):
         """The settings that are accepted but dangerous or deprecated, as ``path: text``."""
         danger = "may read the status and have tables copied again: no token is required"
         found = [*self._reader_warnings(), *self.http.warnings("http", danger)]
+        if self.standby is not None and not self.standby.synchronous:
+            found.append(
+                "standby.synchronous: 0 confirms what no standby has: one that lacks it can't take"
+                " over, and if the holder's disk is lost every table is copied again"
+            )
         if self.source is not None and "stream_transactions" in self.source.model_fields_set:
             key = f"sources.{self.source_name}.stream_transactions"
             found.append(f"{key}: always on; remove the key")

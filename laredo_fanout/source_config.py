@@ -113,6 +113,19 @@ class UpstreamTls(Section):
         return self
 
 
+def checked_address(server: str) -> str:
+    """The address of a server's gRPC side.
+
+    :raises ValueError: if it is none.
+    """
+    host, colon, port = server.rpartition(":")
+    if server.startswith("unix:"):
+        return server
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{server!r} is not a server's address; expected host:port")
+    return server
+
+
 class Upstream(Section):
     """Another laredo-fanout, which this one relays: clients are served alike by both. The
     tables must be configured there too."""
@@ -132,12 +145,7 @@ class Upstream(Section):
     @field_validator("server")
     @classmethod
     def _address(cls, server: str) -> str:
-        host, colon, port = server.rpartition(":")
-        if server.startswith("unix:"):
-            return server
-        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"{server!r} is not a server's address; expected host:port")
-        return server
+        return checked_address(server)
 
     @model_validator(mode="after")
     def _one_token(self) -> Upstream:

@@ -21,12 +21,13 @@ from laredo_archive.read.location import read_manifest
 from laredo_fanout.app import check_tables, compiled, options
 from laredo_fanout.app.check_tables import STORE_IN_USE, ServerFinding, Verdict, one_line
 from laredo_fanout.client.errors import ClientError
-from laredo_fanout.config import Config
+from laredo_fanout.config import Config, StandbyConfig
 from laredo_fanout.pg_catalog import publication, requirements
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.relay import path as path_
+from laredo_fanout.relay import peers
 from laredo_fanout.serving.archives import destination_of
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.slot import health, ownership, slot, timeline
@@ -64,6 +65,43 @@ def upstream_findings(config: Config, configured: Upstream) -> Iterator[ServerFi
         else:
             way = " -> ".join(hop.address for hop in found.hops)
             yield ServerFinding(f"{key}, {table.name}", Verdict.RIGHT, f"{way} -> PostgreSQL")
+
+
+# Checks of the servers that share the slot: which of them answer, and what is confirmed without.
+
+
+def standby_findings(config: Config) -> Iterator[ServerFinding]:
+    """The rules of the standby block, and the role of each peer; nothing is changed."""
+    assert config.standby is not None
+    yield ServerFinding("standby", Verdict.RIGHT, _rules(config.standby))
+    known = _server_id(config)
+    for peer in options.peer_options(config):
+        key = f"standby.peers, {peer.server}"
+        try:
+            role = asyncio.run(peers.role_of(peer, known))
+        except SourceError as error:
+            cure = "start it, or correct peers, tls and token; all servers have the same token"
+            yield ServerFinding(key, Verdict.WARNING, " ".join(str(error).split()), cure)
+            continue
+        what = f"holds the slot, term {role.term}" if role.holder else "is a standby"
+        who = "this server " if role.server_id == known else ""
+        yield ServerFinding(key, Verdict.RIGHT, who + what)
+
+
+def _rules(configured: StandbyConfig) -> str:
+    after = configured.takeover_after
+    taken = f"once it is free for {after:g} s" if after else "only by hand and at SIGTERM"
+    if not configured.synchronous:
+        return f"the slot is taken over {taken}; positions are confirmed without a standby"
+    then = (
+        "are confirmed without: a standby that lacks changes then can't take over"
+        if configured.alone == "continue"
+        else "wait, and PostgreSQL keeps its WAL"
+    )
+    return (
+        f"the slot is taken over {taken}; positions are confirmed once {configured.synchronous}"
+        f" standbys have them, and after {configured.patience:g} s with fewer they {then}"
+    )
 
 
 def _server_id(config: Config) -> str:
@@ -109,6 +147,8 @@ def findings(config: Config) -> Iterator[ServerFinding]:
     yield from _archives(config)
     if config.upstream is not None:
         yield from upstream_findings(config, config.upstream)
+    if config.standby is not None:
+        yield from standby_findings(config)
     if config.source is not None:
         yield from _postgres(config, options.source_options(config))
 
@@ -301,15 +341,21 @@ def _slot_findings(
         detail = f"{others} isn't this database's: {name} is used in its place"
         yield ServerFinding("slot_name", Verdict.RIGHT, detail)
     found = slot.read(connection, name)
-    lost = _lost(connection, replace(source, slot_name=name), stored, server, found)
-    if found is not None and (lost or not stored.position) and not _is_own(stored, server, found):
+    # Of servers that share the slot, the one that reads it decides, not this store's position.
+    is_shared = config.standby is not None
+    lost = None
+    if not is_shared:
+        lost = _lost(connection, replace(source, slot_name=name), stored, server, found)
+    is_needed = lost is not None or not (stored.position or is_shared)
+    if found is not None and is_needed and not _is_own(stored, server, found):
         yield _foreign(found, is_empty=stored.source is None)
     elif lost is not None:
         yield _loss(source, lost, found)
     elif found is None:
         yield _to_be_made(connection, name)
     else:
-        yield _existing(connection, found, is_served=_owner(config.state.path) is not None)
+        is_served = is_shared or _owner(config.state.path) is not None
+        yield _existing(connection, found, is_served=is_served)
         for warning in health.warnings(found):
             yield ServerFinding("slot", Verdict.WARNING, warning.text, warning.cure)
     yield from _limits(connection, found)

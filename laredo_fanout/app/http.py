@@ -31,7 +31,7 @@ from laredo_fanout.app.terminal import (
 )
 from laredo_fanout.batch.status import IngestStatus
 from laredo_fanout.errors import RecopyRefused
-from laredo_fanout.postgres.connections import SourceUnavailable
+from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
 from laredo_model import position
 from laredo_service.figures import counted, duration, size
 from laredo_service.http import page
@@ -165,6 +165,7 @@ def _waits(status: dict[str, Any]) -> list[str]:
 
 
 _RECOPY_PATIENCE = 10.0
+_PROMOTE_PATIENCE = 10.0
 
 
 def application(
@@ -176,6 +177,7 @@ def application(
     metrics: Callable[[str], Awaitable[Exposition]],
     catch_up: Callable[[], None] | None,
     recopy: Callable[[str], Future[None]],
+    promote: Callable[[], Future[None]] | None,
     reload: Callable[[], Awaitable[dict[str, Any]]],
     lag: LagHistory,
 ) -> Endpoints:
@@ -189,6 +191,7 @@ def application(
     :param catch_up: what POST /catchup does; None: fall-behind mode is off.
     :param reload: what POST /reload does; what it returns is the answer.
     :param recopy: what POST /tables/NAME/recopy does; KeyError: no such table.
+    :param promote: what POST /promote does; None: the server shares its slot with no other.
     :param lag: what the page draws.
     """
     app = Endpoints()
@@ -218,6 +221,19 @@ def application(
             return _json({"error": "catchup.mode is off; set it to auto or manual"}, 409)
         catch_up()
         return _json({"asked": True}, 202)
+
+    async def take_over(_: Request) -> Response:
+        if promote is None:
+            return _json({"error": "this server is configured without a standby block"}, 409)
+        try:
+            taken = asyncio.shield(asyncio.wrap_future(promote()))
+            await asyncio.wait_for(taken, _PROMOTE_PATIENCE)
+        except SourceError as refused:
+            return _json({"error": str(refused)}, 409)
+        except TimeoutError:
+            problem = "the slot is read, and not held yet; /status shows when it is"
+            return _json({"error": problem}, 503)
+        return _json({"promoted": True})
 
     async def take_up_configuration(_: Request) -> Response:
         try:
@@ -251,6 +267,7 @@ def application(
     app.get("/status", show_status)
     app.get("/metrics", show_metrics)
     app.post("/catchup", split_backlog)
+    app.post("/promote", take_over)
     app.post("/reload", take_up_configuration)
     app.post("/tables/{name:path}/recopy", copy_again)
     return app

@@ -19,13 +19,14 @@ from laredo_fanout.errors import SpoolFull
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
+from laredo_fanout.standby.ingest import StandbyIngest
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.errors import Damage, JournalDamaged, StoreError, StoreFull
 from laredo_fanout.store.writer import Store
 from laredo_service.retry import Backoff, Outage
 
-AnyIngest = Ingest | RelayIngest
-"""The ingest of a slot, or a relay's: both are run, stopped and asked in the same way."""
+AnyIngest = Ingest | RelayIngest | StandbyIngest
+"""The ingest of a slot, a relay's, or of one that is either: run, stopped and asked alike."""
 
 _RETRY = Backoff(initial=1.0, maximum=30.0)
 
@@ -94,7 +95,14 @@ class IngestThread:
     @property
     def relay(self) -> RelayIngest | None:
         """The ingest, if the source is another laredo-fanout."""
-        return self._ingest if isinstance(self._ingest, RelayIngest) else None
+        ingest = self._ingest
+        current = ingest.current if isinstance(ingest, StandbyIngest) else ingest
+        return current if isinstance(current, RelayIngest) else None
+
+    @property
+    def standby(self) -> StandbyIngest | None:
+        """The ingest, if the server shares its slot with others."""
+        return self._ingest if isinstance(self._ingest, StandbyIngest) else None
 
     def check_catalog_soon(self) -> None:
         """Request a catalog check (see ``Ingest.check_catalog_soon``)."""

@@ -21,6 +21,7 @@ from laredo_fanout.serving.journal import transactions_of
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.serving.shared import SentCounts
 from laredo_fanout.slot.slot import Slot
+from laredo_fanout.standby.ingest import StandbyStatus
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import TableRecord
@@ -188,6 +189,7 @@ class Figures:
     certificates: CertificateWatch
     scrub_age: float | None = None
     relay: RelayStatus | None = None
+    standby: StandbyStatus | None = None
 
 
 def exposition(figures: Figures, accept: str) -> Exposition:
@@ -209,6 +211,7 @@ class _FigureCollector(Collector):
         yield from _source(self._figures)
         yield from _catchup(self._figures)
         yield from _relay(self._figures)
+        yield from _standby(self._figures)
         yield from _tables(self._figures)
         yield from _fanout(self._figures)
         yield from _store(self._figures)
@@ -414,6 +417,38 @@ def _kept(slot: Slot, name: str) -> Iterator[Metric]:
     for each in _WAL_STATUSES:
         status.add_metric([name, each], float(slot.wal_status == each))
     yield status
+
+
+def _standby(figures: Figures) -> Iterator[Metric]:
+    """Nothing where the slot isn't shared."""
+    standby, name = figures.standby, figures.source_name
+    if standby is None:
+        return
+    yield from _of_source(
+        _gauge,
+        name,
+        (
+            "standby_holder",
+            "1 while this server holds the slot, 0 while it is a standby",
+            float(standby.holder),
+        ),
+        ("standby_term", "Number of the slot's last takeover that this server knows", standby.term),
+        (
+            "standby_complete",
+            "Of the holder: standbys that have every table, and reported within 5 s",
+            standby.complete,
+        ),
+        (
+            "standby_missing",
+            "Of the holder: standbys that standby.synchronous asks for and that aren't complete",
+            standby.missing,
+        ),
+    )
+    yield from _of_source(
+        _counter,
+        name,
+        ("standby_takeovers", "Times this server took over the slot", standby.takeovers),
+    )
 
 
 def _tables(figures: Figures) -> Iterator[Metric]:

@@ -12,8 +12,11 @@ from laredo_fanout import source_options as source
 from laredo_fanout.catchup.plan import CatchupMode, CatchupOptions
 from laredo_fanout.client.stream.endpoint import Tls
 from laredo_fanout.config import Config, ReplicatedTableConfig
+from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.path import RelayOptions
 from laredo_fanout.serving import options as serving
+from laredo_fanout.serving.call import peer_token
+from laredo_fanout.slot.reports import StandbyOptions
 from laredo_fanout.source_config import Source, Upstream
 from laredo_service.certificates import Certificate
 
@@ -29,6 +32,37 @@ def relay_options(configured: Upstream, source_name: str) -> RelayOptions:
         token=None if token is None else token.get_secret_value(),
         token_file=configured.token_file,
         source_name=source_name,
+    )
+
+
+def peer_options(config: Config) -> list[RelayOptions]:
+    """The servers of the ``standby`` block, each as this one would follow it."""
+    configured = config.standby
+    assert configured is not None
+    tls, token = configured.tls, configured.token
+    return [
+        RelayOptions(
+            server=peer,
+            client_id=f"laredo-standby:{socket.gethostname()}",
+            tls=None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
+            token=None if token is None else token.get_secret_value(),
+            token_file=configured.token_file,
+            source_name=config.source_name,
+            standby=True,
+        )
+        for peer in configured.peers
+    ]
+
+
+def standby_options(config: Config) -> StandbyOptions:
+    """The rules of confirmation and takeover."""
+    configured = config.standby
+    assert configured is not None
+    return StandbyOptions(
+        synchronous=configured.synchronous,
+        patience=configured.patience,
+        waits=configured.alone == "wait",
+        takeover_after=configured.takeover_after,
     )
 
 
@@ -66,7 +100,7 @@ def _connection(configured: Source) -> str:
 
 def catchup_options(config: Config) -> CatchupOptions | None:
     """The options of fall-behind mode; None: it is off."""
-    if config.source is None or config.source.catchup.mode == "off":
+    if config.source is None or config.standby or config.source.catchup.mode == "off":
         return None
     configured = config.source.catchup
     return CatchupOptions(
@@ -112,6 +146,7 @@ def serving_options(
             drain_grace_s=config.fanout.drain_grace,
             spool_path=config.state.path / "spool",
             spool_max_bytes=config.fanout.spool_max_size // grpc.workers,
+            peer_token=_peer_token(config),
             connect=None
             if connect_port is None
             else serving.ConnectOptions(config.connect_host, connect_port),
@@ -127,6 +162,17 @@ def serving_options(
             for table in config.tables
         },
     )
+
+
+def _peer_token(config: Config) -> str | None:
+    """The token of servers that share the slot; None: there is none, or it can't be read."""
+    if config.standby is None:
+        return None
+    try:
+        token = peer_options(config)[0].endpoint().token
+    except SourceError:
+        return None  # the connections to peers report it
+    return None if token is None else peer_token(token)
 
 
 # The certificates that a server's configuration names.

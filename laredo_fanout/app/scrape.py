@@ -89,6 +89,7 @@ class Scrape:
             certificates=self.certificates,
             scrub_age=self.scrub.age_s,
             relay=None if self.ingest.relay is None else self.ingest.relay.relay_status(),
+            standby=None if self.ingest.standby is None else self.ingest.standby.standby_status(),
         )
         return exposition(figures, accept)
 

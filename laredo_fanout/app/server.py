@@ -34,6 +34,7 @@ from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.pg_catalog.publication import TableDiscovery
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
+from laredo_fanout.standby.ingest import StandbyIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
 from laredo_fanout.watchdog import Watchdog
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 STOPPED_BY_SECOND_SIGNAL = 130
+_HANDOVER_PATIENCE = 10.0
 _INGEST_PATIENCE = 20.0
 _POLL_UNTIL_READY = 0.05
 _POLL_WHILE_READY = 1.0
@@ -147,6 +149,7 @@ class _Server:
             log_settings=log_settings,
             watchdog=self.watchdog,
             request_check=self.ingest.check_catalog_soon,
+            report_standby=None if self.ingest.standby is None else self.ingest.standby.report,
             report_damage=self.ingest.repair,
             crashed=self._part_crashed,
         )
@@ -215,6 +218,17 @@ class _Server:
                 on_commit,
                 self.pruning.prune,
             )
+        if config.standby is not None:
+            return StandbyIngest(
+                options.source_options(config),
+                tables,
+                self.store,
+                on_commit,
+                self.pruning.prune,
+                peers=options.peer_options(config),
+                rule=options.standby_options(config),
+                discovery=self.discovery,
+            )
         return Ingest(
             options.source_options(config),
             tables,
@@ -271,6 +285,7 @@ class _Server:
                 metrics=self.view.metrics,
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,
                 recopy=self.ingest.recopy,
+                promote=None if self.ingest.standby is None else self.ingest.standby.promote,
                 reload=self.reload.run,
                 lag=lag,
             ),
@@ -315,6 +330,7 @@ class _Server:
 
     async def _stop(self) -> None:
         """Stop, clients first: they may stay for the grace, and are served changes until then."""
+        await self._hand_over()
         grace = self.children.options.listener.drain_grace_s
         log.info("drain started", clients=len(self.clients), grace_s=grace)
         await asyncio.gather(
@@ -327,6 +343,17 @@ class _Server:
         if self.ingest.crash is not None:
             self._exit_code = FAILED
         log.info("server stopped", position=self.view.position_text, exit_code=self._exit_code)
+
+    async def _hand_over(self) -> None:
+        """Have a standby take over the slot: clients then leave a server that has changes still."""
+        standby = self.ingest.standby
+        if standby is None:
+            return
+        try:
+            handed = asyncio.wrap_future(standby.hand_over())
+            await asyncio.wait_for(handed, _HANDOVER_PATIENCE)
+        except TimeoutError:
+            log.warning("slot not handed over in time", patience_s=_HANDOVER_PATIENCE)
 
     async def _announce_readiness(self) -> None:
         """Log when the server becomes ready, and when and why it no longer is; the serving

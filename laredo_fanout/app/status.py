@@ -218,6 +218,7 @@ class ServerView:
             "publication": configured.publication.name if configured is not None else None,
             "catchup": self._fall_behind and self._fall_behind.status().to_json(),
             "path": self._path(),
+            "standby": None if self._ingest.standby is None else self._ingest.standby.shown(),
         }
 
     def _slot_name(self, identity: SourceIdentity | None) -> str | None:

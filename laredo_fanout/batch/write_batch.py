@@ -67,6 +67,8 @@ class WriteBatch:
         self._counters = counters
         self.copy_beside: dict[int, int] = {}
         """Live incarnations with a re-copy, which takes the same changes: its id."""
+        self.ahead: dict[int, int] = {}
+        """Tables that have everything up to a position beyond the stream's, after a takeover."""
 
     @property
     def is_open(self) -> bool:
@@ -113,6 +115,11 @@ class WriteBatch:
         to_come += sum(sizes)
         ways = zip(pending, _followers(pending), sizes, strict=True)
         for (table_id, changes, numbered), follower, size in ways:
+            if self.ahead and (known := self.ahead.get(table_id)):
+                changes = changes.after(known)  # noqa: PLW2901
+                if not changes.actions:
+                    to_come -= size
+                    continue
             if follower is not None:
                 if not changes.actions:
                     continue
@@ -188,6 +195,8 @@ class WriteBatch:
         transaction = self.transaction
         if position > transaction.position:
             transaction.set_position(position, time_us)
+        if self.ahead:
+            self._share_positions(transaction)
         context, self._context, self._transaction = self._context, None, None
         assert context is not None
         context.__exit__(None, None, None)
@@ -198,6 +207,13 @@ class WriteBatch:
         durable, self._when_durable = self._when_durable, []
         for call in durable:
             call()
+
+    def _share_positions(self, transaction: Transaction) -> None:
+        """The stream has reached tables that were ahead of it."""
+        reached = [each for each, known in self.ahead.items() if known <= transaction.position]
+        transaction.share_position(each for each in reached if each in transaction.tables)
+        for each in reached:
+            del self.ahead[each]
 
     def when_durable(self, call: Callable[[], None]) -> None:
         """Have ``call`` run after the next commit; the commit is made soon."""

@@ -44,6 +44,16 @@ class Mode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class HolderState:
+    """State of the holder that a standby needs to go on from the slot; JSON of the server."""
+
+    #: The table's, a number of the server's own.
+    incarnation: int
+    definition: bytes
+    source: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryOrigin:
     """Origin of a server's history, for a relay that follows the server."""
 
@@ -84,6 +94,8 @@ class Handshake:
     boundary: Position | None = None
     #: On request (``SyncOptions.relay``); None: the server doesn't know relays.
     origin: HistoryOrigin | None = None
+    #: On request (``SyncOptions.standby``).
+    holder: HolderState | None = None
 
     @property
     def snapshot_follows(self) -> bool:
@@ -109,6 +121,8 @@ class SnapshotBegin:
     #: Why a client that asked to resume gets a snapshot; empty where the server didn't say, or the
     #: client didn't ask to resume.
     reason: str = ""
+    #: On request (``SyncOptions.standby``): of these rows.
+    holder: HolderState | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,10 @@ class IngestLoop:
         mail: int,
         patience: float,
         stopping: threading.Event,
+        confirmable: Callable[[], int] | None = None,
     ) -> None:
+        """``confirmable``: position that may be confirmed, of a slot that is shared; else all that
+        is durable may."""
         self._feed = feed
         self._decoder = decoder
         self._batch = batch
@@ -78,6 +81,7 @@ class IngestLoop:
         self._mail = mail
         self._patience = patience
         self._stopping = stopping
+        self._confirmable = confirmable
         self._heard_at = self._confirmed_at = time.monotonic()
         self._gathered = 0
         """Bytes since the last commit, about."""
@@ -316,7 +320,8 @@ class IngestLoop:
 
     def _confirm(self, *, reply: bool = False) -> None:
         """Confirm to the server what is durable; ``reply`` asks it for a keepalive."""
-        self._feed.confirm(self._store.position, reply=reply)
+        may = self._confirmable
+        self._feed.confirm(self._store.position if may is None else may(), reply=reply)
         self._confirmed_at = time.monotonic()
 
     def _confirm_again(self, *, reply: bool = False) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from laredo_fanout.ingest.change_source import ChangeSource, MessageFeed
     from laredo_fanout.pg_catalog.publication import TableDiscovery
     from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
+    from laredo_fanout.slot.sharing import SlotSharing
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
 
@@ -70,8 +71,11 @@ class IngestSession:
         change_source: ChangeSource | None = None,
         discovery: TableDiscovery | None = None,
         connected: Callable[[], None] | None = None,
+        sharing: SlotSharing | None = None,
     ) -> None:
-        """``connected`` is called when the stream begins."""
+        """``connected`` is called when the stream begins; ``sharing``: other servers read the
+        slot too, in turn."""
+        self._claim = claim = None if sharing is None else sharing.claim(options.slot_name)
         self._on_connected = connected
         self._discovery = discovery
         self._began_at = time.monotonic()
@@ -82,7 +86,11 @@ class IngestSession:
         self._change_source = change_source
         self._faults = faults
         self._counters = counters
-        self._awaited = pgoutput.ExpectedMessages(options.slot_name, counters.count_strange_message)
+        self._awaited = pgoutput.ExpectedMessages(
+            options.slot_name,
+            counters.count_strange_message,
+            None if claim is None else claim.is_for_us,
+        )
         self._mail: Mailbox[Report | RecopyAsked | Damage] = Mailbox()
         self._side_connection = SideConnection(options, tables, self._awaited, self._mail.put)
         self._batch = WriteBatch(store, on_commit, options.commits, counters)
@@ -95,9 +103,16 @@ class IngestSession:
             side_connection=self._side_connection,
             mail=self._mail,
             counters=counters,
+            claim=claim,
         )
         self._preparation = Preparation(
-            options, tables, store, counters=counters, waits_for=self._set_phase, stopping=stopping
+            options,
+            tables,
+            store,
+            counters=counters,
+            waits_for=self._set_phase,
+            stopping=stopping,
+            claim=claim,
         )
         self._preparing: connections.Connection | None = None
         """The side connection, while the ingest's thread itself uses it."""
@@ -203,6 +218,11 @@ class IngestSession:
         )
         opened.callback(decoder.close)
         feed = self._start(side, stream, opened)
+        if self._claim is not None:
+            with connections.translated("claim the slot"):
+                self._claim.begin(side)
+            if self._claim.takes_over:
+                self.tables.tracked.suspect_partitions(self._batch.transaction)
         self._counters.slot.update(snapshot.slot)
         self._preparing = None
         if self._discovery is not None:
@@ -229,6 +249,7 @@ class IngestSession:
             mail=self._mail.fileno(),
             patience=self._options.receive_timeout,
             stopping=self._stopping,
+            confirmable=None if self._claim is None else self._claim.confirmable,
         )
         opened.callback(loop.close)
         return loop
@@ -254,6 +275,9 @@ class IngestSession:
             self._awaited.add(made)
         position = self._store.position
         self.tables.tracked.resume(self._store.tables, snapshot, self._batch.transaction, position)
+        self._batch.ahead = {
+            each.id: each.position for each in self._store.tables.values() if each.position
+        }
         self._batch.commit(position, 0)
         return snapshot
 

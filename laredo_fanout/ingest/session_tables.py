@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from laredo_fanout.batch.status import Counters
     from laredo_fanout.batch.write_batch import WriteBatch
     from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
+    from laredo_fanout.slot.sharing import SlotClaim
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
 
 # Catalog snapshots that were requested, and those whose message the stream hasn't brought yet.
@@ -92,7 +93,9 @@ class SessionTables:
         side_connection: SideConnection,
         mail: Mailbox[Report | RecopyAsked | Damage],
         counters: Counters,
+        claim: SlotClaim | None = None,
     ) -> None:
+        self._claim = claim
         request = side_connection.request
         self._batch = batch
         self._side_connection = side_connection
@@ -130,6 +133,10 @@ class SessionTables:
             if snapshot is not None:
                 self._snapshot_passed(snapshot, decoder)
                 continue
+            claim = self._claim
+            if claim is not None and claim.met(content, decoder.position, transaction):
+                self._batch.when_durable(claim.durable)
+                continue
             done = self.copies.barrier_arrived(
                 content.decode(), decoder.position, decoder.time_us, between
             )
@@ -155,7 +162,7 @@ class SessionTables:
                 case CatalogSnapshot():
                     self._checks.keep(report)
                     self._counters.slot.update(report.slot)
-                    self.tracked.verify(report, passed=False)
+                    self._verify(report)
                     self.trouble = None
                     self._checked_at = time.monotonic()
                 case CopyPlan():
@@ -180,6 +187,11 @@ class SessionTables:
         if now - self._checked_at > self._patience:
             self._side_connection.sever()
             self._checked_at = now
+
+    def _verify(self, snapshot: CatalogSnapshot) -> None:
+        """Advance verified positions, unless the slot is being taken over still."""
+        if self._claim is None or self._claim.confirms:
+            self.tracked.verify(snapshot, passed=False)
 
     def close(self) -> None:
         """End the copies; answer whoever waits. The side connection has ended before."""

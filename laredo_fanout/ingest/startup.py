@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.postgres.replication_stream import ReplicationStream
+    from laredo_fanout.slot.sharing import SlotClaim
     from laredo_fanout.slot.slot import Slot
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.writer import Store
@@ -59,7 +60,9 @@ class Preparation:
         counters: Counters,
         waits_for: Callable[[str], None],
         stopping: threading.Event,
+        claim: SlotClaim | None = None,
     ) -> None:
+        self._claim = claim
         self._options = options
         self._tables = tables
         self._store = store
@@ -99,6 +102,8 @@ class Preparation:
             self._begin(connection, found, published, timeline.first(server), because)
             return snapshot._replace(slot=slot.read(connection, options.slot_name))
         self._counters.slot.update(found)
+        if self._claim is not None:
+            self._claim.check(found)
         verdict = self._judge(connection, server, known, found)
         lost = verdict.broken or slot.gap(
             slot.StoredSlot(known.slot, known.publication, store.position),
@@ -107,6 +112,8 @@ class Preparation:
             publication=published,
         )
         if lost is not None:
+            if self._claim is not None:
+                self._claim.check_loss(lost)
             self._refuse_loss(lost)
             self._check_owned(connection, server, found)
             _log.error("changes lost; every table copied again", reason=lost)

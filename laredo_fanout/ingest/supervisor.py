@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from laredo_fanout.batch.write_batch import OnCommit
     from laredo_fanout.ingest.change_source import ChangeSource
     from laredo_fanout.pg_catalog.publication import TableDiscovery
+    from laredo_fanout.slot.sharing import SlotSharing
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.errors import Damage
     from laredo_fanout.store.writer import Store
@@ -59,7 +60,9 @@ class Ingest:
         *,
         change_source: ChangeSource | None = None,
         discovery: TableDiscovery | None = None,
+        sharing: SlotSharing | None = None,
     ) -> None:
+        self._sharing = sharing
         self._options = options
         self._discovery = discovery
         self._change: PendingSourceChange[SourceOptions] = PendingSourceChange()
@@ -79,6 +82,7 @@ class Ingest:
         """Follow the source until :meth:`stop`; a connection that breaks is made again.
 
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
+        :raises SourceError: if another server reads the slot from now on.
         :raises SpoolFull: if a giant transaction has no room on the disk.
         :raises StoreError: if the store can't be written.
         """
@@ -101,6 +105,7 @@ class Ingest:
                     discovery=self._discovery,
                     faults=self._faults,
                     connected=self._change.followed,
+                    sharing=self._sharing,
                 )
                 if self._change.waits:
                     streaming.make_way()
@@ -116,6 +121,8 @@ class Ingest:
                 error = connections.refusal(failed, "follow the source")
             if self._stopping.is_set():
                 return
+            if self._sharing is not None and self._sharing.ends(error):
+                raise error
             if isinstance(error, SlotLost) and self._options.on_slot_lost is OnSlotLost.FAIL:
                 self._error = error
                 raise error

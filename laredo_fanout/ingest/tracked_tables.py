@@ -277,6 +277,7 @@ class RelationRoutes:
 
 _RETRY = Backoff(initial=10.0, maximum=600.0)
 _ALTERED_PAUSE_S = 0.1
+_TAKEN_OVER = "a standby took over, and can't know which partitions moved rows"
 
 
 class TrackedTables:
@@ -339,6 +340,14 @@ class TrackedTables:
                 elif record.verified > position:
                     # WAL beyond what is durable here may be gone by now, after a failover.
                     transaction.set_verified(record.id, position)
+
+    def suspect_partitions(self, transaction: Transaction) -> None:
+        """Have partitioned tables compared: another server knew which partitions brought rows."""
+        for tracked in self._tables.values():
+            record = transaction.tables.get(tracked.table_id or 0)
+            version = tracked.version
+            if record is not None and record.live and version is not None and version.partitions:
+                transaction.begin_suspect_range(record.id, _TAKEN_OVER)
 
     def keep_leaves(self, transaction: Transaction, position: int) -> None:
         """The transaction that just ended may have rows of partitions that aren't known yet."""

@@ -264,7 +264,9 @@ _log = structlog.get_logger()
 
 PREFIX = "laredo"
 
-_OF_A_SERVER = re.compile(rb"([a-z0-9_]{1,63}):[0-9a-f]{32}:(look|barrier|made:[0-9]+)")
+_OF_A_SERVER = re.compile(
+    rb"([a-z0-9_]{1,63}):[0-9a-f]{32}:(look|barrier|made:[0-9]+|claim:[0-9a-f:]+)"
+)
 _MOST_BYTES = 200
 """The longest message that is compared: more than any of ours has."""
 
@@ -298,6 +300,12 @@ def made_payload(slot: str, token: str, position: object) -> str:
     return f"{slot}:{token}:made:{position}"
 
 
+def is_barrier(content: bytes, slot: str) -> bool:
+    """True if this is the content of a barrier's message of a server of this slot."""
+    found = _OF_A_SERVER.fullmatch(content)
+    return found is not None and found[1] == slot.encode() and found[2] == b"barrier"
+
+
 class ExpectedMessages:
     """The messages that were sent and that the stream hasn't brought yet.
 
@@ -306,7 +314,14 @@ class ExpectedMessages:
     of another slot's server: of an earlier session, or forged.
     """
 
-    def __init__(self, slot: str, count_strange: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        slot: str,
+        count_strange: Callable[[], None],
+        others: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        """``others``: tells which messages of other servers of the slot are expected too."""
+        self._others = others
         self._slot = slot.encode()
         self._count_strange = count_strange
         self._contents: set[bytes] = set()
@@ -325,6 +340,8 @@ class ExpectedMessages:
         content = emitted.content if ours else b""
         if content in self._contents:
             self._contents.discard(content)
+            return True
+        if self._others is not None and self._others(content):
             return True
         if not self._is_of_another(content):
             if not self._warned:

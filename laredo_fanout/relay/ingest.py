@@ -94,6 +94,11 @@ class RelayIngest:
 
     reads_split_backlog = False
 
+    @property
+    def options(self) -> RelayOptions:
+        """The upstream, as it is followed."""
+        return self._options
+
     def _end_session(self) -> None:
         loop, running = self._loop, self._running
         if loop is not None and running is not None:

@@ -78,6 +78,8 @@ class RelayOptions:
     commits: CommitIntervals = field(default_factory=CommitIntervals)
     #: What the source is called in the configuration: errors name its keys.
     source_name: str = "NAME"
+    #: Whether it is a peer that shares a slot: this server is its standby.
+    standby: bool = False
 
     def endpoint(self) -> Endpoint:
         """Address of the upstream, with the token as it is now.
@@ -118,7 +120,8 @@ def with_cure(error: str, options: RelayOptions) -> str:
 
 
 def _cure(error: str, options: RelayOptions) -> str:
-    tls, keys = options.tls, f"sources.{options.source_name}.tls"
+    tls = options.tls
+    keys = "standby.tls" if options.standby else f"sources.{options.source_name}.tls"
     closed = any(text in error for text in _CLOSED)
     if tls is None:
         return f"if {options.server} speaks TLS, give {keys}" if closed else ""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import structlog
 
 from laredo_fanout.client.errors import ProtocolViolation
@@ -23,6 +24,7 @@ from laredo_fanout.client.events import (
     Event,
     Handshake,
     Heartbeat,
+    HolderState,
     SchemaChange,
     SnapshotBegin,
     SnapshotEnd,
@@ -62,6 +64,8 @@ class _ReceivedSnapshot:
     table_id: int
     expected_rows: int
     reason: str
+    sequence: int
+    holder: HolderState | None
     received: StateChecksum = field(default_factory=StateChecksum)
 
 
@@ -78,7 +82,10 @@ class ReceivedTable:
         *,
         server: str,
         count_snapshot: Callable[[str], None],
+        standby: bool = False,
     ) -> None:
+        """``standby``: it is to go on from the slot, with the upstream's own sequences."""
+        self._standby = standby
         self.options = options
         self._batch = batch
         self._counters = counters
@@ -93,6 +100,8 @@ class ReceivedTable:
         """Highest known position of the upstream."""
         self.forgets = False
         """True if the next request asks for a snapshot, whatever the table has."""
+        self.incarnation = 0
+        """Of a standby: the upstream's incarnation that the rows are of; 0: not known yet."""
         self._take: dict[type, Callable[[Any], None]] = {
             Handshake: self._handshake,
             SnapshotBegin: self._snapshot_begin,
@@ -164,6 +173,10 @@ class ReceivedTable:
         record = self.record
         if record is None or not record.live or record.columns != event.columns:
             raise StartOver
+        if self._standby:
+            if event.resume_from_sequence != record.sequence + 1:
+                self._out_of_step(event.resume_from_sequence)
+            self._define(record.id, event.holder)
         self._verified(event.boundary)
 
     def _schema_change(self, event: SchemaChange) -> None:
@@ -187,7 +200,9 @@ class ReceivedTable:
             transaction.put_table(closed)
             self._batch.touch(record.id)
         copy = transaction.add_table(self.options.schema, self.options.name, 0, self._columns)
-        self._copy = _ReceivedSnapshot(copy.id, event.row_count, event.reason)
+        self._copy = _ReceivedSnapshot(
+            copy.id, event.row_count, event.reason, event.sequence, event.holder
+        )
 
     def _snapshot_rows(self, event: SnapshotRows) -> None:
         copy = self._expected_copy("rows")
@@ -211,7 +226,8 @@ class ReceivedTable:
             )
         record = self.record
         if (
-            record is not None
+            not self._standby
+            and record is not None
             and record.live
             and record.columns == self._columns
             and record.position <= position
@@ -225,6 +241,10 @@ class ReceivedTable:
                 transaction = self._batch.transaction
                 transaction.position = min(transaction.position, position)
                 self.upstream_position = position
+            if self._standby:
+                # Its entries begin here, with the upstream's numbers.
+                self._batch.transaction.set_sequence(live_id, copy.sequence)
+                self._define(live_id, copy.holder)
         self._copy, self.is_open = None, False
         self._batch.transaction.set_table_position(live_id, position)
         self._batch.touch(live_id)
@@ -276,6 +296,8 @@ class ReceivedTable:
         if changes is None:
             return
         self._check_lines(changes.lines)
+        if self._standby and changes.actions and changes.first_sequence != record.sequence + 1:
+            self._out_of_step(changes.first_sequence)
         if changes.since is not None and changes.positions[0] < record.position:
             raise self._violation("changes of positions that it has sent before")
         transaction = self._batch.transaction
@@ -306,6 +328,36 @@ class ReceivedTable:
         self._verified(event.boundary)
 
     # ------------------------------------------------------------ parts
+
+    def _define(self, table_id: int, holder: HolderState | None) -> None:
+        """Take the table's definition: this server may have to go on from the slot with it."""
+        if holder is None:
+            raise UpstreamTooOld(self._server)
+        transaction, defined = self._batch.transaction, orjson.loads(holder.definition)
+        record = transaction.tables[table_id]
+        now = replace(
+            record, oid=defined["oid"], identity=defined["identity"], copy=defined["copy"]
+        )
+        if now != record:
+            transaction.put_table(now)
+            self._batch.touch(table_id)
+        doubts = {(first, end) for first, end in orjson.loads(holder.source)["doubts"]}
+        known = transaction.ownership
+        if known is not None and not doubts <= set(known.doubts):
+            transaction.ownership = known.doubting(doubts)
+            self._batch.touch(table_id)
+        self.incarnation = holder.incarnation
+
+    def _out_of_step(self, sequence: int) -> None:
+        """:raises StartOver: the upstream's next entry has another number than one here would."""
+        record = self.record
+        _log.warning(
+            "table out of step with the holder; snapshot scheduled",
+            table=self.options.qualified,
+            sequence=0 if record is None else record.sequence,
+            next=sequence,
+        )
+        raise StartOver
 
     def _verified(self, boundary: int | None) -> None:
         record = self.record
@@ -350,6 +402,15 @@ def of_upstream(handshake: Handshake, server: str, known: SourceIdentity | None)
 
     :raises UpstreamTooOld: if the handshake doesn't name the history's origin.
     """
+    if handshake.holder is not None:
+        holder = SourceIdentity.from_json(orjson.loads(handshake.holder.source))
+        if known is None:
+            return holder
+        return replace(
+            holder,
+            former_reach=max(holder.former_reach, known.former_reach),
+            former_sequences=max(holder.former_sequences, known.former_sequences),
+        )
     origin, history = handshake.origin, handshake.history
     if origin is None or history is None:
         raise UpstreamTooOld(server)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ from laredo_fanout.client.events import GoAway, Handshake
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.relay import path, received_table
 from laredo_fanout.relay.path import BatchAbandoned, HistoryMoved, UpstreamUnavailable, with_cure
+from laredo_fanout.relay.peers import Peer, PeerNotHolder
 from laredo_fanout.relay.received_table import ReceivedTable, StartOver
 from laredo_fanout.store.errors import Damage
 from laredo_fanout.store.table import Status
@@ -155,6 +156,7 @@ class TableStream:
             history=None if position is None or source is None else source.history,
             boundaries=True,
             relay=True,
+            standby=self._options.standby,
         )
 
     def _disconnected(self, error: Exception, delay: float, failures: int) -> None:
@@ -180,6 +182,7 @@ _SHARE = 9
 never stop."""
 _LONGEST_PAUSE = 1.0
 _RECLAIM_STEP_S, _RECLAIM_CHECK_S = 0.05, 1.0
+_REPORT_S, _REPORT_AGAIN_S = 0.1, 1.0
 
 
 class RelaySession:
@@ -216,6 +219,7 @@ class RelaySession:
                     self._records,
                     server=options.server,
                     count_snapshot=relay_counters.count_snapshot,
+                    standby=options.standby,
                 ),
                 store,
                 counters,
@@ -257,6 +261,8 @@ class RelaySession:
                 tasks.create_task(self._commit_as_it_comes())
                 tasks.create_task(self._ask_path_again())
                 tasks.create_task(self._reclaim_when_idle())
+                if self._options.standby:
+                    tasks.create_task(self._report())
         except BaseExceptionGroup as several:
             # They end together; the first one says why.
             error: BaseException = several
@@ -382,6 +388,46 @@ class RelaySession:
             removed = 0 if self._batch.is_open else self._store.reclaim()
             await asyncio.sleep(_RECLAIM_STEP_S if removed else _RECLAIM_CHECK_S)
 
+    async def _report(self) -> None:
+        """Report to the holder what is durable here of each table.
+
+        :raises UpstreamUnavailable: if it doesn't answer.
+        :raises PeerNotHolder: if it doesn't hold the slot any more.
+        """
+        async with Peer(self._options) as holder:
+            reported: object = None
+            reported_at = 0.0
+            while True:
+                durable = self._durable()
+                now = time.monotonic()
+                if durable != reported or now - reported_at >= _REPORT_AGAIN_S:
+                    role = await holder.role(self._store.server_id, durable)
+                    if not role.holder:
+                        raise PeerNotHolder(f"{self._options.server} doesn't hold the slot")
+                    reported, reported_at = durable, now
+                    self._note_followed(durable, role.term)
+                await asyncio.sleep(_REPORT_S)
+
+    def _note_followed(self, durable: Mapping[str, object], term: int) -> None:
+        """All rows are the holder's, once each table's stream has begun where the table is."""
+        known = self._store.ownership
+        live = {each.qualified for each in self._store.tables.values() if each.live}
+        if known is None or not live or live != durable.keys():
+            return
+        now = known.followed_now(term)
+        if now != known:
+            self._batch.transaction.ownership = now
+            self._dirty_now()
+
+    def _durable(self) -> dict[str, tuple[int, int]]:
+        """Each live table's incarnation at the holder, and its position."""
+        incarnations = {name: stream.writer.incarnation for name, stream in self.streams.items()}
+        return {
+            record.qualified: (incarnations[record.qualified], record.position)
+            for record in self._store.tables.values()
+            if record.live and incarnations.get(record.qualified)
+        }
+
     def _commit_if_whole(self) -> None:
         if self._batch.is_open and self._is_whole:
             self._commit()
@@ -390,6 +436,9 @@ class RelaySession:
         if not self._batch.is_open:
             return
         shown = [stream.writer.record for stream in self.streams.values()]
+        if self._options.standby:
+            # What the holder copies still isn't waited for.
+            shown = [each for each in shown if each is not None and each.live]
         # The least that any table has: it holds for all of them.
         position = min((0 if each is None else each.position for each in shown), default=0)
         self._batch.commit(position, self._batch.transaction.time_us)

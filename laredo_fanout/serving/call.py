@@ -174,6 +174,18 @@ class StallGuard:
         self._timer = self._loop.call_later(self._timeout_s, self._check)
 
 
+def peer_token(token: str) -> str:
+    """Digest of the token that the servers of a slot share, for a server's own processes."""
+    return sha256(token.encode()).hexdigest()
+
+
+def is_peer(authorization: str, known: str | None) -> bool:
+    """True if the caller gave the token that the servers of one slot share; ``known`` as
+    :func:`peer_token` made it, None: there is none."""
+    given = peer_token(_token_in(authorization).decode(errors="replace"))
+    return known is not None and hmac.compare_digest(given, known)
+
+
 # One streaming call as its transport carries it: who calls, and where the messages go.
 
 
@@ -377,6 +389,7 @@ def _read(path: Path) -> list[_Grant]:
 BATCH = "batch/json.v1"
 BOUNDARY = "boundary.v1"
 RELAY = "relay.v1"
+STANDBY = "standby.v1"
 TABLES = "tables.v1"
 MAX_CLIENT_ID = 256
 MAX_NAME = 256
@@ -409,6 +422,8 @@ class CheckedSyncRequest:
     boundaries: bool
     #: Whether it is a relay, which wants the histories that this one goes on from.
     relay: bool = False
+    #: Whether it is a standby, which wants the slot and the table's definition too.
+    standby: bool = False
 
 
 def decode(kind: type[M], data: bytes) -> M:
@@ -454,6 +469,7 @@ def parse_sync(data: bytes) -> tuple[CheckedSyncRequest, Sequence[wire.FieldPred
         want_old=batch and asked.want_old,
         boundaries=batch and BOUNDARY in asked.capabilities,
         relay=batch and RELAY in asked.capabilities,
+        standby=batch and {RELAY, STANDBY} <= set(asked.capabilities),
     )
     return parsed, asked.filters
 

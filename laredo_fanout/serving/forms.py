@@ -92,8 +92,10 @@ class Messages:
         history: str,
         boundary: int,
         source: SourceIdentity | None = None,
+        holder: wire.HolderState | None = None,
     ) -> bytes:
-        """The handshake: the catch-up mode, and the server's position; ``source`` for a relay."""
+        """The handshake: the catch-up mode, and the server's position; ``source`` for a relay,
+        ``holder`` for a standby."""
         message = wire.SyncHandshake(
             mode=mode,
             server_current_sequence=sequence,
@@ -101,6 +103,7 @@ class Messages:
             resume_from_sequence=resume_from,
             columns=column_definitions(columns, extended=self._extended),
             snapshot_id=snapshot_id,
+            holder=holder,
         )
         if self._extended:
             message.source_position = position_.text(position)
@@ -114,10 +117,19 @@ class Messages:
         return wire.SyncResponse(handshake=message).SerializeToString()
 
     def snapshot_begin(
-        self, *, snapshot_id: str, sequence: int, rows: int, position: int, reason: str
+        self,
+        *,
+        snapshot_id: str,
+        sequence: int,
+        rows: int,
+        position: int,
+        reason: str,
+        holder: wire.HolderState | None = None,
     ) -> bytes:
         """The beginning of a snapshot, whose rows replace all that the client has."""
-        message = wire.SnapshotBegin(snapshot_id=snapshot_id, sequence=sequence, row_count=rows)
+        message = wire.SnapshotBegin(
+            snapshot_id=snapshot_id, sequence=sequence, row_count=rows, holder=holder
+        )
         if self._extended:
             message.source_position = position_.text(position)
             message.reason = reason

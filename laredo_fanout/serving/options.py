@@ -56,6 +56,8 @@ class ListenerOptions:
     #: How much this process may spool there.
     spool_max_bytes: int = 32 * 10**9
     connect: ConnectOptions | None = None
+    #: The token of servers that share the slot, as `call.peer_token` made it.
+    peer_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

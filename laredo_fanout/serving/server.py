@@ -18,7 +18,7 @@ from laredo_fanout.serving.journal import RecentRecords, Tails
 from laredo_fanout.serving.options import ServingOptionChanges, ServingOptions
 from laredo_fanout.serving.ports import Registry, Wakeups
 from laredo_fanout.serving.replay import Outcome
-from laredo_fanout.serving.service import ReplicationService
+from laredo_fanout.serving.service import ReplicationService, ReportStandby
 from laredo_fanout.serving.shared import Archives, Drain, SentCounts, ServingResources
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
@@ -72,6 +72,7 @@ async def serve(
     readiness: Readiness | None = None,
     sent: SentCounts | None = None,
     changes: ServingOptionChanges | None = None,
+    report_standby: ReportStandby | None = None,
 ) -> None:
     """Listen and serve until `drain` is set, then send GoAway, wait for the grace and return.
 
@@ -80,7 +81,8 @@ async def serve(
     for a catalog check, `report_damage` when the store turns out to be damaged; neither may block.
     `readiness` is the server's, as the main process reports it; without it a process that listens
     is ready. `sent` counts what is sent to clients. `changes` brings other tables and their
-    options, another tokens file, another grace.
+    options, another tokens file, another grace. `report_standby` takes the reports of servers that
+    share the slot.
 
     :raises CannotListen: the address is taken, or the TLS files can't be used.
     :raises BadTokensFile: the tokens file can't be used.
@@ -106,7 +108,9 @@ async def serve(
         report_damage,
     )
     tails = Tails(options.tables, reader, wakeups, request_check)
-    service = ReplicationService(shared, options.tables, tails, registry, tokens)
+    service = ReplicationService(
+        shared, options.tables, tails, registry, tokens, report_standby=report_standby
+    )
     readiness = readiness or Readiness(ready=True)
     endpoints: list[ServingEndpoint] = [GrpcEndpoint(service, listener, readiness)]
     if listener.connect is not None:

@@ -15,6 +15,7 @@ import structlog
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.call import (
     RELAY,
+    STANDBY,
     TABLES,
     Call,
     Caller,
@@ -22,6 +23,7 @@ from laredo_fanout.serving.call import (
     StallGuard,
     Tokens,
     decode,
+    is_peer,
     parse_sync,
     table_name,
 )
@@ -138,6 +140,14 @@ _END_WITHIN_S = 5.0
 """Time that clients have to take the answer that their table is no longer served, in seconds."""
 
 
+ReportStandby = Callable[
+    [str, Mapping[str, tuple[int, int]], str], Awaitable[wire.ServerRole | None]
+]
+"""Takes a standby's id, what it has of each table (incarnation, position), and the id of the server
+that is to take over, if any. It answers with this server's role; None: it shares its slot with
+nobody."""
+
+
 class ReplicationService:
     """Answers the calls of one serving process. Requests and responses are bytes."""
 
@@ -148,7 +158,10 @@ class ReplicationService:
         tails: Tails,
         registry: Registry,
         tokens: Tokens | None,
+        *,
+        report_standby: ReportStandby | None = None,
     ) -> None:
+        self._report_standby = report_standby
         self._shared = shared
         self._tables = tables
         self._tails = tails
@@ -206,6 +219,8 @@ class ReplicationService:
 
         async def serve(call: Call) -> None:
             asked, filters = parse_sync(request)
+            if asked.standby:
+                self._check_peer(call.caller)
             call.caller.client_id = asked.client_id
             tail = self._served(call, asked.table)
             # Only now is anything made of them: a caller who may not read costs nothing more.
@@ -319,6 +334,10 @@ class ReplicationService:
         """
         try:
             call = self._single(caller)
+            asked = decode(wire.GetReplicationStatusRequest, request)
+            if STANDBY in asked.capabilities and not asked.table:
+                self._check_peer(caller)
+                return await self._role(asked.standby, take_over=asked.take_over)
             table, is_relay = parse_status(request)
             if table is None:
                 return tables_response(filter(partial(self._may_read, caller), self._tables))
@@ -335,6 +354,28 @@ class ReplicationService:
         latest = info_message(newest[0]) if newest else None
         path = server_path(self._shared.reader, self._tails.delay_us) if is_relay else []
         return await slices.run(status_response(view, clients, latest, path))
+
+    def _check_peer(self, caller: Caller) -> None:
+        """Check that the caller is a server of the same slot, by the token of the standby block.
+
+        :raises TokenForbids: it has another one, or this server has no such block.
+        """
+        if not is_peer(caller.authorization, self._shared.listener.peer_token):
+            raise TokenForbids(
+                "servers of one slot alone may ask this: give them all the token of standby.token"
+            )
+
+    async def _role(self, report: wire.StandbyReport, *, take_over: str) -> bytes:
+        """Take a standby's report; answer with this server's role.
+
+        :raises NotServed: it shares its slot with no other server.
+        """
+        tables = {each.table: (each.incarnation, each.position) for each in report.tables}
+        take = self._report_standby
+        role = None if take is None else await take(report.server_id, tables, take_over)
+        if role is None:
+            raise NotServed("this server has no standbys: it is configured without a standby block")
+        return wire.GetReplicationStatusResponse(role=role).SerializeToString()
 
     def _admit(self, caller: Caller) -> None:
         """Check the caller, before anything of the request is decoded.

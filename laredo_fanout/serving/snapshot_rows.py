@@ -59,6 +59,7 @@ class SnapshotRowStream:
         self.sequence = self._snapshot.sequence
         self.position = self._snapshot.position
         self.rows = self._snapshot.rows
+        self.view = self._snapshot.view
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()

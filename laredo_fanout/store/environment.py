@@ -29,6 +29,7 @@ figures/ + table u32       struct (``table.py``)
 garbage/ + kind + u32      nothing: what is to be removed in small steps
 catchup                    how a backlog was split; the source's own words
 upstream_path              of a relay: JSON, the servers between PostgreSQL and this one
+ownership                  of a server with standbys: JSON, its role and term
 =========================  ====================================================
 
 A value ends with its seal (``seal.py``); the store's head has it within its JSON, since any version
@@ -39,9 +40,10 @@ them neither positions nor rows mean anything.
 import errno
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
+from operator import itemgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
@@ -134,12 +136,13 @@ FIGURES = b"figures/"
 GARBAGE = b"garbage/"
 CATCHUP_KEY = b"catchup"
 UPSTREAM_PATH_KEY = b"upstream_path"
+OWNERSHIP_KEY = b"ownership"
 GARBAGE_SPACE = GARBAGE + b"S"
 GARBAGE_JOURNAL = GARBAGE + b"J"
 
 _POSITION = Struct(">QQ")
 _HEAD_SEAL = b',"seal":"'
-_KNOWN_KEYS = (STORE_KEY, POSITION_KEY, CATCHUP_KEY, UPSTREAM_PATH_KEY)
+_KNOWN_KEYS = (STORE_KEY, POSITION_KEY, CATCHUP_KEY, UPSTREAM_PATH_KEY, OWNERSHIP_KEY)
 _KNOWN_PREFIXES = (DEFINITION, FIGURES, GARBAGE)
 
 
@@ -172,6 +175,28 @@ class SourceIdentity:
         """The history, and those that it goes on from."""
         return Lineage(self.history, self.ancestors)
 
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "history": str(self.history),
+            "slot": self.slot,
+            "publication": self.publication,
+            "token": self.token,
+            "ancestors": position_.ancestors_to_json(self.ancestors),
+            "because": self.because,
+            "since": self.since,
+            "former_reach": self.former_reach,
+            "former_sequences": self.former_sequences,
+        }
+
+    @classmethod
+    def from_json(cls, source: Mapping[str, Any]) -> "SourceIdentity":
+        """The one that ``to_json`` made."""
+        found = {each.name: source[each.name] for each in fields(cls)}
+        found["history"] = position_.parse_history(found["history"])
+        found["ancestors"] = position_.ancestors_from_json(found["ancestors"])
+        return cls(**found)
+
 
 class Marker(NamedTuple):
     """A message of ours that the stream brought: whoever finds something else there reads another
@@ -181,6 +206,53 @@ class Marker(NamedTuple):
     position: int
     #: What it says.
     content: str
+
+
+_DOUBTS_KEPT = 8
+OPEN = 2**64 - 1
+"""End of a doubt, until the server that has it is the holder, or has followed one."""
+
+
+class Ownership(NamedTuple):
+    """Role of a server among those that share a slot (docs/standby-protocol.md)."""
+
+    #: The highest that it knows.
+    term: int
+    #: Whether it holds the slot, of that term.
+    holder: bool
+    #: Positions (from, before) at which clients of a former holder may have had other rows.
+    doubts: tuple[tuple[int, int], ...] = ()
+    #: The term of the last holder whose rows the store has.
+    followed: int = 0
+
+    def doubts_at(self, position: int) -> bool:
+        """True if the rows of this position may differ from what another server has shown."""
+        return any(first <= position < end for first, end in self.doubts)
+
+    def doubting(self, found: Iterable[tuple[int, int]]) -> "Ownership":
+        """With these doubts too, of which the newest are kept."""
+        new = sorted(set(found) - set(self.doubts), key=itemgetter(1))
+        return self._replace(doubts=(*self.doubts, *new)[-_DOUBTS_KEPT:])
+
+    def followed_now(self, term: int) -> "Ownership":
+        """The store's rows are those of the holder of this term."""
+        ended = tuple(each for each in self.doubts if each[1] < OPEN)
+        return self._replace(doubts=ended, followed=max(term, self.followed))
+
+    def held(self, term: int, position: int) -> "Ownership":
+        """The server is the holder, by its claim at this position."""
+        doubts = tuple((first, min(end, position)) for first, end in self.doubts)
+        return Ownership(term, holder=True, doubts=doubts, followed=term)
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        return orjson.dumps(list(self))
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> "Ownership":
+        """The one that ``to_bytes`` wrote."""
+        term, holder, doubts, followed = orjson.loads(stored)
+        return cls(term, holder, tuple((first, end) for first, end in doubts), followed)
 
 
 class LastRecopy(NamedTuple):
@@ -217,17 +289,7 @@ class StoreHead:
 
     def to_bytes(self) -> bytes:
         """As JSON."""
-        source = self.source and {
-            "history": str(self.source.history),
-            "slot": self.source.slot,
-            "publication": self.source.publication,
-            "token": self.source.token,
-            "ancestors": position_.ancestors_to_json(self.source.ancestors),
-            "because": self.source.because,
-            "since": self.source.since,
-            "former_reach": self.source.former_reach,
-            "former_sequences": self.source.former_sequences,
-        }
+        source = self.source and self.source.to_json()
         head = orjson.dumps(
             {
                 "format": self.format,
@@ -278,18 +340,7 @@ def head_from_bytes(stored: bytes) -> StoreHead:
         read["format"],
         read["next_table"],
         read["next_space"],
-        source
-        and SourceIdentity(
-            position_.parse_history(source["history"]),
-            source["slot"],
-            source["publication"],
-            source["token"],
-            position_.ancestors_from_json(source["ancestors"]),
-            source["because"],
-            source["since"],
-            source["former_reach"],
-            source["former_sequences"],
-        ),
+        source and SourceIdentity.from_json(source),
         tuple(read["streams"]),
         read["marker"] and Marker(*read["marker"]),
         {name: LastRecopy(*last) for name, last in read["last_recopies"].items()},
@@ -322,6 +373,15 @@ def get(transaction: Any, meta: Any, key: bytes, directory: Path) -> bytes | Non
     """
     stored: bytes | None = transaction.get(key, db=meta)
     return None if stored is None else opened(key, stored, directory)
+
+
+def ownership(transaction: Any, meta: Any, directory: Path) -> Ownership | None:
+    """Role among the servers that share the slot; None: it has never shared one.
+
+    :raises StoreDamaged: if it isn't what was written.
+    """
+    stored = get(transaction, meta, OWNERSHIP_KEY, directory)
+    return None if stored is None else Ownership.from_bytes(stored)
 
 
 def opened(key: bytes, stored: bytes, directory: Path) -> bytes:

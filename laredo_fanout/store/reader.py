@@ -408,6 +408,11 @@ class StoreReader:
             key, meta = environment.UPSTREAM_PATH_KEY, self._databases.meta
             return environment.get(transaction, meta, key, self.path)
 
+    def ownership(self) -> environment.Ownership | None:
+        """Role among the servers that share the slot; None: it has never shared one."""
+        with self._begun() as transaction:
+            return environment.ownership(transaction, self._databases.meta, self.path)
+
     def position(self) -> tuple[int, int]:
         """The store's position and newest commit time (microseconds since 1970)."""
         with self._begun() as transaction:

@@ -13,6 +13,7 @@ damaged on disk. It is never used, least of all as the old row of a change.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, repeat
@@ -359,6 +360,16 @@ class TableChanges:
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    def after(self, position: int) -> "TableChanges":
+        """The transactions behind ``position``."""
+        done = bisect_right(self.positions, position)
+        if not done:
+            return self
+        skipped = sum(self.counts[:done])
+        changes = self.actions[skipped:], self.keys[skipped:], self.lines[skipped:]
+        commits = self.counts[done:], self.positions[done:], self.times_us[done:]
+        return TableChanges(*changes, *commits, self.open and done < len(self.positions))
 
     def parts(self, step: Callable[[], int]) -> Iterator["TableChanges"]:
         """Split the changes into parts; before each one ``step`` returns its limit."""

@@ -1,6 +1,6 @@
 """One durable step of the store: rows, journal, position and definitions, all or nothing."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from laredo_fanout.store.environment import (
     Databases,
     LastRecopy,
     Marker,
+    Ownership,
     SourceIdentity,
     StoreHead,
     WriteContext,
@@ -53,6 +54,7 @@ class Transaction:
         position: tuple[int, int],
         tables: dict[int, TableRecord],
         catchup_plan: bytes | None,
+        ownership: Ownership | None,
         next_sequence: Callable[[], int],
     ) -> None:
         self._context = WriteContext(transaction, databases, disk, head, dict(tables))
@@ -60,6 +62,7 @@ class Transaction:
         self._head_before = head
         self._position_before = position
         self._catchup_plan_before = catchup_plan
+        self._ownership_before = ownership
         self._next_sequence = next_sequence
         self._spaces = Spaces(self._context)
         self._journal = Journal(self._context)
@@ -67,6 +70,7 @@ class Transaction:
         self.tables = self._context.tables
         self.position, self.time_us = position
         self.catchup_plan = catchup_plan
+        self.ownership = ownership
 
     @property
     def head(self) -> StoreHead:
@@ -149,6 +153,16 @@ class Transaction:
         if position < record.position:
             raise PositionWentBack(record.position, position)
         self.tables[table_id] = replace(record, position=position)
+
+    def share_position(self, table_ids: Iterable[int]) -> None:
+        """These tables' positions are the store's from here on."""
+        for table_id in table_ids:
+            self.tables[table_id] = replace(self._record(table_id), position=0)
+
+    def set_sequence(self, table_id: int, sequence: int) -> None:
+        """In a standby: the newest entry has this number, and the journal begins behind it."""
+        record = self._record(table_id)
+        self.tables[table_id] = replace(record, sequence=sequence, oldest_sequence=sequence + 1)
 
     def set_leaves(self, table_id: int, leaves: Sequence[Leaf]) -> None:
         """The partitions whose rows the table has and no catalog snapshot has accounted for."""
@@ -443,6 +457,10 @@ class Transaction:
             environment.put(context.transaction, database, environment.POSITION_KEY, stored)
         if self.catchup_plan != self._catchup_plan_before:
             self._put_catchup_plan()
+        if self.ownership is not None and self.ownership != self._ownership_before:
+            stored = self.ownership.to_bytes()
+            context.disk.reserve(1, len(stored))
+            environment.put(context.transaction, database, environment.OWNERSHIP_KEY, stored)
 
     def _put_catchup_plan(self) -> None:
         context, plan = self._context, self.catchup_plan

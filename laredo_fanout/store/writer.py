@@ -106,6 +106,8 @@ class Store:
             self.catchup_plan = environment.get(
                 transaction, meta, environment.CATCHUP_KEY, self.path
             )
+            self.ownership = environment.ownership(transaction, meta, self.path)
+            """Role among the servers that share the slot; None: it has never shared one."""
             self._garbage = rows.any_left(transaction, self._databases)
         server_id = found.server_id or secrets.token_hex(16)
         self._head = replace(found, server_id=server_id)
@@ -190,6 +192,7 @@ class Store:
                 position=(self.position, self.time_us),
                 tables=self.tables,
                 catchup_plan=self.catchup_plan,
+                ownership=self.ownership,
                 next_sequence=self._next_sequence,
             )
             yield transaction
@@ -198,6 +201,7 @@ class Store:
         self.position, self.time_us = transaction.position, transaction.time_us
         self.tables = transaction.tables
         self.catchup_plan = transaction.catchup_plan
+        self.ownership = transaction.ownership
         self._garbage = self._garbage or transaction.left_garbage
         self._check_readers()
         self.check_reachable()

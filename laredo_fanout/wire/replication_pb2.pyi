@@ -84,7 +84,7 @@ class SyncResponse(_message.Message):
     def __init__(self, handshake: _Optional[_Union[SyncHandshake, _Mapping]] = ..., snapshot_begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., snapshot_row: _Optional[_Union[SnapshotRow, _Mapping]] = ..., snapshot_end: _Optional[_Union[SnapshotEnd, _Mapping]] = ..., journal_entry: _Optional[_Union[ReplicationJournalEntry, _Mapping]] = ..., schema_change: _Optional[_Union[SchemaChangeNotification, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., snapshot_batch: _Optional[_Union[SnapshotBatch, _Mapping]] = ..., change_batch: _Optional[_Union[ChangeBatch, _Mapping]] = ...) -> None: ...
 
 class SyncHandshake(_message.Message):
-    __slots__ = ("mode", "server_current_sequence", "journal_oldest_sequence", "resume_from_sequence", "columns", "snapshot_id", "source_position", "history", "capabilities", "boundary_position", "ancestors", "history_reason", "history_since")
+    __slots__ = ("mode", "server_current_sequence", "journal_oldest_sequence", "resume_from_sequence", "columns", "snapshot_id", "source_position", "history", "capabilities", "boundary_position", "ancestors", "history_reason", "history_since", "holder")
     MODE_FIELD_NUMBER: _ClassVar[int]
     SERVER_CURRENT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_OLDEST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class SyncHandshake(_message.Message):
     ANCESTORS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_REASON_FIELD_NUMBER: _ClassVar[int]
     HISTORY_SINCE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     mode: SyncMode
     server_current_sequence: int
     journal_oldest_sequence: int
@@ -111,7 +112,18 @@ class SyncHandshake(_message.Message):
     ancestors: _containers.RepeatedCompositeFieldContainer[HistoryAncestor]
     history_reason: str
     history_since: str
-    def __init__(self, mode: _Optional[_Union[SyncMode, str]] = ..., server_current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., resume_from_sequence: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ..., snapshot_id: _Optional[str] = ..., source_position: _Optional[str] = ..., history: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., boundary_position: _Optional[str] = ..., ancestors: _Optional[_Iterable[_Union[HistoryAncestor, _Mapping]]] = ..., history_reason: _Optional[str] = ..., history_since: _Optional[str] = ...) -> None: ...
+    holder: HolderState
+    def __init__(self, mode: _Optional[_Union[SyncMode, str]] = ..., server_current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., resume_from_sequence: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[ColumnDefinition, _Mapping]]] = ..., snapshot_id: _Optional[str] = ..., source_position: _Optional[str] = ..., history: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., boundary_position: _Optional[str] = ..., ancestors: _Optional[_Iterable[_Union[HistoryAncestor, _Mapping]]] = ..., history_reason: _Optional[str] = ..., history_since: _Optional[str] = ..., holder: _Optional[_Union[HolderState, _Mapping]] = ...) -> None: ...
+
+class HolderState(_message.Message):
+    __slots__ = ("incarnation", "definition", "source")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    definition: bytes
+    source: bytes
+    def __init__(self, incarnation: _Optional[int] = ..., definition: _Optional[bytes] = ..., source: _Optional[bytes] = ...) -> None: ...
 
 class HistoryAncestor(_message.Message):
     __slots__ = ("history", "until")
@@ -140,18 +152,20 @@ class ColumnDefinition(_message.Message):
     def __init__(self, ordinal_position: _Optional[int] = ..., column_name: _Optional[str] = ..., data_type: _Optional[str] = ..., not_null: _Optional[bool] = ..., is_primary_key: _Optional[bool] = ..., primary_key_ordinal: _Optional[int] = ..., type_modifier: _Optional[int] = ...) -> None: ...
 
 class SnapshotBegin(_message.Message):
-    __slots__ = ("snapshot_id", "sequence", "row_count", "source_position", "reason")
+    __slots__ = ("snapshot_id", "sequence", "row_count", "source_position", "reason", "holder")
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_POSITION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     snapshot_id: str
     sequence: int
     row_count: int
     source_position: str
     reason: str
-    def __init__(self, snapshot_id: _Optional[str] = ..., sequence: _Optional[int] = ..., row_count: _Optional[int] = ..., source_position: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    holder: HolderState
+    def __init__(self, snapshot_id: _Optional[str] = ..., sequence: _Optional[int] = ..., row_count: _Optional[int] = ..., source_position: _Optional[str] = ..., reason: _Optional[str] = ..., holder: _Optional[_Union[HolderState, _Mapping]] = ...) -> None: ...
 
 class SnapshotRow(_message.Message):
     __slots__ = ("row",)
@@ -304,17 +318,39 @@ class FetchSnapshotResponse(_message.Message):
     def __init__(self, begin: _Optional[_Union[SnapshotBegin, _Mapping]] = ..., row: _Optional[_Union[SnapshotRow, _Mapping]] = ..., end: _Optional[_Union[SnapshotEnd, _Mapping]] = ...) -> None: ...
 
 class GetReplicationStatusRequest(_message.Message):
-    __slots__ = ("schema", "table", "capabilities")
+    __slots__ = ("schema", "table", "capabilities", "standby", "take_over")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
     schema: str
     table: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, schema: _Optional[str] = ..., table: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+    standby: StandbyReport
+    take_over: str
+    def __init__(self, schema: _Optional[str] = ..., table: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., standby: _Optional[_Union[StandbyReport, _Mapping]] = ..., take_over: _Optional[str] = ...) -> None: ...
+
+class StandbyReport(_message.Message):
+    __slots__ = ("server_id", "tables")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    server_id: str
+    tables: _containers.RepeatedCompositeFieldContainer[TableReport]
+    def __init__(self, server_id: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableReport, _Mapping]]] = ...) -> None: ...
+
+class TableReport(_message.Message):
+    __slots__ = ("table", "incarnation", "position")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    incarnation: int
+    position: int
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class GetReplicationStatusResponse(_message.Message):
-    __slots__ = ("current_sequence", "journal_oldest_sequence", "journal_entry_count", "row_count", "connected_clients", "clients", "latest_snapshot", "path", "tables")
+    __slots__ = ("current_sequence", "journal_oldest_sequence", "journal_entry_count", "row_count", "connected_clients", "clients", "latest_snapshot", "path", "tables", "role")
     CURRENT_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_OLDEST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_ENTRY_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +360,7 @@ class GetReplicationStatusResponse(_message.Message):
     LATEST_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     current_sequence: int
     journal_oldest_sequence: int
     journal_entry_count: int
@@ -333,7 +370,24 @@ class GetReplicationStatusResponse(_message.Message):
     latest_snapshot: ReplicationSnapshotInfo
     path: _containers.RepeatedCompositeFieldContainer[ServerHop]
     tables: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., journal_entry_count: _Optional[int] = ..., row_count: _Optional[int] = ..., connected_clients: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., latest_snapshot: _Optional[_Union[ReplicationSnapshotInfo, _Mapping]] = ..., path: _Optional[_Iterable[_Union[ServerHop, _Mapping]]] = ..., tables: _Optional[_Iterable[str]] = ...) -> None: ...
+    role: ServerRole
+    def __init__(self, current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., journal_entry_count: _Optional[int] = ..., row_count: _Optional[int] = ..., connected_clients: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., latest_snapshot: _Optional[_Union[ReplicationSnapshotInfo, _Mapping]] = ..., path: _Optional[_Iterable[_Union[ServerHop, _Mapping]]] = ..., tables: _Optional[_Iterable[str]] = ..., role: _Optional[_Union[ServerRole, _Mapping]] = ...) -> None: ...
+
+class ServerRole(_message.Message):
+    __slots__ = ("server_id", "holder", "term", "has_source", "position", "candidate")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    HAS_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    server_id: str
+    holder: bool
+    term: int
+    has_source: bool
+    position: int
+    candidate: bool
+    def __init__(self, server_id: _Optional[str] = ..., holder: _Optional[bool] = ..., term: _Optional[int] = ..., has_source: _Optional[bool] = ..., position: _Optional[int] = ..., candidate: _Optional[bool] = ...) -> None: ...
 
 class ServerHop(_message.Message):
     __slots__ = ("server_id", "address", "source_position", "delay_us")

@@ -98,6 +98,9 @@ class ServingChildren:
     watchdog: Watchdog = field(default_factory=Watchdog)
     #: Requests a catalog check, because a client waits for it.
     request_check: Callable[[], None] = _no_check
+    #: Takes a peer's report ("server", "tables", "take_over"); returns this server's role. None: it
+    #: shares its slot with no other one.
+    report_standby: Callable[[Message], Message] | None = None
     #: Has damage repaired that was found in the store.
     report_damage: Callable[[Damage], None] = _no_repair
     #: Called if a defect of ours ended the keeping of one.
@@ -308,13 +311,10 @@ class ServingChildren:
                 log.info("serving process started", pid=child.process.pid, port=message["port"])
             case "failed":
                 self.error = message["message"]
-            case "register":
-                return self._register(key, message)
+            case "register" | "pin" | "standby" | "clients":
+                return self._answer(key, message)
             case "update" | "unpin" | "close":
                 self._note(child, key, message)
-            case "pin":
-                self.clients.pin(key, message["table"], message["after"])
-                return {}
             case "replay":
                 self.replays[message["table"], message["outcome"]] += 1
             case "sent":
@@ -325,11 +325,22 @@ class ServingChildren:
                 self.report_damage(Damage(*message["damage"]))
             case "changed":
                 child.has_changed()
-            case "clients":
-                return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
             case unknown:
                 raise AssertionError(f"control message {unknown!r} from a serving process")
         return None
+
+    def _answer(self, key: tuple[int, int], message: Message) -> Message:
+        """Handle a message that is answered."""
+        match message["op"]:
+            case "register":
+                return self._register(key, message)
+            case "standby":
+                take = self.report_standby
+                return {"role": take and take(message)}
+            case "clients":
+                return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
+        self.clients.pin(key, message["table"], message["after"])
+        return {}
 
     def _note(self, child: _Child, key: tuple[int, int], message: Message) -> None:
         """Handle a session's message that isn't answered."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -13,6 +14,7 @@ from laredo_fanout.app.processes.control_wire import Control, Message, info_to_j
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.ports import REASONS, ClientInfo, ClientState, TooManyClients
 from laredo_fanout.serving.slices import Slice, Sliced
+from laredo_fanout.wire import replication_pb2 as wire
 
 LeaseKey = tuple[int, int]
 """The serving process's number, and the number that it gave the lease."""
@@ -185,6 +187,14 @@ class RemoteRegistry:
         await self.flush()
         answer = await self.call({"op": "clients", "table": table})
         return await slices.run(_states(answer["clients"]))
+
+    async def report_standby(
+        self, server_id: str, tables: Mapping[str, tuple[int, int]], take_over: str
+    ) -> wire.ServerRole | None:
+        """Pass on a standby's report; returns this server's role, if it shares its slot."""
+        asked = {"op": "standby", "server": server_id, "tables": tables, "take_over": take_over}
+        answer = await self.call(asked)
+        return wire.ServerRole(**answer["role"]) if answer["role"] else None
 
     async def call(self, message: Message) -> Message:
         """Send a message that the main process answers, and wait for it."""

@@ -10,6 +10,8 @@ serving -> main
     {"op": "clients", "call": c, "table": name}                  answered
     {"op": "replay", "table": name, "outcome": o}
     {"op": "sent", "bytes": b, "messages": m}                    since the last one
+    {"op": "standby", "call": c, "server": id, "tables": {...},
+     "take_over": id}                                            answered
     {"op": "check"}                                              a client waits for a catalog check
     {"op": "damaged", "damage": [...]}                           store.errors.Damage
     {"op": "changed"}                                            answers change

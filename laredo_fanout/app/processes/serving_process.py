@@ -71,6 +71,7 @@ async def run(control_end: socket.socket, wake_end: socket.socket, beat_end: int
             readiness=readiness,
             sent=sent,
             changes=changes,
+            report_standby=registry.report_standby,
         )
     except (ServingError, StoreError) as error:
         control.send({"op": "failed", "message": str(error)})

@@ -19,7 +19,7 @@ from laredo_fanout.wire import replication_pb2 as wire
 
 _SERVICE = wire.DESCRIPTOR.services_by_name["LaredoReplicationService"]
 _SYNC = f"/{_SERVICE.full_name}/{_SERVICE.methods_by_name['Sync'].name}"
-_STATUS = f"/{_SERVICE.full_name}/{_SERVICE.methods_by_name['GetReplicationStatus'].name}"
+STATUS_METHOD = f"/{_SERVICE.full_name}/{_SERVICE.methods_by_name['GetReplicationStatus'].name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ async def replication_status(
     channel = endpoint.channel()
     try:
         call = channel.unary_unary(
-            _STATUS,
+            STATUS_METHOD,
             request_serializer=wire.GetReplicationStatusRequest.SerializeToString,
             # It is parsed here: what a deserializer raises gRPC logs with its traceback.
             response_deserializer=bytes,

@@ -39,6 +39,7 @@ from laredo_fanout.client.stream.translate import (
     BATCH_CAPABILITY,
     BOUNDARY_CAPABILITY,
     RELAY_CAPABILITY,
+    STANDBY_CAPABILITY,
     Translator,
 )
 from laredo_fanout.wire import replication_pb2 as wire
@@ -77,6 +78,8 @@ class SyncOptions:
     #: Whether the handshake names the histories that the server's goes on from; only with
     #: ``batches``.
     relay: bool = False
+    #: Whether the server sends what a standby needs to take over its slot; only with ``relay``.
+    standby: bool = False
 
     def request(self) -> wire.SyncRequest:
         """:raises BadTableName: if ``table`` isn't schema.table."""
@@ -98,7 +101,11 @@ class SyncOptions:
     def _capabilities(self) -> list[str]:
         if not self.batches:
             return []
-        wanted = {BOUNDARY_CAPABILITY: self.boundaries, RELAY_CAPABILITY: self.relay}
+        wanted = {
+            BOUNDARY_CAPABILITY: self.boundaries,
+            RELAY_CAPABILITY: self.relay,
+            STANDBY_CAPABILITY: self.standby,
+        }
         return [BATCH_CAPABILITY, *(name for name, asked in wanted.items() if asked)]
 
 

@@ -22,6 +22,7 @@ from laredo_fanout.client.events import (
     Handshake,
     Heartbeat,
     HistoryOrigin,
+    HolderState,
     Mode,
     SchemaChange,
     SnapshotBegin,
@@ -238,6 +239,14 @@ def origin(sent: wire.SyncHandshake) -> HistoryOrigin:
     )
 
 
+def holder_state(sent: wire.SyncHandshake | wire.SnapshotBegin) -> HolderState | None:
+    """State of the holder, for a standby; None where it was not sent."""
+    if not sent.HasField("holder"):
+        return None
+    state = sent.holder
+    return HolderState(count(state.incarnation, "incarnation"), state.definition, state.source)
+
+
 def checked_position(text: str) -> Position | None:
     """A position; None where none was sent."""
     return position_.parse(text) if text else None
@@ -273,6 +282,7 @@ def microseconds(stamp: timestamp_pb2.Timestamp) -> int:
 BATCH_CAPABILITY = "batch/json.v1"
 BOUNDARY_CAPABILITY = "boundary.v1"
 RELAY_CAPABILITY = "relay.v1"
+STANDBY_CAPABILITY = "standby.v1"
 
 _BASE_ROWS_AT_ONCE = 500
 _MODES = frozenset(int(mode) for mode in Mode)
@@ -418,6 +428,7 @@ class Translator:
                 self._batches,
                 checked_position(sent.boundary_position),
                 origin(sent) if RELAY_CAPABILITY in sent.capabilities else None,
+                holder_state(sent),
             ),
         )
 
@@ -434,6 +445,7 @@ class Translator:
                 count(begin.sequence, "sequence"),
                 count(begin.row_count, "row_count"),
                 begin.reason,
+                holder_state(begin),
             ),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import orjson
 import structlog
 
 from laredo_fanout.serving.call import CheckedSyncRequest, Exchange, StallGuard
@@ -222,9 +223,24 @@ class ClientStream:
                 history=str(self.history),
                 boundary=self.verified.take(self.position),
                 source=self.source if self.asked.relay else None,
+                holder=self.holder_state(self.view),
             )
         )
         self.verified.sent(self.position)
+
+    def holder_state(self, view: TableView) -> wire.HolderState | None:
+        """State that a standby needs to go on from the slot with the rows of ``view``."""
+        ownership = self.shared.reader.ownership() if self.asked.standby else None
+        if ownership is None:
+            return None
+        record = view.record
+        return wire.HolderState(
+            incarnation=record.id,
+            definition=orjson.dumps(
+                {"oid": record.oid, "identity": record.identity, "copy": dict(record.copy)}
+            ),
+            source=orjson.dumps({**self.source.to_json(), "doubts": ownership.doubts}),
+        )
 
     async def send_end(self) -> None:
         """Send a resumed base client the sequence that it has reached."""

@@ -127,10 +127,27 @@ def _by_position(
     suspect = asked.boundaries and view.suspect(position)
     if suspect or not view.leads_on_from(position):
         return _full(missed(position, view, source))
+    ownership = reader.ownership()
+    if ownership is not None and ownership.doubts_at(position):
+        return _full("another server read the slot then, and may have shown other rows")
     if not asked.batch:
         return _by_inclusive_position(asked, view, source, reader, position)
     first = reader.sequence_after_position(view.id, position)
+    if ownership is not None and _contradicts(asked, view, first - 1):
+        return _full("another server had sent other changes up to that position")
     return ResumePlan(wire.SYNC_MODE_DELTA, first - 1, position)
+
+
+def _contradicts(asked: CheckedSyncRequest, view: TableView, sequence: int) -> bool:
+    """True if the client had another number of entries at its position than this server, whose
+    newest entry there is ``sequence``. Servers of one slot have the same ones, but for repairs.
+
+    What an archive replayed has numbers below the journal's.
+    """
+    had = asked.sequence
+    if had is None or asked.filtered or had < view.oldest_sequence - 1:
+        return False
+    return had != sequence
 
 
 def _by_inclusive_position(

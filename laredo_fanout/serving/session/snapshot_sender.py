@@ -126,6 +126,7 @@ class SnapshotSender:
                 rows=rows.rows,
                 position=rows.position,
                 reason=because,
+                holder=client.holder_state(rows.view),
             )
         )
 

@@ -1,0 +1,1 @@
+"""The ingest of a server that shares its slot with others (docs/standby-protocol.md)."""
