@@ -200,8 +200,8 @@ async def _recopied(server: Fanout, differing: int) -> None:
         httpx.post, f"{server.program.http}/tables/{TABLE}/recopy", timeout=PATIENCE_S
     )
     assert asked.status_code == 202, asked.text
-    await until(lambda: server.table(TABLE)["recopy"]["last"] is not None)
-    assert server.table(TABLE)["recopy"]["last"]["differing"] == differing
+    await until(lambda: server.last_recopy(TABLE))
+    assert server.last_recopy(TABLE)["differing"] == differing
 
 
 @pytest.mark.thorough

@@ -107,8 +107,8 @@ async def test_rows_and_keys_are_repaired_without_a_change_for_readers(
 ) -> None:
     rotten = _rot_values(server) + _rot_keys(server)
     with started(server):
-        wait_until(lambda: (server.table("public.t")["recopy"] or {}).get("last"), "repaired")
-        assert server.table("public.t")["recopy"]["last"]["differing"] == rotten
+        wait_until(lambda: server.last_recopy("public.t"), "repaired")
+        assert server.last_recopy("public.t")["differing"] == rotten
         assert server.table("public.t")["damage"] is None
         assert server.metrics['laredo_store_damage_total{table="public.t"}'] >= 1
         with database.connect() as owner:
@@ -148,7 +148,8 @@ async def test_a_client_s_snapshot_finds_it_without_a_scrub(
         config.write(UNSCRUBBED)
     with started(server):
         await _client_equals(server, database)
-        assert server.table("public.t")["recopy"]["last"]["differing"] == 24
+        wait_until(lambda: server.last_recopy("public.t"), "repaired")
+        assert server.last_recopy("public.t")["differing"] == 24
         _verified(tmp_path, database)
         assert _epoch(tmp_path) == 1
 
@@ -197,7 +198,7 @@ async def test_a_relay_s_rows_come_from_its_upstream(
             eventually(lambda: second.table("public.t")["rows"], ROWS)
         _rot_values(second)
         with started(second):
-            wait_until(lambda: (second.table("public.t")["recopy"] or {}).get("last"), "repaired")
+            wait_until(lambda: second.last_recopy("public.t"), "repaired")
             assert second.table("public.t")["damage"] is None
             await _client_equals(second, database)
 

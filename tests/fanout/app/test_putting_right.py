@@ -40,4 +40,5 @@ def test_it_is_shown_since_when_and_why(tmp_path: Path, database: Database) -> N
             wait_until(lambda: not server.table("public.a")["putting_right"], "it is right")
         eventually(lambda: (server.metrics[_ACTIVE], server.metrics[_TIMES]), (0, 1))
         eventually(lambda: server.table("public.a")["rows"], 10)
-        assert server.table("public.a")["recopy"]["last"]["differing"] == 10
+        wait_until(lambda: server.last_recopy("public.a"), "the re-copy is shown")
+        assert server.last_recopy("public.a")["differing"] == 10

@@ -67,6 +67,10 @@ class Fanout:
     def table(self, name: str) -> dict[str, Any]:
         return self.status["tables"][name]
 
+    def last_recopy(self, name: str) -> dict[str, Any]:
+        """The re-copy that ended last; empty before one is shown, which may be a second late."""
+        return (self.table(name)["recopy"] or {}).get("last") or {}
+
     @property
     def metrics(self) -> dict[str, float]:
         """Every sample, by its name with its labels."""
