@@ -13,6 +13,8 @@ from xdist.scheduler import LoadFileScheduling
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # Tests start hundreds of programs: without bytecode on disk, each compiles the project anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What programs print into a pipe is as wide as it is, whatever terminal the tests run in.
+os.environ.pop("COLUMNS", None)
 sys.dont_write_bytecode = False
 
 pytest_plugins = [

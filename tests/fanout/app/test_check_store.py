@@ -102,4 +102,4 @@ def test_a_store_that_cannot_be_read(tmp_path: Path, database: Database) -> None
     (state / "data.mdb").write_bytes(b"no store" * 1000)
     code, found = checked(server)
     assert (code, missing(found)) == (1, {"store"})
-    assert "can't be used" in found["store"]["detail"]
+    assert "is damaged" in found["store"]["detail"]
