@@ -88,10 +88,7 @@ def test_each_server_refuses_the_store_of_the_other(
     state = programs.directory / "server" / "state"
     (written,) = state.glob("data.mdb")
     written.unlink()
-    database.run(
-        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-        " WHERE database = current_database()"
-    )
+    database.drop_slots()
     older.run_as(programs.server, tree)
     with programs.server:
         programs.server.wait_ready()
@@ -121,12 +118,7 @@ def test_a_relay_and_its_upstream_of_two_versions(
         for server in (upstream, below):
             for file in (server.directory / "state").glob("*.mdb"):
                 file.unlink()
-        with database.connect() as owner:
-            owner.execute(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-                " WHERE slot_name = %s",
-                (f"s_{database.name}",),
-            )
+        database.drop_slots()
         with upstream.program, below.program:
             upstream.program.wait_ready()
             below.program.wait_ready()

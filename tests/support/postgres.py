@@ -84,6 +84,11 @@ class Database:
             for statement in statements:
                 connection.execute(statement.encode())
 
+    def drop_slots(self) -> None:
+        """Drop its slots; a walsender may outlast its client by a moment."""
+        with self.connect() as owner:
+            _drop_slots(owner, self.name)
+
     def number(self, query: str, *parameters: object) -> int:
         """The one number that the query selects."""
         with self.connect() as connection:

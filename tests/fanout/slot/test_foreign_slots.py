@@ -96,7 +96,7 @@ def test_an_empty_store_takes_nobodys_slot(database: Database, ingesting: Start,
         with database.connect() as connection:
             connection.execute(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-                " WHERE slot_name = %s",
+                " WHERE slot_name = %s AND database IS NULL",
                 (name,),
             )
 

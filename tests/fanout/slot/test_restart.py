@@ -70,9 +70,8 @@ def test_an_idle_slot_advances_to_durable_positions_alone(filled: Database, live
     ingest.assert_equal()
 
 
-def _drop_slot(ingest: RunningIngest, database: Database) -> None:
-    name = ingest.options.slot_name
-    database.run(f"SELECT pg_drop_replication_slot('{name}')")
+def _drop_slot(_: RunningIngest, database: Database) -> None:
+    database.drop_slots()
 
 
 def _advance_slot(ingest: RunningIngest, database: Database) -> None:
