@@ -73,7 +73,7 @@ def profiles(
     if anonymous:
         if aws_profile is not None or role_arn is not None:
             raise ProfileError(
-                ANONYMOUS.name, "unsigned requests have no profile and no role; leave out either"
+                ANONYMOUS.name, "unsigned requests have no profile and no role; leave them out"
             )
         return {ANONYMOUS.name: ANONYMOUS}, ANONYMOUS.name
     if aws_profile is not None:

@@ -156,10 +156,6 @@ class ReceivedTable:
         if copy is not None and copy.table_id in self._records():
             self._batch.transaction.drop_table(copy.table_id)
 
-    def forget_batch(self) -> None:
-        """Note that the batch was abandoned; the session begins again."""
-        self._copy, self.is_open = None, False
-
     # ------------------------------------------------------------ events
 
     def _handshake(self, event: Handshake) -> None:

@@ -145,7 +145,9 @@ def parse(uri: str) -> S3Location:
         if uri.lower().startswith(scheme):
             place = uri[len(scheme) :]
             point = _ACCESS_POINT.match(place)
-            bucket = point[0] if point is not None else place.partition("/")[0]
+            # An ARN that isn't one of these is refused whole, as it was written.
+            parts = 2 if place.startswith("arn:") else 1
+            bucket = point[0] if point is not None else "/".join(place.split("/")[:parts])
             return S3Location(bucket, place[len(bucket) :])
     raise BadS3Location(uri, f"not an S3 URI; one begins with {' or '.join(SCHEMES)}")
 

@@ -39,6 +39,12 @@ def test_an_access_point_is_asked_in_its_region() -> None:
     assert asked.startswith(f"https://{host}/a?")
 
 
+def test_another_arn_is_refused_as_it_was_written() -> None:
+    many = "arn:aws:s3::123456789012:accesspoint/many.mrap"
+    with pytest.raises(BadS3Location, match=rf"'{many}' isn't the ARN"):
+        parse(f"s3://{many}/users/")
+
+
 @pytest.mark.parametrize("prefix", ["users", "/users", "users/", "/users//"])
 def test_a_prefix_ends_with_a_slash(prefix: str) -> None:
     assert S3Location("b", prefix).uri == "s3://b/users/"
