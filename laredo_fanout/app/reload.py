@@ -18,7 +18,7 @@ from laredo_fanout.app.archive_watch import ArchiveWatch
 from laredo_fanout.app.ingest_thread import IngestThread, JournalPruning
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config, ReplicatedTableConfig

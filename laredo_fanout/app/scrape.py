@@ -13,7 +13,7 @@ from laredo_fanout.app.metrics import Figures, StoreSpace, exposition
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.scrub_schedule import ScrubSchedule
-from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.catchup.plan import CatchupStatus
 from laredo_fanout.config import Config

@@ -23,8 +23,8 @@ from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.control_wire import WakeUps
 from laredo_fanout.app.processes.scrub_schedule import ScrubSchedule
+from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.app.reload import Reload, ReloadRefused, RunningParts
-from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.app.status import ServerView
 from laredo_fanout.batch.write_batch import OnCommit
 from laredo_fanout.catchup.fall_behind import FallBehind

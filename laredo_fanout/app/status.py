@@ -12,8 +12,8 @@ from laredo_fanout.app.ingest_thread import IngestThread, JournalPruning
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.scrub_schedule import ScrubSchedule
+from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.app.scrape import Scrape
-from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.batch.status import CopyProgress, IngestStatus, ReplicatedTableStatus
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
 import structlog
 
 from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
+from laredo_fanout.app.processes.store_process import StoreProcess
 from laredo_fanout.config import StateConfig
 from laredo_fanout.store.errors import Damage
 from laredo_fanout.watchdog import SCRUB, Watchdog
-from laredo_service import native_log
 from laredo_service.retry import Backoff, Outage
 
 _RETRY = Backoff(initial=5.0, maximum=300.0)
@@ -44,17 +42,19 @@ class ScrubSchedule:
     watchdog: Watchdog = field(default_factory=Watchdog)
     #: Called if a defect of ours ended it.
     crashed: Crashed = only_logged
-    program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.scrub_process")
+    program: tuple[str, ...] = (sys.executable, "-m", "laredo_fanout.app.processes.scrub_process")
     #: Damage found since the start.
     found: int = 0
     _began: float = field(default_factory=time.time)
     _whole_at: float | None = None
-    _place: dict[str, Any] | None = None
     _error: str | None = None
-    _unrepaired: int = 0
-    """Number of tables whose damage was known, and not repaired yet, as the last one ended."""
-    _process: asyncio.subprocess.Process | None = None
+    _process: StoreProcess = field(init=False)
     _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._process = StoreProcess(
+            SCRUB, self.program, self.log_settings, self.watchdog, self._found
+        )
 
     def start(self) -> None:
         """Start it, unless ``bytes_per_second`` is 0; returns at once."""
@@ -81,8 +81,8 @@ class ScrubSchedule:
             return None
         whole = self._whole_at
         return {
-            "active": self._process is not None,
-            "place": self._place,
+            "active": bool(self.named_pids),
+            "place": self._process.progress,
             "last_whole_at": None
             if whole is None
             else datetime.fromtimestamp(whole, UTC).isoformat(timespec="seconds"),
@@ -93,87 +93,37 @@ class ScrubSchedule:
     @property
     def named_pids(self) -> dict[str, int]:
         """The process that scrubs now, if one does."""
-        return {} if self._process is None else {"scrub": self._process.pid}
+        return self._process.named_pids
+
+    def _found(self, damage: Damage) -> None:
+        self.found += 1
+        self.report_damage(damage)
 
     async def _keep(self) -> None:
         failures, outage = 0, Outage()
+        rate = self.config.scrub.bytes_per_second
         await asyncio.sleep(min(_FIRST_AFTER_S, self.config.scrub.interval))
         while True:
             if not self.any_shown():
                 await asyncio.sleep(_SHOWN_POLL_S)
                 continue
-            began, found, self._unrepaired = time.monotonic(), self.found, 0
-            try:
-                whole = await self._run()
-            except OSError as failed:
-                whole, self._error = False, f"the scrub process can't be started: {failed}"
-            if not whole:
+            began, found = time.monotonic(), self.found
+            order = {"state": str(self.config.path), "bytes_per_second": rate}
+            end = await self._process.run(order)
+            self._error = end.get("error")
+            if self._error is not None:
                 failures += 1
-                level = log.error if outage.is_news(str(self._error)) else log.debug
+                level = log.error if outage.is_news(self._error) else log.debug
                 level("scrub failed; retry scheduled", error=self._error)
                 await asyncio.sleep(_RETRY.delay(failures))
                 continue
             failures = 0
             outage.end()
+            log.info("store scrubbed", bytes=end["bytes"])
             pause = self.config.scrub.interval - (time.monotonic() - began)
-            if self.found > found or self._unrepaired:
+            if self.found > found or end["unrepaired"]:
                 # Another one shows whether it is repaired, and what else there is.
                 pause = min(pause, _REPAIRED_WITHIN_S)
             else:
                 self._whole_at = time.time()
             await asyncio.sleep(max(0.0, pause))
-
-    async def _run(self) -> bool:
-        """Run the process; whether it has read everything.
-
-        :raises OSError: if it can't be started.
-        """
-        with closing(self.watchdog.watch(SCRUB, "scrub")) as watched:
-            process = await asyncio.create_subprocess_exec(
-                *self.program,
-                str(watched.end),
-                *self.log_settings.arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=native_log.descriptor(),
-                pass_fds=[watched.end],
-                process_group=0,
-            )
-            watched.started(process)
-            whole = await self._ended(process)
-        if watched.verdict is not None:
-            self._error = f"the scrub process was {watched.verdict}"
-        return whole
-
-    async def _ended(self, process: asyncio.subprocess.Process) -> bool:
-        """Take what the process reports, to its end; whether it has read everything."""
-        self._process, whole = process, False
-        error = "the scrub process ended before it was done"
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            rate = self.config.scrub.bytes_per_second
-            order = {"state": str(self.config.path), "bytes_per_second": rate}
-            process.stdin.write(orjson.dumps(order) + b"\n")
-            async for line in process.stdout:
-                said = orjson.loads(line)
-                if "damage" in said:
-                    self.found += 1
-                    self.report_damage(Damage(*said["damage"]))
-                elif "error" in said:
-                    error = said["error"]
-                elif said.get("done"):
-                    whole, self._unrepaired = True, said["unrepaired"]
-                    log.info("store scrubbed", bytes=said["bytes"])
-                else:
-                    self._place = said
-            process.stdin.close()
-            await process.wait()
-        except BaseException:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            raise
-        finally:
-            self._process, self._place = None, None
-        self._error = None if whole else error
-        return whole

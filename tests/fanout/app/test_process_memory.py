@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from laredo_fanout.app import logs, scrape
-from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.catchup.plan import CatchupStatus, SegmentStatus
 from laredo_fanout.config import load
 from laredo_service.metrics import process_memory

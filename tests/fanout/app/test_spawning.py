@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.app import logs
+from laredo_fanout.app.processes import snapshot_schedule
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients, RemoteRegistry
 from laredo_fanout.app.processes.control_wire import Control, ControlClosed, WakeUps
-from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.config import load
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
@@ -114,7 +115,7 @@ async def test_a_supervisor_that_crashes_is_not_silent(tmp_path: Path) -> None:
 async def test_a_snapshot_process_that_cannot_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laredo_fanout.app.snapshot_schedule._RETRY", Backoff(0.05, 300.0))
+    monkeypatch.setattr(snapshot_schedule, "_RETRY", Backoff(0.05, 300.0))
     configured = tmp_path / "fanout.conf"
     configured.write_text(
         f'state.path = "{tmp_path / "state"}"\n'
@@ -150,7 +151,8 @@ _TAKES_ONE = """
 import json, pathlib, sys
 order = json.loads(sys.stdin.readline())
 whole = (pathlib.Path(order["state"]) / "whole").exists()
-print(json.dumps({"written": True, "snapshot_id": "x"}) if whole else '{"written": tr')
+answer = json.dumps({"done": True, "written": True, "snapshot": {"snapshot_id": "x"}})
+print(answer if whole else answer[:20])
 """
 
 

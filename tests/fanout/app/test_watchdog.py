@@ -16,7 +16,7 @@ import pytest
 
 from laredo_fanout import watchdog as watchdog_
 from laredo_fanout.app import logs
-from laredo_fanout.app.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
 from laredo_fanout.catchup.plan import Order, Segment
 from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.client import Handshake

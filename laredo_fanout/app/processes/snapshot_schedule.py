@@ -6,24 +6,24 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 import structlog
 
 from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
+from laredo_fanout.app.processes.store_process import StoreProcess
 from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
 from laredo_fanout.store.errors import Damage
 from laredo_fanout.watchdog import SNAPSHOT, Watchdog
-from laredo_service import native_log
 from laredo_service.retry import Backoff, Outage
 
 _SHOWN_POLL = 0.2
 _RETRY = Backoff(initial=5.0, maximum=300.0)
 _VERIFIED_WITHIN = 60.0
 _CHECK_EVERY = 1.0
+
+_PROGRAM = (sys.executable, "-m", "laredo_fanout.app.processes.snapshot_process")
 
 log = structlog.get_logger("laredo_fanout.snapshots")
 
@@ -59,11 +59,20 @@ class SnapshotSchedule:
     watchdog: Watchdog = field(default_factory=Watchdog)
     #: Called if a defect of ours ended a table's schedule.
     crashed: Crashed = only_logged
-    program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshot_process")
+    program: tuple[str, ...] = (
+        sys.executable,
+        "-m",
+        "laredo_fanout.app.processes.snapshot_process",
+    )
     _plans: dict[str, _Outcomes] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _process: asyncio.subprocess.Process | None = None
+    _process: StoreProcess = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._process = StoreProcess(
+            SNAPSHOT, self.program, self.log_settings, self.watchdog, self.report_damage
+        )
 
     def start(self) -> None:
         """Start the schedules; returns at once."""
@@ -113,7 +122,7 @@ class SnapshotSchedule:
     @property
     def named_pids(self) -> dict[str, int]:
         """Process id of the snapshot process, if one runs now."""
-        return {} if self._process is None else {"snapshot": self._process.pid}
+        return self._process.named_pids
 
     async def _keep(self, table: ReplicatedTableConfig) -> None:
         plan, snapshot = self._plans[table.name], table.target.snapshot
@@ -146,72 +155,24 @@ class SnapshotSchedule:
         }
         checking = asyncio.create_task(self._keep_checking())
         try:
-            code, answer = await self._run(order)
-        except OSError as failed:
-            problem = f"the snapshot process can't be started: {failed}"
-            code, answer = None, {"error": problem}
+            end = await self._process.run(order)
         finally:
             checking.cancel()
-        if code == 0:
-            plan.written += answer.pop("written")
-            plan.last, plan.error = answer, None
+        plan.error = end.get("error")
+        if plan.error is None:
+            plan.written += end["written"]
+            plan.last = end["snapshot"]
             plan.outage.end()
-            log.info("snapshot taken", table=table.name, **answer)
+            log.info("snapshot taken", table=table.name, **end["snapshot"])
         else:
             plan.failed += 1
-            plan.error = str(
-                answer.get("error", f"the snapshot process ended with exit code {code}")
-            )
             level = log.error if plan.outage.is_news(plan.error) else log.debug
             level("snapshot failed", table=table.name, error=plan.error)
-            if "damage" in answer:
-                self.report_damage(Damage(*answer["damage"]))
 
     async def _keep_checking(self) -> None:
         while True:
             await asyncio.sleep(_CHECK_EVERY)
             self.check_catalog_soon()
-
-    async def _run(self, order: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
-        """Run the process; returns its exit code and its answer.
-
-        :raises OSError: it can't be started.
-        """
-        with closing(self.watchdog.watch(SNAPSHOT, "snapshot")) as watched:
-            process = await asyncio.create_subprocess_exec(
-                *self.program,
-                str(watched.end),
-                *self.log_settings.arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=native_log.descriptor(),
-                pass_fds=[watched.end],
-                process_group=0,
-            )
-            watched.started(process)
-            code, output = await self._outcome(process, order)
-        if watched.verdict is not None:
-            return None, {"error": f"the snapshot process was {watched.verdict}"}
-        return _answer(code, output)
-
-    async def _outcome(
-        self, process: asyncio.subprocess.Process, order: dict[str, Any]
-    ) -> tuple[int, bytes]:
-        """The exit code and the output of the process; it has ended then, whatever happens."""
-        self._process = process
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(orjson.dumps(order) + b"\n")
-            output = await process.stdout.read()
-            process.stdin.close()
-            return await process.wait(), output
-        except BaseException:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            raise
-        finally:
-            self._process = None
 
 
 def _scheduled(config: Config) -> dict[str, ReplicatedTableConfig]:
@@ -220,12 +181,3 @@ def _scheduled(config: Config) -> dict[str, ReplicatedTableConfig]:
 
 def _snapshot(table: ReplicatedTableConfig | None) -> SnapshotConfig | None:
     return None if table is None else table.target.snapshot
-
-
-def _answer(code: int, output: bytes) -> tuple[int | None, dict[str, Any]]:
-    """The exit code and the answer in the process's output; an incomplete answer is a failure."""
-    try:
-        answer: dict[str, Any] = orjson.loads(output)
-    except orjson.JSONDecodeError:
-        return None, {"error": f"the snapshot process ended with exit code {code} and no answer"}
-    return code, answer
