@@ -14,7 +14,7 @@ _IS_TEMPLATE = re.compile(r"\{\{ *(?:\$labels\.(\w+)|\$value[^}]*?) *\}\}")
 
 
 def rules() -> list[dict[str, Any]]:
-    """Every alert, as it stands in the file."""
+    """Every alert, as in the file."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
@@ -29,7 +29,7 @@ def by_metric() -> dict[str, list[str]]:
 
 
 def of_alerts() -> str:
-    """Every alert: what it says, after how long, how urgent it is, and the page that cures it."""
+    """Every alert: its meaning, delay, urgency, and the page with its cure."""
     rows = [
         (
             f"`{rule['alert']}`",
@@ -41,7 +41,7 @@ def of_alerts() -> str:
         )
         for rule in rules()
     ]
-    return markdown.table(("alert", "severity", "says", "when", "for", "cure"), rows) + "\n"
+    return markdown.table(("alert", "severity", "meaning", "when", "for", "cure"), rows) + "\n"
 
 
 def _summary(rule: dict[str, Any]) -> str:

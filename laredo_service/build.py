@@ -1,4 +1,4 @@
-"""Which build of the project this is: its version, and the commit that it was made of."""
+"""Version of the project, and the commit that it was built from."""
 
 import subprocess
 from collections.abc import Callable
@@ -23,9 +23,9 @@ def version() -> str:
 
 @cache
 def commit() -> str:
-    """The commit as the build wrote it; of a work tree git's; else ``unknown``.
+    """The commit that the build recorded, or that git names for a work tree; else ``unknown``.
 
-    ``-dirty`` at its end: files had been changed since.
+    It ends with ``-dirty`` if files had been changed since.
     """
     try:
         return _WRITTEN.read_text().strip()

@@ -29,7 +29,7 @@ class Certificate:
     #: The configuration path, such as fanout.grpc.tls.cert.
     name: str
     path: Path
-    #: Whether one of them is enough, as of authorities; else all are needed, as of a chain.
+    #: True if one valid certificate is enough (authorities); False if all are needed (a chain).
     any_will_do: bool = False
 
     def expiry(self) -> datetime:
@@ -101,8 +101,8 @@ class CertificateWatch:
             self._logged.pop(certificate.name, None)
         elif step != self._logged.get(certificate.name):
             self._logged[certificate.name] = step
-            say = log.error if step <= timedelta(days=1) else log.warning
-            say(
+            level = log.error if step <= timedelta(days=1) else log.warning
+            level(
                 "certificate expired" if left <= timedelta() else "certificate expires soon",
                 certificate=certificate.name,
                 path=str(certificate.path),

@@ -1,7 +1,7 @@
 """Files of the programs: written durably, hashed, dated.
 
-A ``datetime`` has the years 1 to 9999, by its own clock: 0001-01-01T00:00+14:00 is one, and has no
-equal in UTC. Whoever shifts it meets an OverflowError, which nobody expects of a text that parsed.
+A ``datetime`` has the years 1 to 9999 in its own offset: 0001-01-01T00:00+14:00 can be parsed, and
+its conversion to UTC raises OverflowError. The functions here raise BadTime instead.
 """
 
 import os

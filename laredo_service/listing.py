@@ -19,9 +19,9 @@ def cell(text: object, style: str = "") -> Text:
 
 
 class Listing:
-    """Rows below headings. A first cell that has no room beside the others has its own line.
+    """Rows below headings. A first cell that is too wide has its own line.
 
-    Columns but the first are as wide as their widest cell, and those of figures stand right.
+    The other columns are as wide as their widest cell; columns of figures are right-aligned.
     """
 
     def __init__(self, *headings: str, figures: Sequence[str] = ()) -> None:
@@ -45,7 +45,7 @@ class Listing:
                 part.add_row(first, *others)
                 continue
             yield part
-            # Printed with soft_wrap it is left to the terminal where it is broken.
+            # With soft_wrap the terminal breaks the line.
             first.overflow = "ignore" if options.no_wrap else "fold"
             yield first
             part = self._part(widths)

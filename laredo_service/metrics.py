@@ -1,7 +1,4 @@
-"""Metrics of a program as such, and the answer to a scrape.
-
-it.
-"""
+"""Metrics of a program's build and processes, and the answer to a scrape."""
 
 import os
 from collections.abc import Iterable
@@ -56,14 +53,14 @@ def process_memory(prefix: str, processes: Iterable[tuple[str, int]]) -> GaugeMe
     return gauge
 
 
-# The answer to a scrape: Prometheus' text format, or OpenMetrics for who accepts it.
+# The answer to a scrape: Prometheus' text format, or OpenMetrics if the client accepts it.
 
 
 class Exposition(NamedTuple):
     """Metrics as they are sent."""
 
     body: bytes
-    #: The Content-Type, which says which of the formats it is.
+    #: The Content-Type of its format.
     content_type: str
 
 

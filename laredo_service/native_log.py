@@ -21,9 +21,9 @@ def descriptor() -> int:
 
 
 def capture() -> None:
-    """Log from now on what isn't Python's; before the log is configured, once a process.
+    """Log what native code writes to descriptor 2. Call it once, before the log is configured.
 
-    Python's own goes straight to stderr, and so does the trace of a crash.
+    Python's own output and the trace of a crash still go straight to stderr.
     """
     _stderr.append(os.dup(2))
     sys.stderr = os.fdopen(

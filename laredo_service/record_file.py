@@ -1,8 +1,7 @@
-"""Temporary files of records: what a process doesn't hold in memory, and reads again itself.
+"""Temporary files of records, which the process that writes them reads again.
 
-A record is a tuple of bytes, int and None. Records are written in blocks, each behind its size and
-its CRC-32. The file has no name where the system allows that: it goes with the process, however
-that ends.
+A record is a tuple of bytes, int and None. Records are written in blocks, each after its size and
+its CRC-32. Where the system allows it the file has no name, so it disappears with the process.
 """
 
 import marshal
@@ -56,7 +55,7 @@ class RecordFile:
     def write(self, records: Iterable[Record]) -> tuple[int, int]:
         """Append records; return the offsets of their first block and of what follows.
 
-        :raises OSError: if there is no room; then none of them is there.
+        :raises OSError: if there is no room; then none of them is kept.
         """
         start = self.size
         try:

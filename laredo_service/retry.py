@@ -1,4 +1,4 @@
-"""The waiting time between retries and reconnects, and their lines in the log: one rule for all."""
+"""Waiting time between two attempts, and the log of an outage."""
 
 import random
 import time
@@ -22,7 +22,7 @@ class Backoff(wait_base):
     initial: float = 0.2
     #: The most seconds between two attempts.
     maximum: float = 5.0
-    #: Give up after so many failures in a row; None: never.
+    #: Number of failures in a row after which to give up; None: never.
     attempts: int | None = None
 
     def delay(self, failures: int, chance: Callable[[], float] = random.random) -> float:
@@ -42,7 +42,7 @@ _LOG_AGAIN_S = 600.0
 
 
 class Outage:
-    """A time in which every attempt fails: a line in the log for the state, none for an attempt."""
+    """A time in which every attempt fails: logged once, not for each attempt."""
 
     def __init__(self) -> None:
         self._kind: str | None = None

@@ -1,4 +1,4 @@
-"""A pattern of tables' names: ``*`` matches any characters, everything else for itself."""
+"""A pattern of tables' names: ``*`` matches any characters, everything else itself."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ class TableName(NamedTuple):
 
 @dataclass(frozen=True)
 class TablePattern:
-    """Patterns of schema and table, and what they leave out.
+    """Patterns of schema and table, and of tables to exclude.
 
     ``exclude`` has patterns of ``schema.table``; without a dot they match that table in any schema.
     """

@@ -1,7 +1,7 @@
 """``laredo-snapshotter check``: tests whether this configuration can work; changes nothing.
 
-Each step is one permission or property that a writer needs, tried the way the
-writer uses it. What is written to a bucket is a small hidden object, removed again.
+Each step tries one permission or property that a writer needs, as the writer uses it. In a bucket
+it writes a small hidden object, and removes it again.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ def show(sections: Sequence[FindingsSection], console: Console) -> None:
 
 
 def _shown(text: str) -> str:
-    """Names of tables, keys and destinations are other people's."""
+    """Escape markup and control characters: names come from outside."""
     return escape(printable(text))
 
 
@@ -114,7 +114,7 @@ def _table(section: FindingsSection) -> Table:
 
 PROBE = ".laredo-check-"
 AGES = timedelta(days=36500)
-"""Nothing is so old: what is listed with it isn't touched."""
+"""Older than any upload, so the listing deletes none."""
 
 _ONE_STEP_ONLY = frozenset({Cause.DENIED, Cause.KMS, Cause.NOT_IMPLEMENTED})
 """Refusals that don't concern the next step; after any other it would fail as well."""
@@ -138,7 +138,7 @@ async def in_thread(
 
 
 def title_of(destination: DestinationConfig) -> str:
-    """Below which findings about a destination are shown."""
+    """Title above the findings about a destination."""
     return f"destination {destination.location}"
 
 
@@ -149,7 +149,7 @@ class SharedAwsChecks:
         self._users = [(table, stores.clients(table.profiles)) for table in tables]
 
     def checks(self) -> Iterator[TitledCheck]:
-        """Of every profile, bucket and sink that is used."""
+        """A check of every profile, bucket and sink in use."""
         for clients, name in dict.fromkeys(self._profiles()):
             yield TitledCheck("credentials", in_thread(check_profile, clients, name))
         buckets = {
@@ -167,7 +167,7 @@ class SharedAwsChecks:
             yield TitledCheck("sinks", in_thread(check_sink, clients, sink))
 
     def _profiles(self) -> Iterator[tuple[AwsClients, str | None]]:
-        """Those in use, but for one that needn't be an AWS user at all."""
+        """Profiles in use, except those that only other stores than AWS's know."""
         for table, clients in self._users:
             for destination in (*table.destinations, *table.sinks):
                 if isinstance(destination, LocalDestinationBlock):
@@ -225,7 +225,7 @@ def check_bucket(clients: AwsClients, location: S3Location) -> Iterator[WriterFi
 
 
 def check_sink(clients: AwsClients, sink: SinkConfig) -> Iterator[WriterFinding]:
-    """That it is there, and may be asked. Nothing is sent."""
+    """Check that the sink exists and answers; no notice is sent."""
     what = f"{sink.type} {sink.name}"
     try:
         detail = build(sink, clients).check()
@@ -320,8 +320,6 @@ def findings(tables: Sequence[TableConfig]) -> Iterator[WriterFinding]:
         yield WriterFinding(certificate.name, expiry > now, detail)
 
 
-# ``laredo-snapshotter check``: can this configuration work? It leaves everything as it was.
-
 SERVER_PATIENCE_S = 10.0
 TRIGGERS = "snapshot triggers"
 
@@ -331,8 +329,7 @@ async def check_tables(
 ) -> int:
     """Check every table's server, destinations and sinks, and print the findings.
 
-    The findings ``before`` are printed first.
-    The result is an exit code: 0 if all is well, else 1.
+    The findings ``before`` are printed first. The exit code is 0 if all is well, else 1.
     """
     dangers = [WriterFinding("http", True, f"warning: {danger}") for danger in http.dangers]
     with Console(stderr=True).status("checking servers, destinations and sinks"):
@@ -476,11 +473,8 @@ def _directory(what: str, path: Path) -> Iterator[WriterFinding]:
     yield WriterFinding(f"{what} {path}", good, detail)
 
 
-# Tables that match a configuration's patterns now, and the check of those tables.
-
-
 async def check_block(block: SnapshotterBlock) -> int:
-    """Check every table, those of patterns too, and print what was found; the exit code."""
+    """Check every table, those of patterns too, and print the findings; return the exit code."""
     known, findings = {}, []
     for each, path in config.patterns(block).items():
         named = f"{path}: {each.pattern.schema}.{each.pattern.table}"

@@ -19,7 +19,7 @@ from laredo_snapshotter import config as config_
 from laredo_snapshotter.app import logs, service
 from laredo_snapshotter.app.logs import NoReload, ask_reload
 from laredo_snapshotter.app.service import Service
-from laredo_snapshotter.errors import ConfigRefused, PortTaken
+from laredo_snapshotter.errors import PortTaken
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ class LogFormat(click.Choice[str]):
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Default: info; of check, which shows all in its table: error.",
+    help="Default: info; for check: error, as its table has all findings.",
 )
 @click.option(
     "--log-format",
@@ -94,7 +94,7 @@ def cli(
         block = _loaded(path, sets)
         native_log.capture()
         logs.configure(log_level or usual, as_json=as_json)
-        # One that comes before the writer runs must not end it: the configuration was read now.
+        # A SIGHUP before the writer runs must not end it; its configuration was read just now.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         load = partial(config_.load, path, sets)
         _finish(asyncio.run(_run(block, flush_timeout, load)))
@@ -111,7 +111,7 @@ def check(
 
     In a bucket small objects are written and removed again; nothing else is changed or sent.
     """
-    # Nothing but this command imports what checks.
+    # Only this command needs these imports.
     from laredo_snapshotter.check import check_block
 
     block = _loaded(path or around[0], (*around[1], *sets))
@@ -125,11 +125,11 @@ def check(
 def reload(
     around: tuple[Path | None, tuple[str, ...]], path: Path | None, sets: tuple[str, ...]
 ) -> None:
-    """Have the running writer take up its changed configuration, as SIGHUP does.
+    """Make the running writer take up its changed configuration, as SIGHUP does.
 
-    Tables are added, removed and altered while the others go on; what needs a restart is named.
-    The writer reads the file that it was started with. If that is wrong nothing changes, and it
-    exits with 2.
+    Tables are added, removed and altered while the others go on; settings that need a restart are
+    listed. The writer reads the file that it was started with. If that file is wrong, nothing
+    changes, and the exit code is 2.
     """
     block = _loaded(path or around[0], (*around[1], *sets))
     try:
@@ -160,11 +160,8 @@ async def _run(
 
 def _loaded(path: Path | None, sets: tuple[str, ...]) -> config_.SnapshotterBlock:
     try:
-        block = config_.load(path, sets)
-        config_.patterns(block)
-        config_.matching_tables(block, {})
-        return block
-    except (SettingsError, ConfigRefused) as wrong:
+        return config_.load(path, sets)
+    except SettingsError as wrong:
         click.echo(printable_lines(str(wrong)), err=True)
         sys.exit(USAGE)
 

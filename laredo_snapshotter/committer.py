@@ -1,12 +1,11 @@
 """The committer: the one queue into a table's archive; artifacts are committed in its order.
 
-A destination that is unavailable holds the queue: the same commit is offered again and
-again, with a growing wait, until it is in. Whoever fills the queue checks
-:attr:`Committer.blocked` and how much memory waits here.
+An unavailable destination holds the queue: the same commit is retried, with a growing wait, until
+it succeeds. The feed watches :attr:`Committer.blocked` and the memory that waits here.
 
-An artifact that ends at a position waits until that is verified: until then silent DDL,
-unknown to the server, may have rewritten values before the position, and the
-artifact's rows may be older than that. Such an artifact is discarded.
+An artifact waits until the server has verified the position of its end. Until then silent DDL,
+unknown to the server, may have rewritten values before that position, so that the artifact's rows
+are too old. Such an artifact is discarded.
 """
 
 import asyncio
@@ -100,7 +99,7 @@ class DiffCommit:
         self._measured: tuple[Position, DiffSummary] | None = None
 
     def run(self) -> object:
-        """Commit it, in a thread; what was written, or UNWRITTEN if there was nothing."""
+        """Commit it, in a thread; return what was written, or UNWRITTEN if there was nothing."""
         sealed = self._sealed
         start, outcome = self._measure()
         if outcome.empty and not (sealed.forced and sealed.to_position > start):
@@ -154,7 +153,7 @@ PROMPT_S = 10.0
 """A commit that isn't done by then, in addition to the time for its bytes, counts as held: a
 destination may take a request and never answer, which its own timeouts notice much later."""
 _SLOW_BYTES_S = 5e6
-"""Of a diff, encoded and stored each second at least, where nothing hangs."""
+"""Bytes of a diff that are encoded and stored each second, at least, if nothing hangs."""
 
 
 class CommitBlocked(NamedTuple):
@@ -199,7 +198,7 @@ class _Job(NamedTuple):
     what: str
     work: Callable[[], object]
     done: "asyncio.Future[object] | None"
-    """Its waiter gets the failure; if nobody waits, it ends the committer."""
+    """Future of the waiter, who gets a failure; if nobody waits, a failure ends the committer."""
     until: int | None = None
     """Position where it ends; None: it may be committed whatever is verified."""
     sealed: Sealed | None = None
@@ -344,10 +343,10 @@ class Committer:
     def put_base(
         self, base: Base, *, continues: bool, reason: str | None = None
     ) -> "asyncio.Future[object]":
-        """Commit ``base`` as a new epoch, after all that was put before; await :meth:`epoch_of`
-        what this gives.
+        """Commit ``base`` as a new epoch, after all that was put before; the result is for
+        :meth:`epoch_of`.
 
-        ``reason``: why it doesn't continue the one before.
+        ``reason``: reason why it doesn't continue the epoch before.
         """
 
         def work() -> object:
@@ -374,10 +373,10 @@ class Committer:
         return based.epoch
 
     def cut_off(self) -> int:
-        """Nothing that comes now may follow what was put: discard what isn't verified.
+        """Discard the artifacts that aren't verified, and return their number.
 
-        What is will be committed whatever the server verifies from now on. How many artifacts were
-        discarded.
+        The others are committed whatever the server verifies from now on: the changes that come
+        now don't follow them.
         """
         kept: deque[_Job] = deque()
         unverified = []
@@ -505,7 +504,7 @@ class Committer:
         failure = str(error)
         since = time.monotonic() if self._blocked is None else self._blocked.since
         self._blocked = CommitBlocked(failure, since, state.attempt_number)
-        # One of several destinations is another state.
+        # A failure of another destination is news.
         place = getattr(error, "location", None)
         news = self._outage.is_news(f"{type(error).__name__} {place}")
         level = self._log.warning if news else self._log.debug

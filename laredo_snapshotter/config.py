@@ -5,7 +5,7 @@ blocks, each of which inherits the keys that it lacks from the block around it.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import structlog
@@ -15,7 +15,7 @@ from laredo_archive.manifest import object_keys
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_service import settings
 from laredo_service.http.settings import HttpSettings
-from laredo_service.settings import Duration, Section, Size
+from laredo_service.settings import Duration, Path, Section, Size, path_text
 from laredo_service.table_pattern import STAR, TableName, TablePattern
 from laredo_snapshotter.config_outputs import (
     CompactionBlock,
@@ -33,6 +33,8 @@ from laredo_snapshotter.errors import ConfigRefused
 from laredo_snapshotter.triggers import Triggers
 
 ENV_PREFIX = "LAREDO_SNAPSHOTTER_"
+TOP: Path = ("snapshotter",)
+"""Path of the block that contains all the others."""
 
 Block = TypeVar("Block", bound=Section)
 Positive = Annotated[float, Field(gt=0)]
@@ -142,6 +144,15 @@ class SnapshotterBlock(TableBlock):
                 raise settings.WrongAt(("tables", number, *wrong.path), str(wrong)) from None
         return self
 
+    @model_validator(mode="after")
+    def _tables_fit_together(self) -> "SnapshotterBlock":
+        try:
+            patterns(self)
+            matching_tables(self, {})
+        except ConfigRefused as refused:
+            raise settings.WrongAt(refused.path[len(TOP) :], refused.reason) from None
+        return self
+
 
 class Root(Section):
     """The root of the configuration file."""
@@ -152,18 +163,19 @@ class Root(Section):
 class TableConfig:
     """One table's configuration, complete."""
 
-    def __init__(self, block: TableBlock, path: str) -> None:
+    def __init__(self, block: TableBlock, path: Path) -> None:
         """``path`` is its place in the configuration, for messages.
 
         :raises ConfigRefused: if something that has no default is missing.
         """
         source = block.source
         if source.server is None:
-            raise ConfigRefused(f"{path}.source.server: is required; the server's host:port")
+            reason = "is required: the server's host:port"
+            raise ConfigRefused((*path, "source", "server"), reason)
         if source.table is None:
-            raise ConfigRefused(f"{path}.source.table: is required")
+            raise ConfigRefused((*path, "source", "table"), "is required")
         if not block.destinations:
-            raise ConfigRefused(f"{path}.destinations: is required; at least one")
+            raise ConfigRefused((*path, "destinations"), "is required: one at least")
         self.path, self._block = path, block
         self.schema_name = source.schema_name
         self.table_name = source.table
@@ -185,23 +197,26 @@ class TableConfig:
         )
         if not self.key_prefix and block.retention.collect_interval:
             raise ConfigRefused(
-                f"{path}.key_prefix: is empty, so other objects in the destination can't be"
-                " distinguished from this archive's garbage. Name a directory (default:"
+                (*path, "key_prefix"),
+                "is empty, so other objects in the destination can't be distinguished from this"
+                " archive's garbage. Name a directory (default:"
                 f' "{object_keys.default_prefix(source.table)}"), or switch the collector off:'
-                " retention { collect_interval = 0 }"
+                " retention { collect_interval = 0 }",
             )
         self.key_fields = block.key_fields
         self.key_format = block.key_format
         if block.key_format == "go" and list(block.formats.diff) != ["jsonl"]:
             raise ConfigRefused(
-                f"{path}.key_format: go needs {path}.formats.diff = [jsonl]: a protobuf diff has"
-                " room for one key only, so readers of the original program that take it would"
-                " find other rows. Leave protobuf out there, or leave key_format out"
+                (*path, "key_format"),
+                "go needs formats.diff = [jsonl]: a protobuf diff has room for one key only, so"
+                " readers of the original program would find other rows. Remove protobuf from"
+                " formats.diff, or remove key_format",
             )
         if block.key_format == "go" and block.formats.compression != "none":
             raise ConfigRefused(
-                f"{path}.key_format: go is for readers of the original program, which can't read"
-                f" compressed artifacts. Leave it out, or {path}.formats.compression"
+                (*path, "key_format"),
+                "go is for readers of the original program, which can't read compressed artifacts."
+                " Remove key_format or formats.compression",
             )
         self.seen_interval = block.seen_interval
 
@@ -219,7 +234,7 @@ class TableConfig:
         return f"TableConfig({self.name})"
 
 
-def load(path: Path | None, sets: Sequence[str] = ()) -> SnapshotterBlock:
+def load(path: FilePath | None, sets: Sequence[str] = ()) -> SnapshotterBlock:
     """The configuration from file, conf.d and ``--set``, in rising precedence.
 
     :raises SettingsError: naming file and line, or path, of everything that is wrong.
@@ -230,45 +245,16 @@ def load(path: Path | None, sets: Sequence[str] = ()) -> SnapshotterBlock:
     return root.snapshotter
 
 
-def tables(block: SnapshotterBlock) -> list[TableConfig]:
-    """The complete configuration of each table in ``block``, which has no patterns.
-
-    :raises ConfigRefused: if one lacks something, or two would write to the same location.
-    """
-    if not block.tables:
-        found = [TableConfig(block, "snapshotter")]
-    else:
-        check_forms(block)
-        found = [
-            TableConfig(over(block, inner), f"snapshotter.tables[{number}]")
-            for number, inner in enumerate(block.tables)
-        ]
-    check_apart(found)
-    return found
-
-
-def check_forms(block: SnapshotterBlock) -> None:
-    """Refuse the short form together with ``tables``.
-
-    :raises ConfigRefused: the block has both.
-    """
-    if block.tables and block.source.table is not None:
-        raise ConfigRefused(
-            "snapshotter.source.table: conflicts with snapshotter.tables, whose blocks have"
-            " their own source; move it into one of them"
-        )
-
-
-def _default_prefix(path: str, table: str) -> str:
+def _default_prefix(path: Path, name: str) -> str:
+    """The directory of the table ``name``, whose block has no ``key_prefix``."""
     try:
-        return object_keys.directory_prefix(object_keys.default_prefix(table))
+        return object_keys.directory_prefix(object_keys.default_prefix(name))
     except ValueError as wrong:
-        raise ConfigRefused(
-            f"{path}.key_prefix: the default for the table {table}: {wrong}; give it one of its own"
-        ) from None
+        reason = f"the default for the table {name} is refused: {wrong}; set a key_prefix"
+        raise ConfigRefused((*path, "key_prefix"), reason) from None
 
 
-def over(outer: TableBlock, inner: TableBlock) -> TableBlock:
+def _over(outer: TableBlock, inner: TableBlock) -> TableBlock:
     """``inner``, with the keys that it lacks from ``outer``."""
     around = TableBlock.model_construct(
         outer.model_fields_set & set(TableBlock.model_fields),
@@ -294,29 +280,27 @@ def _merged(outer: Block, inner: Block) -> Block:
     return outer.model_copy(update=update)
 
 
-def check_apart(found: list[TableConfig]) -> None:
-    """Refuse a table, destination or sink that is there twice, and an archive inside another.
-
-    :raises ConfigRefused: if there is one.
-    """
+def _check_apart(found: list[TableConfig]) -> None:
+    """Refuse a table, destination or sink that is listed twice, and an archive inside another."""
     names: dict[str, TableConfig] = {}
     archives: list[tuple[str, str, str]] = []
     for table in found:
         other = names.setdefault(table.name, table)
         if other is not table:
-            raise ConfigRefused(f"{table.path}: {table.name} is already written by {other.path}")
+            reason = f"{table.name} is already written by {path_text(other.path)}"
+            raise ConfigRefused(table.path, reason)
         _check_once(table.path, "destinations", [each.location for each in table.destinations])
         _check_once(table.path, "events", [sink.name for sink in table.sinks])
         for destination in table.destinations:
             store, path = destination.below(table.key_prefix)
             _check_own(table, store, path, archives)
-            archives.append((store, path, table.path))
+            archives.append((store, path, path_text(table.path)))
 
 
-def _check_once(path: str, key: str, names: list[str]) -> None:
+def _check_once(path: Path, key: str, names: list[str]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigRefused(f"{path}.{key}: {twice} is listed twice; remove one")
+        raise ConfigRefused((*path, key), f"{twice} is listed twice; remove one")
 
 
 def _check_own(
@@ -326,8 +310,9 @@ def _check_own(
     for other_store, other_path, other in archives:
         if store == other_store and (path.startswith(other_path) or other_path.startswith(path)):
             raise ConfigRefused(
-                f'{table.path}.key_prefix: the archives at "{path}" and "{other_path}" (of '
-                f"{other}) lie within one another in {store}; give each its own key_prefix"
+                (*table.path, "key_prefix"),
+                f'one of the archives "{path}" and "{other_path}" (of {other}) contains the other'
+                f" in {store}; give each its own key_prefix",
             )
 
 
@@ -348,7 +333,7 @@ Found = Mapping[ServedPattern, Collection[TableName]]
 
 
 class _Entry(NamedTuple):
-    path: str
+    path: Path
     inner: TableBlock
     """As it is written."""
     whole: TableBlock
@@ -369,7 +354,7 @@ def patterns(block: SnapshotterBlock) -> dict[ServedPattern, str]:
     for entry in _entries(block):
         if entry.whole.source.is_pattern:
             _check_pattern(entry)
-            found[entry.served] = entry.path
+            found[entry.served] = path_text(entry.path)
         else:
             _check_table(entry)
     return found
@@ -396,7 +381,7 @@ def matching_tables(
         names = _bounded(entry, candidates - taken, written)
         taken.update(names)
         made += [TableConfig(_of_table(block, entry, name), entry.path) for name in names]
-    check_apart(made)
+    _check_apart(made)
     return made
 
 
@@ -407,11 +392,16 @@ def name_of(table: TableConfig) -> TableName:
 
 def _entries(block: SnapshotterBlock) -> Iterator[_Entry]:
     if not block.tables:
-        yield _Entry("snapshotter", block, block)
+        yield _Entry(TOP, block, block)
         return
-    check_forms(block)
+    if block.source.table is not None:
+        raise ConfigRefused(
+            (*TOP, "source", "table"),
+            "conflicts with snapshotter.tables, whose blocks have their own source; move it into"
+            " one of them",
+        )
     for number, inner in enumerate(block.tables):
-        yield _Entry(f"snapshotter.tables[{number}]", inner, over(block, inner))
+        yield _Entry((*TOP, "tables", number), inner, _over(block, inner))
 
 
 def _name(block: TableBlock) -> TableName:
@@ -422,21 +412,19 @@ def _check_pattern(entry: _Entry) -> None:
     """:raises ConfigRefused: it lacks a setting, or has one that each table needs for itself."""
     TableConfig(entry.whole, entry.path)
     for key, value in (
-        ("key_prefix", entry.whole.key_prefix),
-        ("source.client_id", entry.whole.source.client_id),
+        (("key_prefix",), entry.whole.key_prefix),
+        (("source", "client_id"), entry.whole.source.client_id),
     ):
         if value is not None:
-            raise ConfigRefused(
-                f"{entry.path}.{key}: each table of a pattern has its own; leave it out"
-            )
+            reason = "each table of a pattern has its own; remove it"
+            raise ConfigRefused((*entry.path, *key), reason)
 
 
 def _check_table(entry: _Entry) -> None:
     """:raises ConfigRefused: the table has a setting that only a pattern can have."""
     for key in sorted({"exclude", "max_tables"} & entry.inner.source.model_fields_set):
-        raise ConfigRefused(
-            f"{entry.path}.source.{key}: is for a pattern, a table with a * in its name"
-        )
+        reason = "is for a pattern, a table with a * in its name; remove it"
+        raise ConfigRefused((*entry.path, "source", key), reason)
 
 
 def _bounded(
@@ -448,7 +436,7 @@ def _bounded(
         left_out = [".".join(name) for name in ordered[most:]]
         log.error(
             "tables left out: the pattern matches more than max_tables",
-            pattern=entry.path,
+            pattern=path_text(entry.path),
             max_tables=most,
             left_out=left_out[:20],
             number=len(left_out),
@@ -466,14 +454,6 @@ def _of_table(block: SnapshotterBlock, entry: _Entry, name: TableName) -> TableB
     }
     if STAR in source.schema_name:
         # Two schemas may have a table of the same name.
-        prefix = object_keys.default_prefix(f"{name.schema}.{name.table}")
-        update["key_prefix"] = _directory(entry, prefix)
-    around = entry.whole if entry.whole is not block else over(block, TableBlock())
+        update["key_prefix"] = _default_prefix(entry.path, f"{name.schema}.{name.table}")
+    around = entry.whole if entry.whole is not block else _over(block, TableBlock())
     return around.model_copy(update=update)
-
-
-def _directory(entry: _Entry, prefix: str) -> str:
-    try:
-        return object_keys.directory_prefix(prefix)
-    except ValueError as wrong:
-        raise ConfigRefused(f"{entry.path}: {wrong}") from wrong

@@ -14,9 +14,11 @@ from laredo_archive.aws import profile as profile_
 from laredo_archive.aws.profile import Profile, ProfileError
 from laredo_archive.storage import local
 from laredo_archive.storage.s3.bucket import BadS3Location, S3Location
+from laredo_fanout.client.errors import BadEndpoint
 from laredo_fanout.client.stream.endpoint import Endpoint as ServerEndpoint
 from laredo_fanout.client.stream.endpoint import Tls, endpoint_of
 from laredo_service.settings import Duration, SchemaName, Secret, Section, WrongAt
+from laredo_service.settings import Path as ConfigPath
 from laredo_service.settings.values import with_secret
 from laredo_service.table_pattern import STAR, TablePattern
 from laredo_snapshotter.errors import ConfigRefused
@@ -74,7 +76,7 @@ class LocalDestinationBlock(Section):
 
 
 class S3DestinationBlock(Section):
-    """A bucket, or what is below a prefix of it; AWS's or any store that speaks S3."""
+    """A bucket or a prefix in one, of AWS or of any store that speaks S3."""
 
     type: Literal["s3"]
     """A bucket."""
@@ -83,7 +85,7 @@ class S3DestinationBlock(Section):
     prefix: str = ""
     """Prefix of all objects; the whole bucket by default."""
     region: Region | None = None
-    """The bucket's own; by default the profile's, then ``AWS_REGION``."""
+    """The bucket's region; by default the profile's, then ``AWS_REGION``."""
     endpoint: Endpoint | None = None
     """Another store that speaks S3, such as ``http://minio:9000``; AWS by default."""
     credentials: str | None = None
@@ -200,16 +202,11 @@ SinkConfig = SnsSink | SqsSink | KinesisSink
 
 
 class CredentialsBlock(Section):
-    """A named profile: who destinations and sinks are asked as.
-
-    ``ambient`` is what the AWS SDK finds by itself (environment, ~/.aws, the machine's
-    role), ``profile`` a named one of ~/.aws. ``assume_role`` takes on ``role_arn``, as
-    the profile ``base`` (ambient if there is none).
-    """
+    """A named profile: the identity for requests to destinations and sinks."""
 
     type: Literal["ambient", "assume_role"]
-    """``ambient``: the identity that the AWS SDK finds; ``assume_role``: assumes ``role_arn``.
-    """
+    """``ambient``: the identity that the AWS SDK finds (environment, ~/.aws, the machine's role);
+    ``assume_role``: assumes ``role_arn``."""
     role_arn: str | None = None
     """The role to assume."""
     external_id: Secret | None = None
@@ -249,9 +246,9 @@ def check_names(
     events: Sequence[SinkConfig],
     credentials: Mapping[str, CredentialsBlock],
 ) -> None:
-    """Every profile can be used, and every one that is named is there.
+    """Refuse a profile that can't be used, and a name that no profile has.
 
-    :raises WrongAt: if not, with the path from the block that holds all three.
+    :raises WrongAt: with the path from the block that holds all three.
     """
     profiles = profiles_of(credentials)
     try:
@@ -346,7 +343,7 @@ class RetentionBlock(Section):
     cut_off: Annotated[Duration, Field(gt=0)] = DAY_S
     """Age from which an object that no manifest names is garbage."""
     grace: Annotated[Duration, Field(gt=0)] = DAY_S
-    """Time after which retired objects are deleted; longer than the longest read."""
+    """Time after which retired objects are deleted; must be longer than the longest read."""
 
 
 class CompactionBlock(Section):
@@ -398,11 +395,11 @@ ServerAddresses = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 
 class SourceBlock(Section):
-    """Which table, and the laredo-fanout server that streams it."""
+    """The table, and the laredo-fanout server that streams it."""
 
     server: ServerAddresses | None = None
-    """``host:port`` of the server's gRPC side, or a list of servers with the same data, as a
-    primary and its relays: when one doesn't serve, another one is resumed from; required."""
+    """``host:port`` of the server's gRPC side, or a list of servers with the same data, such as a
+    primary and its relays: if one doesn't serve, the stream resumes from another. Required."""
     schema_name: Annotated[SchemaName, Field(alias="schema")] = "public"
     """The table's schema. With a ``*``, as in ``table``, a pattern."""
     table: str | None = None
@@ -438,10 +435,10 @@ class SourceBlock(Section):
         """The pattern, if it is one."""
         return TablePattern(self.schema_name, self.table or "", self.exclude)
 
-    def endpoint(self, path: str) -> ServerEndpoint:
+    def endpoint(self, path: ConfigPath) -> ServerEndpoint:
         """The server; ``path`` is the configuration path of the table.
 
-        :raises ConfigRefused: if it can't be one.
+        :raises ConfigRefused: if an address isn't one.
         """
         tls = self.tls
         try:
@@ -450,5 +447,5 @@ class SourceBlock(Section):
                 None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
                 None if self.token is None else self.token.get_secret_value(),
             )
-        except Exception as wrong:
-            raise ConfigRefused(f"{path}.source.server: {wrong}") from wrong
+        except BadEndpoint as wrong:
+            raise ConfigRefused((*path, "source", "server"), str(wrong)) from wrong

@@ -19,7 +19,7 @@ _Profiles = tuple[tuple[str, Profile], ...]
 
 @dataclass
 class _Shared:
-    """A bucket that all tables with the same settings use; asked once what it can do."""
+    """A bucket that all tables with the same settings use; probed once."""
 
     destination: S3Destination
     asking: threading.Lock = field(default_factory=threading.Lock)
@@ -47,12 +47,12 @@ class Stores:
     def open(
         self, table: TableConfig, asking: Callable[[str], AbstractContextManager[None]]
     ) -> list[Destination]:
-        """Those of ``table``, in the order of the configuration; each store can swap.
+        """The destinations of ``table`` as configured, in order; each has conditional writes.
 
-        ``asking`` is entered with the location of one while that is waited for.
+        ``asking`` is entered with a destination's location while its answer is awaited.
 
-        :raises ConditionalWritesMissing: if one can't.
-        :raises AwsError: if one can't be asked as it is configured.
+        :raises ConditionalWritesMissing: if one lacks them.
+        :raises AwsError: if one's settings or credentials can't be used.
         :raises DestinationUnavailable: if one is unavailable; try again later.
         """
         clients = self.clients(table.profiles)
@@ -63,9 +63,9 @@ class Stores:
         return opened
 
     def destination(self, block: DestinationConfig, clients: AwsClients) -> Destination:
-        """The one that ``block`` names; nothing is asked of it.
+        """The destination that ``block`` configures; no request is sent.
 
-        :raises AwsError: if it can't be asked as it is configured.
+        :raises AwsError: if its settings or credentials can't be used.
         """
         if isinstance(block, config_outputs.LocalDestinationBlock):
             return LocalDestination(block.path)

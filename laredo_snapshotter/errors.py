@@ -1,7 +1,7 @@
 """The writer's own errors; its archive and its stream have theirs.
 
 SnapshotterError
-├── ConfigRefused        the configuration asks for what can't be
+├── ConfigRefused        the configuration is well-formed, and can't be run
 ├── StreamInconsistent   a change doesn't fit the change before it
 ├── KeyFieldsDiffer      the configured key isn't the table's
 ├── SnapshotNotReady     a snapshot was asked of a table that can't make one
@@ -18,6 +18,7 @@ SnapshotterError
 
 from laredo_model import position as position_
 from laredo_model.checksum import StateChecksum
+from laredo_service.settings import Path, path_text
 
 
 class SnapshotterError(Exception):
@@ -26,6 +27,10 @@ class SnapshotterError(Exception):
 
 class ConfigRefused(SnapshotterError):
     """The configuration is well-formed but can't be run as it is."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path_text(path)}: {reason}")
+        self.path, self.reason = path, reason
 
 
 class StreamInconsistent(SnapshotterError):

@@ -117,7 +117,7 @@ class TableCollector(Collector):
             yield gauge
         conflicts = CounterMetricFamily(
             "snapshotter_manifest_cas_conflicts",
-            "Manifest commits that lost to another program's",
+            "Manifest commits refused because another program had changed the manifest",
             labels=["table"],
         )
         for table in tables:

@@ -1,9 +1,7 @@
 """Re-base: a new base from a second stream, while diffs go on. docs/commit-protocol.md, Re-base.
 
-Whole, the base waits in the committer's queue.
-
-The live stream brings one when it can't resume (table/session.py), a second stream brings one for
-a re-base (rebase.py).
+A base comes from the live stream if that can't resume (table/session.py), or for a re-base from a
+second stream (here). Once whole it waits in the committer's queue.
 """
 
 import asyncio
@@ -165,7 +163,7 @@ class BaseJob:
         writing, self._writing = self._writing, None
         if writing is not None:
             try:
-                # A cancelled wait must not leave the thread writing behind abort()'s back.
+                # A cancelled wait must not leave the thread writing while abort() deletes.
                 await asyncio.shield(writing)
             except asyncio.CancelledError:
                 self._writing = writing
@@ -175,7 +173,7 @@ class BaseJob:
         return asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
-# Decision if a stream's changes continue the archive's epoch, or why they begin another one.
+# Comparison of a stream with the archive's epoch: may its changes continue it?
 
 
 def why_new_epoch(

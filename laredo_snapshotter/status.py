@@ -73,7 +73,7 @@ class SinkStatus:
     """Epoch and position of the newest artifact that it was notified of."""
     last_notified_at: datetime | None
     since: datetime | None
-    """Since when it refuses."""
+    """Time since which it has refused notices."""
     problem: str | None
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class SinkStatus:
         return shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TableWriterStatus:
     """One table. Positions are integers, times in seconds, sizes in bytes; None: not known."""
 
@@ -96,67 +96,67 @@ class TableWriterStatus:
     """True if it has its base and follows the stream."""
     problem: str | None
     """Problem that keeps it from being ready."""
-    epoch: int | None
+    epoch: int | None = None
     """The archive's newest: a base and the diffs after it."""
-    head_position: int | None
+    head_position: int | None = None
     """Position where the archive ends."""
-    seen_position: int | None
+    seen_position: int | None = None
     """Position up to which the manifest records no change."""
-    committed_at: datetime | None
+    committed_at: datetime | None = None
     """Time of the archive's newest artifact."""
-    complete_at: datetime | None
+    complete_at: datetime | None = None
     """Time when the archive was last known to be complete: a commit, or ``seen_position``
     raised."""
-    server: str | None
+    server: str | None = None
     """The server that the stream comes from, or came from last."""
-    stream_position: int | None
+    stream_position: int | None = None
     """Every transaction up to here was taken from the stream."""
-    history: str | None
+    history: str | None = None
     """The server's WAL history that ``stream_position`` belongs to."""
-    rows: int | None
-    """Of the table where the archive ends."""
-    state_checksum: str | None
-    """Of these rows."""
-    snapshot_created_at: datetime | None
+    rows: int | None = None
+    """Rows of the table where the archive ends."""
+    state_checksum: str | None = None
+    """Checksum of these rows."""
+    snapshot_created_at: datetime | None = None
     """Time of the epoch's base."""
-    snapshot_age_seconds: float | None
-    snapshot_rows: int | None
+    snapshot_age_seconds: float | None = None
+    snapshot_rows: int | None = None
     """Of the epoch's base."""
-    snapshot_bytes: int | None
+    snapshot_bytes: int | None = None
     """Of the epoch's base."""
-    diffs_since_snapshot: int
-    diff_bytes: int
+    diffs_since_snapshot: int = 0
+    diff_bytes: int = 0
     """Of these diffs."""
-    churn_records: int
-    """Net changes since the epoch's base, those that aren't in the archive yet included."""
-    buffer_depth: int
+    churn_records: int = 0
+    """Net changes since the epoch's base, including those that aren't in the archive yet."""
+    buffer_depth: int = 0
     """Changed rows that aren't in the archive, sealed and spilled ones too."""
-    buffer_bytes: int
-    """Memory of those since the last cut."""
-    buffer_spilled_bytes: int
-    """Disk space of all of them."""
-    waiting_bytes: int
-    """Memory of those that are sealed and wait to be committed."""
-    rebase: str | None
+    buffer_bytes: int = 0
+    """Memory of the changes since the last cut."""
+    buffer_spilled_bytes: int = 0
+    """Disk space of all changed rows that aren't in the archive."""
+    waiting_bytes: int = 0
+    """Memory of the sealed changes that wait to be committed."""
+    rebase: str | None = None
     """The trigger of the re-base that runs."""
-    base_rows_written: int | None
+    base_rows_written: int | None = None
     """Rows of the base that is being written."""
-    last_rebase_problem: str | None
+    last_rebase_problem: str | None = None
     """Error of the last re-base, if it failed."""
-    rebase_failing_seconds: float
+    rebase_failing_seconds: float = 0.0
     """Time since the first of the failed re-bases; 0.0: the last one succeeded, or there was
     none."""
-    cuts_forgotten: int
+    cuts_forgotten: int = 0
     """Cuts that were given up because the stream didn't reach them in time."""
     writer_id: str | None
-    """Whom the archive's claim names: this process."""
-    holding: dict[str, Any] | None
+    """Name of this process in the archive's claim."""
+    holding: dict[str, Any] | None = None
     """Reason why the next commit waits for a destination, and since when."""
-    boundary_position: int | None
+    boundary_position: int | None = None
     """The server's verified position, up to which artifacts may end; None if not sent."""
-    unverified: dict[str, Any] | None
+    unverified: dict[str, Any] | None = None
     """Position that the next artifact waits for: the server must verify its end."""
-    journal: dict[str, Any] | None
+    journal: dict[str, Any] | None = None
     """Extent of the server's journal, asked while the stream is closed."""
     destinations: tuple[DestinationStatus, ...]
     """As configured."""

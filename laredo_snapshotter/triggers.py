@@ -1,15 +1,15 @@
 """Triggers of a new base: six, all of which min_interval delays.
 
-An omitted trigger is off, except for max_diffs. Each reader opens every diff since the base, and
-the manifest, which each commit writes whole, names all of them. 0 switches it off, too.
+An omitted trigger is off, except for max_diffs, which 0 switches off: each reader opens every diff
+since the base, and each commit writes the whole manifest, which names them all.
 """
 
 from dataclasses import dataclass
 
 MOST_DIFFS = 10_000
-"""A chain so long has a new base whatever min_interval says, unless max_diffs is off or larger.
-Its manifest has 5.8 MB, written again with each diff, and a reader opens 10,000 objects: 3.3 s of a
-processor's time on a local disk, where 2,000 take 0.45 s, and a request for each on S3."""
+"""Number of diffs from which min_interval delays no base, unless max_diffs is off or larger.
+Their manifest has 5.8 MB, written again with each diff, and a reader opens 10,000 objects: 3.3 s of
+CPU time on a local disk, where 2,000 take 0.45 s, and a request for each on S3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SinceSnapshot:
     snapshot_bytes: int
     """The base's size."""
     rows: int
-    """The table's, now."""
+    """The table's rows now."""
     diffs: int = 0
     diff_bytes: int = 0
     churn_records: int = 0

@@ -20,12 +20,10 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.config import TableConfig
 
-# The collector's schedule: garbage is deleted now and then, while the table is written.
-
 log = structlog.get_logger(__name__)
 
 FIRST_S = 300.0
-"""The first collection comes after so long, so that no restart loop lists buckets all day."""
+"""Time before the first collection, so that a restart loop doesn't list buckets all day."""
 
 
 class CollectionCounters(Protocol):
@@ -44,7 +42,7 @@ class Collection(NamedTuple):
     at: datetime
     problem: str | None
     waiting: int | None
-    """Objects that are retired, and are deleted when their grace period is over."""
+    """Number of retired objects, which are deleted when their grace period is over."""
 
     def to_json(self) -> dict[str, object]:
         """As /status shows it."""
@@ -128,7 +126,7 @@ LONGEST_PAUSE_S = 60.0
 """Between two checks for what is due; without anything, a check reads nothing."""
 
 _one_at_a_time = threading.Lock()
-"""Of all tables of a process one merges at a time: the writing comes first."""
+"""One table of the process merges at a time, so that writing comes first."""
 
 
 class CompactionCounters(Protocol):
@@ -214,8 +212,8 @@ RESTORE_AGAIN = Backoff(initial=10.0, maximum=600.0, attempts=6)
 """A destination that can't be asked is asked again; after the last attempt, at the next start."""
 
 READ_BYTES = 32 * 2**20
-"""Of each destination's newest objects, what a start reads to compare their sums. Of all others a
-listing gives the sizes; ``laredo-archive repair`` reads them whole."""
+"""Bytes of each destination's newest objects that a start reads to compare their checksums. Of
+other objects it compares the listed sizes; ``laredo-archive repair`` reads all."""
 
 SHOWN = 10
 """Lost objects of a destination that get a line of their own in the log."""
@@ -225,7 +223,7 @@ class RestorerCounters(Protocol):
     """The counters of a restorer; called from any thread."""
 
     def objects_restored(self, location: str, count: int) -> None:
-        """Set the number of restored objects in the destination at ``location``."""
+        """Count restored objects in the destination at ``location``."""
 
     def objects_lost(self, location: str, count: int) -> None:
         """Set the number of objects that no destination has whole, as the last check found."""
@@ -249,7 +247,7 @@ class Restorer:
         self._again = asyncio.Event()
 
     def base_committed(self) -> None:
-        """A base is in the archive, which may take the place of lost objects: check them again."""
+        """Check lost objects again: the new base may replace them."""
         if self._any_lost:
             self._again.set()
 
@@ -288,7 +286,7 @@ class Restorer:
     def restore(self, read_bytes: int | None) -> None:
         """Restore on every destination what another has; blocks.
 
-        ``read_bytes``: of the newest objects, how much is read to compare sums; None reads all.
+        ``read_bytes``: bytes of the newest objects to read for their checksums; None reads all.
 
         :raises ManifestError: if one's manifest is damaged.
         :raises DestinationError: if one can't be asked; what was restored stays so.

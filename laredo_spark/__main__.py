@@ -1,4 +1,4 @@
-"""``python -m laredo_spark``, and what ``spark-submit`` is given: the command ``laredo-spark``."""
+"""The command ``laredo-spark``, as ``python -m laredo_spark``."""
 
 from laredo_spark.cli import main
 

@@ -40,14 +40,14 @@ NEEDED_BY_WORKERS = (
     "zstandard",
 )
 _PROJECT = "laredo-snapshotter"
-_PROGRAM_TEXT = '''"""What spark-submit runs: the command laredo-spark."""
+_PROGRAM_TEXT = '''"""The program for spark-submit: the command laredo-spark."""
 
 from laredo_spark.cli import main
 
 main(prog_name="laredo-spark")
 '''
 _OLDEST = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip can say; one for all, so that the same code is the same zip."""
+"""The earliest time in a zip, for all of its files, so that equal code makes an equal zip."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Package:
     modules: Path
     #: The program to submit.
     program: Path
-    #: What the workers' Python needs beside the modules, for ``pip install -r``.
+    #: Packages that the workers' Python needs besides the modules, for ``pip install -r``.
     requirements: Path
 
 
@@ -105,7 +105,7 @@ def _files(package: str) -> list[Path]:
 FAILED = 1
 KINDS = ("parquet", "csv", "jsonl", "show")
 _EXTRA = frozenset({"packaging", "pyarrow"})
-"""The packages of the extra ``spark``, beside PySpark."""
+"""The packages of the extra ``spark``, without PySpark."""
 
 
 class SparkCommands(click.Group):
@@ -171,7 +171,7 @@ def _pairs(
 @main.command("read")
 @click.argument("uri", metavar="URI")
 @click.option("--as-of", metavar="POSITION|TIME", help="Default: the archive's head.")
-@click.option("--exact", is_flag=True, help="Refuse an earlier boundary than that.")
+@click.option("--exact", is_flag=True, help="Refuse an earlier boundary than --as-of.")
 @click.option("--epoch", type=click.IntRange(min=1), help="Search this epoch only.")
 @click.option("--columns", metavar="A,B", help="These columns only.")
 @click.option("--key-fields", metavar="A,B", help="The key, for archives that don't record it.")
@@ -185,17 +185,21 @@ def _pairs(
     help="Files of a format, or its first rows on the terminal.",
 )
 @click.option(
-    "--out", metavar="DIR", help="The directory, or s3:// URI, to make; jsonl: else stdout."
+    "--out", metavar="DIR", help="Directory or s3:// URI to make; without it jsonl goes to stdout."
 )
-@click.option("--force", is_flag=True, help="Replace the directory if it is there.")
-@click.option("--rows", default=20, show_default=True, help="How many to show.")
-@click.option("--master", help="Spark's; default: that of spark-submit, or all cores here.")
-@click.option("--conf", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Spark's.")
+@click.option("--force", is_flag=True, help="Replace the directory if it exists.")
+@click.option("--rows", default=20, show_default=True, help="Number of rows to show.")
+@click.option("--master", help="Spark's master; default: spark-submit's, or all cores here.")
+@click.option("--conf", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Spark setting.")
 @click.option("--region", help="S3: the bucket's region.")
 @click.option("--endpoint", metavar="URL", help="S3: a service other than AWS's own.")
-@click.option("--addressing", type=click.Choice(["auto", "path", "virtual"]), help="S3.")
+@click.option(
+    "--addressing",
+    type=click.Choice(["auto", "path", "virtual"]),
+    help="S3: the bucket in the path, or in the host's name (virtual).",
+)
 @click.option("--profile", metavar="NAME", help="S3: a profile of the AWS configuration files.")
-@click.option("--role-arn", metavar="ARN", help="S3: a role to take on.")
+@click.option("--role-arn", metavar="ARN", help="S3: a role to assume.")
 @click.option("--external-id", metavar="ID", help="S3: the external id that the role requires.")
 @click.option(
     "--option",
@@ -241,8 +245,8 @@ def read(
 def sync(*, config: Path, sets: tuple[str, ...], targets: tuple[str, ...], rebuild: bool) -> None:
     """Bring the targets of CONFIG up to date with their archives, once.
 
-    A line for each table on stdout, or on stderr if it fails, which doesn't stop the others;
-    then the status is 1.
+    Prints a line for each table: on stdout, or on stderr if the table failed. A failure doesn't
+    stop the other tables; the exit code is then 1.
     """
     _job().sync(config, sets, targets, rebuild=rebuild)
 
@@ -250,10 +254,10 @@ def sync(*, config: Path, sets: tuple[str, ...], targets: tuple[str, ...], rebui
 @main.command("package")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 def write_package(*, directory: Path) -> None:
-    """Write what spark-submit takes to a cluster into DIRECTORY, and show the command line.
+    """Write the files for spark-submit into DIRECTORY, and print the commands that use them.
 
-    Its workers need nothing of this project installed, only what one of the files lists; the
-    command line for that is shown too.
+    The cluster's workers don't need this project installed, only the packages that one of the
+    files lists.
     """
     try:
         made = write(directory)

@@ -5,7 +5,7 @@ SparkReadError
 ├── KeyMissing        the archive is of a table without a key
 ├── SchemaUnfit       .schema(...) has columns that the table hasn't
 ├── ColumnsChanged    the archive has other columns now than when the DataFrame was made
-├── NoCommonBoundary  several tables are known at no one position that was asked for
+├── NoCommonBoundary  no position was found at which all of several tables are known
 ├── BoundaryGone      the boundary that a DataFrame shows has left the archive
 ├── TypesUnfit        a row doesn't fit the types inferred from the first rows
 ├── ChangesGone       the changes that a reader needs next aren't in the archive
@@ -47,18 +47,17 @@ class OptionRefused(SparkReadError):
 
 
 class KeyMissing(SparkReadError):
-    """The archive is of a table without a key, and what was asked for goes by keys."""
+    """The archive is of a table without a key, and the read needs one."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
-            f"{where}: its table has no key, which this read needs. read_table reads all of its"
-            ' rows; format("laredo"), changes and syncs don\'t. `laredo-archive cat` gives them as'
-            " JSON lines"
+            f"{where}: the table has no key, which this read needs. Read the table with read_table,"
+            " or with `laredo-archive cat` as JSON lines"
         )
 
 
 class SchemaUnfit(SparkReadError):
-    """The schema that a DataFrame was asked to have isn't of the table's columns."""
+    """The schema given for a DataFrame has other columns than the table."""
 
     def __init__(self, where: str, problem: str, table: str) -> None:
         super().__init__(
@@ -87,16 +86,16 @@ class BoundaryGone(SparkReadError):
 
 
 class NoCommonBoundary(SparkReadError):
-    """Several tables are known at no one position that was asked for."""
+    """No position was found at which all of several tables are known."""
 
     def __init__(
         self, tables: Sequence[str], reason: str, before: str | None, after: str | None
     ) -> None:
         """``before`` and ``after``: the nearest positions that they have in common."""
         super().__init__(
-            f"{', '.join(tables)}: {reason}. The nearest position that they have in common before"
-            f" is {before or 'none'}, and after {after or 'none'}. Read them as of one of these, or"
-            " wait for the next; the tables of one laredo-snapshotter process have one at every"
+            f"{', '.join(tables)}: {reason}. The nearest common position before is"
+            f" {before or 'none'}, and after {after or 'none'}. Read the tables as of one of these,"
+            " or wait for the next; the tables of one laredo-snapshotter process have one at every"
             " multiple of their longest diff.interval"
         )
         self.tables = tuple(tables)
@@ -119,7 +118,7 @@ class ChangesGone(SparkReadError):
 
     def __init__(self, where: str, start: object, reason: str) -> None:
         super().__init__(
-            f"{where}: the changes after {start} can't be had without a gap: {reason}. Read the"
+            f"{where}: the changes after {start} have a gap: {reason}. Read the"
             " table (read_table) and go on after its boundary (option after; a stream: with a new"
             ' checkpointLocation), or have the base\'s rows instead (on_gap = "snapshot"). To keep'
             " more: retention.keep_epochs"
@@ -151,8 +150,8 @@ class ColumnUnfit(SparkReadError):
 
     def __init__(self, reason: str, column: str, before: str) -> None:
         super().__init__(
-            f"{reason}; when the change was written the column was {before}. Read the changes up to"
-            f" there apart (option until), or leave {column} out (option columns)"
+            f"{reason}; when the change was written the column was {before}. Read the changes until"
+            f" then separately (option until), or without {column} (option columns)"
         )
         self.column = column
 
@@ -180,7 +179,7 @@ class NotEqual(SparkReadError):
 
 
 PYSPARK = "pyspark>=4.1,<5"
-"""The releases that reads and syncs are for."""
+"""The releases that reads and syncs need."""
 PYSPARK_OF_STREAMS = "pyspark>=4.2,<5"
 
 
@@ -245,7 +244,7 @@ def own_message(failure: BaseException) -> str | None:
 
 
 said = own_message
-"""The former name."""
+"""The former name of :func:`own_message`."""
 
 # Errors on their way through Spark: one message each, without causes and stacks.
 

@@ -18,7 +18,7 @@ from laredo_spark.read.table_read import TableRead
 from laredo_spark.session import cores
 from laredo_spark.source import LaredoDataSource
 
-# Registers the data source with Spark sessions: as ``laredo``, and by names that say what is read.
+# Registers the data source with Spark sessions: as ``laredo``, and by names of what is read.
 #
 # All that ``explain`` shows of a Python data source is its name and its columns. So each table that
 # ``read_table`` reads has a data source of its own name: the archive, the boundary, the key.
@@ -97,7 +97,7 @@ def read_table(
     key_fields: Sequence[str] | None = None,
     **given: object,
 ) -> DataFrame:
-    """The table at the last boundary at or before ``as_of``, a position or a time; at the head.
+    """The table at the last boundary at or before ``as_of``, a position or a time; default: head.
 
     The DataFrame stays at that boundary, whatever is committed later. ``verify`` reads the
     whole table once, and compares its rows and its checksum with the manifest's. ``given``: the
@@ -170,8 +170,8 @@ def read_changes(
     ``until``: up to its head. At a gap between diffs (retention, another history, other
     columns), ``on_gap`` decides: "fail", or "snapshot": a TRUNCATE, and the next
     base's rows with action SNAPSHOT; then, without ``after``, the first base's rows come first.
-    ``given``: the other options of :mod:`laredo_spark.options`; :mod:`laredo_archive.arrow.changes`
-    says which columns there are.
+    ``given``: the other options of :mod:`laredo_spark.options`. The columns are listed in
+    :mod:`laredo_archive.arrow.changes`.
 
     :raises ArchiveError: if there is no such archive, or no such boundary.
     :raises ChangesGone: at a gap.
@@ -202,16 +202,13 @@ def _changes_name(uri: str, asked: Mapping[str, str]) -> str:
     return " ".join([f"laredo changes of {uri}", *ends])
 
 
-# ``count_rows``: how many rows a table has, which the manifest says.
-
-
 def count_rows(
     spark: SparkSession, path: str, as_of: str | datetime | None = None, **given: object
 ) -> int:
-    """The rows of the table at the last boundary at or before ``as_of``; at the head.
+    """Number of rows of the table at the last boundary at or before ``as_of``; default: head.
 
-    No row is read, and Spark isn't asked: the writer puts the number down with each base and
-    diff. Only with ``key``, or in archives of other writers, are rows counted by Spark.
+    It comes from the manifest, so no row is read. Only with ``key``, or in archives of other
+    writers, Spark counts the rows.
     ``given``: the other options of :mod:`laredo_spark.options`.
 
     :raises ArchiveError: if there is no such archive, or no such boundary.

@@ -35,7 +35,7 @@ class OutputThere(SparkReadError):
 
 
 class OutputRefused(SparkReadError):
-    """Not a directory."""
+    """An output that can't be written to."""
 
     def __init__(self, out: str, reason: str) -> None:
         super().__init__(f"--out {out}: {reason}")
@@ -199,7 +199,7 @@ class SparkJob:
 
         ``columns`` and ``key_fields`` are names with commas between them.
 
-        :param to: kind, directory, whether that is replaced, and how many rows are shown.
+        :param to: kind, directory, True to replace that, and the number of rows to show.
         """
         kind, out, replace, rows = to
         output = TableOutput.of(kind, out, replace=replace, rows=rows)

@@ -19,7 +19,7 @@ class Objects:
 
     #: The options of the read.
     asked: ReadOptions
-    #: How many levels above the manifest its destination is.
+    #: Number of levels from its destination down to the manifest.
     depth: int
     #: Turns a manifest's key into the destination's.
     locate: Callable[[str], str]
@@ -65,7 +65,7 @@ class _TaskOpener(SliceOpener):
 
 
 class Sized(Protocol):
-    """A slice of an object, and whatever else a task knows of it."""
+    """A slice of an object, with more that a task knows of it."""
 
     @property
     def part(self) -> ObjectSlice: ...

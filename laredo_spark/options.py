@@ -13,12 +13,12 @@
 | after | mode changes: after this boundary (a position, a time, or `head`) | the oldest one |
 | until | mode changes: up to this boundary | head |
 | on_gap | fail, or snapshot: where diffs are missing the next base's rows come | fail |
-| merged | mode changes: true: as merged diffs have them, so from few objects | false |
+| merged | mode changes: true: the changes of merged diffs, from fewer objects | false |
 | also | mode changes: more columns, comma separated: epoch, lsn, time | |
 | max_diffs_per_trigger | the most diffs in one micro-batch of a stream | all there are |
 | columns | comma separated: make these columns only | all |
 | key | a key: read that row only, or its changes | |
-| key_fields | comma separated: the key, for archives that don't say | id |
+| key_fields | comma separated: the key, for archives that don't record it | id |
 | infer_rows | rows that types are taken from, in archives without columns | 1000 |
 | partitions | the most tasks that a read is cut into | by size |
 | partitions_at_least | the tasks for a small table; read_table() gives one for each core | 2 |
@@ -32,9 +32,9 @@
 ``after`` and ``until`` mean the last boundary at or before them; with exact an earlier one is
 an error, and with history (and epoch) ``after`` is that very one.
 
-A read of changes puts the small diffs in the place of merged ones, as far as retention keeps
-them; with merged only where ``after`` or ``until`` is inside one. Each key's changes are then the
-net ones of longer windows, and which boundaries ``position`` names depends on what was merged yet.
+A read of changes uses the small diffs instead of merged ones, as far as retention keeps them; with
+merged, only where ``after`` or ``until`` is inside a merged diff. Each key's changes are then the
+net ones of longer windows, and the boundaries in ``position`` depend on the merges so far.
 
 push_filters is for sessions with spark.sql.python.filterPushdown.enabled = true; Spark
 refuses such a reader where that is off. read_table() sets it by itself.
@@ -159,7 +159,7 @@ class ReadOptions:
 def as_options(given: Mapping[str, object]) -> dict[str, str]:
     """Python values as option texts; None is left out, and a path is made absolute.
 
-    What plans a read, and the tasks on other machines, have other working directories.
+    The tasks on other machines have other working directories.
     """
     texts = {name: _text(value) for name, value in given.items() if value is not None}
     if "path" in texts:
@@ -194,7 +194,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
             hint = f"; did you mean {near[0]}?" if near else ""
             raise OptionRefused(name, value, f"there is no such option{hint}")
     if not options.get("path"):
-        raise OptionRefused("path", "", "is required: .load(URI) of the archive")
+        raise OptionRefused("path", "", "is required: write .load(URI of the archive)")
     after = options.get("after")
     return ReadOptions(
         path=location.absolute(options["path"]),
@@ -303,7 +303,7 @@ def _dimensions(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, number = part.rpartition("=")
-        if not equals or not number.isdigit():
+        if not equals or not number.isdecimal():
             raise OptionRefused("array_dimensions", text, "write column=N, comma separated")
         found[name] = int(number)
     return found

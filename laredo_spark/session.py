@@ -29,8 +29,8 @@ def session(
 ) -> SparkSession:
     """The active session, or a new one with filters on the key pushed down.
 
-    ``master``: as Spark's own setting; without it, as spark-submit sets, else all cores here.
-    ``settings``: more of Spark's, by their names.
+    ``master``: Spark's own setting; default: spark-submit's, else all cores of this machine.
+    ``settings``: other settings of Spark, by their names.
 
     :raises JavaMissing: if no Java that Spark could run on is found.
     :raises ConnectMissing: if it is one of Spark Connect, and a package for that is missing.
@@ -92,7 +92,7 @@ def cores(spark: SparkSession) -> int:
 
     A client of Spark Connect has no SparkContext
     (https://spark.apache.org/docs/latest/spark-connect-overview.html), but a range is cut into as
-    many partitions as that says.
+    many partitions.
     """
     try:
         return int(spark.sparkContext.defaultParallelism)

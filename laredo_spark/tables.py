@@ -37,7 +37,7 @@ class TablesAtOnce(dict[str, DataFrame]):
         self.position = positions.text(boundary.position)
         """Every transaction that ends at or before it is in all of them, and no other."""
         self.time = boundary.time
-        """PostgreSQL's, of the last transaction in any of them."""
+        """PostgreSQL's commit time of the last transaction in any of them."""
         self.history = str(boundary.history)
         """History that the position belongs to: ``system_identifier:timeline:database_oid``."""
 
@@ -75,7 +75,7 @@ def at_one_position(
     verify: bool,
     given: Mapping[str, object],
 ) -> TablesAtOnce:
-    """As :func:`read_tables`; ``known``: what a catalog says beside the manifests.
+    """As :func:`read_tables`; ``known``: boundaries from a catalog, besides the manifests'.
 
     :raises NoCommonBoundary, ArchiveError, OptionRefused: as that.
     """
@@ -142,7 +142,7 @@ def _chosen_inside(
     except NoCommonBoundary:
         if not any(a.parts for each in archives.values() for a in each.manifest.artifacts):
             raise
-    # Whatever is better than that is between it and the moment.
+    # A better position is between this one and the moment.
     unfolded = {name: _unfolded(each, after, moment) for name, each in archives.items()}
     return _chosen(_manifests(unfolded), moment, known, exact=exact)
 

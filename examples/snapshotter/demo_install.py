@@ -1,4 +1,4 @@
-"""The demo's virtual environment from nothing, with a line that tells how far it is."""
+"""Installation of the demo into a virtual environment of its own, with a line of progress."""
 
 import os
 import subprocess

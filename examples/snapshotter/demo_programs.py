@@ -34,7 +34,7 @@ class Program:
         self._http = f"http://127.0.0.1:{http_port}"
         self._process: subprocess.Popen[bytes] | None = None
         self.state = "not started"
-        """In words; of one that was started it is true until the demo ends it."""
+        """State in words, as of the last start or end by the demo."""
 
     @property
     def pid(self) -> int | None:

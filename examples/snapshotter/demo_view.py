@@ -21,7 +21,7 @@ from examples.snapshotter.demo_workload import TABLES, Application
 
 MOST_EVENTS = 20
 OTHER_LINES = 14
-"""Lines of the picture beside events."""
+"""Lines of the picture without the events."""
 NOTHING = "–"
 
 
@@ -215,7 +215,7 @@ def show_verdicts(
             f"{command} cat --as-of {verdicts[-1].first_position} {archive}"
         ),
         "the logs": f"{from_here(directory)}/*.log",
-        "the same on your own database": "README.md, A first use on your database",
+        "the same on your own database": "docs/quickstart.md",
     }.items():
         console.print(f"{what}:\n  {how}", highlight=False, soft_wrap=True, markup=False)
 

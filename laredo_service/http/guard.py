@@ -2,8 +2,8 @@
 
 With a token configured, a request must carry it, as ``Authorization: Bearer``. A browser can't do
 that when a page's address is typed: so a request to read the status page may bring the token as the
-password of HTTP Basic, too, with any user name. Nothing else may: what a browser remembers, it
-sends along with every request to this address, also with those that another site's page makes.
+password of HTTP Basic, too, with any user name. No other request may: a browser sends a remembered
+password with every request to this address, also with those that another site's page makes.
 
 Without a token, every request is answered except
 those that a web page can make its reader's browser send:
@@ -13,7 +13,7 @@ those that a web page can make its reader's browser send:
   An IP address can't be pointed elsewhere, so it is always accepted as Host: probes and
   Prometheus, which ask by address, need no configuration.
 * A request that changes something, even with a token, must not come from another site's page.
-  Browsers say so in Origin and Sec-Fetch-Site; programs send neither.
+  Browsers name the site in Origin and Sec-Fetch-Site; programs send neither.
 """
 
 import base64
@@ -121,7 +121,7 @@ _NO_PASSWORD = _Refusal(
 )
 _FOREIGN_HOST = _Refusal(
     403,
-    "the Host of this request is no name of this listener; ask by its address, add the name to"
+    "the request's Host isn't a name of this listener; use its IP address, add the name to"
     " http.allowed_hosts, or set http.token",
 )
 

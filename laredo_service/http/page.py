@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
     #: Monotonic time of its begin.
     start: float
-    #: The greatest that was seen; None: it couldn't be known in any of its seconds.
+    #: The greatest known value; None: none was known.
     value: float | None
 
 

@@ -64,7 +64,7 @@ def warning(key: str, host: str, danger: str, cure: str) -> str | None:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket, for this process alone.
 
-    :raises OSError: if the address can't be had.
+    :raises OSError: if the address can't be bound.
     """
     family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -95,10 +95,10 @@ class HttpSettings(Section):
     token_file: Path | None = None
     """A file with the token alone, in place of ``token``."""
     public: tuple[Literal["health", "metrics"], ...] = ()
-    """Paths that need no token all the same: ``health``, ``metrics``."""
+    """Groups of paths that need no token: ``health``, ``metrics``."""
     allowed_hosts: tuple[str, ...] = ()
-    """Without a token: names by which this listener may be called, in addition to its IP addresses,
-    localhost and ``host``; ``.example.com`` includes all names below it."""
+    """Without a token: names that a request's Host may have, in addition to IP addresses, localhost
+    and ``host``; ``.example.com`` includes all names below it."""
 
     @property
     def listening_host(self) -> str:

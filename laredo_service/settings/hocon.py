@@ -92,7 +92,7 @@ class _HoconParser:
         self._breaks = [match.start() for match in re.finditer("\n", text)]
         self._nested = 0
         self._lists = 0
-        # Of each value that is being read: the substitutions whose owner it will be.
+        # For each value that is being read, the substitutions that will belong to it.
         self._owned: list[list[Substitution]] = []
 
     def whole(self) -> Object:
@@ -320,7 +320,7 @@ class _HoconParser:
         if len(solid) <= 1:
             return solid
         if len(kinds) > 1:
-            self._refuse("a block, a list and text can't be put together to one value", place)
+            self._refuse("a block, a list and text can't be combined into one value", place)
         if kinds == {Object}:
             for part in solid:
                 if isinstance(part, Substitution):

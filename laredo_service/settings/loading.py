@@ -186,7 +186,7 @@ def refuse_variables(
             line, where = f"{path[-1]} = ${{?{name}}}", f"into {path_text(path[:-1])} in {file}"
         if not all(is_scalar(kind) for kind in walk(schema, path)):
             line, where = "that list or block itself", f"into {file}"
-        cure = f"is no longer set by it; write {line} {where}, or unset the variable"
+        cure = f"no variable sets this key any more; write {line} {where}, or unset the variable"
         problems.append(Problem(f"environment variable {name}", path_text(path), cure))
     if problems:
         raise SettingsError(*problems)

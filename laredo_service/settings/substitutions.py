@@ -1,4 +1,4 @@
-"""Values of a HOCON tree: substitutions, merged blocks and put-together values, by HOCON's rules.
+"""Values of a HOCON tree: substitutions, merged blocks and concatenations, by HOCON's rules.
 
 A path has a stack of layers, the values that it was given. The last one counts; if it is an
 undefined optional substitution, the one before it does; blocks are merged. A substitution is
@@ -236,7 +236,7 @@ class _Resolution:
         found = {id(part): value for part, value in values if value is not None}
         kinds = list(dict.fromkeys(value.kind for value in found.values()))
         if len(kinds) > 1:
-            self._refuse(whole, f"{' and '.join(kinds)} can't be put together to one value")
+            self._refuse(whole, f"{' and '.join(kinds)} can't be combined into one value")
         if not found:
             return None
         parts = list(found.values())

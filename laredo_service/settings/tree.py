@@ -65,7 +65,7 @@ class Substitution(Node):
 
 @dataclass(eq=False)
 class Concatenation(Node):
-    """Lists, texts or substitutions side by side."""
+    """Lists, texts or substitutions, one after another."""
 
     parts: list[Node]
 
@@ -92,7 +92,7 @@ def substitutions(root: Node) -> Iterator[Substitution]:
 
 
 def path_of(text: str) -> Keys | None:
-    """The keys of a path; None if it is none."""
+    """The keys of a path; None if the text isn't one."""
     keys: list[str] = []
     at = 0
     while True:

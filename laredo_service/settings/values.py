@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,11 +73,7 @@ def byte_count(value: object) -> int:
         return value
     match = _NUMBER_AND_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is not None and match[2].lower() in _BYTES:
-        return (
-            int(float(match[1]) * _BYTES[match[2].lower()])
-            if "." in match[1]
-            else (int(match[1]) * _BYTES[match[2].lower()])
-        )
+        return int(Fraction(match[1]) * _BYTES[match[2].lower()])
     raise ValueError("not a size; write 1073741824, 64 GB or 1 GiB")
 
 
@@ -131,7 +128,7 @@ def _without_dot(schema: str) -> str:
     if "." in schema:
         raise ValueError(
             f'a schema with a dot in its name ("{schema}") can\'t be served: tables are called'
-            " schema.table, and its first dot is where the schema ends"
+            " schema.table, and the schema ends at the first dot"
         )
     return schema
 

@@ -1,7 +1,7 @@
-"""Keeps catalog.json in each destination: the tables of this process, and where all are known.
+"""Writer of catalog.json: the tables of this process, and the positions at which all are known.
 
-A cut of all tables is entered once every archive has what came before it. The catalog is for
-readers' comfort: where it can't be written the archives go on, and it is tried again.
+A cut of all tables is entered once every archive has all changes before it. Archives don't depend
+on the catalog: where it can't be written they go on, and the write is retried.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 BEAT_S = 0.5
 MOST_CUTS = 64
-"""Cuts that wait to be known; a table that is stuck makes the oldest be forgotten."""
+"""Most cuts that wait for an archive; if a table is stuck, the oldest are dropped."""
 AGAIN = Backoff(initial=5.0, maximum=300.0)
 
 Entries = dict[str, dict[str, CatalogEntry]]
@@ -47,7 +47,7 @@ class CatalogKeeper:
         self._boundaries: deque[GroupBoundary] = deque(maxlen=MOST_BOUNDARIES)
         self._heads: Sequence[Artifact] = ()
         self._tables: set[str] = set()
-        """Those that the boundaries are of."""
+        """Tables that the boundaries are about."""
         self._catalogs: dict[str, _Catalog] = {}
         # A destination that hangs hangs its catalog's thread and nobody else's.
         self._executor = ThreadPoolExecutor(4, thread_name_prefix="catalog")
@@ -77,7 +77,7 @@ class CatalogKeeper:
         self._tables = tables
 
     def _settle(self) -> None:
-        """Enter the cuts that every archive knows now; those that one never will are left out."""
+        """Enter the cuts that every archive has now; drop those that one will never have."""
         waiting = list(self._cuts)
         self._cuts.clear()
         for history, position in waiting:
@@ -109,7 +109,7 @@ class CatalogKeeper:
 
     def _write(self) -> None:
         if len(self._tables) < 2:
-            return  # of one table its manifest says all
+            return  # one table's manifest has all of it
         interval = min([writer.config.seen_interval for writer in self._writers()] or [0.0])
         for location, entries in self._entries().items():
             due = self._catalogs[location]

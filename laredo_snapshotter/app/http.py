@@ -31,7 +31,7 @@ MAX_DIFFS = 12
 class ChainLink:
     """One artifact of a table's archive, as the status page shows it."""
 
-    #: Where it ends, as PostgreSQL writes positions.
+    #: Position of its end, as PostgreSQL writes it.
     position: str
     created_at: datetime
     size_bytes: int
@@ -45,14 +45,14 @@ class ShownEpoch:
     """A base and the diffs after it."""
 
     number: int
-    #: None where it isn't kept any more.
+    #: None if it isn't kept any more.
     base: ChainLink | None
     #: The newest diffs, oldest first.
     diffs: tuple[ChainLink, ...]
-    #: Of all of its diffs.
+    #: Number of all its diffs.
     diff_count: int
     diff_bytes: int
-    #: Why the base doesn't continue the epoch before; None if it does.
+    #: Reason why the base doesn't continue the epoch before; None if it does.
     reason: str | None
 
 
@@ -217,7 +217,7 @@ class Writers(Protocol):
         """The status of every table."""
 
     def manifest(self, table: str) -> Manifest | None:
-        """The archive's, as last committed everywhere; None before it is claimed."""
+        """The table's manifest as last committed everywhere; None before it is claimed."""
 
     def request_snapshot(self, table: str) -> "asyncio.Future[int]":
         """Ask for a new base; the future brings its epoch once committed.
@@ -230,7 +230,7 @@ class Writers(Protocol):
         """The patterns whose server hasn't answered yet: path and reason."""
 
     async def reload(self) -> dict[str, Any]:
-        """Take up the configuration as it is now; what was done.
+        """Take up the configuration as it is now; return what was done.
 
         :raises ReloadImpossible: if it is wrong.
         """

@@ -64,7 +64,7 @@ def _text_of_bytes(
 
 
 _PATIENCE_S = 120.0
-"""Tables that go write what they have taken first."""
+"""Includes the last diffs of removed tables."""
 _LINES = {
     "added": "table added",
     "removed": "table removed",
@@ -79,7 +79,7 @@ class NoReload(SnapshotterError):
 
 
 def ask_reload(http: HttpSettings) -> list[str]:
-    """Have the writer that listens here reload; what it did, a line for each thing.
+    """Make the writer at this address reload; return a line for each change.
 
     :raises NoReload: if it doesn't answer, or refuses.
     """

@@ -1,4 +1,4 @@
-"""The running writers, and a changed configuration: tables come, go, or begin again."""
+"""The running writers, and reloads: tables are added, removed or restarted."""
 
 import asyncio
 import time
@@ -69,7 +69,7 @@ class ServedPatterns:
         """The patterns whose server hasn't answered yet: path and reason."""
         return {
             f"{path} ({each.pattern.schema}.{each.pattern.table})": self._problems.get(
-                each.endpoint, "its server is asked"
+                each.endpoint, "its server hasn't answered yet"
             )
             for each, path in self._patterns.items()
             if each not in self._known
@@ -175,9 +175,9 @@ class TableWriters:
             self._keeping = self._supervised(self.catalogs.run(), "catalogs")
 
     async def end(self, names: Iterable[str]) -> list[TableWriter]:
-        """Have these tables' writers write what they have taken, and end; those that are over.
+        """End these tables' writers after their last diffs, and return them.
 
-        One that hangs in a destination isn't waited for.
+        A writer that hangs in a destination isn't waited for.
         """
         ending = [self._writers[name] for name in names]
         for writer in ending:
@@ -238,7 +238,7 @@ class WriterReload:
         self._one = asyncio.Lock()
 
     async def run(self) -> dict[str, Any]:
-        """Take up the configuration as it is now; what was done, as POST /reload answers.
+        """Take up the configuration as it is now; return what was done, for POST /reload.
 
         :raises ReloadImpossible: if it is wrong, or the program is stopping; nothing has changed.
         """
@@ -311,7 +311,7 @@ class WriterReload:
 
 def _needs_restart(path: Path, before: object, new: object) -> bool:
     if path == ("token",):
-        # Whether one is asked for says where to listen.
+        # The default address depends on whether there is a token.
         return before is None or new is None
     return path not in (("token_file",), ("public",), ("allowed_hosts",))
 

@@ -30,14 +30,13 @@ from laredo_snapshotter.errors import PortTaken, ReloadImpossible
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus
 from laredo_snapshotter.table import status
-from laredo_snapshotter.table import status as table_status
 
 log = structlog.get_logger(__name__)
 
 CRASHED = 1
 """Exit code: a defect ended a part of the program, so that its supervisor starts it again."""
 NOT_WRITTEN = 3
-"""Exit code: something that was taken isn't in its archive."""
+"""Exit code: received changes aren't in their archive."""
 
 
 class Service:
@@ -52,10 +51,8 @@ class Service:
         flush_timeout: float,
         load: Callable[[], SnapshotterBlock],
     ) -> None:
-        """``flush_timeout``: seconds that what was taken may take to be verified and written.
-        ``load`` reads the configuration again, for a reload.
-
-        :raises ConfigRefused: if a table lacks something.
+        """``flush_timeout``: seconds in which received changes are verified and written at the
+        end. ``load`` reads the configuration again, for a reload.
         """
         settings, patterns = block.http, config.patterns(block)
         tables = config.matching_tables(block, {})
@@ -66,7 +63,7 @@ class Service:
         self._writers = TableWriters(
             self._metrics, Stores(self._metrics.called), flush_timeout, self._supervised
         )
-        # What is wrong with a table's outputs ends the program here, before it does anything.
+        # An error in a table's outputs ends the program here, before it does anything.
         self._made = [self._writers.make(table) for table in tables]
         self._server: HttpServer | None = None
         self._stopping = asyncio.Event()
@@ -89,10 +86,10 @@ class Service:
 
     def statuses(self) -> list[TableWriterStatus]:
         """The status of every table."""
-        return [table_status.of(writer) for writer in self._writers.all]
+        return [status.of(writer) for writer in self._writers.all]
 
     def manifest(self, table: str) -> Manifest | None:
-        """The archive's of ``table``, as last committed everywhere; None before it is claimed."""
+        """The manifest of ``table`` as last committed everywhere; None before it is claimed."""
         archive = self._writers[table].archive
         return None if archive is None else archive.manifest
 
@@ -104,7 +101,7 @@ class Service:
         return self._writers[table].request_snapshot(datetime.now(UTC))
 
     async def reload(self) -> dict[str, Any]:
-        """Take up the configuration as it is now; what was done.
+        """Take up the configuration as it is now; return what was done.
 
         :raises ReloadImpossible: if it is wrong; nothing has changed.
         """
@@ -121,7 +118,7 @@ class Service:
     async def run(self) -> int:
         """Write until SIGTERM or SIGINT, or until a part crashes, and return the exit code.
 
-        It is 0 if nothing crashed, and all that was taken is written.
+        It is 0 if nothing crashed and all received changes are written.
 
         :raises PortTaken: if the HTTP port can't be listened on.
         """
@@ -144,7 +141,7 @@ class Service:
             http=settings_.local_url(self._settings.listening_host, listener.getsockname()[1]),
             tables=[writer.config.name for writer in self._made],
         )
-        beside = [
+        background = [
             self._supervised(self._certificates.run(), "expiry of certificates"),
             self._supervised(notifier.run(lambda: True), "systemd"),
             self._supervised(self._patterns.run(), "patterns of tables"),
@@ -153,7 +150,7 @@ class Service:
             self._writers.begin(writer)
         await self._stopping.wait()
         notifier.stopping()
-        for task in beside:
+        for task in background:
             task.cancel()
         await self._writers.stop()
         await server.stop()
@@ -163,7 +160,7 @@ class Service:
         return supervised(work, what, self._part_crashed, log, "a part of the writer crashed")
 
     def _part_crashed(self, what: str, why: BaseException) -> None:
-        """End the program: without its cuts it would stand still and seem to be well."""
+        """End the program: without its cuts it would write nothing and seem healthy."""
         self._crashed = True
         self._stopping.set()
 
@@ -205,7 +202,7 @@ class Service:
         self._stopping.set()
 
     def _exit_code(self) -> int:
-        """After a line for each table of which something isn't written."""
+        """Log the tables that have unwritten changes, and return the exit code."""
         unwritten = {writer.config.name: writer.left for writer in self._writers.all if writer.left}
         for name, left in unwritten.items():
             left.log(name)
@@ -225,11 +222,11 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _SETTINGS = {_ARENA_MAX: 2, _MMAP_THRESHOLD: 128 * 1024, _TRIM_THRESHOLD: 128 * 1024}
 
 
-def give_back() -> bool:
-    """Set it up for this process, before its threads begin; whether the C library knows how."""
+def give_back() -> None:
+    """Configure the allocator of this process, before its threads begin."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
-        return False  # not glibc
-    done = [mallopt(option, value) for option, value in _SETTINGS.items()]
-    return all(done)
+        return  # not glibc
+    for option, value in _SETTINGS.items():
+        mallopt(option, value)

@@ -4,12 +4,8 @@ docs/archive-format.md, "A diff holds the **net** change per key": DELETE then I
 INSERT then DELETE is nothing, old equal to new is nothing; after a TRUNCATE
 everything is INSERT.
 
-A key that changed and is as it was before is in no diff, and counted all the
-same: a reader that stopped in mid-window may hold what it was in between.
-
-A transaction that is still open is kept apart until its end, so that the
-buffer can be sealed at any time on a transaction's boundary, and so that the
-half of a transaction that a lost connection leaves can be dropped.
+An open transaction is kept apart until its end. So the buffer can be sealed between transactions at
+any time, and the half of a transaction that a lost connection leaves can be dropped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,8 +24,7 @@ from laredo_snapshotter.errors import StreamInconsistent
 # The keys that changed in a window and are as they were before it: no diff mentions them.
 #
 # A reader that stopped in the middle of the window may hold such a key as it was in between, so a
-# diff records their number (``cancelled`` in docs/archive-format.md). At most so many: the count
-# may be too high, and 0 is certain.
+# diff records their number (``cancelled`` in docs/archive-format.md): an upper bound; 0 is exact.
 
 KEPT = 10_000
 """Keys held by name; a window with more of them is only counted from there on."""
@@ -48,7 +43,7 @@ class Cancelled:
 
     def __init__(self) -> None:
         self.in_spill = 0
-        """Those that were found in a spill file."""
+        """Number of keys that cancelled out in a spill file."""
         self._keys: set[bytes] = set()
         self._more = 0
 
@@ -78,7 +73,7 @@ class Cancelled:
     def extend(
         self, later: "Cancelled", *, before: AbstractSet[bytes], after: AbstractSet[bytes]
     ) -> None:
-        """Take those of a later time too.
+        """Add the cancelled keys of a later time.
 
         ``before`` and ``after`` are the keys that the first and the later time leave changed.
         """

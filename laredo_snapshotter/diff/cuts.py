@@ -20,8 +20,6 @@ from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
 from laredo_snapshotter.diff.feed_ports import Outlet
 from laredo_snapshotter.errors import ServerUnfit
 
-# Cuts: tables end their diffs at the same position.
-#
 # docs/commit-protocol.md: "Tables of one process are cut together." The position is the highest
 # that any of the streams has reached; every table seals there when its own stream has passed it. No
 # table waits for another: one that is stuck keeps the cuts it owes, and forgets those that are too
@@ -41,7 +39,7 @@ class Cut:
     forced: bool = False
     """Committed even when nothing changed."""
     common: bool = False
-    """Of all the tables: what cancelled out is committed too."""
+    """A cut of all tables: a diff of changes that cancelled out is committed too."""
 
 
 class PendingCuts:
@@ -149,7 +147,7 @@ def cut_together(tables: Sequence[CutTable], *, common: bool = False) -> dict[st
 # tables of one process have positions in common as often as the slowest of them is cut.
 
 EARLY_S = 0.001
-"""Multiples of two intervals that are so near are one: 3 x 0.1 s isn't 0.3 s in floats."""
+"""Multiples of two intervals this near are one: 3 x 0.1 s isn't 0.3 s in floats."""
 
 
 class CutSchedule:
@@ -194,7 +192,7 @@ class CutSchedule:
                 continue
 
     def cut_due(self) -> float | None:
-        """Cut what is due now; the seconds until more is, None while there are no tables."""
+        """Cut the tables that are due; return seconds until the next cut, None without tables."""
         now = self._clock()
         due = {interval for interval, at in self._due.items() if at <= now + EARLY_S}
         for interval in due:
@@ -340,9 +338,9 @@ class CutBuffer:
 
     @property
     def seen_position(self) -> Position | None:
-        """Up to where it is certain that nothing but what was taken has happened.
+        """Position up to which the received changes are certainly all.
 
-        None while that is before the last that was taken: something may have come and gone.
+        None while it is before the last received change: others may have come and gone.
         """
         if self.position is None or self._verified.position is None:
             return self.position
@@ -515,8 +513,8 @@ class CutBuffer:
             waiting.set_result(sealed)
 
     def _seal(self, position: int, *, forced: bool = False) -> None:
-        # A cut just before an open transaction is beyond the last whole one; the next cut, chosen
-        # among the tables' positions, must not fall behind it.
+        # A cut just before an open transaction is after the last whole one; the next cut, chosen
+        # among the tables' positions, must not be before it.
         self.position = Position(max(self.position or 0, position))
         self._last_seal = max(self._last_seal, position)
         sealed = self.changes.seal(position, forced=forced)

@@ -2,9 +2,8 @@
 
 The buffer is sealed into a diff at each cut (cuts.py).
 
-It closes the stream when nothing more can be kept (a destination is unavailable and
-the buffer at its limit) and resumes by position later; the server's journal keeps what
-is missed meanwhile.
+It closes the stream when a destination is unavailable and the buffer is full, and resumes by
+position later: the server's journal keeps the changes meanwhile.
 """
 
 import asyncio
@@ -212,7 +211,7 @@ class Feed:
             self.cuts.resume(handshake.history)
             self._log.info("stream resumed", server=self.endpoint.server, position=self._text())
         else:
-            # The server is right to resume, but what follows can't stand behind the archive's head.
+            # The server may resume, but what follows can't continue the archive's head.
             self.cuts.close_chain()
             self.cuts.start_over()
             raise Reopen("the table isn't the one that the archive ends with", _at_once)
@@ -235,7 +234,7 @@ class Feed:
             raise Reopen("received changes aren't committed yet", self._settled) from None
         end = self._table.archive_end
         if had is not None and end is not None and end[0] < had:
-            # What was taken beyond may have been repaired since, and what is archived is right.
+            # Changes after the archive's end may have been repaired since; the archive is right.
             self.cuts.go_back(*end)
             raise Reopen(
                 "the server can't go on from there, perhaps from the archive's end", _at_once
@@ -273,7 +272,7 @@ class Feed:
             await outlet.progress()
 
     def _settled(self) -> "asyncio.Future[None]":
-        # What waits to be verified would wait for ever: only the stream brings that position.
+        # Unverified artifacts would wait for ever: only the stream brings the verified position.
         return asyncio.ensure_future(self._outlet.settled())
 
     async def _drop_unfinished(self) -> None:

@@ -31,7 +31,7 @@ class Outlet(Protocol):
         """Commit it after all that was put before."""
 
     def cut_off(self) -> int:
-        """Discard what isn't verified; how many artifacts that were."""
+        """Discard the artifacts that aren't verified, and return their number."""
 
     async def progress(self) -> None:
         """Wait until something was committed, or couldn't be."""

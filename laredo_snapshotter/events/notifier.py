@@ -1,9 +1,9 @@
 """The notifier: notifies each sink of each artifact, after its commit: docs/commit-protocol.md, 5.
 
-Every sink has a thread of its own, which sends one notice at a time, in (epoch,
-position) order, and offers it again until the sink takes it. What is to be sent is
-read off the archive's manifest: nothing is queued, so a sink that is down for days
-costs no memory, holds up no commit and no other sink.
+Every sink has a thread of its own, which sends one notice at a time, in (epoch, position) order,
+and retries until the sink takes it. The notices to send are read from the archive's manifest:
+nothing is queued. So a sink that is down for days costs no memory, and delays neither commits nor
+other sinks.
 """
 
 import threading
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 RETRY = Backoff(initial=0.5, maximum=30.0)
 SLOW_S = 10.0
-"""An answer that takes longer shows as trouble, before it is one."""
+"""Time after which a missing answer is reported as trouble."""
 
 
 class Trouble(NamedTuple):

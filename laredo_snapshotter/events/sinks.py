@@ -29,9 +29,9 @@ class Sink(Protocol):
         """
 
     def check(self) -> str:
-        """That it is there; what is worth saying about it. Sends nothing.
+        """Check that the sink exists; return its description. Sends nothing.
 
-        :raises SinkError: if it isn't, or can't be asked.
+        :raises SinkError: if it doesn't, or can't be asked.
         """
 
 

@@ -1,8 +1,8 @@
 """The last flush of a table's writer, and the journal's reach after it.
 
-What is taken waits until the server's verified position has passed it, so the stream stays open
-meanwhile. What comes after the stop is written if it happens to be verified in time too, and isn't
-owed: on a busy table there is always more.
+Received changes wait until the server's verified position has passed them, so the stream stays open
+meanwhile. Changes after the stop are written only if they are verified in time: on a busy table
+there are always more.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ class UnwrittenChanges(NamedTuple):
             goes_on = "the next start begins the first base again"
         else:
             goes_on = (
-                f"nothing is lost as long as the server's journal reaches back to {after}, "
-                "where the next start goes on"
+                f"nothing is lost if the server's journal still reaches back to {after} at the "
+                "next start, which resumes there"
             )
         _log.error(
             "changes not written",
@@ -59,7 +59,7 @@ class UnwrittenChanges(NamedTuple):
 
 
 class LastFlush:
-    """Writes what was taken; :meth:`run` it once. Belongs to the event loop of ``feed``."""
+    """Writes received changes; :meth:`run` it once. Belongs to the event loop of ``feed``."""
 
     def __init__(
         self,
@@ -106,15 +106,15 @@ class LastFlush:
         failed: "asyncio.Future[None]",
         within: float,
     ) -> UnwrittenChanges | None:
-        """Write what was taken until now, within this time; what is left of it.
+        """Write the changes that were received until now, within this time; return the rest.
 
-        :raises Exception: what ended one of the tasks, if it is before all is written.
+        :raises Exception: the error that ended one of the tasks before all is written.
         """
         deadline = asyncio.get_running_loop().time() + within
         self._feed.cuts.seal_all()
         self._discarded_before = self._committer.discarded
         self._flush_target = self._committer.newest
-        await self._wait(self._paid(), deadline, [feeding, committing, failed])
+        await self._wait(self._flushed(), deadline, [feeding, committing, failed])
         if left := self.left():
             await self._feed.stop(feeding)
             return left
@@ -124,7 +124,7 @@ class LastFlush:
             await self._finish_notices()
         return left
 
-    async def _paid(self) -> None:
+    async def _flushed(self) -> None:
         while self._committer.waiting(self._flush_target).artifacts:
             await self._committer.progress()
 
@@ -187,7 +187,7 @@ class LastFlush:
                 f"the server's verified position {position.text(unverified.verified)} hasn't "
                 f"passed {position.text(unverified.position)}"
             )
-        return "the time was over, or the writer was asked to end at once"
+        return "--flush-timeout was over, or a second signal ended the writer at once"
 
 
 # The journal's reach: how long it still goes back to where a closed stream stopped.
@@ -197,19 +197,19 @@ class Reach(NamedTuple):
     """Extent of the server's journal, compared with the end of a closed stream."""
 
     sequence: int | None
-    """Of the last journal entry that was taken."""
+    """Number of the last journal entry that was taken."""
     oldest_sequence: int
-    """Of the oldest entry that the journal still has."""
+    """Number of the oldest entry that the journal still has."""
     current_sequence: int
-    """Of its newest entry."""
+    """Number of its newest entry."""
     reaches: bool | None
     """True if the stream can still be resumed there; None: not known."""
     seconds_left: float | None
-    """At the pace at which the journal was pruned between the last two checks; None: it isn't."""
+    """Time until it can't, at the pace of pruning between the last two checks; None: no pruning."""
 
 
 class JournalReach:
-    """Check if the server's journal still reaches back to the end of a closed stream."""
+    """Compares the server's journal with the end of a closed stream."""
 
     def __init__(self, sequence: int | None) -> None:
         """``sequence``: of the last entry that was taken."""

@@ -116,9 +116,9 @@ class WriterSession:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, stopping: asyncio.Event, flush_timeout: float) -> None:
-        """Write until ``stopping``, then what was taken, within ``flush_timeout`` seconds.
+        """Write until ``stopping``, then flush within ``flush_timeout`` seconds.
 
-        :raises Exception: whatever ended it; the archive is as good as before.
+        :raises Exception: the error that ended it; the archive is intact.
         """
         committing = asyncio.create_task(self.committer.run())
         feeding = asyncio.create_task(self.feed.run())
@@ -291,6 +291,7 @@ class WriterSession:
                 self._failed.set_exception(failure)
             return
         else:
+            self._log.info("base committed", epoch=epoch)
             self._epoch_committed(epoch, base.began)
         finally:
             if self.live_base is base:
@@ -304,7 +305,7 @@ class WriterSession:
             await self._check_journal()
 
     async def _after_commits(self) -> None:
-        """Have what follows a commit begin at once: notices, and the base that a diff calls for."""
+        """Begin notices, and a base that a diff triggers, right after each commit."""
         head = self._archive.head
         while True:
             self._notifier.wake()

@@ -10,6 +10,7 @@ from laredo_archive.manifest.updates import Head
 from laredo_archive.write.manifest_store import Availability
 from laredo_model import position
 from laredo_service.certificates import Certificate
+from laredo_service.settings import path_text
 from laredo_snapshotter import committer
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.status import DestinationStatus, SinkStatus, TableWriterStatus, WriterState
@@ -107,21 +108,7 @@ def _sinks(writer: TableWriter) -> Iterator[SinkStatus]:
 
 def _of_head(head: Head | None) -> dict[str, Any]:
     if head is None:
-        return dict.fromkeys(
-            (
-                "epoch",
-                "head_position",
-                "seen_position",
-                "committed_at",
-                "complete_at",
-                "rows",
-                "state_checksum",
-                "snapshot_created_at",
-                "snapshot_age_seconds",
-                "snapshot_rows",
-                "snapshot_bytes",
-            )
-        ) | {"diffs_since_snapshot": 0, "diff_bytes": 0}
+        return {}
     return {
         "epoch": head.epoch,
         "head_position": head.position,
@@ -142,25 +129,7 @@ def _of_head(head: Head | None) -> dict[str, Any]:
 def _of_session(session: WriterSession | None, head: Head | None) -> dict[str, Any]:
     churn = head.diff_changes if head is not None else 0
     if session is None:
-        return {
-            "server": None,
-            "stream_position": None,
-            "history": None,
-            "churn_records": churn,
-            "buffer_depth": 0,
-            "buffer_bytes": 0,
-            "buffer_spilled_bytes": 0,
-            "waiting_bytes": 0,
-            "rebase": None,
-            "base_rows_written": None,
-            "last_rebase_problem": None,
-            "rebase_failing_seconds": 0.0,
-            "cuts_forgotten": 0,
-            "holding": None,
-            "boundary_position": None,
-            "unverified": None,
-            "journal": None,
-        }
+        return {"churn_records": churn}
     feed, committer = session.feed, session.committer
     blocked, waiting = committer.blocked, committer.unverified
     reach = session.journal.latest if session.journal is not None else None
@@ -216,6 +185,6 @@ def configured(tables: Sequence[TableConfig]) -> list[Certificate]:
             continue
         for key, path in (("cert", tls.cert), ("ca", tls.ca)):
             if path is not None:
-                name = f"{table.path}.source.tls.{key}"
+                name = path_text((*table.path, "source", "tls", key))
                 found.setdefault(path, Certificate(name, path, any_will_do=key == "ca"))
     return list(found.values())

@@ -1,7 +1,7 @@
 """One table's writer: claims the archive, then runs one session after another until stopped.
 
-The archive is the checkpoint: whatever goes wrong, the writer can begin again
-at the archive's head. Only what trying again can't cure ends it for good.
+The archive is the checkpoint: after any failure the writer can begin again at the archive's head.
+Only errors that a retry can't cure end it for good.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 AGAIN = Backoff(initial=0.5, maximum=30.0)
 LONG_SESSION_S = 60.0
-"""Length of a session after which the error of the earlier ones counts as over."""
+"""Length of a session after which earlier failures don't count any more."""
 
 CLOSE_S = 5.0
 """Time for giving up temporary files, if a destination hangs."""
@@ -149,7 +149,7 @@ class TableWriter:
             self.session.tick()
 
     def request_snapshot(self, now: datetime) -> "asyncio.Future[int]":
-        """A new base, begun after ``now``; the future brings its epoch once committed.
+        """Ask for a new base, begun after ``now``; the future brings its epoch once committed.
 
         :raises SnapshotNotReady: if this table will never make one.
         """
@@ -182,7 +182,7 @@ class TableWriter:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Write until stopped, or until something happened that only people can repair."""
+        """Write until stopped, or until a failure that only an operator can repair."""
         try:
             await self._write()
         finally:
@@ -211,9 +211,9 @@ class TableWriter:
         self._refuse_requests("the writer has stopped")
 
     async def _close(self) -> None:
-        """Nothing goes on here any more; the archive stays as it is."""
+        """End all threads and tasks; the archive stays as it is."""
         if self.notifier is not None and self.state is not WriterState.FAILED:
-            # Of a writer that was fenced, the one that took over sends the rest.
+            # After a takeover the other writer sends the rest.
             self.notifier.stop()
         await self._leave_archive()
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -230,8 +230,8 @@ class TableWriter:
             await asyncio.wait([closing], timeout=CLOSE_S)
 
     async def _open_again_later(self, damaged: ManifestDamaged, failures: int) -> None:
-        # Whoever mends the manifest may put an older one there: what is known of it is void. Sinks
-        # are notified meanwhile of what was committed.
+        # An operator may restore an older manifest, so the one in memory is dropped. Meanwhile
+        # sinks are notified of what was committed.
         await self._leave_archive()
         self.archive = self.collector = None
         await self._wait_again(damaged, failures)
@@ -248,8 +248,8 @@ class TableWriter:
             self.collector = Collector(self.config, destinations, self.counters, self._has_base)
             self._restorer = restorer = Restorer(self.config, destinations, self.counters)
             compactor = Compactor(self.config, self.archive, self.counters)
-            beside = (self.collector.run(), restorer.run(), compactor.run())
-            self._keeping = [asyncio.create_task(work) for work in beside]
+            upkeep = (self.collector.run(), restorer.run(), compactor.run())
+            self._keeping = [asyncio.create_task(work) for work in upkeep]
         # A session that ended may have left a commit that isn't everywhere yet.
         await self._unless_stopped(self.archive.settle)
         self.problem = self._left = None
@@ -272,7 +272,7 @@ class TableWriter:
     async def _unless_stopped(self, work: Callable[P, T], *about: P.args, **more: P.kwargs) -> T:
         """Do ``work`` in a thread; a stop doesn't wait for a destination that hangs.
 
-        :raises _Stopped: if that is asked before it is done.
+        :raises _Stopped: if a stop is requested before it is done.
         """
         loop = asyncio.get_running_loop()
         doing = loop.run_in_executor(self._executor, partial(work, *about, **more))
@@ -294,7 +294,7 @@ class TableWriter:
         except (ArtifactMissing, ArtifactDamaged) as failure:
             if self._read_whole or len(destinations) == 1:
                 raise
-            # A destination is to be filled from one that isn't whole itself.
+            # The destination to copy from isn't whole itself.
             self._read_whole = True
             self._log.warning(
                 "full read of the archive started to restore objects", error=str(failure)
@@ -374,4 +374,4 @@ class TableWriter:
         for _, request in asked:
             if not request.done():
                 request.set_exception(SnapshotNotReady(why))
-                request.exception()  # nobody may be waiting any more
+                request.exception()  # retrieved, in case nobody waits any more

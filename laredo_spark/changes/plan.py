@@ -16,6 +16,7 @@ from laredo_archive.manifest.chain import (
 )
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
+from laredo_model import position as positions
 from laredo_model.position import Position
 from laredo_spark.changes.shape import ChangesShape
 from laredo_spark.errors import ArchiveBehind, BoundaryGone, ChangesGone, OptionRefused
@@ -98,7 +99,9 @@ def opened(asked: ReadOptions) -> Archive:
     :raises ArchiveError: if there is none.
     """
     if asked.as_of is not None:
-        raise OptionRefused("as_of", str(asked.as_of), "is a table's; changes have after and until")
+        raise OptionRefused(
+            "as_of", str(asked.as_of), "is for tables; changes have after and until"
+        )
     return Archive.at(asked.path, asked.key_fields, asked.access())
 
 
@@ -112,7 +115,7 @@ def pinned_now(archive: Archive, asked: ReadOptions) -> Pinned:
     try:
         start = mark_now(archive.epochs, start_of(archive, asked))
     except (ChangesGone, NoSuchBoundary):
-        start = None  # a batch says why when it is read; a stream's checkpoint knows better
+        start = None  # a batch fails when it is read; a stream has its checkpoint
     return Pinned(shape, ReaderPosition.of(end), start)
 
 
@@ -134,8 +137,9 @@ def start_of(archive: Archive, asked: ReadOptions) -> ReaderPosition:
     if _is_before_all(archive.boundaries, asked.after):
         if asked.on_gap is OnGap.SNAPSHOT:
             return ReaderPosition.before(archive.epochs[0])
-        first = archive.boundaries[0]
-        raise ChangesGone(archive.uri, "that", f"the oldest boundary is {first}")
+        first, after = archive.boundaries[0], asked.after
+        text = after.isoformat() if isinstance(after, datetime) else positions.text(after)
+        raise ChangesGone(archive.uri, text, f"the oldest boundary is {first}")
     return ReaderPosition.of(archive.boundary(asked.after, exact=asked.exact))
 
 

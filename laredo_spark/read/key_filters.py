@@ -30,14 +30,14 @@ from laredo_spark.read.row_shape import RowShape
 
 # Translates <, <=, > and >= on one key column into intervals of texts, the order of keys.
 #
-# Whole numbers order as their text does only among those of one sign and one length, so an interval
-# of numbers is a few intervals of texts. Dates and times order as their text does.
+# Whole numbers of one sign and one length are in the order of their texts, so an interval of
+# numbers is a few intervals of texts. Dates and times are in the order of their texts.
 
 MOST_VALUES = 1000
 """The most numbers of one length that become intervals of their own, instead of one interval."""
 FEW_OF = 1000
-"""One interval includes longer numbers too: it pays if its numbers are at least a part in
-so many of their length."""
+"""One interval of texts includes longer numbers too. They are few if the interval has fewer than
+one in this many of the numbers of its own length."""
 _LIMITS = {
     "int2": (-(1 << 15), (1 << 15) - 1),
     "int4": (-(1 << 31), (1 << 31) - 1),
@@ -74,7 +74,7 @@ def intervals(
             lows.append(value)
         elif value is not None and isinstance(filter_, LessThan | LessThanOrEqual):
             highs.append(value)
-    # Numbers from one on: longer ones begin with every digit, so they are everywhere.
+    # A lower bound alone restricts no texts: longer numbers begin with any digit.
     if not highs and (not lows or not kind.in_order):
         return None
     low, high = max([kind.least, *lows]), min([kind.greatest, *highs])

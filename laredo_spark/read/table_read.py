@@ -1,7 +1,6 @@
 """A read of a table: one manifest, one boundary, its columns, and Spark's partitions."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -9,13 +8,12 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from laredo_archive.arrow.columns import columns_at
-from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow.range_rows import batches, order
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import ValueLacking, ValueUnfit
 from laredo_archive.manifest import key_ranges, merged
 from laredo_archive.manifest.chain import history_of
-from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice, RangeRead
+from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
@@ -80,7 +78,7 @@ class TableRead:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The table's at the boundary."""
+        """The table's columns at the boundary."""
         return self.shape.columns
 
     @property
@@ -95,7 +93,7 @@ class TableRead:
         return self.shape.key_names
 
     def refuse_without_key(self) -> None:
-        """Refuse a table without a key, where rows are found by theirs.
+        """Refuse a table without a key.
 
         :raises KeyMissing: if it has none.
         """
@@ -107,10 +105,6 @@ class TableRead:
         """True if tasks can read key ranges; else the files have to be sorted or joined first."""
         keyed = self.key_names and not self.shape.inferred
         return bool(keyed) and key_ranges.is_sorted(self.boundary, self.choose)
-
-    def rows(self) -> RowReader:
-        """A converter of its lines to Arrow batches."""
-        return self.shape.reader()
 
     def spark_schema(self) -> StructType:
         """The DataFrame's schema."""
@@ -130,17 +124,11 @@ class TableRead:
         """The location of its objects, for tasks."""
         return Objects.of(self.asked, self.archive.found, self.boundary, self.shape.inferred)
 
-    @contextmanager
-    def open_slice(self, part: ObjectSlice) -> Iterator[ByteSource]:
-        """An artifact's bytes from the slice's start on; raises as Objects does."""
-        with self.objects().opener()(part) as source:
-            yield source
-
 
 def chosen(table: TableRead, schema: StructType, *, given: bool) -> TableRead:
     """The read of the columns of ``schema`` only, which are the table's, in whatever order.
 
-    ``given``: whether it was with ``.schema(...)``; else it is what the table had before.
+    ``given``: True if it was given with ``.schema(...)``; else the table had it before.
 
     :raises SchemaUnfit: if they aren't the table's, and the schema was given.
     :raises ColumnsChanged: if they aren't any more.
@@ -193,7 +181,7 @@ def _text(asked: ReadOptions) -> str:
 
 
 def shape_at(archive: Archive, boundary: Boundary, asked: ReadOptions) -> RowShape:
-    """The columns at a boundary, for what goes by keys.
+    """The columns at a boundary, for a read by keys.
 
     :raises KeyMissing: if the table has none.
     :raises OptionRefused: if a column that was asked for isn't there.
@@ -229,11 +217,11 @@ def _refuse_unknown_columns(shape: RowShape) -> None:
 
 # Spark partitions of a table: each reads some key ranges, with base and diffs merged.
 #
-# An archive that isn't sorted has no ranges: here one task merges it, sorting in a temporary file;
-# read_table() has Spark join it on all its tasks instead (``unsorted``).
+# An archive that isn't sorted has no ranges: here one task merges it, sorting in a temporary file.
+# read_table() lets Spark join it on all its tasks instead (``unsorted``).
 
 TASK_BYTES = 128 << 20
-"""About how many bytes one task reads, if the number of partitions isn't given. At each end of a
+"""Approximate bytes that one task reads, if the number of partitions isn't given. At each end of a
 range it also reads its neighbours' blocks, so many small tasks read more than a few large ones."""
 MOST_APART = 256
 """The most key ranges that are each read alone; more are combined block by block."""
@@ -336,7 +324,7 @@ class TableReader(DataSourceReader):
         return [[read] for read in key_ranges.plan(table.boundary, table.choose, parts)]
 
     def _parts_of(self, size: int) -> int:
-        """Rounds of equal tasks: all cores have some to do to the end."""
+        """A number of equal tasks that keeps all cores busy to the end."""
         a_round = self._asked.partitions_at_least or 2
         return a_round * max(1, round(size / TASK_BYTES / a_round))
 
@@ -363,7 +351,7 @@ def _narrowed(
         apart = [key_ranges.cut(boundary, choose, one) for one in keys]
         if _size(apart) < size and all(read.size_bytes <= TASK_BYTES for read in apart):
             return apart
-    # Option key counts on it that one range alone is read exactly.
+    # Option key relies on an exact read of one range.
     found = key_ranges.joined(boundary, choose, keys, parts)
     return found if len(keys) == 1 or _size(found) < size else None
 

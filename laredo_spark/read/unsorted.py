@@ -93,11 +93,11 @@ def _since_truncation(base: DataFrame, diffs: DataFrame) -> tuple[DataFrame, Dat
     return base, diffs
 
 
-# Reads tables without a key (``append_only``): what the base has, and what the diffs insert.
+# Reads tables without a key (``append_only``): the base's rows, and those that the diffs insert.
 #
-# Equal rows are as many as the table has. Diffs that only insert are taken as they are; the
-# manifest shows that, as each of their changes is one more row. Where one doesn't, keys are
-# compared: the digest of a row's line, and its number among equal ones, which are all the same.
+# Equal rows are all kept. If each change of a diff adds a row, by the manifest's row counts, its
+# rows are appended. If not, rows are joined by a key: the digest of the row's line, and its number
+# among equal rows.
 
 _NUMBER = "__laredo_number"
 _DIGITS = 10
@@ -136,8 +136,6 @@ def _only_inserts(before: Artifact, diff: Artifact) -> bool:
     return diff.rows - rows == diff.change_count
 
 
-# Compares the rows that Spark read with the manifest's row count and checksum.
-#
 # The checksum of a state (docs/archive-format.md) is the sum, modulo 2^128, of the md5 of its
 # lines. A Spark decimal has 38 digits and 2^128 has 39, so the four 32-bit parts are summed apart.
 

@@ -42,7 +42,7 @@ To = Annotated[str, AfterValidator(_format), Field(validate_default=True)]
 
 
 class SparkBlock(Section):
-    """The Spark session; without ``master`` as spark-submit or spark-defaults.conf say."""
+    """The Spark session; ``master`` defaults to that of spark-submit or spark-defaults.conf."""
 
     master: str | None = None
     conf: dict[str, Any] = Field(default_factory=dict)
@@ -63,7 +63,7 @@ class SyncTableBlock(Section):
 
 
 class SyncCatalogBlock(Section):
-    """A catalog, and what its tables' targets are below; ``tables``: these names only."""
+    """A catalog, and the directory or catalog of its targets; ``tables``: these names only."""
 
     catalog: str
     target: str

@@ -3,12 +3,12 @@
 SyncError
 ├── TargetRefused    the target holds something else, or can't be such a target
 ├── TargetBusy       another sync is at work on it
-├── TargetDiffers    what was written hasn't as many rows as the archive says
-├── OlderThanTarget  the archive ends before what the target holds already
+├── TargetDiffers    the written table has another number of rows than the manifest
+├── OlderThanTarget  the archive ends before the target's position
 ├── DeltaMissing     Delta Lake isn't in this Spark session
-├── DeltaUnfit       Delta Lake is in it, and for another Spark
+├── DeltaUnfit       its Delta Lake is for another Spark
 ├── IcebergMissing   Iceberg, or the target's catalog, isn't in this Spark session
-├── IcebergUnfit     Iceberg is in it, and for another Spark
+├── IcebergUnfit     its Iceberg is for another Spark
 └── SyncFailed       a task failed; its message
 """
 
@@ -52,7 +52,7 @@ class TargetBusy(SyncError):
 
 
 class TargetDiffers(SyncError):
-    """The written table hasn't as many rows as the archive reports; it wasn't made visible."""
+    """The written table has another number of rows than the manifest; it wasn't made visible."""
 
     def __init__(self, target: object, boundary: object, expected: int, found: int) -> None:
         super().__init__(
@@ -65,7 +65,7 @@ class TargetDiffers(SyncError):
 
 
 class OlderThanTarget(SyncError):
-    """The archive ends before what the target holds already, in the same history."""
+    """The archive ends before the target's position, in the same history."""
 
     def __init__(self, target: object, at: Position, where: str, head: Position) -> None:
         super().__init__(
@@ -83,7 +83,7 @@ class DeltaMissing(SyncError):
 
 
 class DeltaUnfit(SyncError):
-    """Delta Lake is there, and for another Spark."""
+    """The session's Delta Lake is for another Spark."""
 
     def __init__(self, installed: str, requirement: str, spark: str) -> None:
         super().__init__(
@@ -100,7 +100,7 @@ class IcebergMissing(SyncError):
 
 
 class IcebergUnfit(SyncError):
-    """Iceberg is there, and for another Spark."""
+    """The session's Iceberg is for another Spark."""
 
     def __init__(self, installed: str, made_for: str, spark: str) -> None:
         super().__init__(

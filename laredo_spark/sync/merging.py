@@ -132,7 +132,7 @@ def plan_step(target: object, held: SyncState | None, table: TableRead) -> SyncA
         raise TargetRefused(target, f"it holds {held.table}, and the archive is of {name}")
     end = table.boundary
     if held.history != history_text(end):
-        # It may have gone on from the one before.
+        # The new history may continue the old one.
         if isinstance(_onwards(held, table), Rebuild):
             return Rebuild(f"the archive has a new history, {history_text(end)}")
     elif held.position > end.position:
@@ -210,11 +210,11 @@ def step(
     """Plan a sync by MERGE.
 
     :param by_others: what another program wrote to the target since the last sync; None: nothing.
-    :param is_counted: whether the target has as many rows as the manifest says.
+    :param is_counted: whether the target has the manifest's number of rows.
     :raises KeyMissing, TargetRefused, OlderThanTarget: as plan.step().
     """
     if rebuild:
-        return Rebuild("it was asked for")
+        return Rebuild("rebuild was requested")
     found = plan_step(target, held, table)
     if by_others is not None:
         return Rebuild(f"another program has written to it ({by_others})")

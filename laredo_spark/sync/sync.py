@@ -32,7 +32,7 @@ from laredo_spark.sync.merging import Merge, Rebuild, UpToDate, quoted
 from laredo_spark.tables import archives_of, choose, pins
 
 FORMATS: Final = {"delta": sync_delta, "iceberg": sync_iceberg}
-"""The formats of targets, and what brings a target up to date."""
+"""The formats of targets, each with the function that brings a target up to date."""
 
 _NOT_FOR_A_SYNC = frozenset({*options.OF_CHANGES, "mode", "lines"})
 _FORMATS = (
@@ -151,9 +151,9 @@ def sync_table(
 
 
 def refuse_unusable(to: str, target: str | Path) -> None:
-    """Refuse an unknown format, and a target that isn't given.
+    """Refuse an unknown format, and a missing target.
 
-    :raises OptionRefused: if it is so.
+    :raises OptionRefused: naming the option.
     """
     refuse_unknown(to)
     if not str(target):
@@ -163,7 +163,7 @@ def refuse_unusable(to: str, target: str | Path) -> None:
 def refuse_unknown(to: str) -> str:
     """Return a known format.
 
-    :raises OptionRefused: if it is none.
+    :raises OptionRefused: if it is unknown.
     """
     if to not in FORMATS:
         raise OptionRefused("to", to, _FORMATS)
@@ -177,7 +177,11 @@ def given_options(asked: Mapping[str, object]) -> dict[str, str]:
     """
     texts = options.as_options(asked)
     for name in texts.keys() & _NOT_FOR_A_SYNC:
-        raise OptionRefused(name, texts[name], "a sync reads what its target lacks; leave it out")
+        raise OptionRefused(
+            name,
+            texts[name],
+            "a sync always reads the changes that its target lacks; remove the option",
+        )
     options.parse(texts)
     return texts
 
@@ -211,9 +215,8 @@ def sync_tables(
 #
 #     sync_catalog(spark, "s3://bucket/laredo/", to="delta", target="/data")   # /data/public.users
 #
-# The position is chosen before the first table is synced. Each target says in itself at which it
-# is, so that a job that was killed between two tables leaves some of them behind, and the next one
-# brings all to one position again.
+# The position is chosen before the first table is synced. Each target records its own position, so
+# after a job that was killed between two tables the next one brings all to one position again.
 
 
 def sync_catalog(
@@ -230,9 +233,9 @@ def sync_catalog(
 ) -> list[Done]:
     """Bring ``target``/NAME up to the newest common position for each table of the catalog.
 
-    Of Iceberg it is ``target``.NAME: ``lake.public.users`` with ``target`` = ``lake``.
-    ``tables``: these names only. One that fails doesn't stop the others. The rest is as in
-    :func:`sync_table`.
+    For Iceberg the tables are ``target``.NAME: ``lake.public.users`` with ``target`` = ``lake``.
+    ``tables``: these names only. A table that fails doesn't stop the others. The other arguments
+    are those of :func:`sync_table`.
 
     :raises CatalogMissing, CatalogUnusable: if there is no such catalog.
     :raises NoCommonBoundary, ArchiveError, OptionRefused: as :func:`read_catalog`.
@@ -258,7 +261,7 @@ def catalog_jobs(
     refuse_unusable(to, target)
     uris, known = archives_of(path, tables, given)
     for name in uris:
-        # Whoever writes to the bucket names the tables.
+        # The names come from outside: from any writer of the bucket.
         if not is_plain(name):
             reason = "the catalog's name of this table leads elsewhere; sync it by sync_table()"
             raise TargetRefused(f"{target.rstrip('/')}/{name}", reason)

@@ -126,6 +126,6 @@ def test_the_writer_takes_tokens_from_files_too(tmp_path: Path) -> None:
         "  tables = [{ source { table = users } }]\n}\n"
     )
     block = snapshotter.load(file)
-    [table] = snapshotter.tables(block)
+    [table] = snapshotter.matching_tables(block, {})
     assert table.endpoint.token == "the-token"
     assert block.http.token is not None and block.http.token.get_secret_value() == "the-token"

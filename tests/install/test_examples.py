@@ -94,7 +94,7 @@ def test_the_programs_read_the_configurations(
         assert config.source.password.get_secret_value() == "s3cret"
     else:
         block = snapshotter.load(file)
-        assert snapshotter.tables(block)
+        assert snapshotter.matching_tables(block, {})
 
 
 def test_what_ends_a_program_waits_for_its_last_diffs() -> None:

@@ -157,6 +157,7 @@ def test_what_is_no_duration(write, text: str, message: str) -> None:  # type: i
         ("512M", 512 * 2**20),
         ("10kB", 10_000),
         ("9007199254740993", 9007199254740993),
+        ("1" + "0" * 400 + ".0 kB", 10**403),
     ],
 )
 def test_sizes(write, text: str, expected: int) -> None:  # type: ignore[no-untyped-def]

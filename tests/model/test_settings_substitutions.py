@@ -88,7 +88,7 @@ def test_rules_of_the_specification(read, text: str, expected: dict[str, Any]) -
     [
         ("a = 1\nb = 2\na = ${b}\nb = ${a}", 3, "${b} refers to itself"),
         ("a = ${b}\nb = ${c}\nc = ${a}", 1, "${b} refers to itself"),
-        ("a = 1\na = ${a} [2]", 2, "text and a list can't be put together"),
+        ("a = 1\na = ${a} [2]", 2, "text and a list can't be combined"),
         ("b = 1\na = ${b} { c = 2 }", 2, "${b} is text, where a block is extended"),
         ("a = [1]\na += [2]", 2, "write a = ${?a} [...] to add"),
         ("a = [{\n b += 2 }]", 2, "+= doesn't work inside a list"),

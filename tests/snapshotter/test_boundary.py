@@ -137,7 +137,7 @@ def test_signals_tell_what_is_not_verified_in_time_and_leave_it_to_the_next_star
     for told in writer.not_written():
         assert (told["table"], told["changes"]) == ("public.users", 2)
         assert told["after"] == position.text(verified)
-        assert f"journal reaches back to {position.text(verified)}" in told["advice"]
+        assert f"journal still reaches back to {position.text(verified)}" in told["advice"]
     assert position.text(last) in told["reason"]
     served.looks_by_itself = True
     served.look()

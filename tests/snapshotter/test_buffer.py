@@ -1,5 +1,6 @@
 """The buffer's net changes against a plain fold of the same changes."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from laredo_model.line import Action
 from laredo_snapshotter.diff import buffer as buffer_
 from laredo_snapshotter.diff.buffer import Cancelled, ChangeBuffer, DiffSummary, Sealed
+from laredo_snapshotter.diff.spill import SpillFile
 from laredo_snapshotter.errors import StreamInconsistent
 from tests.snapshotter.change_stream import EMPTY, Row, State, Stream, assert_leads, state_of, take
 from tests.support.drawn import examples
@@ -213,3 +215,20 @@ def test_many_keys_are_counted_without_being_held() -> None:
     found.add(b"x" * 10_000)
     assert found.count == buffer_.KEPT * 3 + 1
     assert len(found._keys) <= buffer_.KEPT
+
+
+def test_the_memory_of_a_merge_doesnt_grow_with_the_transaction(tmp_path: Path) -> None:
+    file = SpillFile(tmp_path)
+    for run in range(1, 501):
+        file.write((b"%d-%03d" % (part, run), None, b"%d" % run * 20_000) for part in range(2))
+        file.write([(b"again", b"%d" % (run - 1), b"%d" % run)])
+    tracemalloc.start()
+    found = [(key, old, (new or b"")[:3]) for key, old, new in file.merged([])]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 << 20
+    expected = [
+        (b"%d-%03d" % (n, run), None, b"%d" % run * 3) for n in range(2) for run in range(1, 501)
+    ]
+    assert found == [(key, old, new[:3]) for key, old, new in expected] + [(b"again", b"0", b"500")]
+    file.close()

@@ -67,7 +67,7 @@ SETTINGS = (
     'snapshotter.source={ server = "localhost:1", table = t }',
     "snapshotter.destinations=[{type = local, path = /nowhere}]",
 )
-(TABLE,) = config.tables(config.load(None, SETTINGS))
+(TABLE,) = config.matching_tables(config.load(None, SETTINGS), {})
 
 
 async def live_feed(

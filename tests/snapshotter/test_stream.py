@@ -76,7 +76,7 @@ class Writing:
             **settings,
         }
         block = config.load(None, [f"snapshotter.{name}={value}" for name, value in sets.items()])
-        (table,) = config.tables(block)
+        (table,) = config.matching_tables(block, {})
         self.metrics = Metrics(lambda: [status.of(self.writer)], HttpCounts(), CertificateWatch())
         self.writer = TableWriter(
             table, TableCounters(self.metrics, table.name), Stores(), flush_timeout

@@ -71,7 +71,9 @@ def test_a_sync_takes_names_as_read_table_does(given: object) -> None:
 
 @pytest.mark.parametrize("name", [*options.OF_CHANGES, "mode", "lines"])
 def test_a_sync_takes_no_options_of_changes(name: str) -> None:
-    with pytest.raises(OptionRefused, match=rf"option {name} = 'x': a sync reads .* leave it out"):
+    with pytest.raises(
+        OptionRefused, match=rf"option {name} = 'x': a sync always reads .* remove the option"
+    ):
         given_options({"path": "-", name: "x"})
 
 

@@ -174,7 +174,7 @@ def test_what_goes_by_keys_refuses_a_table_without_one(
     assert callable(read)
     with pytest.raises((KeyMissing, AnalysisException)) as refused:
         read(spark, str(archive))
-    assert re.search("has no key.*read_table reads all of its rows", str(refused.value))
+    assert re.search("has no key.*Read the table with read_table", str(refused.value))
 
 
 def test_explain_names_the_archive_the_position_and_the_filters(

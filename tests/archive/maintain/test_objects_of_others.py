@@ -260,7 +260,7 @@ def test_check_says_what_else_is_there(tmp_path: Path) -> None:
         'snapshotter { source { server = "localhost:1", table = users },'
         f' destinations = [ {{ type = local, path = "{tmp_path}" }} ] }}'
     )
-    [table] = config.tables(config.load(config_file))
+    [table] = config.matching_tables(config.load(config_file), {})
     [place] = table.destinations
     put(LocalDestination(tmp_path), "users/photos/\x1bholiday.jpg")
     finding, _ = _archive(table, place, Stores())

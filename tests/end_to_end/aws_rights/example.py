@@ -34,7 +34,7 @@ class Example:
 @contextmanager
 def example_on(server: AwsServer) -> Iterator[Example]:
     """The example, with its bucket, topic, queue and stream."""
-    [table] = config.tables(config.load(EXAMPLES / "snapshotter.conf"))
+    [table] = config.matching_tables(config.load(EXAMPLES / "snapshotter.conf"), {})
     [block] = table.destinations
     assert isinstance(block, config_outputs.S3DestinationBlock)
     place = replace(block.s3_location, endpoint=server.endpoint, addressing="path")

@@ -165,4 +165,4 @@ def test_the_command_syncs_a_catalog_and_a_table(kept: DeltaKept, tmp_path: Path
     both = ("--target", str(kept.target), "--target", f"{tmp_path}/all/public.users")
     code, out, _ = run(*both)
     assert code == 0 and out.count("unchanged, at 0/10 (epoch 1), 100 rows") == 2
-    assert run(*both[:2], "--rebuild")[1].count("rebuilt (it was asked for)") == 1
+    assert run(*both[:2], "--rebuild")[1].count("rebuilt (rebuild was requested)") == 1
