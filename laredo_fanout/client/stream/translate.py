@@ -64,7 +64,7 @@ def values(column: Sequence[V]) -> Parts[V]:
 # integers beyond 2^53 from the string they travel as.
 
 _INTEGERS = frozenset({"int2", "int4", "int8", "oid", "smallint", "integer", "bigint"})
-_DIGITS = re.compile(r"-?\d+\Z")
+_DIGITS = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 
 
 class BaseRows:
