@@ -30,7 +30,6 @@ from laredo_service.metrics import Exposition
 class Scrape:
     """The parts of the running server that have figures."""
 
-    config: Config
     store: Store
     clients: Clients
     ingest: IngestThread
@@ -46,27 +45,27 @@ class Scrape:
     #: The record of a configured table that clients see, or will.
     record: Callable[[str], TableRecord | None]
 
-    async def answer(self, accept: str) -> Exposition:
+    async def answer(self, config: Config, accept: str) -> Exposition:
         """The metrics now, in the format that the request's Accept header asks for."""
-        names = [table.name for table in self.config.tables]
+        names = [table.name for table in config.tables]
         found = {name: self.record(name) for name in names}
         tables = {name: record for name, record in found.items() if record is not None}
         clients: dict[str, list[ClientState]] = {name: [] for name in names}
         for client in self.clients.of():
             clients.setdefault(client.info.table, []).append(client)
-        limits = {t.name: t.target.client_buffer.max_size for t in self.config.tables}
-        store = await asyncio.to_thread(self._read_files)
+        limits = {t.name: t.target.client_buffer.max_size for t in config.tables}
+        store = await asyncio.to_thread(self._read_files, config.state.max_size)
         client_buffers = await asyncio.to_thread(
             metrics.measured, self.store.reader(), tables, clients, limits
         )
         catchup = None if self.fall_behind is None else self.fall_behind.status()
         figures = Figures(
-            source_name=self.config.source_name,
+            source_name=config.source_name,
             source=self.ingest.status(),
             tables=tables,
             clients=clients,
             buffers=client_buffers,
-            max_clients=self.config.max_clients,
+            max_clients=config.max_clients,
             disconnects=self.clients.left(),
             snapshots={name: self.snapshots.written(name) for name in names},
             store=store,
@@ -93,9 +92,9 @@ class Scrape:
         )
         return exposition(figures, accept)
 
-    def _read_files(self) -> StoreSpace | None:
+    def _read_files(self, max_size: int) -> StoreSpace | None:
         self.certificates.read()
-        return metrics.measured_space(self.store, self.config.state.max_size)
+        return metrics.measured_space(self.store, max_size)
 
 
 def _segment_pids(catchup: CatchupStatus | None) -> dict[str, int]:

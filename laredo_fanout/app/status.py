@@ -62,7 +62,6 @@ class ServerView:
         self.http = HttpCounts()
         self.certificates = CertificateWatch(options.configured(config))
         self._scrape = Scrape(
-            config,
             store,
             clients,
             ingest,
@@ -312,7 +311,7 @@ class ServerView:
 
     async def metrics(self, accept: str) -> Exposition:
         """Answer a request of /metrics that has this Accept header."""
-        return await self._scrape.answer(accept)
+        return await self._scrape.answer(self._config, accept)
 
 
 def _table_position(record: TableRecord | None, of_store: int) -> str:
