@@ -350,7 +350,8 @@ class _Server:
         if standby is None:
             return
         try:
-            handed = asyncio.wrap_future(standby.hand_over())
+            # Shielded: the ingest resolves the future, which fails once it is cancelled.
+            handed = asyncio.shield(asyncio.wrap_future(standby.hand_over()))
             await asyncio.wait_for(handed, _HANDOVER_PATIENCE)
         except TimeoutError:
             log.warning("slot not handed over in time", patience_s=_HANDOVER_PATIENCE)
