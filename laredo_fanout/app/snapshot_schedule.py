@@ -15,9 +15,9 @@ import structlog
 
 from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
 from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
+from laredo_fanout.serving.shared import no_repair
 from laredo_fanout.store.errors import Damage
 from laredo_fanout.watchdog import SNAPSHOT, Watchdog
-from laredo_service import native_log
 from laredo_service.retry import Backoff, Outage
 
 _SHOWN_POLL = 0.2
@@ -39,25 +39,21 @@ class _Outcomes:
     outage: Outage = field(default_factory=Outage)
 
 
-def _no_repair(found: Damage) -> None:
-    """Do nothing: there is no ingest that could repair it."""
-
-
 @dataclass
 class SnapshotSchedule:
     """Writes each table's snapshot file every ``interval``, one table at a time."""
 
     config: Config
-    #: Whether clients see the table; before that there is nothing to write.
+    #: True if clients see the table; before that there is nothing to write.
     shown: Callable[[str], bool]
     log_settings: LogSettings
     #: Requests a catalog check, which each snapshot's position waits for.
     check_catalog_soon: Callable[[], None]
     #: Has damage repaired that a snapshot found in the store.
-    report_damage: Callable[[Damage], None] = _no_repair
+    report_damage: Callable[[Damage], None] = no_repair
     #: Kills a process that hangs.
     watchdog: Watchdog = field(default_factory=Watchdog)
-    #: Called if a defect of ours ended a table's schedule.
+    #: Called with the error if a defect ended a table's schedule.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.snapshot_process")
     _plans: dict[str, _Outcomes] = field(default_factory=dict)
@@ -178,17 +174,7 @@ class SnapshotSchedule:
         :raises OSError: it can't be started.
         """
         with closing(self.watchdog.watch(SNAPSHOT, "snapshot")) as watched:
-            process = await asyncio.create_subprocess_exec(
-                *self.program,
-                str(watched.end),
-                *self.log_settings.arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=native_log.descriptor(),
-                pass_fds=[watched.end],
-                process_group=0,
-            )
-            watched.started(process)
+            process = await watched.start(self.program, self.log_settings.arguments)
             code, output = await self._outcome(process, order)
         if watched.verdict is not None:
             return None, {"error": f"the snapshot process was {watched.verdict}"}
@@ -197,7 +183,7 @@ class SnapshotSchedule:
     async def _outcome(
         self, process: asyncio.subprocess.Process, order: dict[str, Any]
     ) -> tuple[int, bytes]:
-        """The exit code and the output of the process; it has ended then, whatever happens."""
+        """Wait for the end of the process; returns its exit code and its output."""
         self._process = process
         try:
             assert process.stdin is not None and process.stdout is not None

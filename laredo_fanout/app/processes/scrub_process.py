@@ -1,7 +1,7 @@
 """The process that scrubs the store once: ``python -m ...process BEAT_FD LOG_FORMAT LOG_LEVEL``.
 
-Its order comes as a line on stdin. Each line on stdout is JSON: where it is, or damage that it
-found; the last one is its end. It ends when the main process does.
+Its order comes as a line on stdin. Each line on stdout is JSON: its progress, or damage that it
+found; the last line reports its end. The process ends when the main process does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The schedule of the store's scrub, which is made by a process of its own."""
+"""The schedule of the store's scrubs; a process of its own makes each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
 from laredo_fanout.config import StateConfig
 from laredo_fanout.store.errors import Damage
 from laredo_fanout.watchdog import SCRUB, Watchdog
-from laredo_service import native_log
 from laredo_service.retry import Backoff, Outage
 
 _RETRY = Backoff(initial=5.0, maximum=300.0)
 _FIRST_AFTER_S = 60.0
-"""A start has enough to read; a program that is started often needs no scrub each time."""
+"""Time after the server's start, when the disk is busy anyway; a server that is started often needs
+no scrub each time."""
 _SHOWN_POLL_S = 1.0
 _REPAIRED_WITHIN_S = 30.0
 
@@ -42,7 +42,7 @@ class ScrubSchedule:
     report_damage: Callable[[Damage], None]
     #: Kills a process that hangs.
     watchdog: Watchdog = field(default_factory=Watchdog)
-    #: Called if a defect of ours ended it.
+    #: Called with the error if a defect ended the schedule.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.scrub_process")
     #: Damage found since the start.
@@ -52,7 +52,7 @@ class ScrubSchedule:
     _place: dict[str, Any] | None = None
     _error: str | None = None
     _unrepaired: int = 0
-    """Number of tables whose damage was known, and not repaired yet, as the last one ended."""
+    """Number of tables with known damage that wasn't repaired when the last scrub ended."""
     _process: asyncio.subprocess.Process | None = None
     _task: asyncio.Task[None] | None = None
 
@@ -69,8 +69,8 @@ class ScrubSchedule:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the last whole scrub ended, or since the start if there was none; None if
-        it is off."""
+        """Seconds since the last scrub that found no damage, or since the start; None if it is
+        off."""
         if not self.config.scrub.bytes_per_second:
             return None
         return max(0.0, time.time() - (self._whole_at or self._began))
@@ -117,36 +117,26 @@ class ScrubSchedule:
             outage.end()
             pause = self.config.scrub.interval - (time.monotonic() - began)
             if self.found > found or self._unrepaired:
-                # Another one shows whether it is repaired, and what else there is.
+                # The next scrub shows whether the damage is repaired, and looks for more.
                 pause = min(pause, _REPAIRED_WITHIN_S)
             else:
                 self._whole_at = time.time()
             await asyncio.sleep(max(0.0, pause))
 
     async def _run(self) -> bool:
-        """Run the process; whether it has read everything.
+        """Run the process; returns whether it has read everything.
 
         :raises OSError: if it can't be started.
         """
         with closing(self.watchdog.watch(SCRUB, "scrub")) as watched:
-            process = await asyncio.create_subprocess_exec(
-                *self.program,
-                str(watched.end),
-                *self.log_settings.arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=native_log.descriptor(),
-                pass_fds=[watched.end],
-                process_group=0,
-            )
-            watched.started(process)
+            process = await watched.start(self.program, self.log_settings.arguments)
             whole = await self._ended(process)
         if watched.verdict is not None:
             self._error = f"the scrub process was {watched.verdict}"
         return whole
 
     async def _ended(self, process: asyncio.subprocess.Process) -> bool:
-        """Take what the process reports, to its end; whether it has read everything."""
+        """Take the process's reports until its end; returns whether it has read everything."""
         self._process, whole = process, False
         error = "the scrub process ended before it was done"
         try:
