@@ -1,12 +1,12 @@
-"""``laredo-fanout``: runs the server, checks its configuration, shows a running one."""
+"""The command ``laredo-fanout``: runs the server, and checks, shows or directs a running one."""
 
 from __future__ import annotations
 
 import gc
 import os
 import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
@@ -69,9 +69,9 @@ _set_option = click.option(
     help="Override one value, such as fanout.grpc.port=5000; may be repeated.",
 )
 _url_option = click.option(
-    "--url", help="Where the server's HTTP side is; else the configuration's http.port is asked."
+    "--url", help="URL of the server's HTTP port; by default http.port of the configuration."
 )
-_watch_option = click.option("--watch", is_flag=True, help="Refresh it every second.")
+_watch_option = click.option("--watch", is_flag=True, help="Refresh the output every second.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -89,7 +89,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="Lines of this level and above.",
+    help="Lowest level that is logged.",
 )
 @version_option()
 @click.pass_context
@@ -101,11 +101,11 @@ def main(
     log_format: str,
     log_level: str,
 ) -> None:
-    """One PostgreSQL replication slot, any number of readers: runs the fan-out server."""
+    """Run the fan-out server: one PostgreSQL replication slot, any number of readers."""
     context.obj = _Given(path, sets)
     if context.invoked_subcommand is not None:
         return
-    # Nothing that is made while modules load is garbage; the server turns it on again.
+    # Modules create no garbage while they load; the server enables the collector again.
     gc.disable()
     config = context.obj.load()
     from laredo_fanout.app import logs, server
@@ -140,143 +140,110 @@ def check(given: _Given, path: Path | None, sets: tuple[str, ...], as_json: bool
     sys.exit(FAILED if any(f.verdict is Verdict.MISSING for f in found) else 0)
 
 
+def _asks_server(command: Callable[..., None]) -> Callable[..., None]:
+    """Give ``command`` the running server that its options name; exit with 1 if none answers."""
+
+    @_config_option()
+    @_set_option
+    @_url_option
+    @click.pass_obj
+    @wraps(command)
+    def with_server(
+        given: _Given,
+        /,
+        *,
+        path: Path | None,
+        sets: tuple[str, ...],
+        url: str | None,
+        **others: object,
+    ) -> None:
+        from laredo_fanout.app import terminal
+
+        try:
+            command(_server(given.over(path, sets), url), **others)
+        except terminal.NoAnswer as error:
+            _fail(FAILED, str(error))
+
+    return with_server
+
+
 @main.command()
-@_config_option()
-@_set_option
-@_url_option
+@_asks_server
 @_watch_option
 @_json_option
-@click.pass_obj
-def status(
-    given: _Given,
-    *,
-    path: Path | None,
-    sets: tuple[str, ...],
-    url: str | None,
-    watch: bool,
-    as_json: bool,
-) -> None:
+def status(server: terminal.RunningServer, *, watch: bool, as_json: bool) -> None:
     """Show a running server: its source, its tables, its number of clients."""
-    _show(given.over(path, sets), url, watch, as_json, "status")
+    _show(server, watch, as_json, "status")
 
 
 @main.command()
-@_config_option()
-@_set_option
-@_url_option
+@_asks_server
 @_watch_option
 @_json_option
-@click.pass_obj
-def clients(
-    given: _Given,
-    *,
-    path: Path | None,
-    sets: tuple[str, ...],
-    url: str | None,
-    watch: bool,
-    as_json: bool,
-) -> None:
+def clients(server: terminal.RunningServer, *, watch: bool, as_json: bool) -> None:
     """Show the clients of a running server: each one's position and lag."""
-    _show(given.over(path, sets), url, watch, as_json, "clients")
+    _show(server, watch, as_json, "clients")
 
 
 @main.command()
-@_config_option()
-@_set_option
-@_url_option
-@click.pass_obj
-def catchup(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | None) -> None:
+@_asks_server
+def catchup(server: terminal.RunningServer) -> None:
     """Have a running server split its backlog into segments now, however small it is.
 
     The outcome is in `laredo-fanout status --json`, sources.*.catchup.
     """
-    from laredo_fanout.app import terminal
-
-    try:
-        _server(given.over(path, sets), url).ask("catchup")
-    except terminal.NoAnswer as error:
-        _fail(FAILED, str(error))
+    server.ask("catchup")
     click.echo("requested; `laredo-fanout status` shows the outcome")
 
 
 @main.command()
-@_config_option()
-@_set_option
-@_url_option
-@click.pass_obj
-def promote(given: _Given, path: Path | None, sets: tuple[str, ...], url: str | None) -> None:
+@_asks_server
+def promote(server: terminal.RunningServer) -> None:
     """Have a running standby take over the slot, once the server that held it is gone.
 
-    No table is copied. It is refused while another server reads the slot, and where the slot is
-    confirmed beyond what the standby has.
+    No table is copied. The takeover is refused while another server reads the slot, and if the
+    slot is confirmed beyond the standby's position.
     """
-    from laredo_fanout.app import terminal
-
-    try:
-        _server(given.over(path, sets), url).ask("promote")
-    except terminal.NoAnswer as error:
-        _fail(FAILED, str(error))
+    server.ask("promote")
     click.echo("promoted; it holds the slot")
 
 
 @main.command()
 @click.argument("table", metavar="SCHEMA.TABLE")
-@_config_option()
-@_set_option
-@_url_option
+@_asks_server
 @_watch_option
-@click.pass_obj
-def recopy(
-    given: _Given,
-    *,
-    table: str,
-    path: Path | None,
-    sets: tuple[str, ...],
-    url: str | None,
-    watch: bool,
-) -> None:
+def recopy(server: terminal.RunningServer, *, table: str, watch: bool) -> None:
     """Have a running server copy a table again, while its readers stay connected.
 
-    Only rows that differ from what the server has reach them, as ordinary changes.
-    With --watch it is shown until it has ended.
+    Readers are sent only the rows that differ from the server's, as ordinary changes.
+    With --watch, show the re-copy until it has ended.
     """
     from laredo_fanout.app import terminal
 
-    server = _server(given.over(path, sets), url)
     try:
         answer = server.ask(f"tables/{quote(table)}/recopy")
         if watch:
             ended = terminal.watch_recopy(server, table, answer["recopy"]["last"])
             click.echo(ended.text)
             sys.exit(FAILED if ended.failed else 0)
-    except terminal.NoAnswer as error:
-        _fail(FAILED, str(error))
     except KeyboardInterrupt:
         return
     click.echo("requested; `laredo-fanout status` shows its progress")
 
 
 @main.command()
-@_config_option()
-@_set_option
-@_url_option
+@_asks_server
 @_json_option
-@click.pass_obj
-def reload(
-    given: _Given, *, path: Path | None, sets: tuple[str, ...], url: str | None, as_json: bool
-) -> None:
+def reload(server: terminal.RunningServer, *, as_json: bool) -> None:
     """Have a running server take up its changed configuration, as SIGHUP does.
 
-    Tables are added, removed and altered while the others go on; what needs a restart is named.
-    The server reads the file that it was started with. If that is wrong nothing changes, and it
-    exits with 2.
+    Tables are added, removed and altered while the others go on; changes that need a restart are
+    listed. The server reads the file that it was started with. If the configuration is wrong,
+    nothing changes, and the command exits with 2.
     """
     from laredo_fanout.app import terminal
 
-    try:
-        done = _server(given.over(path, sets), url).ask("reload")
-    except terminal.NoAnswer as error:
-        _fail(FAILED, str(error))
+    done = server.ask("reload")
     if as_json:
         terminal.show_json(done)
     else:
@@ -286,8 +253,8 @@ def reload(
 def _server(given: _Given, url: str | None) -> terminal.RunningServer:
     """The running server's HTTP address, and the token for it.
 
-    With a URL no configuration is needed: the token is then that of the environment. If both
-    are given, the environment's is used, since the server may still have a former token.
+    A URL needs no configuration: the token is then that of the environment. If both are given, the
+    environment's token is used, since the server may still have a former one.
     """
     from laredo_fanout.app import terminal
 
@@ -297,7 +264,7 @@ def _server(given: _Given, url: str | None) -> terminal.RunningServer:
     try:
         http = given.read().http
     except SettingsError as error:
-        # The image's own configuration lacks its values if only a URL is given.
+        # The container image sets LAREDO_CONFIG, and its configuration lacks required values.
         if url is not None and str(given.path) == os.environ.get(CONFIG_ENV):
             return terminal.RunningServer(url, None)
         _fail(BAD_CONFIGURATION, str(error))
@@ -306,10 +273,9 @@ def _server(given: _Given, url: str | None) -> terminal.RunningServer:
     return terminal.RunningServer(url or here, token)
 
 
-def _show(given: _Given, url: str | None, watch: bool, as_json: bool, what: str) -> None:
+def _show(server: terminal.RunningServer, watch: bool, as_json: bool, what: str) -> None:
     from laredo_fanout.app import terminal
 
-    server = _server(given, url)
     try:
         if watch:
             with terminal.LiveView(what) as view:
@@ -317,8 +283,6 @@ def _show(given: _Given, url: str | None, watch: bool, as_json: bool, what: str)
                     view.show(server.status())
                     view.pause(1.0)
         shown = server.status()
-    except terminal.NoAnswer as error:
-        _fail(FAILED, str(error))
     except KeyboardInterrupt:
         return
     if as_json:

@@ -30,9 +30,9 @@ class ScrubConfig(Section):
     """The scrub reads the whole store in the background, and finds what was damaged on disk."""
 
     bytes_per_second: Size = Field(default=8 * 10**6, ge=0)
-    """Most bytes of rows and journal that it reads in a second; 0: there is no scrub."""
+    """Most bytes of rows and journal to read in a second; 0: no scrub."""
     interval: Duration = Field(default=86400.0, gt=0)
-    """Time between two beginnings; the first one begins a minute after the start."""
+    """Interval at which scrubs begin; the first begins a minute after the server's start."""
 
 
 class StateConfig(Section):
@@ -59,13 +59,10 @@ class TlsConfig(Section):
 class Grpc(Section):
     """The listener: ``workers`` processes share the port; ``max_clients`` is their total.
 
-    Of it one identity (a token among several, else a client certificate, else an address that
-    isn't this machine's) may have ``max_clients_per_identity``, by default nine tenths, so that a
-    fleet of one token isn't in its own way; one client id of it ``max_clients_per_client_id``, by
-    default half, which many processes of one host that share an id don't reach.
-
-    Without ``host`` it listens on every address if it asks for a token or speaks TLS, else on
-    127.0.0.1.
+    ``max_clients_per_identity`` is the share of one identity: of a token if there are several, else
+    of a client certificate, else of an address other than this machine's. By default it is nine
+    tenths, so that a fleet with one token has room. ``max_clients_per_client_id`` is the share of
+    one client id, by default half: many processes of one host may share an id.
     """
 
     host: str | None = None
@@ -125,7 +122,7 @@ class Fanout(Section):
 
 
 class Http(HttpSettings):
-    """HTTP port for health, /status, /metrics, POST /catchup and re-copies."""
+    """HTTP port for health, /status, /metrics, and orders such as POST /reload."""
 
     port: int = Field(default=8081, ge=0, le=65535)
     """Port of the HTTP side; 0: any free one."""
@@ -165,7 +162,7 @@ class SnapshotConfig(Section):
     """Kind of the snapshots' storage."""
     store_config: LocalStore = LocalStore()
     serializer: Literal["jsonl"] = "jsonl"
-    """Their format."""
+    """Format of the snapshots."""
     retention: SnapshotRetention = SnapshotRetention()
 
 
@@ -214,10 +211,10 @@ class ReplicatedTableConfig(Section):
     """The table's name. With a ``*``, which matches any characters, the entry is a pattern: all
     matching tables are followed, also those that are created later."""
     exclude: tuple[str, ...] = ()
-    """Of a pattern: tables that it doesn't match, as ``table`` or ``schema.table``, which may
-    have a ``*``."""
+    """For a pattern: tables that it leaves out, as ``table`` or ``schema.table``, in which a ``*``
+    matches any characters."""
     max_tables: int = Field(default=500, ge=1)
-    """Of a pattern: the most tables to follow; the log names the others."""
+    """For a pattern: most tables to follow; the log lists the others."""
     append_only: bool = False
     """For a table without a key, whose rows are only ever inserted."""
     targets: tuple[Target, ...] = (Target(),)
@@ -295,7 +292,7 @@ class StandbyConfig(Section):
     ``wait``: PostgreSQL keeps its WAL until there are enough."""
     takeover_after: Duration = Field(default=3.0, ge=0)
     """Time after which a standby takes over a slot that nobody reads, while no holder answers. 0:
-    only ``laredo-fanout promote`` and the holder's SIGTERM have it taken over."""
+    it is taken over only by ``laredo-fanout promote`` and at the holder's SIGTERM."""
     tls: UpstreamTls | None = None
     token: Secret | None = None
     """The token that the servers show to each other: who has it may report as a standby, and is
@@ -315,8 +312,8 @@ class StandbyConfig(Section):
             raise ValueError("token and token_file are both given; give one of them")
         if self.token is None and self.token_file is None:
             raise ValueError(
-                "token or token_file is missing: servers of one slot take reports from, and give"
-                " the slot's secret to, servers with the same token alone"
+                "token or token_file is missing: servers of one slot recognize each other by it;"
+                " give all of them the same token"
             )
         return self
 
@@ -374,7 +371,8 @@ class Config(Section):
         catchup = self.source.catchup
         if "mode" in catchup.model_fields_set and catchup.mode != "off":
             message = (
-                "fall-behind mode advances the slot by itself: remove it, or the standby block"
+                "a server with standbys has no fall-behind mode: remove the key, or the standby"
+                " block"
             )
             raise settings.WrongAt(("sources", self.source_name, "catchup", "mode"), message)
         for number, table in enumerate(self.tables):
@@ -472,8 +470,9 @@ class Config(Section):
         found = [*self._reader_warnings(), *self.http.warnings("http", danger)]
         if self.standby is not None and not self.standby.synchronous:
             found.append(
-                "standby.synchronous: 0 confirms what no standby has: one that lacks it can't take"
-                " over, and if the holder's disk is lost every table is copied again"
+                "standby.synchronous: 0 confirms changes that no standby has: a standby that lacks"
+                " them can't take over, and if the holder's disk is lost, every table is copied"
+                " again"
             )
         if self.source is not None and "stream_transactions" in self.source.model_fields_set:
             key = f"sources.{self.source_name}.stream_transactions"

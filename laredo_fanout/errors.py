@@ -4,13 +4,13 @@ FanoutError                the server itself: its port, its state directory, its
 SourceError                (postgres/connections.py, which has those of connection, slot and stream)
 ├── SourceUnfit            wal_level, version, free slots or senders
 ├── SlotLost
-│   └── SlotForeign        the slot of our name isn't provably ours
+│   └── SlotForeign        a slot with the configured name isn't provably this server's
 ├── SpoolFull              no room for a giant transaction
 └── TableRefused           one table can't be replicated; the others go on
     ├── TableMissing       no such table
     ├── TableUnfit         not a plain table, unlogged, partitioned, ...
     ├── IdentityMissing    no usable replica identity; names the statement that cures it
-    ├── TableNotPublished  not in the publication, and we may not add it
+    ├── TableNotPublished  not in the publication, and the role may not add it
     ├── SelectDenied       the role may not read it
     ├── CopyFailed         reading its rows failed
     └── RecopyRefused      it can't be copied again at the moment
@@ -30,9 +30,9 @@ class SourceUnfit(SourceError):
 
 
 class SlotForeign(SlotLost):
-    """A slot of the configured name exists that isn't provably ours: it isn't touched.
+    """A slot with the configured name isn't provably this server's: it isn't touched.
 
-    Retried with growing pauses, until it is dropped or another name is configured.
+    Retried with growing pauses, until the slot is dropped or another name is configured.
     """
 
 
@@ -43,8 +43,7 @@ class SpoolFull(SourceError):
 class TableRefused(SourceError):
     """One table can't be replicated as things are; the others go on.
 
-    ``table`` is its name (``public.users``), ``cure`` what to do about it
-    (a statement, or a sentence).
+    ``table`` is its name (``public.users``), ``cure`` a statement or a sentence.
     """
 
     def __init__(self, table: str, problem: str, cure: str) -> None:

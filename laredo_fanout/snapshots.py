@@ -1,4 +1,4 @@
-"""Periodic snapshots: taken, described, kept in a directory for each table."""
+"""Periodic snapshots: files with a table's rows at one position, in a directory for each table."""
 
 import fcntl
 from collections.abc import Generator, Iterator, Sequence
@@ -34,7 +34,7 @@ class SnapshotInfo:
     #: Its name among all tables' snapshots.
     snapshot_id: str
     table: str
-    #: The incarnation of the table that its rows are of.
+    #: The incarnation of the table.
     table_id: int
     #: The newest journal entry in it.
     sequence: int
@@ -44,9 +44,9 @@ class SnapshotInfo:
     rows: int
     #: The size of the file of rows.
     size_bytes: int
-    #: That of the file of rows.
+    #: The sha256 of the file of rows.
     sha256: str
-    #: That of the rows (``laredo_model.checksum``).
+    #: The state checksum of the rows (``laredo_model.checksum``).
     state_checksum: str
     #: Microseconds since 1970.
     created_at_us: int
@@ -80,9 +80,9 @@ class SnapshotInfo:
 
 
 def from_bytes(stored: bytes) -> SnapshotInfo:
-    """The info that ``to_bytes`` wrote.
+    """Read the description that ``to_bytes`` wrote.
 
-    :raises ValueError: if it isn't one.
+    :raises ValueError: if it isn't a description of this format.
     """
     try:
         read: dict[str, Any] = orjson.loads(stored)
@@ -127,8 +127,8 @@ def table_of(snapshot_id: str) -> str:
 # ├── SnapshotUnknown      no snapshot with this id
 # ├── SnapshotFileDamaged  the file isn't what was written
 # ├── SnapshotBusy         another process is writing into the directory
-# ├── SnapshotUnwritable   the directory or disk doesn't take it
-# └── SnapshotUnverified   silent DDL may have rewritten values before its position
+# ├── SnapshotUnwritable   the directory can't be written
+# └── SnapshotUnverified   no catalog check has verified its position
 
 
 class SnapshotError(Exception):
@@ -160,14 +160,17 @@ class SnapshotBusy(SnapshotError):
 
 
 class SnapshotUnwritable(SnapshotError):
-    """The directory or its disk doesn't take the snapshot; the ones before are untouched."""
+    """The directory can't be written; earlier snapshots are untouched."""
 
     def __init__(self, directory: str, why: str) -> None:
-        super().__init__(f"can't write a snapshot into {directory}: {why}")
+        super().__init__(
+            f"can't write a snapshot into {directory}: {why}; see that this user may write there,"
+            " and that the disk has room"
+        )
 
 
 class SnapshotUnverified(SnapshotError):
-    """Its rows may miss a silent DDL: no catalog check has verified its position."""
+    """No catalog check has verified its position: its rows may be from before a silent DDL."""
 
     def __init__(self, table: str, position: int, why: str) -> None:
         super().__init__(
@@ -197,7 +200,7 @@ class SnapshotDirectory:
         self._logged: set[tuple[str, str]] = set()
 
     def snapshots(self, limit: int | None = None) -> list[SnapshotInfo]:
-        """The snapshots that are whole, newest first; damaged ones are logged once and left out."""
+        """The whole snapshots, newest first; damaged ones are logged once and left out."""
         found = []
         for path in self._info_files():
             try:
@@ -253,7 +256,7 @@ class SnapshotDirectory:
         if begun or count != snapshot.rows:
             raise SnapshotFileDamaged(str(path), f"{count} rows, {snapshot.rows} were written")
         if digest.hex() != snapshot.sha256:
-            raise SnapshotFileDamaged(str(path), "its sha256 isn't the one that was written")
+            raise SnapshotFileDamaged(str(path), "its sha256 differs from the one in its info")
 
     def rows_file(self, snapshot: SnapshotInfo) -> Path:
         """The file of its rows."""
@@ -298,13 +301,13 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """``keep_count`` snapshots at most, none older than ``max_age_s`` s; always the newest."""
+    """Limits for keeping snapshots: number, and age in seconds; the newest always stays."""
 
     keep_count: int
     max_age_s: float
 
     def expired(self, newest_first: Sequence[SnapshotInfo], now_us: int) -> list[SnapshotInfo]:
-        """Those that go, oldest first."""
+        """The snapshots to remove, oldest first."""
         oldest = now_us - int(self.max_age_s * 1_000_000)
         gone = [
             each
@@ -320,9 +323,9 @@ class TakenSnapshot:
 
     #: The newest snapshot.
     snapshot: SnapshotInfo
-    #: Whether it is new.
+    #: False if the newest one has the same rows already, so that none was written.
     written: bool
-    #: The ids of the snapshots that had expired.
+    #: The ids of expired snapshots.
     removed: tuple[str, ...]
 
 
@@ -334,18 +337,18 @@ def take(
     *,
     verified_within_s: float | None = None,
 ) -> TakenSnapshot:
-    """Write a snapshot of ``table`` ("schema.name") and remove those that are too old.
+    """Write a snapshot of ``table`` ("schema.name"), and remove expired ones.
 
-    Nothing is written if the newest one has the same rows already. A snapshot
-    appears whole or not at all; what an earlier, killed process left is removed. It appears only
-    once a catalog check has verified its position: else its rows may miss a silent DDL.
-    That takes at most ``verified_within_s``; None: the source has no catalog to check.
+    Nothing is written if the newest one has the same rows already. A snapshot appears whole or not
+    at all; unfinished files of a killed process are removed. The snapshot appears once a catalog
+    check has verified its position, within ``verified_within_s``; None: the source has no catalog
+    to check.
 
     :raises TableUnknown: if the store has no such table.
-    :raises TableHidden: if it isn't consistent yet.
+    :raises TableHidden: if the table isn't consistent yet.
     :raises SnapshotBusy: if another process is writing there.
     :raises SnapshotUnverified: if no check verified its position, or the table was changed.
-    :raises SnapshotUnwritable: if the directory or its disk doesn't take it.
+    :raises SnapshotUnwritable: if the directory can't be written.
     """
     files = SnapshotDirectory(directory)
     try:
@@ -444,7 +447,7 @@ def _remove_expired(files: SnapshotDirectory, retention: Retention) -> tuple[str
 
 
 def _remove_unfinished(files: SnapshotDirectory) -> None:
-    """Remove what isn't a snapshot and never will be."""
+    """Remove the files of snapshots that were never completed."""
     for path in files.path.iterdir():
         orphan = path.suffix == ROWS and not path.with_suffix(INFO).exists()
         if orphan or path.name.startswith(UNFINISHED):
@@ -465,7 +468,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _atomic(path: Path) -> Iterator[BinaryIO]:
-    """A file that is there, durable, once the block ends without an error; else nothing is."""
+    """A file that exists, durably, only after the block has ended without an error."""
     unfinished = path.with_name(UNFINISHED + path.name)
     with (
         open(unfinished, "wb", opener=private) as file,

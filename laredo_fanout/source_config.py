@@ -18,16 +18,15 @@ from laredo_service.settings.values import with_secret
 
 
 class PublicationConfig(Section):
-    """The publication that the slot's stream follows; with ``create`` it is made when missing.
+    """The publications that the slot's stream follows; ``create`` has the server make them.
 
-    Tables that are append-only are in one of their own; its name is the other's with
-    ``_append`` behind it.
+    Append-only tables have a publication of their own.
     """
 
     name: str = Field(default="laredo", min_length=1, max_length=63)
     """The publication of the tables that have a key."""
     append_only_name: str | None = Field(default=None, min_length=1, max_length=63)
-    """The publication of tables that are ``append_only``; by default ``name`` and
+    """The publication of tables that are ``append_only``; by default ``name`` followed by
     ``_append``."""
     create: bool = True
     """Create the publication if it doesn't exist, and alter it as ``tables`` changes. False: an
@@ -35,38 +34,29 @@ class PublicationConfig(Section):
 
 
 class Copy(Section):
-    """Limits of copies: connections, rows a second, memory.
-
-    A table is copied by at most ``workers`` connections at once, all tables together by at most
-    ``max_connections`` (``workers`` by default). ``max_rows_per_second`` limits all copies
-    together, ``max_memory`` the rows that were read and not yet written.
-    """
+    """Limits of copies: connections, rows a second, memory."""
 
     workers: int = Field(default=2, ge=1, le=16)
-    """Connections that copy one table at first, by key ranges, while the stream runs."""
+    """Most connections that copy one table, by key ranges, while the stream runs."""
     max_rows_per_second: int | None = Field(default=None, ge=1)
-    """Most rows per second of all copies together; no limit by default. A new key range waits; each
-    range is read at full speed, so that no lock and no snapshot is held longer for it."""
+    """Most rows per second of all copies together; no limit by default. The limit delays the next
+    key range; each range is read at full speed, so that its lock and snapshot are held briefly."""
     max_memory: Size = Field(default=64 << 20, ge=1 << 20)
-    """Bytes that all copies together have read and not yet written."""
+    """Most bytes that all copies together have read and not yet written."""
     max_connections: int | None = Field(default=None, ge=1, le=64)
     """Most connections of all copies together; ``workers`` by default."""
 
 
 class Catchup(Section):
     """Fall-behind mode: a backlog is split into segments, each decoded from a copy of the slot.
-    They are released in commit order.
-
-    ``reserve_slots`` free slots and walsenders are left alone. ``spool_dir`` is a
-    directory for nothing else; what is spooled there stays at about ``spool_max_bytes``.
-    """
+    They are released in commit order."""
 
     mode: Literal["off", "auto", "manual"] = "manual"
     """auto: a backlog above ``threshold_bytes`` is split; manual: one is split when
     ``laredo-fanout catchup`` or POST /catchup asks for it; off: never."""
     threshold_bytes: Size = Field(default=1 << 30, ge=1)
-    """A backlog of more WAL than this, at three checks in a row, is split in ``auto``; below a
-    quarter of it the one slot is read again."""
+    """Backlog of WAL that ``auto`` splits if three checks in a row find more; below a quarter of it
+    the one slot is read again."""
     check_interval: Duration = Field(default=1.0, gt=0)
     """Interval at which the backlog is measured."""
     max_segments: int = Field(default=4, ge=1, le=64)
@@ -88,7 +78,7 @@ class Catchup(Section):
     def _relaxed_is_gone(cls, ordering: object) -> object:
         if ordering == "relaxed":
             raise ValueError(
-                "`strict` is the only order: `relaxed` had 0.77 of the rate of the one slot without"
+                "`strict` is the only order: `relaxed` had 0.77 of the rate of one slot without"
                 " segments; remove the key"
             )
         return ordering
@@ -116,7 +106,7 @@ class UpstreamTls(Section):
 def checked_address(server: str) -> str:
     """The address of a server's gRPC side.
 
-    :raises ValueError: if it is none.
+    :raises ValueError: if it isn't an address.
     """
     host, colon, port = server.rpartition(":")
     if server.startswith("unix:"):
@@ -127,8 +117,8 @@ def checked_address(server: str) -> str:
 
 
 class Upstream(Section):
-    """Another laredo-fanout, which this one relays: clients are served alike by both. The
-    tables must be configured there too."""
+    """Another laredo-fanout, which this one relays to clients. The tables must be configured there
+    too."""
 
     type: Literal["fanout"]
     """The kind of source."""
@@ -138,7 +128,7 @@ class Upstream(Section):
     token: Secret | None = None
     """The token that the upstream asks for."""
     token_file: Path | None = None
-    """A file with the token alone, read for each connection: in place of ``token``."""
+    """A file with the token alone, in place of ``token``; read for each connection."""
     client_id: str | None = Field(default=None, min_length=1, max_length=256)
     """Name of this server at the upstream; by default ``laredo-relay:`` and the host's name."""
 
@@ -229,8 +219,7 @@ AnySource = Annotated[
 class ArchiveStore(Section):
     """The archive's store: a directory (``path``), or a bucket's prefix and the role that reads it.
 
-    ``profile`` is a named one of the AWS configuration files; ``role_arn`` is assumed with it,
-    or with the environment's credentials.
+    ``role_arn`` is assumed with ``profile``, or with the environment's credentials.
     """
 
     path: Path | None = None
@@ -282,8 +271,8 @@ class ArchiveConfig(Section):
         foreign = sorted(store.model_fields_set & set(others))
         if foreign:
             raise ValueError(
-                f"store_config.{foreign[0]} means nothing for store = {self.store};"
-                f" it may have {', '.join(wanted)}"
+                f"store_config.{foreign[0]} doesn't apply to store = {self.store}, which takes"
+                f" {', '.join(wanted)}"
             )
         if not getattr(store, wanted[0]):
             raise ValueError(f"store = {self.store} needs store_config.{wanted[0]}")

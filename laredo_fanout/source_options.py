@@ -1,4 +1,4 @@
-"""The options of a source and its tables, which the server's configuration is mapped onto."""
+"""The options of a source and its tables, made from the server's configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PublicationOptions:
     name: str = "laredo"
     create: bool = True
     append_only_name: str = ""
-    """The one for append-only tables; by default the name followed by ``_append``."""
+    """Name of the append-only tables' publication; by default ``name`` followed by ``_append``."""
     append_only: bool = False
     """True for the append-only tables' publication: it publishes INSERT and TRUNCATE alone."""
 
@@ -40,11 +40,11 @@ class CopyOptions:
 
     #: The most connections that copy one table.
     workers: int = 2
-    #: About how much a connection reads at once.
+    #: About the size of a key range.
     range_bytes: int = 64 << 20
-    #: How fast ranges are begun, over all tables; None: no limit.
+    #: Most rows a second, over all tables; None: no limit.
     max_rows_per_second: int | None = None
-    #: About how many bytes of rows are read and not yet written.
+    #: About the most bytes of rows that are read and not yet written.
     max_memory: int = 64 << 20
     #: The most connections over all tables; None: as many as ``workers``.
     max_connections: int | None = None
@@ -56,8 +56,8 @@ class CopyOptions:
 
     @property
     def range_rows(self) -> int | None:
-        """The rows of a range: about a second of what the throttle allows. It is read at full
-        speed, so that its lock and its snapshot are held briefly, and then there is a pause."""
+        """Number of rows in a range: about a second's share of the limit. A range is read at full
+        speed, so that its lock and its snapshot are held briefly; a pause follows."""
         return self.max_rows_per_second
 
 
@@ -78,7 +78,7 @@ class SourceTableOptions:
     schema: str
     name: str
     append_only: bool = False
-    """Rows are only ever added: it needs no key."""
+    """True if rows are only ever inserted, so that the table needs no key."""
     by_pattern: bool = field(default=False, compare=False)
     """True if a pattern matched it, so that ``tables`` doesn't list it."""
 
@@ -96,15 +96,15 @@ class SourceOptions:
     connection: str
     slot_name: str = "laredo"
     slot_name_given: bool = True
-    """True if an operator chose it; else another name is used where it is another database's."""
+    """True if an operator chose the name. Otherwise another name is used if a slot of another
+    database has it."""
     publication: PublicationOptions = field(default_factory=PublicationOptions)
     copy: CopyOptions = field(default_factory=CopyOptions)
-    #: How often a message is written to the WAL, so that an idle slot advances, and how often the
-    #: catalog is checked.
+    #: Interval of the catalog checks, whose messages in the WAL advance an idle database's slot.
     heartbeat_interval: float = 10.0
     on_slot_lost: OnSlotLost = OnSlotLost.RECREATE
     connect_timeout: float = 10.0
-    #: How long the stream may bring nothing before its connection counts as lost.
+    #: Silence of the stream after which its connection counts as lost.
     receive_timeout: float = 60.0
     commits: CommitIntervals = field(default_factory=CommitIntervals)
     run: str = ""

@@ -1,9 +1,9 @@
-"""The watchdog of the main process: a child process that hangs is killed, and so replaced.
+"""The watchdog of the main process: it kills a child process that hangs, so that it is replaced.
 
 Each child sends a beat a second, one byte into a pipe, from a thread of its own (:func:`beat`). A
-thread alone proves that the process runs, and no more. That is enough for a process that does one
-piece of work: a snapshot, a segment, a scrub. A process that answers clients beats only while its
-event loop comes round (:class:`LoopPulse`).
+thread alone proves only that the process runs. That is enough for a process that does one piece of
+work: a snapshot, a segment, a scrub. A process that answers clients beats only while its event loop
+comes round (:class:`LoopPulse`).
 
 The main process counts silence in turns of its own, and reads every pipe in each turn. A main
 process that was stopped, or had no CPU, took no turns meanwhile; what its children sent waits in
@@ -18,11 +18,13 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 import structlog
+
+from laredo_service import native_log
 
 SERVING, SNAPSHOT, SEGMENT, SCRUB = KINDS = ("serving", "snapshot", "segment", "scrub")
 
@@ -32,7 +34,7 @@ _SUSPECT_TURNS = 5
 _STARTING_TURNS = 120
 """Most turns until the first beat: on a busy machine, imports take long."""
 _COMPUTING_BEATS = 60
-"""Most beats of a loop that doesn't come round, and computes."""
+"""Most beats for a loop that computes without coming round."""
 _MAIN_IS_GONE = 3
 
 log = structlog.get_logger("laredo_fanout.watchdog")
@@ -64,10 +66,10 @@ def _keep_beating(end: int, is_well: Callable[[], bool]) -> None:
 
 
 class LoopPulse:
-    """Health of the event loop of the thread that makes it: it comes round, or computes.
+    """Health of the event loop in the thread that makes it: the loop comes round, or computes.
 
-    Of many clients with much to send, each takes a slice of CPU time in one round of the loop. So a
-    loop that uses the CPU may take a minute for a round.
+    In one round of the loop each client with data to send takes a slice of CPU time. So with many
+    clients a busy loop may take a minute for a round.
     """
 
     def __init__(self) -> None:
@@ -117,7 +119,7 @@ class Watched:
 
     @property
     def suspicion(self) -> str | None:
-        """Text about a silence that may end with its death; None: it isn't silent."""
+        """Text about its silence; None if it isn't silent."""
         if not self._has_beaten or self._silent < _SUSPECT_TURNS or self._process is None:
             return None
         if self.verdict is not None:
@@ -132,8 +134,29 @@ class Watched:
         pid = None if self._process is None else self._process.pid
         return f"process {self.name} (pid {pid})"
 
+    async def start(
+        self, program: Sequence[str], arguments: Sequence[str]
+    ) -> asyncio.subprocess.Process:
+        """Start a program that takes an order on stdin, answers on stdout, and beats into the
+        descriptor of its first argument.
+
+        :raises OSError: if it can't be started.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *program,
+            str(self.end),
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=native_log.descriptor(),
+            pass_fds=[self.end],
+            process_group=0,
+        )
+        self.started(process)
+        return process
+
     def started(self, process: Killable) -> None:
-        """Watch ``process`` from now on, which has :attr:`end`."""
+        """Watch ``process``, which has inherited :attr:`end`, from now on."""
         os.close(self.end)
         self._process = process
         self._watchdog.add(self)
@@ -149,7 +172,7 @@ class Watched:
         """Take the beats since the last turn; True if it was killed for having sent none."""
         assert self._process is not None
         with suppress(BlockingIOError):
-            # An empty read is the end of the process, which others notice.
+            # An empty read is the end of the process, which its starter notices.
             os.read(self._ours, 1 << 16)
             self._has_beaten, self._silent = True, 0
             return False
@@ -165,7 +188,7 @@ class Watched:
 
 
 class Watchdog:
-    """Watches child processes; whoever started one replaces it when it is dead."""
+    """Watches child processes, and kills those that hang; their starters replace them."""
 
     def __init__(self, interval_s: float = 1.0) -> None:
         self._interval_s = interval_s
@@ -175,7 +198,7 @@ class Watchdog:
         """Number of processes that were killed, by kind."""
 
     def watch(self, kind: str, name: str) -> Watched:
-        """Make what a child that is about to be started beats into; from any thread.
+        """Make the pipe for the beats of a child that is about to be started; from any thread.
 
         :raises OSError: if there is no descriptor left.
         """

@@ -1,6 +1,6 @@
-"""Checks the tables' archives from time to time, for /status and alerts.
+"""Periodic checks of the tables' archives, for /status and alerts.
 
-The serving processes, which replay from the archives, read them for themselves.
+Serving processes read the archives by themselves when they replay them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ AGAIN_S = 12.0
 
 @dataclass(frozen=True)
 class ArchiveCheck:
-    """One reading of a table's archive, or why it couldn't be read."""
+    """One reading of a table's archive, or the reason why it couldn't be read."""
 
     at: datetime
     found: FoundArchive | None
     problem: str | None
     covers_journal: bool = False
-    """True if the archive led to the table's journal then: else it can't catch up a client."""
+    """True if the archive reached the table's journal; otherwise it can't catch up a client."""
 
     def of_history(self, history: History | None) -> tuple[int | None, int | None]:
         """The archive's first boundary in this history, and the position that it reaches."""
@@ -55,7 +55,7 @@ class ArchiveCheck:
 
 
 class ArchiveWatch:
-    """Reads each table's manifest from time to time."""
+    """Reads each table's manifest every INTERVAL_S."""
 
     def __init__(self, config: Config, store: Store, crashed: Crashed = only_logged) -> None:
         self._store = store
@@ -72,7 +72,7 @@ class ArchiveWatch:
             self._tasks[name] = supervised(self._follow(name), what, self._crashed)
 
     async def change(self, config: Config) -> None:
-        """Check other archives from now on; what is known of one that stays is kept."""
+        """Check the archives of ``config`` from now on; checks of unchanged archives are kept."""
         before, self._configured = self._configured, _configured(config)
         others = {name for name in before if self._configured.get(name) != before[name]}
         await self._stop(others)
@@ -127,7 +127,7 @@ class ArchiveWatch:
         archive = self._archives.get(table)
         assert archive is not None, "it is configured"
         now = datetime.now(UTC)
-        # Read before the manifest: on a busy table it moves on while that one is on its way.
+        # Read before the manifest: on a busy table the floor moves while the manifest is fetched.
         floor = self._floor(table)
         try:
             found, _ = await archive.found(newest=True)

@@ -1,4 +1,4 @@
-"""``laredo-fanout check``: tries what the server needs, and prints how to cure what fails."""
+"""``laredo-fanout check``: checks what the server needs, with a cure for each failure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from laredo_fanout.slot.slot import Slot
     from laredo_fanout.source_options import SourceOptions
 
-# Checks of a source that is another laredo-fanout: it answers, for each table, and no loop.
+# Checks of an upstream: it answers for each table, and doesn't follow this server.
 
 
 def upstream_findings(config: Config, configured: Upstream) -> Iterator[ServerFinding]:
@@ -67,7 +67,7 @@ def upstream_findings(config: Config, configured: Upstream) -> Iterator[ServerFi
             yield ServerFinding(f"{key}, {table.name}", Verdict.RIGHT, f"{way} -> PostgreSQL")
 
 
-# Checks of the servers that share the slot: which of them answer, and what is confirmed without.
+# Checks of the servers that share the slot: their rules, and each peer's role.
 
 
 def standby_findings(config: Config) -> Iterator[ServerFinding]:
@@ -94,13 +94,13 @@ def _rules(configured: StandbyConfig) -> str:
     if not configured.synchronous:
         return f"the slot is taken over {taken}; positions are confirmed without a standby"
     then = (
-        "are confirmed without: a standby that lacks changes then can't take over"
+        "positions are confirmed all the same, and a standby that lacks them can't take over"
         if configured.alone == "continue"
-        else "wait, and PostgreSQL keeps its WAL"
+        else "positions wait, and PostgreSQL keeps its WAL"
     )
     return (
         f"the slot is taken over {taken}; positions are confirmed once {configured.synchronous}"
-        f" standbys have them, and after {configured.patience:g} s with fewer they {then}"
+        f" standbys have them; after {configured.patience:g} s with fewer standbys, {then}"
     )
 
 
@@ -113,7 +113,7 @@ def _server_id(config: Config) -> str:
         return ""
 
 
-# Checks of the configured certificates: readable, and valid for a while.
+# Checks of the configured certificates: readable, and not about to expire.
 
 _CURE = "replace the certificate's file; the server reads the new one without a restart"
 
@@ -121,7 +121,7 @@ _CURE = "replace the certificate's file; the server reads the new one without a 
 def certificate_findings(config: Config) -> Iterator[ServerFinding]:
     """One for each certificate."""
     now = datetime.now(UTC)
-    for certificate in options.configured(config):
+    for certificate in options.certificates(config):
         try:
             expiry = certificate.expiry()
         except CertificateUnreadable as error:
@@ -239,7 +239,9 @@ def _writable(name: str, directory: Path) -> ServerFinding:
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return ServerFinding(name, Verdict.RIGHT, str(directory))
     detail = f"{directory}: {existing} can't be written by this user"
-    return ServerFinding(name, Verdict.MISSING, detail, "make it, or choose another path")
+    return ServerFinding(
+        name, Verdict.MISSING, detail, "let this user write it, or change the path"
+    )
 
 
 def _where(connection: Connection) -> str:
@@ -266,22 +268,22 @@ def _cure_of(problem: SourceError) -> tuple[str, str]:
     return (detail, cure) if cure else (str(problem), "")
 
 
-# Checks of the store and its slot: whether the server could go on, begin, or would refuse.
+# Checks of the store and its slot: the server could resume, would begin anew, or would refuse.
 #
-# The server's own rules are in slot.ownership and ingest.startup. Two things it finds out only when
-# it starts: a disk that was put back (by a marker in the WAL), and a slot that was made for a
-# store just before its server died (by the slot's first message).
+# The server's own rules are in slot.ownership and ingest.startup. The server finds out two things
+# only when it starts: a disk that was restored (by a marker in the WAL), and a slot that was made
+# for a store just before its server died (by the slot's first message).
 
 
 class StoredSource(NamedTuple):
-    """The source that a store followed, and up to where; None in a fresh one."""
+    """The source and the position of a store; None and 0 in a fresh one."""
 
     source: SourceIdentity | None = None
     position: int = 0
 
 
 def _store_findings(path: Path) -> Iterator[ServerFinding]:
-    """Check the store: that it can be read, and that no server has it; nothing if all is well."""
+    """Findings about a store that can't be read, or that a server has open."""
     try:
         _stored(path)
     except StoreError as error:
@@ -401,7 +403,7 @@ def _foreign(found: Slot, *, is_empty: bool) -> ServerFinding:
     if is_empty:
         detail = f"{found} exists, and the store is empty: it has never used that slot"
     if not found.is_of_this_database:
-        detail = f"{found} is another's"
+        detail = f"{found} belongs to another database or program"
     cure = f"SELECT pg_drop_replication_slot('{found.name}'); or choose another slot_name"
     if found.active_pid is not None or not found.is_of_this_database:
         cure = "choose another slot_name, or the state.path of the server that uses this one"
@@ -457,7 +459,7 @@ _SHORT_IDLE_S = 86400
 
 
 def _limits(connection: Connection, found: slot.Slot | None) -> Iterator[ServerFinding]:
-    """Check the settings that decide what becomes of the slot while this server is down."""
+    """Check the settings that decide whether the slot survives while this server is down."""
     keep_mb, idle_s, sender_ms, standby = connection.execute(_LIMITS).fetchone() or (0, 0, 1, False)
     if keep_mb < 0:
         yield ServerFinding(
@@ -483,7 +485,7 @@ def _limits(connection: Connection, found: slot.Slot | None) -> Iterator[ServerF
         yield ServerFinding(
             "wal_sender_timeout",
             Verdict.WARNING,
-            "0: connections that were lost without being closed stay; this server ends its own",
+            "0: walsenders of lost connections stay; this server ends only its own",
             "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();",
         )
     if standby and found is not None and found.failover is False:

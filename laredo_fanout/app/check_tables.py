@@ -50,10 +50,10 @@ _OWNERSHIP = """
 SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = %s
 """
 _MAY_CREATE = "SELECT has_database_privilege(current_database(), 'CREATE')"
-# What the planner may compute for a SELECT of the table, down to functions: by expressions and
-# predicates of indexes, extended statistics, partition keys; in these by operators and the checks
-# of domains. Functions of PostgreSQL itself have no entries in pg_depend. Whose owner may read
-# every followed table learns nothing; a superuser's function can do no more than its owner.
+# The functions that the planner may call for a SELECT of the table: in expressions and predicates
+# of indexes, in extended statistics and partition keys, and in these through operators and the
+# checks of domains. PostgreSQL's own functions have no entries in pg_depend. A function is no
+# danger if its owner is a superuser, or may read every followed table anyway.
 _FUNCTIONS_PLANNED = """
 WITH RECURSIVE reached(class, object) AS (
     SELECT d.refclassid, d.refobjid FROM pg_depend d
@@ -119,7 +119,8 @@ def of_patterns(connection: Connection, config: Config) -> Iterator[ServerFindin
                 cure = "raise max_tables, or exclude some"
                 yield ServerFinding(name, Verdict.MISSING, detail, cure)
             elif not found:
-                yield ServerFinding(name, Verdict.WARNING, detail, "they are followed once made")
+                cure = "matching tables are followed when they are created"
+                yield ServerFinding(name, Verdict.WARNING, detail, cure)
             else:
                 yield ServerFinding(name, Verdict.RIGHT, detail)
 
@@ -127,7 +128,7 @@ def of_patterns(connection: Connection, config: Config) -> Iterator[ServerFindin
 def findings(
     connection: Connection, config: Config, source: SourceOptions
 ) -> Iterator[ServerFinding]:
-    """Check each table, and the publications that they are to be in."""
+    """Check each table, and the publications of the tables."""
     chosen = source.publication
     wanted = options.source_tables(config)
     known = table_definitions.read_tables(connection, wanted, chosen)
@@ -141,7 +142,7 @@ def findings(
 def _functions_planned(
     connection: Connection, tables: Collection[SourceTable]
 ) -> Iterator[ServerFinding]:
-    """Name the tables whose copy may run a function of a role that may not read all tables."""
+    """Warn of tables whose copy may run a function of a role that may not read all tables."""
     followed = [table.oid for table in tables]
     for table in tables:
         rows = connection.execute(
@@ -153,9 +154,9 @@ def _functions_planned(
                 f"functions of table {table.qualified}",
                 Verdict.WARNING,
                 "an index expression, extended statistics or a partition key depends on"
-                f" {', '.join(named)}, who may not read every followed table: when the table is"
-                " read, PostgreSQL's planner may call it, and it reads them with the rights of role"
-                f" {connection.info.user}",
+                f" {', '.join(named)}, who may not read every followed table. When this table is"
+                " read, PostgreSQL's planner may call the function with the rights of role"
+                f" {connection.info.user}, which may read every followed table",
                 "ALTER FUNCTION ... OWNER TO a role that may read them, or drop what depends on it;"
                 " or follow the table with a server and a role of its own",
             )
@@ -167,7 +168,7 @@ def _publication(
     known: dict[str, SourceTable],
     wanted: Sequence[SourceTableOptions],
 ) -> Iterator[ServerFinding]:
-    """Check one publication, with the tables that belong there."""
+    """Check one publication, and the tables that belong in it."""
     sound, publishable = [], []
     for table in wanted:
         there = known.get(table.qualified)
@@ -201,7 +202,7 @@ def _publication(
     if problem_of_it is None:
         detail = f"{chosen.name} exists, with {len(sound) - len(missing)} of them"
         if any(not table.version.by_name for table in sound):
-            detail += "; it doesn't name each: TRUNCATE, VACUUM FULL or CLUSTER of one costs a copy"
+            detail += "; it doesn't list each: TRUNCATE, VACUUM FULL or CLUSTER of one costs a copy"
         yield ServerFinding("publication", Verdict.RIGHT, detail)
 
 
@@ -231,9 +232,9 @@ def _not_by_root(
 ) -> ServerFinding:
     names = ", ".join(table.qualified for table in roots)
     if may_alter:
-        detail = f"{chosen.name} will follow {names} by the root"
+        detail = f"{chosen.name} will publish {names} via the partition root"
         return ServerFinding("publication", Verdict.RIGHT, detail)
-    detail = f"{chosen.name} has the changes of the partitions of {names}, not their roots'"
+    detail = f"{chosen.name} doesn't publish {names} via the partition root"
     return ServerFinding(
         "publication", Verdict.MISSING, detail, publication.by_root_statement(chosen)
     )

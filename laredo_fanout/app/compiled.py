@@ -1,4 +1,4 @@
-"""The C modules: which of them are missing from this installation, and what that costs.
+"""The C modules: a check that this installation has them.
 
 ``python -m laredo_fanout.app.compiled`` fails if one is missing: an image's build runs it.
 """
@@ -37,8 +37,8 @@ def warnings() -> list[str]:
     return [
         f"C modules: {', '.join(names)} missing: rows are decoded in Python, several times"
         " slower. There was no C compiler at the installation: install one (Debian: apt-get"
-        " install gcc libc6-dev), then pip install --no-cache-dir --force-reinstall --no-deps"
-        " it"
+        " install gcc libc6-dev), then repeat the installation with pip install --no-cache-dir"
+        " --force-reinstall --no-deps"
     ]
 
 

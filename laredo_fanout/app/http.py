@@ -1,6 +1,6 @@
-"""The HTTP endpoints of the server: the page at /, health, status, metrics, and orders.
+"""The server's HTTP endpoints: /, /health, /status and /metrics, and orders by POST.
 
-/status, /metrics; by POST /catchup, /reload and /tables/NAME/recopy.
+The orders are /catchup, /promote, /reload and /tables/NAME/recopy.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class LagHistory:
         self._seconds.add(now, None if lag is None else source.lag_seconds)
 
     def in_bytes(self) -> LineChart:
-        """The chart of WAL that isn't durable here yet."""
+        """The chart of the lag in bytes of WAL."""
         return chart_of(self._bytes, time.monotonic(), _SIZES)
 
     def in_seconds(self) -> LineChart:
-        """The chart of the age of what is durable here."""
+        """The chart of the lag in seconds."""
         return chart_of(self._seconds, time.monotonic(), _DURATIONS)
 
     def latest(self) -> tuple[str, str]:
@@ -85,7 +85,7 @@ class LagHistory:
         return (size(lag), duration(source.lag_seconds))
 
 
-# The names that the templates of the server's status page use.
+# The status page, and the values that its templates use.
 
 
 def add(app: Endpoints, status: Callable[[], dict[str, Any]], lag: LagHistory) -> None:
@@ -97,7 +97,8 @@ def add(app: Endpoints, status: Callable[[], dict[str, Any]], lag: LagHistory) -
 
 
 MOST_SHOWN = 20
-"""Tables, and clients, that are shown unless all are asked for; more tables if more aren't well."""
+"""Number of tables and of clients on the page, unless all are asked for; every table with a problem
+is shown."""
 
 
 def _names(status: dict[str, Any], lag: LagHistory, query: Mapping[str, str]) -> dict[str, Any]:
@@ -149,14 +150,14 @@ def _decoded(segment: dict[str, Any]) -> float | None:
 
 
 def _copying(table: dict[str, Any]) -> dict[str, Any] | None:
-    """The progress of the table's copy or re-copy; None: there is none."""
+    """The progress of the table's copy or re-copy; None if neither is under way."""
     recopy = table["recopy"] or {}
     copy: dict[str, Any] | None = table["copy"] or recopy.get("progress")
     return copy
 
 
 def _waits(status: dict[str, Any]) -> list[str]:
-    """Tables that aren't live yet, and have no problem, as sentences."""
+    """Sentences about tables that aren't live yet and have no problem."""
     known = problems(status)
     waits = [each for each in status["problems"] if each not in known]
     if len(waits) <= 5:
@@ -183,16 +184,16 @@ def application(
 ) -> Endpoints:
     """Make the HTTP application.
 
-    :param problems: why the server isn't ready; empty if it is.
-    :param unserved: why the server can't serve the rows that it has; empty if it does.
-    :param silent: which processes have sent no beat for seconds, of any kind.
-    :param status: what /status shows, as JSON values.
-    :param metrics: what /metrics answers to a request with this Accept header.
-    :param catch_up: what POST /catchup does; None: fall-behind mode is off.
-    :param reload: what POST /reload does; what it returns is the answer.
-    :param recopy: what POST /tables/NAME/recopy does; KeyError: no such table.
-    :param promote: what POST /promote does; None: the server shares its slot with no other.
-    :param lag: what the page draws.
+    :param problems: reasons why the server isn't ready.
+    :param unserved: reasons why the server can't serve the rows that it has.
+    :param silent: texts about child processes that are silent.
+    :param status: the JSON values of /status.
+    :param metrics: the answer of /metrics to a request with this Accept header.
+    :param catch_up: called by POST /catchup; None: the server has no fall-behind mode.
+    :param reload: called by POST /reload; it returns the answer.
+    :param recopy: called by POST /tables/NAME/recopy; KeyError: no such table.
+    :param promote: called by POST /promote; None: the server shares its slot with no other.
+    :param lag: the lag that the page draws.
     """
     app = Endpoints()
     add(app, status, lag)
@@ -218,7 +219,11 @@ def application(
 
     async def split_backlog(_: Request) -> Response:
         if catch_up is None:
-            return _json({"error": "catchup.mode is off; set it to auto or manual"}, 409)
+            problem = (
+                "fall-behind mode is off: set catchup.mode to auto or manual (a relay and a server"
+                " with a standby block have no such mode)"
+            )
+            return _json({"error": problem}, 409)
         catch_up()
         return _json({"asked": True}, 202)
 
@@ -231,7 +236,10 @@ def application(
         except SourceError as refused:
             return _json({"error": str(refused)}, 409)
         except TimeoutError:
-            problem = "the slot is read, and not held yet; /status shows when it is"
+            problem = (
+                f"the takeover hasn't ended within {_PROMOTE_PATIENCE:.0f} s; /status shows when"
+                " this server holds the slot"
+            )
             return _json({"error": problem}, 503)
         return _json({"promoted": True})
 
@@ -256,7 +264,8 @@ def application(
             return _json({"error": str(unavailable)}, 503)
         except TimeoutError:
             problem = (
-                f"not begun within {_RECOPY_PATIENCE:.0f} s; /status shows whether it is later"
+                f"the re-copy hasn't begun within {_RECOPY_PATIENCE:.0f} s; /status shows when it"
+                " does"
             )
             return _json({"error": problem}, 503)
         return _json({"asked": True, "table": name, "recopy": shown(name)}, 202)

@@ -26,7 +26,7 @@ from laredo_fanout.store.writer import Store
 from laredo_service.retry import Backoff, Outage
 
 AnyIngest = Ingest | RelayIngest | StandbyIngest
-"""The ingest of a slot, a relay's, or of one that is either: run, stopped and asked alike."""
+"""The ingest of a slot's server, of a relay, or of a server with standbys, which is either."""
 
 _RETRY = Backoff(initial=1.0, maximum=30.0)
 
@@ -36,12 +36,11 @@ log = structlog.get_logger("laredo_fanout.ingest")
 class IngestThread:
     """Runs the ingest in a thread until it is stopped.
 
-    Where the ingest gives up (wal_level, a missing right, a lost slot, a full
-    disk, no more file descriptors) the reason is in /status, and it is restarted
-    after a pause: the cure needs no restart of the server, and clients are
-    served what there is.
+    If the ingest gives up (wal_level, a missing right, a lost slot, a full disk, no more file
+    descriptors), /status has the reason, and the ingest is restarted after a pause. So a cure needs
+    no restart of the server, and clients are served the rows that are stored.
 
-    :ivar crash: the error of a defect of ours that ended it; the server then exits.
+    :ivar crash: the error of a defect that ended the ingest; the server then exits.
     """
 
     def __init__(
@@ -61,11 +60,11 @@ class IngestThread:
         self.given_up = 0
         self._outage = Outage()
         self._full_until: tuple[SourceIdentity | None, int] | None = None
-        """Up to where there was no room for the changes of this source."""
+        """The source, and the position up to which its changes found no room."""
 
     def _committed(self, info: CommitInfo) -> None:
         until = self._full_until
-        # What had no room comes again, after commits of what is small.
+        # Small changes may be committed before those that had no room are sent again.
         if until is None or until[0] != self._store.source or info.position >= until[1]:
             if self.error is not None:
                 self._outage.end()
@@ -172,18 +171,16 @@ class IngestThread:
                 return
 
 
-# Journal pruning: keeps the journals within their bounds, in the ingest thread.
-
 # Often enough that each step is small.
-_INTERVAL = 1.0
+_PRUNE_EVERY_S = 1.0
 
 
 @dataclass
 class JournalPruning:
     """Prunes the journals to their bounds, between two commits of the ingest thread.
 
-    A journal may be over its bounds by what comes in a second, and by what a
-    client that is being sent a snapshot has pinned.
+    A journal may exceed its bounds by the changes of a second, and by the entries that a client has
+    pinned while it is sent a snapshot.
     """
 
     store: Store
@@ -224,7 +221,7 @@ class JournalPruning:
                     assert after is not None, "it is the journal's"
                     with self.store.transaction() as transaction:
                         transaction.drop_damaged_journal(record.id, after)
-        self._due = time.monotonic() + _INTERVAL
+        self._due = time.monotonic() + _PRUNE_EVERY_S
 
 
 def _bounds(config: Config) -> Mapping[str, JournalConfig]:

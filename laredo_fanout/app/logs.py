@@ -17,17 +17,14 @@ from laredo_service import systemd as of_program
 from laredo_service.printable import printable_event
 
 AUTO, TEXT, JSON = "auto", "text", "json"
-FORMATS = (AUTO, JSON, TEXT)
-LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
 class LogSettings:
     """The log's format and level."""
 
-    #: One of FORMATS; auto is text on a terminal.
+    #: AUTO is TEXT on a terminal, else JSON.
     log_format: str = AUTO
-    #: One of LEVELS.
     level: str = "info"
 
     @property
@@ -46,7 +43,7 @@ def configure(chosen: LogSettings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    # JSON writes out by itself what isn't ASCII.
+    # json.dumps escapes control characters by itself; text needs printable_event.
     rendering: list[Processor] = [structlog.processors.JSONRenderer()]
     if _is_text(chosen.log_format):
         readable = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
@@ -65,7 +62,7 @@ def configure(chosen: LogSettings) -> None:
         )
     )
     logging.basicConfig(level=chosen.level.upper(), handlers=[handler], force=True)
-    # It logs each start and stop of its own, which ours logs already.
+    # uvicorn logs its start and its stop, which the server logs already.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
@@ -76,8 +73,6 @@ def _is_text(log_format: str) -> bool:
 log = structlog.get_logger("laredo_fanout")
 
 
-# The log of the server's readiness: a line for each state, however often it is looked at.
-
 _SHOWN = 10
 _MOST_APART_S = 60.0
 _DIGITS = re.compile(r"\d+")
@@ -87,7 +82,7 @@ class ReadinessLog:
     """Logs when the server becomes ready, and when and why it no longer is.
 
     A problem is logged once until the server is ready again, whatever numbers are in its text.
-    Lines are ever further apart, up to a minute, while there are new ones.
+    While new problems appear, the pause between two lines doubles, up to a minute.
     """
 
     def __init__(self, now: float) -> None:
@@ -98,7 +93,7 @@ class ReadinessLog:
         self._apart = 1.0
 
     def note(self, problems: Sequence[str], now: float) -> None:
-        """Log what is new about these problems, at ``now`` by the monotonic clock."""
+        """Log the new ones of these problems, at ``now`` by the monotonic clock."""
         if not problems:
             if self._is_shown_unready:
                 log.info("server ready", seconds=round(now - self._started, 3))
@@ -115,8 +110,6 @@ class ReadinessLog:
         shown = list(new)[:_SHOWN]
         log.info("server not ready", problems=shown, others=len(problems) - len(shown))
 
-
-# The server's supervised tasks: they run as long as it does, and an error that ends one is logged.
 
 Crashed: TypeAlias = of_program.Crashed
 """Called with the task's name and its error, which was logged."""

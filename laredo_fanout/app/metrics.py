@@ -1,4 +1,4 @@
-"""Metrics of the server: its figures, its processes, its store, and how far clients are behind."""
+"""Metrics of the server: its source, tables, clients, processes and store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -40,7 +40,7 @@ _PATIENCE_S = 1.0
 
 
 class BufferFigures(NamedTuple):
-    """Transactions: how many the slowest client is behind, and how many it may be."""
+    """Lag of a table's slowest client, and the limit of that lag, in transactions."""
 
     depth: int
     limit: int
@@ -52,10 +52,10 @@ def measured(
     clients: Mapping[str, Sequence[ClientState]],
     limits: Mapping[str, int],
 ) -> dict[str, BufferFigures]:
-    """The buffers of the tables that have a limit; it reads the journal, so not on an event loop.
+    """The buffers of the tables that have a limit. It reads the journal: not for an event loop.
 
-    Sequences count changes, so the transactions behind a client are counted: until they are more
-    than the limit, or a second is over.
+    Sequences number changes, not transactions. So the transactions that a client lacks are counted,
+    until they are more than the limit, or a second is over.
     """
     deadline = time.monotonic() + _PATIENCE_S
     found = {}
@@ -66,24 +66,6 @@ def measured(
             depth = _behind(reader, tables[name], min(late), limit, deadline)
         found[name] = BufferFigures(depth, limit)
     return found
-
-
-def families(found: Mapping[str, BufferFigures]) -> Iterator[Metric]:
-    """The buffers as metrics."""
-    depth = GaugeMetricFamily(
-        "laredo_fanout_client_buffer_depth",
-        "Transactions that the slowest client lags by, counted up to the limit",
-        labels=["table"],
-    )
-    limit = GaugeMetricFamily(
-        "laredo_fanout_client_buffer_limit",
-        "client_buffer.max_size: most transactions that a live client may lag by",
-        labels=["table"],
-    )
-    for table, buffer in found.items():
-        depth.add_metric([table], buffer.depth)
-        limit.add_metric([table], buffer.limit)
-    yield from (depth, limit)
 
 
 def _behind(
@@ -105,29 +87,7 @@ def _behind(
     return transactions
 
 
-# Metrics of the server's processes: their memory, and what the serving ones have sent.
-
-
-def process_families(pids: Mapping[str, int], sent: Mapping[str, SentCounts]) -> Iterator[Metric]:
-    """Both, by the processes' names; a restarted process goes on with the counts of its name."""
-    yield process_memory("laredo", pids.items())
-    size = CounterMetricFamily(
-        "laredo_fanout_sent_bytes",
-        "Bytes sent to clients, by serving process: their streams' messages, before TLS",
-        labels=["process"],
-    )
-    messages = CounterMetricFamily(
-        "laredo_fanout_sent_messages",
-        "Messages sent to clients, by serving process; one may hold many rows or changes",
-        labels=["process"],
-    )
-    for process, counts in sent.items():
-        size.add_metric([process], counts.bytes)
-        messages.add_metric([process], counts.messages)
-    yield from (size, messages)
-
-
-# The store's share of its disk, as /status and /metrics show it.
+# The store's share of its disk.
 
 _BLOCK = 512
 """Unit of st_blocks, whatever the file system's own blocks are."""
@@ -136,21 +96,18 @@ _BLOCK = 512
 class StoreSpace(NamedTuple):
     """Sizes in bytes."""
 
-    #: What the data file has of the disk: part of it is reserved ahead.
+    #: Disk space of the data file, with the part that is reserved ahead.
     allocated: int
-    #: What it can still take: unused pages of the data file, and what it may grow.
+    #: Unused pages of the data file, and the room up to max_size.
     free: int
     #: state.max_size.
     most: int
-    #: What the server's user may still take of the disk.
+    #: Free space of the disk for the server's user.
     disk_free: int
 
 
 def measured_space(store: Store, most: int) -> StoreSpace | None:
-    """The space of the store, of which it may take ``most`` bytes.
-
-    None: the directory or its data file is gone.
-    """
+    """The space of the store, whose max_size is ``most``; None: its data file is gone."""
     try:
         allocated = (store.path / "data.mdb").stat().st_blocks * _BLOCK
         disk = os.statvfs(store.path)
@@ -216,10 +173,15 @@ class _FigureCollector(Collector):
         yield from _fanout(self._figures)
         yield from _store(self._figures)
         yield from _archives(self._figures)
-        yield from process_families(self._figures.pids, self._figures.sent)
+        yield process_memory("laredo", self._figures.pids.items())
+        yield from _sent(self._figures.sent)
         yield build_info("laredo")
         yield from http_families(self._figures.http, "laredo")
         yield from self._figures.certificates.families("laredo")
+
+
+Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
+Labels = TypeVar("Labels", bound=str | tuple[str, ...])
 
 
 def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
@@ -230,17 +192,22 @@ def _counter(name: str, what: str, *labels: str) -> CounterMetricFamily:
     return CounterMetricFamily(name, what, labels=labels)
 
 
+def _filled(family: Family, values: Mapping[Labels, float]) -> Family:
+    """The metric with these values, each by its label or its labels."""
+    for labels, value in values.items():
+        family.add_metric((labels,) if isinstance(labels, str) else labels, value)
+    return family
+
+
 def _of_source(
-    make: Callable[..., CounterMetricFamily | GaugeMetricFamily],
+    make: Callable[..., Family],
     source: str,
     *values: tuple[str, str, float | None],
 ) -> Iterator[Metric]:
     """One metric for each name, text and value that is known."""
     for name, text, value in values:
         if value is not None:
-            family = make(f"laredo_{name}", text, "source")
-            family.add_metric([source], value)
-            yield family
+            yield _filled(make(f"laredo_{name}", text, "source"), {source: value})
 
 
 def _source(figures: Figures) -> Iterator[Metric]:
@@ -253,7 +220,7 @@ def _source(figures: Figures) -> Iterator[Metric]:
         ("position_bytes", "WAL position up to which everything is durable here", source.position),
         (
             "source_lag_bytes",
-            ("Bytes of WAL that are written and not yet durable here"),
+            "Bytes of WAL that are written and not yet durable here",
             source.known_lag_bytes,
         ),
         ("source_lag_seconds", "Age of the newest durable transaction; 0 when caught up", late),
@@ -275,10 +242,12 @@ def _source(figures: Figures) -> Iterator[Metric]:
         ),
     )
     kinds = "source", "kind"
-    text = "Times the stream ended at a transaction that can't be decoded, or at a violation"
+    text = "Times the stream ended at a transaction that can't be decoded, or broke the protocol"
     faults = _counter("laredo_source_stream_faults", text, *kinds)
     fault = _gauge(
-        "laredo_source_stream_fault", ("1 until the stream is past such a transaction"), *kinds
+        "laredo_source_stream_fault",
+        "1 until the stream has passed the fault",
+        *kinds,
     )
     current = source.stream_fault
     for kind, number in source.stream_faults.items():
@@ -287,9 +256,7 @@ def _source(figures: Figures) -> Iterator[Metric]:
     yield from (faults, fault)
     yield from _slot(source, name)
     changes = _counter("laredo_changes", "Changes taken from the stream", "source", "action")
-    for action, number in source.changes.items():
-        changes.add_metric([name, action], number)
-    yield changes
+    yield _filled(changes, {(name, action): number for action, number in source.changes.items()})
 
 
 def _catchup(figures: Figures) -> Iterator[Metric]:
@@ -304,7 +271,7 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
         ("catchup_active", "1 while a backlog is split", float(released is not None)),
         (
             "catchup_lag_bytes",
-            ("Bytes of WAL that are written and not yet in the store"),
+            "Bytes of WAL that are written and not yet in the store",
             catchup.lag_bytes,
         ),
         ("catchup_threshold_bytes", "catchup.threshold_bytes", catchup.threshold_bytes),
@@ -316,16 +283,14 @@ def _catchup(figures: Figures) -> Iterator[Metric]:
         ("catchup_spool_bytes", "Bytes decoded and not yet released", catchup.spool_bytes),
     )
     segments = _gauge("laredo_catchup_segments", "Segments, by state", "source", "state")
-    for state, number in Counter(segment.state for segment in catchup.segments).items():
-        segments.add_metric([name, state], number)
-    yield segments
+    yield _filled(segments, Counter((name, segment.state) for segment in catchup.segments))
     yield from _of_source(
         _counter,
         name,
         ("catchup_plans", "Backlogs that were split", catchup.plans),
         (
             "catchup_given_up",
-            ("Split backlogs that were read through the one slot after all"),
+            "Split backlogs that were read through the one slot after all",
             catchup.given_up,
         ),
         ("catchup_segment_restarts", "Segments' processes that were restarted", catchup.restarts),
@@ -338,8 +303,7 @@ def _relay(figures: Figures) -> Iterator[Metric]:
     if relay is None:
         return
     hops = _gauge("laredo_relay_hops", "Servers between this one and PostgreSQL", "source")
-    hops.add_metric([name], max(0, len(relay.path) - 1))
-    yield hops
+    yield _filled(hops, {name: max(0, len(relay.path) - 1)})
     delays = _gauge(
         "laredo_relay_delay_seconds",
         "Time from the newest transaction's commit to its arrival at a server of the path; hop"
@@ -354,12 +318,9 @@ def _relay(figures: Figures) -> Iterator[Metric]:
     goaways = _counter(
         "laredo_relay_goaways", "Streams that the upstream ended as it was shutting down", "source"
     )
-    goaways.add_metric([name], relay.goaways)
-    yield goaways
+    yield _filled(goaways, {name: relay.goaways})
     snapshots = _counter("laredo_relay_snapshots", "Snapshots that the upstream sent", "table")
-    for table, number in relay.snapshots.items():
-        snapshots.add_metric([table], number)
-    yield snapshots
+    yield _filled(snapshots, relay.snapshots)
 
 
 _WAL_STATUSES = ("reserved", "extended", "unreserved", "lost")
@@ -383,8 +344,7 @@ def _slot(source: IngestStatus, name: str) -> Iterator[Metric]:
             "Unix time at which PostgreSQL was last asked about the slot",
             "source",
         )
-        seen.add_metric([name], source.slot_seen_at)
-        yield seen
+        yield _filled(seen, {name: source.slot_seen_at})
     if source.slot is not None:
         yield from _kept(source.slot, name)
     if source.slot is not None or source.slot_warnings:
@@ -392,31 +352,28 @@ def _slot(source: IngestStatus, name: str) -> Iterator[Metric]:
         warned = _gauge(
             "laredo_slot_warning", "1 while the slot is in this danger", "source", "kind"
         )
-        for kind in _KINDS:
-            warned.add_metric([name, kind], float(kind in kinds))
-        yield warned
+        yield _filled(warned, {(name, kind): float(kind in kinds) for kind in _KINDS})
 
 
 def _kept(slot: Slot, name: str) -> Iterator[Metric]:
-    figures = (
-        ("laredo_slot_retained_wal_bytes", "WAL that the slot keeps", slot.retained),
-        ("laredo_slot_unconfirmed_wal_bytes", "WAL that wasn't confirmed", slot.unconfirmed),
-        ("laredo_slot_xmin_age", "Age of the slot's oldest xmin, in transactions", slot.xmin_age),
+    yield from _of_source(
+        _gauge,
+        name,
+        ("slot_retained_wal_bytes", "Bytes of WAL that the slot keeps", slot.retained),
         (
-            "laredo_slot_oldest_transaction_seconds",
-            "Age of the oldest open transaction, whose WAL the slot keeps; 0 when none is",
+            "slot_unconfirmed_wal_bytes",
+            "Bytes of WAL that isn't confirmed yet",
+            slot.unconfirmed,
+        ),
+        ("slot_xmin_age", "Age of the slot's oldest xmin, in transactions", slot.xmin_age),
+        (
+            "slot_oldest_transaction_seconds",
+            "Age of the oldest open transaction, whose WAL the slot keeps; 0 when none is open",
             slot.oldest.age_s if slot.oldest is not None else 0,
         ),
     )
-    for metric, what, value in figures:
-        if value is not None:
-            gauge = _gauge(metric, what, "source")
-            gauge.add_metric([name], value)
-            yield gauge
     status = _gauge("laredo_slot_wal_status", "1 for the slot's wal_status", "source", "status")
-    for each in _WAL_STATUSES:
-        status.add_metric([name, each], float(slot.wal_status == each))
-    yield status
+    yield _filled(status, {(name, s): float(slot.wal_status == s) for s in _WAL_STATUSES})
 
 
 def _standby(figures: Figures) -> Iterator[Metric]:
@@ -453,24 +410,20 @@ def _standby(figures: Figures) -> Iterator[Metric]:
 
 def _tables(figures: Figures) -> Iterator[Metric]:
     copied = _counter("laredo_copy_rows", "Rows read by copies", "table")
-    for table, table_status in figures.source.tables.items():
-        copied.add_metric([table], table_status.copied_rows)
-    yield copied
+    yield _filled(copied, {t: each.copied_rows for t, each in figures.source.tables.items()})
     again = _gauge(
         "laredo_table_copied_again_timestamp_seconds",
-        "Unix time at which a table that clients saw was last scheduled for another copy, which"
-        " nobody asked for; none before the first since the start",
+        "Unix time at which another copy of a table that clients saw was last scheduled without a"
+        " request; none before the first since the start",
         "table",
     )
-    for table, moment in figures.source.copied_again_at.items():
-        again.add_metric([table], moment)
-    yield again
+    yield _filled(again, figures.source.copied_again_at)
     yield from _copies(figures)
     rows = _gauge("laredo_table_rows", "Rows of the table", "table")
     live = _gauge("laredo_table_live", "1 if clients are served the table", "table")
     entries = _gauge("laredo_fanout_journal_entries", "Entries of the journal", "table")
     age = _gauge(
-        "laredo_fanout_journal_oldest_age_seconds", ("Age of the journal's oldest entry"), "table"
+        "laredo_fanout_journal_oldest_age_seconds", "Age of the journal's oldest entry", "table"
     )
     repairs = _gauge(
         "laredo_repairs_active",
@@ -488,9 +441,7 @@ def _tables(figures: Figures) -> Iterator[Metric]:
             age.add_metric([table], max(0.0, time.time() - record.oldest_time_us / 1e6))
     yield from (rows, live, entries, age, repairs, former)
     snapshots = _counter("laredo_fanout_snapshots", "Periodic snapshots written", "table")
-    for table, number in figures.snapshots.items():
-        snapshots.add_metric([table], number)
-    yield snapshots
+    yield _filled(snapshots, figures.snapshots)
 
 
 def _copies(figures: Figures) -> Iterator[Metric]:
@@ -498,7 +449,7 @@ def _copies(figures: Figures) -> Iterator[Metric]:
     source, name = figures.source, figures.source_name
     done = _gauge("laredo_copy_progress_ratio", "Part of a copy that is done, 0 to 1", "table")
     rate = _gauge("laredo_copy_rows_per_second", "Rows read per second by a copy", "table")
-    left = _gauge("laredo_copy_seconds_left", "Seconds until a copy is read, estimated", "table")
+    left = _gauge("laredo_copy_seconds_left", "Estimated seconds until a copy has ended", "table")
     under_way = _gauge("laredo_recopy_active", "1 while a re-copy is under way", "table")
     differing = _counter("laredo_recopy_differing_rows", "Rows that re-copies repaired", "table")
     repairs = _counter(
@@ -516,42 +467,65 @@ def _copies(figures: Figures) -> Iterator[Metric]:
             if table_status.copy.seconds_left is not None:
                 left.add_metric([table], table_status.copy.seconds_left)
     ended = _counter("laredo_recopies", "Re-copies that ended, by outcome", "table", "outcome")
-    for labels, number in source.asked_recopies.items():
-        ended.add_metric(labels, number)
-    connections = _gauge("laredo_copy_connections", "Connections that copy rows", "source")
-    connections.add_metric([name], source.copy_connections)
-    size = _gauge("laredo_copy_bytes_in_flight", "Copied rows read, not yet written", "source")
-    size.add_metric([name], source.copy_bytes)
-    yield from (done, rate, left, under_way, differing, repairs, former, ended, connections, size)
+    yield from (done, rate, left, under_way, differing, repairs, former)
+    yield _filled(ended, source.asked_recopies)
+    yield from _of_source(
+        _gauge,
+        name,
+        ("copy_connections", "Connections that copy rows", source.copy_connections),
+        (
+            "copy_bytes_in_flight",
+            "Bytes of copied rows that are read and not yet written",
+            source.copy_bytes,
+        ),
+    )
 
 
 def _fanout(figures: Figures) -> Iterator[Metric]:
     connected = _gauge("laredo_fanout_connected_clients", "Clients, over all processes", "table")
-    for table, clients in figures.clients.items():
-        connected.add_metric([table], len(clients))
-    yield connected
-    yield from families(figures.buffers)
+    yield _filled(connected, {table: len(each) for table, each in figures.clients.items()})
+    depth = _gauge(
+        "laredo_fanout_client_buffer_depth",
+        "Transactions that the slowest client lags by, counted up to the limit",
+        "table",
+    )
+    yield _filled(depth, {table: buffer.depth for table, buffer in figures.buffers.items()})
+    limit = _gauge(
+        "laredo_fanout_client_buffer_limit",
+        "client_buffer.max_size: most transactions that a live client may lag by",
+        "table",
+    )
+    yield _filled(limit, {table: buffer.limit for table, buffer in figures.buffers.items()})
     most = _gauge("laredo_fanout_max_clients", "fanout.grpc.max_clients")
-    most.add_metric([], figures.max_clients)
-    yield most
+    yield _filled(most, {(): figures.max_clients})
     left = _counter("laredo_fanout_disconnects", "Clients that left, by reason", "reason")
-    for reason, number in figures.disconnects.items():
-        left.add_metric([reason], number)
-    yield left
+    yield _filled(left, figures.disconnects)
     restarts = _counter("laredo_fanout_serving_restarts", "Serving processes that were restarted")
-    restarts.add_metric([], figures.serving_restarts)
-    yield restarts
+    yield _filled(restarts, {(): figures.serving_restarts})
     unstarted = _counter(
         "laredo_fanout_serving_spawn_failures", "Serving processes that couldn't be started"
     )
-    unstarted.add_metric([], figures.serving_spawn_failures)
-    yield unstarted
+    yield _filled(unstarted, {(): figures.serving_spawn_failures})
     hangs = _counter(
         "laredo_process_hangs", "Processes that were killed because they hung, by kind", "kind"
     )
-    for kind, number in figures.hangs.items():
-        hangs.add_metric([kind], number)
-    yield hangs
+    yield _filled(hangs, figures.hangs)
+
+
+def _sent(sent: Mapping[str, SentCounts]) -> Iterator[Metric]:
+    """Bytes and messages sent to clients; a restarted process goes on with its counts."""
+    size = _counter(
+        "laredo_fanout_sent_bytes",
+        "Bytes sent to clients, by serving process: their streams' messages, before TLS",
+        "process",
+    )
+    yield _filled(size, {process: counts.bytes for process, counts in sent.items()})
+    messages = _counter(
+        "laredo_fanout_sent_messages",
+        "Messages sent to clients, by serving process; one may contain many rows or changes",
+        "process",
+    )
+    yield _filled(messages, {process: counts.messages for process, counts in sent.items()})
 
 
 def _archives(figures: Figures) -> Iterator[Metric]:
@@ -561,38 +535,31 @@ def _archives(figures: Figures) -> Iterator[Metric]:
         "table",
         "outcome",
     )
-    for labels, number in figures.replays.items():
-        replays.add_metric(labels, number)
-    yield replays
+    yield _filled(replays, figures.replays)
+    checks = figures.archives.items()
     readable = _gauge("laredo_fanout_archive_readable", "1 if the archive can be read", "table")
+    yield _filled(readable, {table: float(check.problem is None) for table, check in checks})
     covers = _gauge(
         "laredo_fanout_archive_covers_journal",
-        ("1 if the archive's diffs lead to the journal"),
+        "1 if the archive's diffs lead to the journal",
         "table",
     )
-    for table, check in figures.archives.items():
-        readable.add_metric([table], float(check.problem is None))
-        covers.add_metric([table], float(check.covers_journal))
-    yield from (readable, covers)
+    yield _filled(covers, {table: float(check.covers_journal) for table, check in checks})
 
 
 def _store(figures: Figures) -> Iterator[Metric]:
     if figures.store is not None:
         yield from _space(figures.store)
     pruned = _counter("laredo_fanout_journal_pruned", "Entries pruned from journals")
-    pruned.add_metric([], figures.pruned)
-    yield pruned
+    yield _filled(pruned, {(): figures.pruned})
     damages = _counter("laredo_store_damage", "Times damage on disk was found", "table")
-    for table, table_status in figures.source.tables.items():
-        damages.add_metric([table], table_status.damages)
-    yield damages
+    yield _filled(damages, {t: each.damages for t, each in figures.source.tables.items()})
     if figures.scrub_age is not None:
         age = _gauge(
             "laredo_store_scrub_age_seconds",
             "Time since the last scrub that found the whole store undamaged, or since the start",
         )
-        age.add_metric([], figures.scrub_age)
-        yield age
+        yield _filled(age, {(): figures.scrub_age})
 
 
 def _space(store: StoreSpace) -> Iterator[Metric]:
@@ -611,6 +578,4 @@ def _space(store: StoreSpace) -> Iterator[Metric]:
         ("max_bytes", "state.max_size: largest size of the store", store.most),
         ("disk_free_bytes", "Free space on the disk of the store", store.disk_free),
     ):
-        gauge = _gauge(f"laredo_store_{what}", text)
-        gauge.add_metric([], value)
-        yield gauge
+        yield _filled(_gauge(f"laredo_store_{what}", text), {(): value})

@@ -1,9 +1,10 @@
-"""The configuration, mapped to the options of sources and serving processes."""
+"""Options of sources and serving processes, made from the configuration."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
@@ -11,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 from laredo_fanout import source_options as source
 from laredo_fanout.catchup.plan import CatchupMode, CatchupOptions
 from laredo_fanout.client.stream.endpoint import Tls
-from laredo_fanout.config import Config, ReplicatedTableConfig
+from laredo_fanout.config import Config, ReplicatedTableConfig, StandbyConfig
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.path import RelayOptions
 from laredo_fanout.serving import options as serving
@@ -23,35 +24,33 @@ from laredo_service.certificates import Certificate
 
 def relay_options(configured: Upstream, source_name: str) -> RelayOptions:
     """The options of a source that is another laredo-fanout, which has this name."""
-    tls = configured.tls
-    token = configured.token
+    client_id = configured.client_id or f"laredo-relay:{socket.gethostname()}"
+    return _followed(configured, configured.server, client_id, source_name)
+
+
+def peer_options(config: Config) -> list[RelayOptions]:
+    """The options for following each server of the ``standby`` block."""
+    configured = config.standby
+    assert configured is not None
+    client_id = f"laredo-standby:{socket.gethostname()}"
+    return [
+        replace(_followed(configured, peer, client_id, config.source_name), standby=True)
+        for peer in configured.peers
+    ]
+
+
+def _followed(
+    configured: Upstream | StandbyConfig, server: str, client_id: str, source_name: str
+) -> RelayOptions:
+    tls, token = configured.tls, configured.token
     return RelayOptions(
-        server=configured.server,
-        client_id=configured.client_id or f"laredo-relay:{socket.gethostname()}",
+        server=server,
+        client_id=client_id,
         tls=None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
         token=None if token is None else token.get_secret_value(),
         token_file=configured.token_file,
         source_name=source_name,
     )
-
-
-def peer_options(config: Config) -> list[RelayOptions]:
-    """The servers of the ``standby`` block, each as this one would follow it."""
-    configured = config.standby
-    assert configured is not None
-    tls, token = configured.tls, configured.token
-    return [
-        RelayOptions(
-            server=peer,
-            client_id=f"laredo-standby:{socket.gethostname()}",
-            tls=None if tls is None else Tls(tls.ca, tls.cert, tls.key, tls.server_name),
-            token=None if token is None else token.get_secret_value(),
-            token_file=configured.token_file,
-            source_name=config.source_name,
-            standby=True,
-        )
-        for peer in configured.peers
-    ]
 
 
 def standby_options(config: Config) -> StandbyOptions:
@@ -132,7 +131,7 @@ def archive_options(table: ReplicatedTableConfig) -> serving.ArchiveOptions | No
 def serving_options(
     config: Config, port: int, connect_port: int | None = None
 ) -> serving.ServingOptions:
-    """The options of the serving processes; the ports are those that are held for them."""
+    """The options of the serving processes, with the ports that are reserved for them."""
     grpc = config.fanout.grpc
     tls = None
     if grpc.tls is not None:
@@ -175,15 +174,8 @@ def _peer_token(config: Config) -> str | None:
     return None if token is None else peer_token(token)
 
 
-# The certificates that a server's configuration names.
-
-
-def configured(config: Config) -> list[Certificate]:
-    """Those that the server shows, and those that it trusts."""
-    return list(_configured(config))
-
-
-def _configured(config: Config) -> Iterator[Certificate]:
+def certificates(config: Config) -> Iterator[Certificate]:
+    """The certificates that the server presents, and those of the CAs that it trusts."""
     tls = config.fanout.grpc.tls
     if tls is not None:
         yield Certificate("fanout.grpc.tls.cert", tls.cert)

@@ -1,26 +1,20 @@
 """The reload: reads the configuration again, and has every part of the server take it up.
 
-The order matters where a table goes: first the serving processes end its streams, then the ingest
-drops what the store has of it.
+The order matters if a table is removed: first the serving processes end its streams, then the
+ingest drops its rows and its journal.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import structlog
 
 from laredo_fanout.app import options
-from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.app.ingest_thread import IngestThread, JournalPruning
-from laredo_fanout.app.processes.children import ServingChildren
-from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.app.scrape import ServerParts
 from laredo_fanout.app.status import ServerView
-from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config, ReplicatedTableConfig
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.pg_catalog.publication import TableDiscovery
@@ -43,7 +37,7 @@ def patterns(config: Config) -> list[TablePattern]:
 
 
 def known(store: Store) -> frozenset[TableName]:
-    """The tables of the store: they are followed before the catalog was read, and without it."""
+    """The tables of the store, which are followed until the catalog is read."""
     return frozenset(TableName(each.schema, each.name) for each in store.tables.values())
 
 
@@ -52,8 +46,8 @@ def expand(
 ) -> Config:
     """The configuration with the tables that were ``found`` in place of its patterns.
 
-    A table that is listed by name, or matched by an earlier pattern, isn't taken again. Beyond a
-    pattern's ``max_tables`` those that are ``followed`` come first.
+    A table that is listed by name, or matched by an earlier pattern, isn't taken again. If a
+    pattern matches more than ``max_tables``, tables that are ``followed`` are taken first.
     """
     taken = {TableName(t.namespace, t.table) for t in config.tables if not t.is_pattern}
     tables: list[ReplicatedTableConfig] = []
@@ -96,7 +90,7 @@ _TAKEN_UP = below(
     *(
         (*_SOURCE, key)
         for key in (
-            # The next session of the stream has them, and checks all that a start does.
+            # The next session of the stream uses them, and repeats the checks of a start.
             "connection",
             "password",
             "password_file",
@@ -118,7 +112,7 @@ _TAKEN_UP = below(
     ("http", "allowed_hosts"),
 )
 _REPLACED = below((*_GRPC, "tokens_file"), ("http", "token"))
-"""Taken up where there was one and is one: whether one is asked for says where to listen."""
+"""Taken up if there was one and is one: whether there is one decides the address to listen on."""
 
 
 class ReloadPlan(NamedTuple):
@@ -129,9 +123,9 @@ class ReloadPlan(NamedTuple):
     config: Config
     """With the tables that they match."""
     changed: tuple[str, ...]
-    """Paths of what is taken up, but for tables."""
+    """Paths of the settings that are taken up, without those of tables."""
     needs_restart: tuple[str, ...]
-    """Paths of what stays as it was until a restart."""
+    """Paths of the settings that stay unchanged until a restart."""
     added: tuple[str, ...]
     """Tables."""
     removed: tuple[str, ...]
@@ -145,14 +139,14 @@ def plan(
 ) -> ReloadPlan:
     """Plan the change from a running server's configuration to a new one.
 
-    ``configured`` is the file that was loaded last, and ``running`` what it expanded to. ``found``
-    are the tables that the catalog contains.
+    ``configured`` is the file that was loaded last, ``running`` is the same without patterns, and
+    ``found`` are the tables of the catalog.
     """
     taken = take_up(configured, new, _needs_restart)
     config = expand(taken.config, found, followed(running))
     kept = list(taken.needs_restart)
     if new.port != configured.port and "fanout.grpc.port" not in kept:
-        # A target's short form sets it, too.
+        # The short form in a target sets it, too.
         kept.append("fanout.grpc.port")
     former = {table.name: table for table in running.tables}
     now = {table.name: table for table in config.tables}
@@ -181,22 +175,6 @@ class ReloadRefused(FanoutError):
     """The new configuration can't be taken up; everything is as it was."""
 
 
-@dataclass(frozen=True)
-class RunningParts:
-    """The parts of the running server that hold something of its configuration."""
-
-    children: ServingChildren
-    clients: Clients
-    pruning: JournalPruning
-    snapshots: SnapshotSchedule
-    archives: ArchiveWatch
-    view: ServerView
-    ingest: IngestThread
-    fall_behind: FallBehind | None
-    discovery: TableDiscovery | None
-    change_http: Callable[[HttpSettings], None]
-
-
 class Reload:
     """Takes up changed configurations, one after the other."""
 
@@ -206,21 +184,26 @@ class Reload:
         config: Config,
         found: frozenset[TableName],
         load: Callable[[], Config],
-        parts: RunningParts,
+        parts: ServerParts,
+        *,
+        view: ServerView,
+        discovery: TableDiscovery | None,
+        change_http: Callable[[HttpSettings], None],
     ) -> None:
-        """``configured`` came to ``config`` with the tables that were ``found``. ``load`` reads the
-        configuration again, as it was read at the start."""
+        """``config`` is ``configured`` with the tables that were ``found`` in place of patterns.
+        ``load`` reads the configuration again, as it was read at the start."""
         self._configured, self._config, self._found = configured, config, found
-        self._load, self._parts = load, parts
+        self._load, self._parts, self._view = load, parts, view
+        self._discovery, self._change_http = discovery, change_http
         self._one = asyncio.Lock()
 
     async def run(self) -> dict[str, Any]:
-        """Take up the configuration as it is now; what was done, as POST /reload answers.
+        """Take up the configuration as it is now; returns the answer of POST /reload.
 
         :raises ReloadRefused: if it is wrong, or the server is stopping; nothing has changed.
         """
         async with self._one:
-            if self._parts.view.draining:
+            if self._view.draining:
                 raise ReloadRefused("the server is stopping")
             try:
                 new = await asyncio.to_thread(self._load)
@@ -232,11 +215,11 @@ class Reload:
         return _logged(planned, waits_for)
 
     async def follow_patterns(self, found: frozenset[TableName]) -> None:
-        """Take up the tables that the catalog has now, of those that patterns match."""
+        """Take up the tables that the patterns match in the catalog now."""
         async with self._one:
             self._found = found
             planned = plan(self._configured, self._config, self._configured, found)
-            if self._parts.view.draining or not (planned.added or planned.removed):
+            if self._view.draining or not (planned.added or planned.removed):
                 return
             log.info(
                 "tables added or removed by pattern",
@@ -256,28 +239,28 @@ class Reload:
             raise _refused(str(wrong)) from wrong
 
     async def _take_up(self, planned: ReloadPlan) -> str | None:
-        """Have all parts take it up; what the tables wait for, if the ingest hasn't yet."""
+        """Have all parts take it up; returns what the change of tables waits for, if at all."""
         before, parts = self._config, self._parts
         other_patterns = patterns(self._configured) != patterns(planned.configured)
         self._configured, self._config = planned.configured, planned.config
         config = planned.config
-        if parts.discovery is not None:
-            parts.discovery.change(patterns(planned.configured))
+        if self._discovery is not None:
+            self._discovery.change(patterns(planned.configured))
         parts.clients.limit(
             config.max_clients, config.max_clients_per_identity, config.max_clients_per_client_id
         )
-        # Shown as waiting at once, and no longer shown before their state goes.
-        parts.view.change_config(config)
+        # /status shows new tables as waiting at once, and removed ones no longer.
+        self._view.change_config(config)
         listener = parts.children.options.listener
         connect = listener.connect
         serving = options.serving_options(
             config, listener.port, None if connect is None else connect.port
         )
         await parts.children.change(serving)
-        parts.change_http(config.http)
+        self._change_http(config.http)
         parts.pruning.change(config)
         await asyncio.gather(parts.snapshots.change(config), parts.archives.change(config))
-        # A session begins with a check of what the patterns stand for.
+        # A session begins with a check of the tables that the patterns match.
         if not (other_patterns or _follows_otherwise(before, config)):
             return None
         if parts.fall_behind is not None:

@@ -27,10 +27,9 @@ from laredo_service.metrics import Exposition
 
 
 @dataclass(frozen=True)
-class Scrape:
-    """The parts of the running server that have figures."""
+class ServerParts:
+    """The parts of the running server."""
 
-    config: Config
     store: Store
     clients: Clients
     ingest: IngestThread
@@ -41,61 +40,69 @@ class Scrape:
     archives: ArchiveWatch
     fall_behind: FallBehind | None
     watchdog: Watchdog
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """The figures of the server's parts."""
+
+    parts: ServerParts
     http: HttpCounts
     certificates: CertificateWatch
     #: The record of a configured table that clients see, or will.
     record: Callable[[str], TableRecord | None]
 
-    async def answer(self, accept: str) -> Exposition:
+    async def answer(self, config: Config, accept: str) -> Exposition:
         """The metrics now, in the format that the request's Accept header asks for."""
-        names = [table.name for table in self.config.tables]
+        parts = self.parts
+        names = [table.name for table in config.tables]
         found = {name: self.record(name) for name in names}
         tables = {name: record for name, record in found.items() if record is not None}
         clients: dict[str, list[ClientState]] = {name: [] for name in names}
-        for client in self.clients.of():
+        for client in parts.clients.of():
             clients.setdefault(client.info.table, []).append(client)
-        limits = {t.name: t.target.client_buffer.max_size for t in self.config.tables}
-        store = await asyncio.to_thread(self._read_files)
+        limits = {t.name: t.target.client_buffer.max_size for t in config.tables}
+        store = await asyncio.to_thread(self._read_files, config.state.max_size)
         client_buffers = await asyncio.to_thread(
-            metrics.measured, self.store.reader(), tables, clients, limits
+            metrics.measured, parts.store.reader(), tables, clients, limits
         )
-        catchup = None if self.fall_behind is None else self.fall_behind.status()
+        catchup = None if parts.fall_behind is None else parts.fall_behind.status()
         figures = Figures(
-            source_name=self.config.source_name,
-            source=self.ingest.status(),
+            source_name=config.source_name,
+            source=parts.ingest.status(),
             tables=tables,
             clients=clients,
             buffers=client_buffers,
-            max_clients=self.config.max_clients,
-            disconnects=self.clients.left(),
-            snapshots={name: self.snapshots.written(name) for name in names},
+            max_clients=config.max_clients,
+            disconnects=parts.clients.left(),
+            snapshots={name: parts.snapshots.written(name) for name in names},
             store=store,
-            pruned=self.pruning.pruned,
-            serving_restarts=self.children.restarts,
-            serving_spawn_failures=self.children.spawn_failures,
-            hangs=dict(self.watchdog.hangs),
-            ingest_restarts=self.ingest.given_up,
-            replays=self.children.replays,
-            archives=self.archives.checks,
+            pruned=parts.pruning.pruned,
+            serving_restarts=parts.children.restarts,
+            serving_spawn_failures=parts.children.spawn_failures,
+            hangs=dict(parts.watchdog.hangs),
+            ingest_restarts=parts.ingest.given_up,
+            replays=parts.children.replays,
+            archives=parts.archives.checks,
             catchup=catchup,
             pids={
-                **self.children.named_pids,
-                **self.snapshots.named_pids,
-                **self.scrub.named_pids,
+                **parts.children.named_pids,
+                **parts.snapshots.named_pids,
+                **parts.scrub.named_pids,
                 **_segment_pids(catchup),
             },
-            sent=self.children.sent,
+            sent=parts.children.sent,
             http=self.http,
             certificates=self.certificates,
-            scrub_age=self.scrub.age_s,
-            relay=None if self.ingest.relay is None else self.ingest.relay.relay_status(),
-            standby=None if self.ingest.standby is None else self.ingest.standby.standby_status(),
+            scrub_age=parts.scrub.age_s,
+            relay=None if parts.ingest.relay is None else parts.ingest.relay.relay_status(),
+            standby=None if parts.ingest.standby is None else parts.ingest.standby.standby_status(),
         )
         return exposition(figures, accept)
 
-    def _read_files(self) -> StoreSpace | None:
+    def _read_files(self, max_size: int) -> StoreSpace | None:
         self.certificates.read()
-        return metrics.measured_space(self.store, self.config.state.max_size)
+        return metrics.measured_space(self.parts.store, max_size)
 
 
 def _segment_pids(catchup: CatchupStatus | None) -> dict[str, int]:

@@ -24,7 +24,8 @@ from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.control_wire import WakeUps
 from laredo_fanout.app.processes.scrub_schedule import ScrubSchedule
 from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
-from laredo_fanout.app.reload import Reload, ReloadRefused, RunningParts
+from laredo_fanout.app.reload import Reload, ReloadRefused
+from laredo_fanout.app.scrape import ServerParts
 from laredo_fanout.app.status import ServerView
 from laredo_fanout.batch.write_batch import OnCommit
 from laredo_fanout.catchup.fall_behind import FallBehind
@@ -60,9 +61,9 @@ def run(config: Config, log_settings: LogSettings, load: Callable[[], Config]) -
 
     ``load`` reads the configuration again, for a reload.
     """
-    # One that comes before the server runs must not end it: the configuration was read just now.
+    # A SIGHUP before the server runs must not end it: the configuration was read just now.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # The tables' rows are in what we write: no other user may read it, whatever the shell's umask.
+    # The server's files contain the tables' rows: no other user may read them, whatever the umask.
     os.umask(0o077)
     for warning in (*config.warnings(), *compiled.warnings()):
         log.warning(warning)
@@ -81,7 +82,7 @@ async def _run(config: Config, log_settings: LogSettings, load: Callable[[], Con
 
 
 class _Ports(NamedTuple):
-    """The ports of the serving processes; they have the one of Connect if it is configured."""
+    """The ports of the serving processes; None for Connect if it isn't configured."""
 
     grpc: int
     connect: int | None
@@ -102,7 +103,8 @@ def _open_store(config: Config) -> Store:
         return Store.open(config.state.path, max_size=config.state.max_size)
     except OSError as error:
         raise StateUnusable(
-            f"state.path {config.state.path} can't be used: {error.strerror} ({error.filename})"
+            f"state.path {config.state.path} can't be used: {error.strerror} ({error.filename});"
+            " let this user write there, or choose another directory"
         ) from error
 
 
@@ -171,9 +173,7 @@ class _Server:
             crashed=self._part_crashed,
         )
         self.archives = ArchiveWatch(config, store, self._part_crashed)
-        self.view = ServerView(
-            config=config,
-            port=ports.grpc,
+        parts = ServerParts(
             store=store,
             clients=self.clients,
             ingest=self.ingest,
@@ -185,23 +185,16 @@ class _Server:
             fall_behind=self.fall_behind,
             watchdog=self.watchdog,
         )
+        self.view = ServerView(config, ports.grpc, parts)
         self.reload = Reload(
             self.configured,
             config,
             found,
             load,
-            RunningParts(
-                children=self.children,
-                clients=self.clients,
-                pruning=self.pruning,
-                snapshots=self.snapshots,
-                archives=self.archives,
-                view=self.view,
-                ingest=self.ingest,
-                fall_behind=self.fall_behind,
-                discovery=self.discovery,
-                change_http=self._change_http,
-            ),
+            parts,
+            view=self.view,
+            discovery=self.discovery,
+            change_http=self._change_http,
         )
         self._web: HttpServer | None = None
         self._reloading: set[asyncio.Task[None]] = set()
@@ -270,7 +263,7 @@ class _Server:
         self.snapshots.start()
         self.scrub.start()
         self.archives.start()
-        # FastAPI takes half a second to import: the rest is under way by then.
+        # These imports take half a second, in which everything else starts.
         from laredo_fanout.app import http, terminal
         from laredo_fanout.app.http import LagHistory
         from laredo_service.http.server import HttpServer
@@ -295,7 +288,7 @@ class _Server:
         )
         web.start()
         self._web = web
-        # What is there now stays: a full collection over it would hold the ingest for 50 ms.
+        # A full collection over the objects of now, which stay, would delay the ingest by 50 ms.
         gc.freeze()
         gc.enable()
         log.info(
@@ -338,19 +331,20 @@ class _Server:
         )
         if not await asyncio.to_thread(self.ingest.stop, _INGEST_PATIENCE):
             log.error("ingest abandoned", patience_s=_INGEST_PATIENCE)
-            # The store can't be closed under it; what was confirmed is durable.
+            # The store can't be closed while the ingest uses it; confirmed changes are durable.
             os._exit(FAILED)
         if self.ingest.crash is not None:
             self._exit_code = FAILED
         log.info("server stopped", position=self.view.position_text, exit_code=self._exit_code)
 
     async def _hand_over(self) -> None:
-        """Have a standby take over the slot: clients then leave a server that has changes still."""
+        """Have a standby take over the slot before clients leave, so that they miss no change."""
         standby = self.ingest.standby
         if standby is None:
             return
         try:
-            handed = asyncio.wrap_future(standby.hand_over())
+            # Shielded: the ingest resolves the future, which fails once it is cancelled.
+            handed = asyncio.shield(asyncio.wrap_future(standby.hand_over()))
             await asyncio.wait_for(handed, _HANDOVER_PATIENCE)
         except TimeoutError:
             log.warning("slot not handed over in time", patience_s=_HANDOVER_PATIENCE)
@@ -368,7 +362,7 @@ class _Server:
             await asyncio.sleep(_POLL_UNTIL_READY if problems else _POLL_WHILE_READY)
 
     def _part_crashed(self, what: str, why: BaseException) -> None:
-        """End the server, with the error, if a part of it crashed: its supervisor restarts it."""
+        """End the server with an exit code for its supervisor, which restarts it."""
         self._exit_code = FAILED
         self._stopping.set()
 
@@ -401,7 +395,7 @@ class _Server:
     def _signalled(self, number: signal.Signals) -> None:
         if self._stopping.is_set():
             log.warning("second signal received", signal=number.name)
-            # Nothing is lost: what was confirmed is durable, and serving processes see us go.
+            # Nothing is lost: confirmed changes are durable, and serving processes notice the end.
             os._exit(STOPPED_BY_SECOND_SIGNAL)
         log.info("signal received", signal=number.name)
         self._stopping.set()

@@ -7,22 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from laredo_fanout.app import options
-from laredo_fanout.app.archive_watch import ArchiveWatch
-from laredo_fanout.app.ingest_thread import IngestThread, JournalPruning
-from laredo_fanout.app.processes.children import ServingChildren
-from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.scrub_schedule import ScrubSchedule
-from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
-from laredo_fanout.app.scrape import Scrape
+from laredo_fanout.app.scrape import Scrape, ServerParts
 from laredo_fanout.batch.status import CopyProgress, IngestStatus, ReplicatedTableStatus
-from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.config import Config
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.store import reader
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.table import TableRecord
-from laredo_fanout.store.writer import Store
-from laredo_fanout.watchdog import SERVING, Watchdog
+from laredo_fanout.watchdog import SERVING
 from laredo_model import position
 from laredo_service import build
 from laredo_service.certificates import CertificateWatch
@@ -36,47 +28,12 @@ _NO_JOURNAL = {"entries": 0, "oldest_sequence": None, "oldest_age_seconds": None
 class ServerView:
     """Reads the state of the running server's parts, without waiting for PostgreSQL or the disk."""
 
-    def __init__(
-        self,
-        *,
-        config: Config,
-        port: int,
-        store: Store,
-        clients: Clients,
-        ingest: IngestThread,
-        children: ServingChildren,
-        pruning: JournalPruning,
-        snapshots: SnapshotSchedule,
-        scrub: ScrubSchedule,
-        archives: ArchiveWatch,
-        fall_behind: FallBehind | None,
-        watchdog: Watchdog,
-    ) -> None:
-        self._config, self._port, self._store = config, port, store
-        self._clients, self._ingest, self._children = clients, ingest, children
-        self._pruning, self._snapshots = pruning, snapshots
-        self._archives, self._fall_behind = archives, fall_behind
-        self._scrub = scrub
-        self._watchdog = watchdog
+    def __init__(self, config: Config, port: int, parts: ServerParts) -> None:
+        self._config, self._port, self._parts = config, port, parts
         self._started = datetime.now(UTC)
         self.http = HttpCounts()
-        self.certificates = CertificateWatch(options.configured(config))
-        self._scrape = Scrape(
-            config,
-            store,
-            clients,
-            ingest,
-            children,
-            pruning,
-            snapshots,
-            scrub,
-            archives,
-            fall_behind,
-            watchdog,
-            self.http,
-            self.certificates,
-            self._record,
-        )
+        self.certificates = CertificateWatch(options.certificates(config))
+        self._scrape = Scrape(parts, self.http, self.certificates, self._record)
         self.draining = False
 
     def change_config(self, config: Config) -> None:
@@ -86,7 +43,7 @@ class ServerView:
     @property
     def position_text(self) -> str:
         """The position up to which everything is durable."""
-        return position.text(self._store.position)
+        return position.text(self._parts.store.position)
 
     def problems(self) -> list[str]:
         """Reasons why the server isn't ready; empty if it is connected, serving, and all tables are
@@ -94,7 +51,7 @@ class ServerView:
         """
         if self.draining:
             return ["draining"]
-        source = self._ingest.status()
+        source = self._parts.ingest.status()
         found = []
         error = self._source_error(source)
         if error is not None:
@@ -105,7 +62,7 @@ class ServerView:
             problem = self._table_problem(table.name, source)
             if problem is not None:
                 found.append(problem)
-        return [*found, *(self._not_listening() or self._watchdog.suspicions(SERVING))]
+        return [*found, *(self._not_listening() or self._parts.watchdog.suspicions(SERVING))]
 
     def unserved(self) -> list[str]:
         """Reasons why the server can't serve the rows that it has; empty if it serves them, however
@@ -122,13 +79,13 @@ class ServerView:
         return found
 
     def _not_listening(self) -> list[str]:
-        silent = self._watchdog.suspicions(SERVING)
-        if self._children.listening > len(silent):
+        silent = self._parts.watchdog.suspicions(SERVING)
+        if self._parts.children.listening > len(silent):
             return []
-        return silent or [self._children.error or "no serving process listens yet"]
+        return silent or [self._parts.children.error or "no serving process listens yet"]
 
     def _source_error(self, source: IngestStatus) -> str | None:
-        return self._ingest.error or source.error
+        return self._parts.ingest.error or source.error
 
     def _table_problem(self, name: str, source: IngestStatus) -> str | None:
         table_status = source.tables.get(name)
@@ -144,13 +101,13 @@ class ServerView:
         return None
 
     def _record(self, name: str) -> TableRecord | None:
-        return reader.current([r for r in self._store.tables.values() if r.qualified == name])
+        return reader.current([r for r in self._parts.store.tables.values() if r.qualified == name])
 
     def status(self) -> dict[str, Any]:
         """The JSON of /status."""
-        source = self._ingest.status()
+        source = self._parts.ingest.status()
         problems = self.problems()
-        clients = self._clients.of()
+        clients = self._parts.clients.of()
         return {
             "ready": not problems,
             "problems": problems,
@@ -159,24 +116,24 @@ class ServerView:
             "started_at": _time(self._started),
             "store": {
                 "path": str(self._config.state.path),
-                "bytes": self._store.used_bytes,
+                "bytes": self._parts.store.used_bytes,
                 "max_bytes": self._config.state.max_size,
-                "scrub": self._scrub.status(),
+                "scrub": self._parts.scrub.status(),
             },
             "fanout": {
                 "port": self._port,
                 "workers": self._config.fanout.grpc.workers,
-                "listening": self._children.listening,
-                "pids": self._children.pids,
-                "restarts": self._children.restarts,
-                "error": self._children.error,
+                "listening": self._parts.children.listening,
+                "pids": self._parts.children.pids,
+                "restarts": self._parts.children.restarts,
+                "error": self._parts.children.error,
                 "clients": len(clients),
                 "max_clients": self._config.max_clients,
-                "disconnects": self._clients.left(),
+                "disconnects": self._parts.clients.left(),
             },
             "processes": {
-                "hangs": dict(self._watchdog.hangs),
-                "silent": self._watchdog.suspicions(),
+                "hangs": dict(self._parts.watchdog.hangs),
+                "silent": self._parts.watchdog.suspicions(),
             },
             "sources": {self._config.source_name: self._source(source)},
             "tables": {
@@ -187,7 +144,7 @@ class ServerView:
         }
 
     def _source(self, source: IngestStatus) -> dict[str, Any]:
-        identity, configured = self._store.source, self._config.source
+        identity, configured = self._parts.store.source, self._config.source
         return {
             "connected": source.connected,
             "phase": source.phase,
@@ -216,9 +173,11 @@ class ServerView:
             "stale_senders_ended": source.senders_ended,
             "strange_messages": source.strange_messages,
             "publication": configured.publication.name if configured is not None else None,
-            "catchup": self._fall_behind and self._fall_behind.status().to_json(),
+            "catchup": self._parts.fall_behind and self._parts.fall_behind.status().to_json(),
             "path": self._path(),
-            "standby": None if self._ingest.standby is None else self._ingest.standby.shown(),
+            "standby": None
+            if self._parts.ingest.standby is None
+            else self._parts.ingest.standby.shown(),
         }
 
     def _slot_name(self, identity: SourceIdentity | None) -> str | None:
@@ -228,8 +187,8 @@ class ServerView:
         return configured.slot_name if identity is None else identity.slot
 
     def _path(self) -> list[dict[str, Any]] | None:
-        """Of a relay: this server, then those between it and PostgreSQL."""
-        relay = self._ingest.relay
+        """This relay, then the servers between it and PostgreSQL; None if it is no relay."""
+        relay = self._parts.ingest.relay
         if relay is None:
             return None
         return [
@@ -268,7 +227,7 @@ class ServerView:
             else _copy(table_status.copy),
             "recopy": _recopy(table_status),
             "sequence": record.sequence if record is not None else 0,
-            "position": _table_position(record, self._store.position) if shown else None,
+            "position": _table_position(record, self._parts.store.position) if shown else None,
             "verified_position": position.text(record.boundary) if record is not None else None,
             "putting_right": _repair(record),
             "damage": (record.damage or None) if record is not None else None,
@@ -277,23 +236,23 @@ class ServerView:
             "key_fields": list(record.key_fields) if record is not None else [],
             "journal": journal,
             "clients": sum(client.info.table == name for client in clients),
-            "snapshots": self._snapshots.of(name),
+            "snapshots": self._parts.snapshots.of(name),
             "archive": self._archive(name),
         }
 
     def _archive(self, name: str) -> dict[str, Any] | None:
-        shown = self._archives.status(name)
+        shown = self._parts.archives.status(name)
         if shown is not None:
             shown["replays"] = {
                 outcome: number
-                for (table, outcome), number in sorted(self._children.replays.items())
+                for (table, outcome), number in sorted(self._parts.children.replays.items())
                 if table == name
             }
         return shown
 
     def _client(self, client: ClientState) -> dict[str, Any]:
         record = self._record(client.info.table)
-        # 0: it hasn't been sent anything, and isn't behind any place yet.
+        # 0: nothing was sent to this client yet, so there is no lag to measure.
         newest = client.sequence if record is None or not client.sequence else record.sequence
         behind = max(0, newest - client.sequence)
         since = datetime.fromtimestamp(client.info.connected_at_us / 1_000_000, UTC)
@@ -312,7 +271,7 @@ class ServerView:
 
     async def metrics(self, accept: str) -> Exposition:
         """Answer a request of /metrics that has this Accept header."""
-        return await self._scrape.answer(accept)
+        return await self._scrape.answer(self._config, accept)
 
 
 def _table_position(record: TableRecord | None, of_store: int) -> str:
@@ -320,7 +279,7 @@ def _table_position(record: TableRecord | None, of_store: int) -> str:
 
 
 def _slot(source: IngestStatus) -> dict[str, Any]:
-    """The slot as PostgreSQL showed it last; unknown while it can't be asked."""
+    """The slot as PostgreSQL last reported it; None for each value that is unknown."""
     slot, seen_at = source.slot, source.slot_seen_at
     oldest = slot and slot.oldest
     return {
@@ -363,7 +322,7 @@ def _repair(record: TableRecord | None) -> dict[str, Any] | None:
 
 
 def _recopy(table_status: ReplicatedTableStatus) -> dict[str, Any] | None:
-    """The re-copy that is under way, and how the last one ended; None: there was none."""
+    """The re-copy under way, and the outcome of the last one; None if there was none."""
     last = table_status.last_recopy
     if not table_status.recopying and last is None:
         return None

@@ -31,13 +31,13 @@ from laredo_service.figures import age, counted, duration, size
 from laredo_service.listing import Listing, cell
 from laredo_service.printable import printable
 
-# The parts of /status that people are shown first, here and on the status page: what is broken, and
-# who is furthest behind.
+# The parts of /status that come first on a terminal and on the status page: problems, and the
+# clients that lag most.
 
 KINDS = BAD, BUSY, GOOD = "bad", "busy", "good"
 """Kinds of states, the worst first. A copy or a wait that ends by itself is BUSY, never BAD."""
 FAR_BEHIND = 1_000
-"""Changes; a client with more of them to take isn't shown as GOOD."""
+"""Number of changes; a client that lags by more isn't shown as GOOD."""
 
 
 def table_kind(table: dict[str, Any]) -> str:
@@ -72,7 +72,7 @@ def _of_table(name: str, table: dict[str, Any]) -> Iterator[str]:
 
 
 def clients_by_lag(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """The clients, those that are furthest behind first, then those that aren't live."""
+    """The clients: those that lag most first; among equals, those that aren't live."""
     return sorted(
         status["clients"],
         key=lambda client: (-client["behind"], client["state"] == "live", client["client_id"]),
@@ -129,7 +129,7 @@ _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 220
 
 
 class NoAnswer(FanoutError):
-    """The address has no server, or it doesn't answer."""
+    """No server answers at the address, or it refuses."""
 
 
 class RunningServer:
@@ -142,7 +142,7 @@ class RunningServer:
     def status(self) -> dict[str, Any]:
         """GET /status.
 
-        :raises NoAnswer: if it doesn't.
+        :raises NoAnswer: if the server doesn't answer.
         """
         return _answer(self._request("status", "GET"), _PATIENCE_S)
 
@@ -242,8 +242,8 @@ _STATEMENTS_END = re.compile(r"(?<=;) (?=(?:ALTER|CREATE|GRANT|SELECT|Then|or)\b
 class LiveView:
     """A view that is refreshed in place; where that can't be (a pipe), one below the other.
 
-    Within the block Ctrl-C is taken by :meth:`pause` alone: raised wherever Python happens to be,
-    it may end in a finalizer, where it is lost. It waits for an answer, then, at most.
+    Within the block only :meth:`pause` raises KeyboardInterrupt: raised elsewhere, it may be lost
+    in a finalizer. So Ctrl-C waits for an answer of the server at most.
     """
 
     def __init__(self, what: str) -> None:
@@ -309,7 +309,7 @@ def watch_recopy(server: RunningServer, table: str, before: dict[str, Any] | Non
                 break
             connected = all(source["connected"] for source in status["sources"].values())
             if connected and not shown["active"]:
-                text = f"{table}: its end wasn't seen, because the server was restarted; try again"
+                text = f"{table}: the server was restarted during the re-copy; request another one"
                 return RecopyOutcome(text, failed=True)
             view.show(status)
             view.pause(_POLL_EVERY)
@@ -344,7 +344,7 @@ def _status_view(status: dict[str, Any]) -> list[RenderableType]:
 
 
 def _state(table: dict[str, Any]) -> str:
-    """The table's state; of one that isn't live for an error, the phase, as ``refused``."""
+    """The table's state; if an error keeps it from being live, its phase, such as ``refused``."""
     is_stuck = table["error"] and table["status"] != "live"
     return str(table["phase"] if is_stuck else table["status"])
 
@@ -364,7 +364,7 @@ def _source_view(name: str, source: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _path_view(path: list[dict[str, Any]] | None) -> list[RenderableType]:
-    """Of a relay: the servers up to PostgreSQL, and what each adds to a change's delay."""
+    """The servers between a relay and PostgreSQL, and the delay that each adds to a change."""
     if not path:
         return []
     listing = Listing("server", "position", "after commit", "this hop", figures=_DELAYS)
@@ -486,6 +486,6 @@ def show_reload(done: dict[str, Any]) -> None:
     console = Console()
     found = [f"{what}: {each}" for key, what in _LINES.items() for each in done[key]]
     if done["waits_for"]:
-        found.append(f"the tables are taken up after {done['waits_for']}")
+        found.append(f"the change of tables waits for {done['waits_for']}")
     for line in found or ["nothing has changed"]:
         console.print(Text(printable(line)), soft_wrap=True)

@@ -31,8 +31,8 @@ class AsyncFanoutClient(TableClient):
     """The asyncio twin of :class:`FanoutClient`: the same parameters and names, awaitable.
 
     It runs on the event loop on which it is started, and works in slices of a millisecond, so
-    that the loop's other tasks run, too. A transaction of more than 1,000 changes (100 with an
-    index) is therefore seen in parts; :attr:`position` moves at its end. An asynchronous context
+    that the loop's other tasks run, too. So readers see a transaction of more than 1,000 changes
+    (100 with an index) in parts; :attr:`position` moves at its end. An asynchronous context
     manager.
     """
 
@@ -84,7 +84,7 @@ class AsyncFanoutClient(TableClient):
         """As :meth:`FanoutClient.listen`; a listener may be a coroutine function.
 
         It is called on the event loop, so it must not block. SystemExit and KeyboardInterrupt
-        are the application's own way to end its loop and do so.
+        end the loop, as in any task.
         """
         return self._listeners.add(listener)
 
@@ -92,7 +92,7 @@ class AsyncFanoutClient(TableClient):
         """``async for change in client.changes()``: each row that changes from now on.
 
         A change has ``old``, ``new``, ``position`` and ``sequence``. The iteration ends when
-        the client is stopped, and raises what ended the client for good.
+        the client is stopped, and raises the error that ended the client for good.
         """
         buffer = ListenerQueue()
         if self._follower is not None and self._follower.error is not None:
@@ -174,7 +174,7 @@ class AsyncFanoutClient(TableClient):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Of something that the listener awaited, and not of the client's own task.
+            # The listener awaited something that was cancelled; the client's own task wasn't.
             self._listeners.failed(listener, key, cancelled)
         except Exception as error:  # noqa: BLE001  # a listener's own
             self._listeners.failed(listener, key, error)

@@ -87,7 +87,7 @@ class StreamError(ClientError):
 
 
 class InvalidRequest(StreamError):
-    """The server calls the request itself wrong (INVALID_ARGUMENT)."""
+    """The request itself is wrong (INVALID_ARGUMENT)."""
 
 
 class TableNotFound(StreamError):
@@ -120,13 +120,13 @@ class TableNotReady(StreamError):
 
 
 class Crowded(StreamError):
-    """max_clients is reached, or this client was too slow for its buffer (RESOURCE_EXHAUSTED)."""
+    """max_clients is reached, or this client lagged or stalled too long (RESOURCE_EXHAUSTED)."""
 
     retryable = True
 
 
 class SnapshotOffered(StreamError):
-    """The server would send a snapshot, and another one of the list may be able to resume."""
+    """The server would send a snapshot, and another server of the list may be able to resume."""
 
     retryable = True
 
@@ -156,6 +156,6 @@ _BY_CODE: dict[grpc.StatusCode, type[StreamError]] = {
 
 
 def of_status(server: str, code: grpc.StatusCode, details: str | None) -> StreamError:
-    """The error for a gRPC status; codes as in the design's wire contract."""
+    """The error for a gRPC status."""
     kind = _BY_CODE.get(code, StreamBroken)
     return kind(server, details or f"the stream ended with {code.name}")

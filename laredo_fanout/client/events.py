@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Mode(IntEnum):
-    """Way in which the server catches this client up; the numbers are the wire's."""
+    """The server's way of catching this client up; the numbers are those of the wire."""
 
     FULL_SNAPSHOT = 1
     DELTA = 2
@@ -47,7 +47,7 @@ class Mode(IntEnum):
 class HolderState:
     """State of the holder that a standby needs to go on from the slot; JSON of the server."""
 
-    #: The table's, a number of the server's own.
+    #: The table's incarnation, a number of the server's own.
     incarnation: int
     definition: bytes
     source: bytes
@@ -69,11 +69,11 @@ class HistoryOrigin:
 class Handshake:
     """The first event of every stream.
 
-    What a consumer holds of a transaction or a snapshot that wasn't finished belongs to the stream
-    before: it must drop it, it is sent again from its start.
+    A consumer must drop an unfinished transaction or snapshot of the stream before: it is sent
+    again from its start.
     """
 
-    #: How the stream catches this client up.
+    #: The server's way of catching this client up.
     mode: Mode
     #: The server's position at this moment, which this stream may still have to reach; None: it
     #: didn't send one.
@@ -118,7 +118,7 @@ class SnapshotBegin:
     position: Position | None
     sequence: int
     row_count: int
-    #: Why a client that asked to resume gets a snapshot; empty where the server didn't say, or the
+    #: Reason for a snapshot to a client that asked to resume; empty if the server sent none, or the
     #: client didn't ask to resume.
     reason: str = ""
     #: On request (``SyncOptions.standby``): of these rows.
@@ -184,13 +184,13 @@ class Changes:
     positions: Sequence[int]
     #: The commit time of each transaction, in microseconds since 1970.
     times_us: Sequence[int]
-    #: Whether the last transaction goes on in the next batch, which may bring nothing but its end
-    #: (a count of 0).
+    #: Whether the last transaction continues in the next batch, which may contain nothing but its
+    #: end (a count of 0).
     open: bool
     #: The sequence of each change, where they aren't consecutive.
     sequences: Sequence[int] | None = None
-    #: Where given, the first transaction stands for all that were committed after this position, up
-    #: to its own. No state at a position in between can be made of what was sent.
+    #: If given, the first transaction replaces all that were committed after this position, up to
+    #: its own. No state at a position in between can be computed from it.
     since: Position | None = None
 
     @property
@@ -259,8 +259,8 @@ class Heartbeat:
     sequence: int
     server_time: datetime | None
     #: The table's verified position, on request (``SyncOptions.boundaries``): up to there no silent
-    #: DDL has rewritten values, so what is kept of the table may end there. It holds for the rows
-    #: before the next SnapshotBegin. None: the server didn't send one.
+    #: DDL has changed rows, so an artifact may end there. It is valid for the rows before the next
+    #: SnapshotBegin. None: the server didn't send one.
     boundary: Position | None = None
 
 
@@ -317,7 +317,7 @@ class Filter:
         return predicate
 
     def to_json(self) -> list[object]:
-        """The condition as the local snapshot keeps it, to notice other filters than last time."""
+        """The condition as the local snapshot records it, to notice other filters."""
         return [self.field, self.kind, [_as_text(value) for value in self.values]]
 
 

@@ -16,7 +16,7 @@ _shares: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopShare]" = WeakKeyDict
 
 
 class LoopShare:
-    """The share of one loop: whoever has worked asks :meth:`pause_if_used` often."""
+    """The share of one loop; a client that works awaits :meth:`pause_if_used` often."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -49,8 +49,8 @@ class LoopShare:
             await self.pause()
 
     async def pause_before(self, share: float) -> None:
-        """Let other tasks run if what comes next, about ``share`` of a slice, doesn't fit into this
-        one; not if little of it is used."""
+        """Let other tasks run if the next work, about ``share`` of a slice, doesn't fit into this
+        slice; not if little of the slice is used."""
         self.note_work()
         used = perf_counter() - (self._since or 0)
         if used > _SLICE_S * _LITTLE and used > _SLICE_S * (1 - share):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # The one event loop that all thread-safe clients of a process share.
 #
-# grpc.aio hands every loop's completions through one socket of the process: many loops wake each
-# other, and one that was closed makes the others log errors. So there is one, on a daemon thread,
+# grpc.aio passes the completions of all loops through one socket of the process: loops wake each
+# other, and a closed loop makes the others log errors. So there is one loop, on a daemon thread,
 # and it is never closed.
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def loop() -> asyncio.AbstractEventLoop:
 
 
 def call(work: Coroutine[Any, Any, T]) -> T:
-    """Run it on the loop and wait for what it gives."""
+    """Run ``work`` on the loop, and wait for its result."""
     return asyncio.run_coroutine_threadsafe(work, loop()).result()
 
 
@@ -59,7 +59,7 @@ class FanoutClient(TableClient):
     """A table of a laredo-fanout server in this process's memory, kept up to date with it.
 
     ``server``: host:port, or a list of servers with the same data, such as a primary and its
-    relays: when one doesn't serve, another one is resumed from. ``table``: schema.table.
+    relays: when one doesn't serve, another one does. ``table``: schema.table.
     ``client_id``: the name in the server's lists (default: host and process).
     ``local_snapshot_path``: a file (or a directory that exists) for the rows, saved by :meth:`stop`
     and every ``save_interval`` seconds, so that a restart only fetches what changed; one that is
@@ -110,10 +110,10 @@ class FanoutClient(TableClient):
     def lookup(self, *values: object) -> Row | None:
         """The row whose lookup fields have these values, or None.
 
-        Numbers are exact: int, float where it prints as the same number, else Decimal. What the
-        row's JSON has as a string stays one: numeric, timestamps, uuid. A number and the
-        string of its digits are the same value here. A json column that no Python value holds is
-        a :class:`RawJson`, its text, and is looked up by that text.
+        Numbers are exact: int, float if it prints as the same number, else Decimal. Strings of the
+        row's JSON stay strings: numeric, timestamps, uuid. A number and the string of its digits
+        are the same value here. A json column that no Python value can represent is a
+        :class:`RawJson`, its text, and is looked up by that text.
 
         :raises BadField: if the values don't fit the lookup fields.
         """
@@ -129,11 +129,11 @@ class FanoutClient(TableClient):
     def rows(self, timeout: float | None = 30.0) -> RowIterator:
         """All rows of one moment, in no order: each whole transaction up to its ``position``.
 
-        What changes later isn't in them, and nobody waits for the iteration: a part of the rows (1
-        of 256) is copied when it changes before the iteration has passed it. Values are as
-        :meth:`lookup` gives them. From the first call on, what the rows of a transaction were that
-        comes in parts is kept until its end, so that a call in the middle of it has its moment
-        before it; the first call waits for such an end. Before the first snapshot there are none.
+        Later changes aren't in them, and nothing waits for the iteration: a part of the rows (1 of
+        256) is copied if it changes before the iteration has passed it. Values are as
+        :meth:`lookup` returns them. A call in the middle of a transaction that comes in parts
+        returns the rows before it; the first call waits for its end instead. Before the first
+        snapshot there are no rows.
 
         :raises NotReadyInTime: if such a transaction doesn't end within ``timeout`` seconds.
         :raises ClientError: what ended the client in the middle of one.
@@ -148,7 +148,7 @@ class FanoutClient(TableClient):
         special_values: str = "error",
         array_dimensions: Mapping[str, int] | None = None,
     ) -> "pa.Table":
-        """All rows of one moment as an Arrow table, in no order, with the types of an archive's.
+        """All rows of one moment as an Arrow table, in no order, with the types of an archive.
 
         The moment is that of :meth:`rows`; its position is in the schema's metadata as
         ``laredo.position``. The types' options are those of ``laredo_archive.open_archive``. Before
@@ -165,12 +165,13 @@ class FanoutClient(TableClient):
         return table_of(call(self._view(timeout)), numeric_as, special_values, array_dimensions)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener(old, new)`` for every row that changes from now on; gives the undo.
+        """Call ``listener(old, new)`` for every row that changes from now on; returns a function
+        that ends this.
 
-        ``old`` is None for a row that appeared, ``new`` for one that went. Calls come in
-        commit order, on one thread, after the rows have changed; the stream waits for
-        them. A new snapshot arrives as its differences. What a listener raises, SystemExit
-        too, is logged once and counted in :attr:`listener_errors`, and the next one is called.
+        ``old`` is None for a new row, ``new`` for a deleted one. Calls come in commit order, on one
+        thread, after the rows have changed; the stream waits for them. A new snapshot arrives as
+        its differences. An exception of a listener, even SystemExit, is logged once and counted in
+        :attr:`listener_errors`, and the next listener is called.
         """
         return self._listeners.add(listener)
 
@@ -249,7 +250,7 @@ class FanoutClient(TableClient):
             )
 
     def _notify(self, thread: ThreadPoolExecutor, differences: Iterable[Difference]) -> None:
-        # A client that was stopped and started again has another thread, which waits for this one.
+        # A client that was stopped and started again has another thread, which waits for the turn.
         with self._listeners.turn:
             for difference in differences:
                 if thread is not self._listening:

@@ -179,9 +179,6 @@ class TableClient:
         return [parse(line) for line in self._replica.lookup_index(name, values)]
 
 
-# The status of one table on the server: rows, journal, clients.
-
-
 @dataclass(frozen=True, slots=True)
 class TableStatus:
     """The figures of one table: its journal's entries, its rows and its clients."""

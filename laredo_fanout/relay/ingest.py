@@ -138,7 +138,7 @@ class RelayIngest:
     def repair(self, found: Damage) -> None:
         """Have damage repaired that was found in the store; from any thread.
 
-        While the upstream isn't followed it has no effect: whoever reads the damaged place reports
+        While the upstream isn't followed, this has no effect: the next reader of the damage reports
         it again.
         """
         session, loop = self._session, self._loop
@@ -183,7 +183,7 @@ class RelayIngest:
         if isinstance(error, HistoryMoved) and session.moved_to is not None:
             received_table.adopt(self._store, session.moved_to)
             self._committed_nothing()
-            # One change of history is a failover; whoever changes it each time has to wait.
+            # One change of history is a failover; an upstream that changes it each time must wait.
             self._counters.reconnects += 1
             await asyncio.sleep(_RETRY.delay(failures) if failures else 0)
             return failures + 1
@@ -216,7 +216,7 @@ class RelayIngest:
                     transaction.put_table(replace(record, damage=str(error)))
 
     def _failed(self, error: SourceError, pause: float) -> None:
-        """Say so: what is new at once, the same again once a minute."""
+        """Log the failure: at once if it is new, else once a minute."""
         self._counters.reconnects += 1
         known = self._error is not None and str(self._error) == str(error)
         self._error = error
@@ -247,7 +247,7 @@ class RelayIngest:
     # ------------------------------------------------------------ status
 
     def relay_status(self) -> RelayStatus:
-        """The path to PostgreSQL, and what relays alone count; from any thread."""
+        """The path to PostgreSQL, and the relay's own counters; from any thread."""
         here = Hop(self._store.server_id, "", self._store.position, self.delay_s)
         path, counters = self.path, self._relay_counters
         return RelayStatus(
@@ -290,7 +290,7 @@ class RelayIngest:
     def _table(self, name: str, stream: TableStream | None) -> ReplicatedTableStatus:
         counters = self._counters
         copying = None if stream is None else stream.writer.copy_rows
-        # What is committed: the open batch is the relay's own thread's.
+        # The committed record: the open batch belongs to the relay's own thread.
         record = reader.current([r for r in self._store.tables.values() if r.qualified == name])
         shown = record is not None and record.shown
         phase = "waiting for the upstream" if record is None else str(record.status)

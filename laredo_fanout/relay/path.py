@@ -1,8 +1,8 @@
 """The path of a relay to PostgreSQL: options, servers on the way, status, and errors.
 
-Each server answers with itself and with the path that it knows, so that a server's id comes round
-to it within as many calls as a loop has servers, also where none of them has a table yet. What is
-known ends at one's own id, else the path of a loop would grow for ever.
+Each server answers with itself and with the path that it knows. So in a loop a server finds its own
+id after as many calls as the loop has servers, even if none of them has a table yet. A path ends at
+the server's own id, or the path of a loop would grow for ever.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
 from laredo_model.errors import ModelError
 
-# Errors of a relay: what keeps it from following its upstream.
+# Errors that keep a relay from following its upstream.
 #
 # SourceError                    (postgres/connections.py)
 # ├── UpstreamUnavailable        can't connect, or the call was refused: tried again
@@ -48,7 +48,7 @@ class UpstreamTooOld(SourceError):
 
 
 class RelayLoop(SourceError):
-    """This server is among those that the upstream follows: neither would ever get a change."""
+    """The upstream follows this server: neither would ever get a change."""
 
 
 class BatchAbandoned(Exception):
@@ -56,10 +56,7 @@ class BatchAbandoned(Exception):
 
 
 class HistoryMoved(Exception):
-    """The upstream follows another history than this store has so far."""
-
-
-# The options of a relay, which the server's configuration is mapped onto.
+    """The upstream follows another history than this store."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +70,12 @@ class RelayOptions:
     token: str | None = field(default=None, repr=False)
     #: A file with the token alone, which is read for each connection.
     token_file: FilePath | None = None
-    #: How often the path to PostgreSQL is asked for.
+    #: Interval at which the path to PostgreSQL is asked for.
     path_interval: float = 5.0
     commits: CommitIntervals = field(default_factory=CommitIntervals)
-    #: What the source is called in the configuration: errors name its keys.
+    #: Name of the source in the configuration, for the keys in errors.
     source_name: str = "NAME"
-    #: Whether it is a peer that shares a slot: this server is its standby.
+    #: True if it is a peer that shares the slot, whose standby this server is.
     standby: bool = False
 
     def endpoint(self) -> Endpoint:
@@ -96,7 +93,7 @@ class RelayOptions:
                 ) from error
         if token is not None and not (token and token.isascii() and token.isprintable()):
             given = "token" if self.token_file is None else f"token_file {self.token_file}"
-            raise UpstreamUnavailable(f"{given} has no token: one line of printable ASCII")
+            raise UpstreamUnavailable(f"{given} has no token; write one line of printable ASCII")
         try:
             if self.tls is not None:
                 self.tls.credentials()
@@ -110,7 +107,7 @@ class RelayOptions:
 # gRPC reports its TLS library's error, which names no key of the configuration.
 
 _CLOSED = ("Socket closed", "Connection reset", "Broken pipe")
-"""An upstream that refuses closes the connection without a reason."""
+"""Errors of a connection that the upstream closes without a reason."""
 
 
 def with_cure(error: str, options: RelayOptions) -> str:
@@ -161,10 +158,10 @@ class Hop(NamedTuple):
     """A server on the way from PostgreSQL to this one."""
 
     server_id: str
-    #: Where the server after it reaches it.
+    #: Its address for the server after it.
     address: str
     position: int
-    #: How long after its commit the newest transaction could be read there; None: there was none.
+    #: Time from the newest transaction's commit until it could be read there; None: there was none.
     delay_s: float | None
 
 
@@ -172,11 +169,11 @@ class Path(NamedTuple):
     """The servers from the upstream to the one that follows PostgreSQL."""
 
     hops: tuple[Hop, ...]
-    #: How long the call took (monotonic time from its beginning to its end).
+    #: Duration of the call.
     round_trip_s: float
 
     def to_bytes(self) -> bytes:
-        """As the store keeps it, and the serving processes send it."""
+        """The path as the store keeps it, and as serving processes send it."""
         answer = wire.GetReplicationStatusResponse()
         for hop in self.hops:
             answer.path.add(
@@ -243,9 +240,6 @@ def _hops(sent: Iterable[wire.ServerHop], server: str, server_id: str) -> tuple[
     return tuple(hops)
 
 
-# A relay's status and counters in addition to those of every ingest: plain values.
-
-
 @dataclass
 class RelayCounters:
     """Counters over all sessions of a relay; only its thread adds to them."""
@@ -256,7 +250,7 @@ class RelayCounters:
     snapshots: dict[str, int] = field(default_factory=dict)
 
     def count_snapshot(self, table: str) -> None:
-        """The upstream sends a snapshot."""
+        """Count a snapshot of this table."""
         self.snapshots[table] = self.snapshots.get(table, 0) + 1
 
 

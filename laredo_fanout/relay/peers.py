@@ -1,4 +1,4 @@
-"""The peers of a server: the others of its slot, which role each has, and reports to the holder."""
+"""The peers of a server, which share its slot: their roles, and reports to the holder."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class PeerRole(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The peers that answered, without this server itself, and why the others didn't."""
+    """The peers that answered, without this server itself, and the errors of the others."""
 
     roles: list[PeerRole]
     failures: list[str]

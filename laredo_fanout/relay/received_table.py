@@ -1,10 +1,9 @@
 """One table of a relay: rows and history from its upstream, written into the open batch.
 
-Rows and changes are written as they come, byte by byte. A snapshot goes into an incarnation apart
-from the one that is shown. If the columns are the same, only what differs enters that one's
-journal, as one transaction at the snapshot's position, and the positions that were missed become a
-suspect range: nobody may resume within it, as the differences don't lead on from what was there in
-between.
+Rows and changes are stored byte for byte. A snapshot fills an incarnation of its own. If its
+columns are those of the live one, only the rows that differ enter that one's journal, as one
+transaction at the snapshot's position. The positions that were missed become a suspect range: no
+client may resume within it, as the differences don't continue the states in between.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 import structlog
@@ -50,16 +49,16 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _FIRST_BYTE, _OBJECT = itemgetter(0), frozenset(b"{")
-_STANDS_FOR_MORE = "changes came as one transaction for all that were missed"
+_REPLACES_MORE = "changes came as one transaction for all that were missed"
 
 
 class StartOver(Exception):
-    """The table's rows can't be continued from: the next request asks for a snapshot."""
+    """The stream can't continue the table's rows: the next request asks for a snapshot."""
 
 
 @dataclass
 class _ReceivedSnapshot:
-    """A snapshot on its way: the incarnation that it fills, and what has come of it."""
+    """A snapshot on its way: the incarnation that it fills, and the checksum of its rows so far."""
 
     table_id: int
     expected_rows: int
@@ -70,8 +69,8 @@ class _ReceivedSnapshot:
 
 
 class ReceivedTable:
-    """Writes one table's events. Whatever it raises, nothing of the batch may be committed while
-    ``is_open``."""
+    """Writes one table's events. While ``is_open`` the batch must not be committed, even after an
+    error."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class ReceivedTable:
         count_snapshot: Callable[[str], None],
         standby: bool = False,
     ) -> None:
-        """``standby``: it is to go on from the slot, with the upstream's own sequences."""
+        """``standby``: the rows get the upstream's sequences, for a takeover of the slot."""
         self._standby = standby
         self.options = options
         self._batch = batch
@@ -101,7 +100,7 @@ class ReceivedTable:
         self.forgets = False
         """True if the next request asks for a snapshot, whatever the table has."""
         self.incarnation = 0
-        """Of a standby: the upstream's incarnation that the rows are of; 0: not known yet."""
+        """For a standby: the upstream's incarnation of these rows; 0: not known yet."""
         self._take: dict[type, Callable[[Any], None]] = {
             Handshake: self._handshake,
             SnapshotBegin: self._snapshot_begin,
@@ -113,7 +112,7 @@ class ReceivedTable:
 
     @property
     def record(self) -> TableRecord | None:
-        """The incarnation that clients see, as far as it is written."""
+        """The incarnation that clients see, with the changes of the open batch."""
         name = self.options.qualified
         shown = [r for r in self._records().values() if r.qualified == name and r.shown]
         return max(shown, key=lambda r: r.incarnation, default=None)
@@ -137,9 +136,9 @@ class ReceivedTable:
         return not self.is_open and self._copy is None
 
     def take(self, event: Event) -> Iterator[None]:
-        """Write what an event brings; stops after each bounded piece of what takes long.
+        """Write an event; yields after each bounded piece of work.
 
-        While it has stopped the batch may be committed, unless ``is_open``.
+        At a yield the batch may be committed, unless ``is_open``.
 
         :raises StartOver: if the stream doesn't go on from what is here.
         :raises ProtocolViolation: if it contradicts itself.
@@ -151,7 +150,7 @@ class ReceivedTable:
             take(event)
 
     def drop_copy(self) -> None:
-        """Forget what has come of a snapshot."""
+        """Drop the rows of a snapshot that hasn't ended."""
         copy, self._copy = self._copy, None
         if copy is not None and copy.table_id in self._records():
             self._batch.transaction.drop_table(copy.table_id)
@@ -160,7 +159,7 @@ class ReceivedTable:
 
     def _handshake(self, event: Handshake) -> None:
         self._columns = event.columns
-        # Not the most of all streams: what a wrong one claimed ends with it.
+        # Not the maximum of all streams: a wrong server's claim ends with its stream.
         self.upstream_position = event.position or 0
         if event.snapshot_follows:
             return
@@ -251,7 +250,7 @@ class ReceivedTable:
     def _compared(
         self, record: TableRecord, copy: _ReceivedSnapshot, position: int
     ) -> Generator[None, None, bool]:
-        """Write what differs from the snapshot; False: what differs can't be written as changes."""
+        """Write the differences from the snapshot; False if they can't be written as changes."""
         comparison = CopyComparison(self._batch.transaction, copy.table_id, position)
         while comparison.compare_block(self._batch.transaction):
             yield
@@ -261,7 +260,7 @@ class ReceivedTable:
             # The stored rows were damaged on disk.
             return False
         if record.position == position and comparison.differs and not comparison.takes_rows:
-            # Clients that are at this position would take no change of it.
+            # Clients at this position would ignore changes of the same position.
             return False
         # From here on it is one transaction, which is committed as a whole.
         self.is_open = True
@@ -272,7 +271,7 @@ class ReceivedTable:
                 copy.reason or "a snapshot was compared with the stored rows",
                 unseen=True,
             )
-        # Nothing says when the differences were committed.
+        # The commit times of the differences are unknown.
         now_us = time.time_ns() // 1000
         yield from comparison.publish(transaction, now_us)
         differing = comparison.differing
@@ -298,7 +297,7 @@ class ReceivedTable:
             raise self._violation("changes of positions that it has sent before")
         transaction = self._batch.transaction
         if changes.since is not None and record.suspect_range is None:
-            transaction.begin_suspect_range(record.id, _STANDS_FOR_MORE, unseen=True)
+            transaction.begin_suspect_range(record.id, _REPLACES_MORE, unseen=True)
         transaction.apply(record.id, _table_changes(changes))
         self.is_open = changes.open
         for action in Action:
@@ -329,23 +328,20 @@ class ReceivedTable:
         """Take the table's definition: this server may have to go on from the slot with it."""
         if holder is None:
             raise UpstreamTooOld(self._server)
-        transaction, defined = self._batch.transaction, orjson.loads(holder.definition)
+        state, transaction = _holder_state(holder, self._server), self._batch.transaction
         record = transaction.tables[table_id]
-        now = replace(
-            record, oid=defined["oid"], identity=defined["identity"], copy=defined["copy"]
-        )
+        now = replace(record, oid=state.oid, identity=state.identity, copy=state.copy)
         if now != record:
             transaction.put_table(now)
             self._batch.touch(table_id)
-        doubts = {(first, end) for first, end in orjson.loads(holder.source)["doubts"]}
         known = transaction.ownership
-        if known is not None and not doubts <= set(known.doubts):
-            transaction.ownership = known.doubting(doubts)
+        if known is not None and not state.doubts <= set(known.doubts):
+            transaction.ownership = known.doubting(state.doubts)
             self._batch.touch(table_id)
         self.incarnation = holder.incarnation
 
     def _out_of_step(self, sequence: int) -> None:
-        """:raises StartOver: the upstream's next entry has another number than one here would."""
+        """:raises StartOver: the upstream's next entry isn't the next one of this table."""
         record = self.record
         _log.warning(
             "table out of step with the holder; snapshot scheduled",
@@ -358,11 +354,11 @@ class ReceivedTable:
     def _verified(self, boundary: int | None) -> None:
         record = self.record
         if record is not None and boundary:
-            # Nothing is verified that isn't there yet.
+            # Positions that aren't here yet can't be verified.
             self._batch.verified(record.id, min(boundary, self.upstream_position))
 
     def _check_lines(self, lines: list[bytes]) -> None:
-        """:raises ProtocolViolation: if one of them can't be a row's line, or a part of one is."""
+        """:raises ProtocolViolation: if one of them can't be a row's line."""
         if not set(map(_FIRST_BYTE, filter(None, lines))) <= _OBJECT:
             raise self._violation("an invalid row")
 
@@ -390,16 +386,39 @@ def _table_changes(changes: Changes) -> TableChanges:
     )
 
 
-# Takes over the upstream's history: what becomes of this store's rows when that changes.
+class _ParsedState(NamedTuple):
+    """The holder's state, parsed."""
+
+    source: SourceIdentity
+    oid: int
+    identity: str
+    copy: dict[str, Any]
+    doubts: set[tuple[int, int]]
+
+
+def _holder_state(sent: HolderState, server: str) -> _ParsedState:
+    """:raises ProtocolViolation: if it can't be read."""
+    try:
+        source, defined = orjson.loads(sent.source), orjson.loads(sent.definition)
+        return _ParsedState(
+            SourceIdentity.from_json(source),
+            int(defined["oid"]),
+            str(defined["identity"]),
+            dict(defined["copy"]),
+            {(int(first), int(end)) for first, end in source["doubts"]},
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as wrong:
+        raise ProtocolViolation(server, f"sent an unreadable holder's state: {wrong!r}") from wrong
 
 
 def of_upstream(handshake: Handshake, server: str, known: SourceIdentity | None) -> SourceIdentity:
-    """The identity that this store has while it follows the history of the handshake.
+    """The source's identity for a store that follows the history of the handshake.
 
     :raises UpstreamTooOld: if the handshake doesn't name the history's origin.
+    :raises ProtocolViolation: if the holder's state can't be read.
     """
     if handshake.holder is not None:
-        holder = SourceIdentity.from_json(orjson.loads(handshake.holder.source))
+        holder = _holder_state(handshake.holder, server).source
         if known is None:
             return holder
         return replace(
@@ -425,8 +444,8 @@ def of_upstream(handshake: Handshake, server: str, known: SourceIdentity | None)
 def adopt(store: Store, now: SourceIdentity) -> None:
     """Have the store follow this history from now on, durably.
 
-    What it has of a table stays where the new history holds the table's position. Else nobody may
-    resume within it: the table is forgotten, and copied again.
+    A table's rows stay if its position is part of the new history. Otherwise the table is dropped,
+    and copied again.
     """
     known, position, time_us = store.source, store.position, store.time_us
     reach = 0

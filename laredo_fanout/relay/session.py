@@ -1,8 +1,8 @@
 """A session of a relay: every table's stream, and the commits of their changes.
 
-All run on one event loop, in the thread that alone writes the store. A commit takes what every
-table has brought so far; while a transaction of a table is written in part, the others wait before
-they begin another one, so that it comes.
+All run on one event loop, in the only thread that writes the store. A commit contains the changes
+of all tables so far. While a commit waits for the end of one table's transaction, other tables
+begin no new one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from laredo_fanout.store.environment import SourceIdentity
     from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.writer import Store
-
-# The stream of one table from the upstream, across its ends: each goes on where the store is.
 
 _log = structlog.get_logger()
 
@@ -108,7 +106,7 @@ class TableStream:
         self.writer.forgets = True
 
     async def _one_stream(self) -> AsyncGenerator[Event, None]:
-        """Take one stream's events; ends when the upstream asked to go, else raises."""
+        """Take one stream's events; ends after GoAway, and raises at any other end."""
         writer = self.writer
         snapshot_asked = writer.forgets
         deadline: datetime | None = None
@@ -165,7 +163,7 @@ class TableStream:
         level = _log.debug if text == self.error else _log.warning
         self.error = text
         level(
-            "a table's stream from the upstream ended; it is opened again",
+            "table's upstream stream ended; retry scheduled",
             table=self.writer.options.qualified,
             error=text,
             attempt=failures,
@@ -178,17 +176,17 @@ def _passed(deadline: datetime | None) -> bool:
 
 
 _SHARE = 9
-"""Between two commits so many times what one takes, so that a tenth goes into them while changes
-never stop."""
+"""Ratio of the pause between two commits to a commit's duration: under load commits take a tenth of
+the time."""
 _LONGEST_PAUSE = 1.0
 _RECLAIM_STEP_S, _RECLAIM_CHECK_S = 0.05, 1.0
 _REPORT_S, _REPORT_AGAIN_S = 0.1, 1.0
 
 
 class RelaySession:
-    """Follows the upstream until it is cancelled, or something can't go on without beginning again.
+    """Follows the upstream until it is cancelled, or an error requires another session.
 
-    ``run`` leaves nothing half written: what isn't committed when it ends is forgotten.
+    ``run`` leaves no transaction half written: uncommitted changes are dropped at its end.
     """
 
     def __init__(
@@ -264,7 +262,7 @@ class RelaySession:
                 if self._options.standby:
                     tasks.create_task(self._report())
         except BaseExceptionGroup as several:
-            # They end together; the first one says why.
+            # They end together; the first error is the reason.
             error: BaseException = several
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
@@ -313,7 +311,7 @@ class RelaySession:
             try:
                 found = await path.ask(self._options, table, known)
             except UpstreamUnavailable:
-                # The tables' streams say so, and are opened again.
+                # The tables' streams report it, and are opened again.
                 continue
             self._found_path(found)
             self._batch.transaction.set_upstream_path(found.to_bytes())
@@ -323,7 +321,7 @@ class RelaySession:
     # ------------------------------------------------------------ the store
 
     def _records(self) -> dict[int, TableRecord]:
-        """The tables' records, as far as they are written."""
+        """The tables' records, with the changes of the open batch."""
         return self._batch.transaction.tables if self._batch.is_open else self._store.tables
 
     def _forget_leftovers(self) -> None:
@@ -337,10 +335,7 @@ class RelaySession:
                     transaction.set_table_position(record.id, transaction.position)
 
     def _check_history(self, handshake: Handshake) -> None:
-        """Refuse a stream of another history than the store's, until that is taken over.
-
-        :raises HistoryMoved: it is of another one.
-        """
+        """:raises HistoryMoved: the stream has another history, then in ``moved_to``."""
         known = self._store.source
         now = received_table.of_upstream(handshake, self._options.server, known)
         if now != known:
@@ -348,7 +343,7 @@ class RelaySession:
             raise HistoryMoved(str(now.history))
 
     async def _turn(self, writer: ReceivedTable) -> None:
-        """Wait before a table begins another transaction, while a commit waits for others' ends."""
+        """Wait before a table's next transaction while a commit waits for the end of another's."""
         while self._commit_waits and not writer.is_open:
             await self._committed.wait()
 
@@ -373,7 +368,7 @@ class RelaySession:
     async def _pause(self) -> None:
         """Wait until a commit is due, or nothing has come for as long as one takes.
 
-        At least one turn of the loop: other tables' events of the same moment go with it.
+        At least one turn of the loop, so that other tables' events of the same moment are included.
         """
         cost = self._batch.cost
         due = self._committed_at + min(_LONGEST_PAUSE, _SHARE * cost)
@@ -383,13 +378,13 @@ class RelaySession:
             pause = min(due, self._wrote_at + cost) - time.monotonic()
 
     async def _reclaim_when_idle(self) -> None:
-        """Remove what truncated and compared tables left, a step at a time."""
+        """Remove the old rows of truncated and compared tables, a step at a time."""
         while True:
             removed = 0 if self._batch.is_open else self._store.reclaim()
             await asyncio.sleep(_RECLAIM_STEP_S if removed else _RECLAIM_CHECK_S)
 
     async def _report(self) -> None:
-        """Report to the holder what is durable here of each table.
+        """Report each table's durable position to the holder.
 
         :raises UpstreamUnavailable: if it doesn't answer.
         :raises PeerNotHolder: if it doesn't hold the slot any more.
@@ -409,7 +404,7 @@ class RelaySession:
                 await asyncio.sleep(_REPORT_S)
 
     def _note_followed(self, durable: Mapping[str, object], term: int) -> None:
-        """All rows are the holder's, once each table's stream has begun where the table is."""
+        """Note that all rows are the holder's, once every live table's stream has begun."""
         known = self._store.ownership
         live = {each.qualified for each in self._store.tables.values() if each.live}
         if known is None or not live or live != durable.keys():
@@ -437,9 +432,9 @@ class RelaySession:
             return
         shown = [stream.writer.record for stream in self.streams.values()]
         if self._options.standby:
-            # What the holder copies still isn't waited for.
+            # Tables that the holder still copies don't count.
             shown = [each for each in shown if each is not None and each.live]
-        # The least that any table has: it holds for all of them.
+        # The lowest position of any table is valid for all of them.
         position = min((0 if each is None else each.position for each in shown), default=0)
         self._batch.commit(position, self._batch.transaction.time_us)
         self._prune()

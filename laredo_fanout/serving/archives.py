@@ -45,7 +45,7 @@ UNAVAILABLE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A manifest as it was read, or why it couldn't be read."""
+    """A manifest as it was read, or the reason why it couldn't be."""
 
     #: When, in the loop's time.
     at: float
@@ -85,8 +85,8 @@ class ReplayArchive:
     async def found(self, *, newest: bool) -> tuple[FoundArchive, bool]:
         """Find the archive, with a manifest that is FRESH_S old at most (`newest`: read now).
 
-        Clients that ask together are answered by one read. The second value is whether
-        it was read now.
+        One read answers all clients that ask meanwhile. The second value is True if the manifest
+        was read now.
 
         :raises NoReplay: it can't be read.
         """
@@ -128,7 +128,7 @@ class ReplayArchive:
         try:
             found = await loop.run_in_executor(self._manifests, self._find)
             reading = Reading(loop.time(), found, "")
-        except Exception as failure:  # whatever it is, a snapshot does as well
+        except Exception as failure:  # the client gets a snapshot instead
             expected = isinstance(failure, ArchiveError | OSError)
             reading = Reading(loop.time(), None, str(failure))
             log.warning(
@@ -148,7 +148,9 @@ class ReplayArchive:
         where = destination.uri_of(key)
         read = destination.get(key)
         if read is None:
-            raise ArchiveMissing(where, "laredo-snapshotter writes it there, if configured so")
+            raise ArchiveMissing(
+                where, "start laredo-snapshotter for the table, or correct the path"
+            )
         if self._manifest is None or self._manifest[0] != read.version.etag:
             self._manifest = read.version.etag, parser.parse(read.data, where)
         return FoundArchive(destination, key, self._manifest[1], location.as_it_is)
@@ -156,7 +158,7 @@ class ReplayArchive:
     def check(self, found: FoundArchive, diffs: tuple[Artifact, ...]) -> None:
         """Check that each diff has a format that can be read, and wasn't broken a moment ago.
 
-        :raises NoReplay: one isn't.
+        :raises NoReplay: if one has no such format, or was broken.
         """
         now = asyncio.get_running_loop().time()
         for diff in diffs:
@@ -208,9 +210,9 @@ def _check_room(directory: Path, entry: FormatEntry) -> None:
 
 
 def destination_of(options: ArchiveOptions) -> Destination:
-    """The location; nothing is read there yet.
+    """The destination that the options name; nothing is read there yet.
 
-    :raises ArchiveError: if it can't be one, or the `aws` extra isn't installed.
+    :raises ArchiveError: if they name no valid one, or the `aws` extra isn't installed.
     """
     if options.path is not None:
         return LocalDestination(options.path)

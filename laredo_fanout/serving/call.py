@@ -1,8 +1,8 @@
 """A call of a client: its transport, its caller and token, and its checked request.
 
-One token a line, followed by the tables it may read (`schema.name`, none: all); `#` begins a
-comment. The file is read again within a second or two when it changes, without a restart: a token
-that is no longer there is refused, and the streams that it opened end with UNAUTHENTICATED.
+The tokens file has one token a line, followed by the tables that it may read (`schema.name`; none:
+all); `#` begins a comment. A changed file is read again within two seconds. A token that was
+removed is refused, and the streams that it opened end with UNAUTHENTICATED.
 
     3f9c...e1
     77ab...02  public.users public.orders   # the search team
@@ -57,16 +57,16 @@ class Caller:
     """The client of a call, as its connection and metadata identify it."""
 
     peer: str
-    #: The metadata of that name; "" where there is none.
+    #: The value of the metadata `authorization`; "" if there is none.
     authorization: str
-    #: Identifies the client certificate; "" where there is none.
+    #: Identifies the client certificate; "" if there is none.
     certificate: str
     #: The name that the client gives itself, known once its request is read.
     client_id: str = ""
 
     @property
     def host(self) -> str:
-        """The address without the port; of IPv6 the network that one host has."""
+        """The address without the port; for IPv6 the network, which is usually one host's."""
         kind, _, rest = unquote(self.peer).partition(":")
         if kind not in ("ipv4", "ipv6"):
             return kind
@@ -77,7 +77,7 @@ class Caller:
 
     @property
     def is_local(self) -> bool:
-        """True if it calls from this machine; through a proxy many clients may."""
+        """True if the call comes from this machine, where a proxy may serve many clients."""
         return self.host in ("127.0.0.1", "::1", "unix")
 
 
@@ -96,7 +96,7 @@ def caller_of(context: Any) -> Caller:
 def caller_from(
     address: tuple[str, int], authorization: str, certificate: Mapping[str, Any] | None
 ) -> Caller:
-    """The caller at this TCP address; ``certificate`` is as `ssl.SSLSocket.getpeercert` has it."""
+    """The caller at this TCP address; ``certificate`` as `ssl.SSLSocket.getpeercert` returns it."""
     host, port = address
     subject = _subject(certificate) if certificate else ""
     return Caller(
@@ -107,17 +107,17 @@ def caller_from(
 
 
 def _subject(certificate: Mapping[str, Any]) -> str:
-    """As gRPC writes it (RFC 2253), so that one certificate is one identity by either way."""
+    """The subject as gRPC writes it (RFC 2253): a certificate is one identity on both ports."""
     names = [pair for part in certificate.get("subject", ()) for pair in part]
     return ",".join(f"{_SHORT_NAMES.get(name, name)}={value}" for name, value in reversed(names))
 
 
 def digest(secret: bytes) -> str:
-    """A name for something that must not be shown, or is long."""
+    """A short name for a secret, or for a long value."""
     return sha256(secret).hexdigest()[:16]
 
 
-# An open gRPC call: how it is ended from outside, and when its client counts as stalled.
+# An open call: its end from outside, and the check for a stalled client.
 
 
 class Call:
@@ -143,7 +143,7 @@ class Call:
 
 
 class StallGuard:
-    """Ends a call whose client takes none of the messages that wait for it for `timeout_s`.
+    """Ends a call whose client takes no message for `timeout_s`, although messages wait for it.
 
     `excused` returns whether the call waits for something other than its client.
     """
@@ -157,11 +157,11 @@ class StallGuard:
         self._timer = self._loop.call_later(timeout_s, self._check)
 
     def moved(self) -> None:
-        """The client took a message, or waited for something else than itself."""
+        """Note that the client took a message, or that the call waited for something else."""
         self._moved = True
 
     def stop(self) -> None:
-        """The call is over."""
+        """Stop checking: the call is over."""
         self._timer.cancel()
 
     def _check(self) -> None:
@@ -180,13 +180,13 @@ def peer_token(token: str) -> str:
 
 
 def is_peer(authorization: str, known: str | None) -> bool:
-    """True if the caller gave the token that the servers of one slot share; ``known`` as
-    :func:`peer_token` made it, None: there is none."""
+    """True if the caller gave the token that the servers of one slot share; ``known`` is its digest
+    (:func:`peer_token`), or None."""
     given = peer_token(_token_in(authorization).decode(errors="replace"))
     return known is not None and hmac.compare_digest(given, known)
 
 
-# One streaming call as its transport carries it: who calls, and where the messages go.
+# A streaming call as its transport carries it.
 
 
 class DirectOutput(Protocol):
@@ -263,7 +263,7 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         """Read the file.
 
-        :raises BadTokensFile: it can't be read, isn't UTF-8 or holds no token.
+        :raises BadTokensFile: it can't be read, isn't UTF-8 or has no token.
         """
         self._path = path
         self._stamp = _stamp(path)
@@ -271,15 +271,15 @@ class Tokens:
         self._unusable_since: float | None = None
 
     def move(self, path: Path) -> None:
-        """Read another file from now on; one that can't be used is as a change of this one."""
+        """Read another file from now on; an unusable one is treated as a bad change of this."""
         if path != self._path:
             self._path = path
             self._stamp = (0, 0, 0)
 
     def known(self, authorization: str) -> None:
-        """Check that the token is in the file, for whatever table.
+        """Check that the token is in the file, whatever tables it may read.
 
-        :raises NoToken: none is given, or one that isn't.
+        :raises NoToken: no token is given, or one that isn't in the file.
         """
         self._found(authorization)
 
@@ -302,8 +302,8 @@ class Tokens:
     async def follow(self, changed: Callable[[], None]) -> None:
         """Check the file every CHECK_EVERY_S, in a thread; never returns.
 
-        `changed` is called once a new content is read, and again a check later if it is still
-        the same: open streams are checked against a file that was written to its end.
+        `changed` is called one check after new content was read, if it is still the same: open
+        streams are checked against a file that was written to its end.
         """
         settled = True
         while True:
@@ -316,8 +316,8 @@ class Tokens:
     def reread(self, now: float) -> bool:
         """Read the file again if it has changed; returns whether the grants changed.
 
-        A file that can't be read, or holds no token, is taken for one that is being written for
-        UNUSABLE_S: the tokens read before stay so long. After that every call is refused.
+        A file that can't be read, or has no token, counts as being written for UNUSABLE_S, while
+        the tokens that were read before stay valid. After that every call is refused.
         """
         try:
             stamp = _stamp(self._path)
@@ -380,7 +380,7 @@ def _read(path: Path) -> list[_Grant]:
         if words:
             grants.append(_Grant(words[0].encode(), frozenset(words[1:])))
     if not grants:
-        raise BadTokensFile(f"fanout.grpc.tokens_file {path} holds no token")
+        raise BadTokensFile(f"fanout.grpc.tokens_file {path} has no token; write one a line")
     return grants
 
 
@@ -475,7 +475,7 @@ def parse_sync(data: bytes) -> tuple[CheckedSyncRequest, Sequence[wire.FieldPred
 
 
 def _check_filters(filters: Sequence[wire.FieldPredicate]) -> None:
-    """Refuse more than is reasonable before anything is made of it."""
+    """Refuse too many predicates and values before they are parsed."""
     if len(filters) > MAX_PREDICATES:
         raise BadRequest(f"filters: {len(filters)} predicates, more than {MAX_PREDICATES}")
     values = sum(len(getattr(each, "in").values) for each in filters if each.HasField("in"))
@@ -484,10 +484,7 @@ def _check_filters(filters: Sequence[wire.FieldPredicate]) -> None:
 
 
 def check_snapshot_id(snapshot_id: str) -> None:
-    """Check that a snapshot's id isn't too long.
-
-    :raises BadRequest: it is too long.
-    """
+    """:raises BadRequest: a snapshot's id is too long."""
     if len(snapshot_id) > MAX_SNAPSHOT_ID:
         raise BadRequest(f"a snapshot id is no longer than {MAX_SNAPSHOT_ID} characters")
 

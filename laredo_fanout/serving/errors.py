@@ -30,7 +30,7 @@ class SessionFailed(Refused):
 
 
 class BadRequest(Refused):
-    """The request itself is wrong: it names the field."""
+    """The request itself is wrong; the message names the field."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -89,7 +89,7 @@ class Stalled(Refused):
 
 
 class NoRoomToSpool(Refused):
-    """A slow reader's snapshot could not be spooled: the disk is nearly full."""
+    """A slow client's snapshot could not be spooled: the disk is nearly full."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "error"

@@ -1,9 +1,9 @@
 """Row filters: predicates on columns, parsed once, tested on lines and journal records.
 
-Everything here is sized by the client, so the limits come first (``request.check_filters``), and
-nothing hashes what a client chose by an arithmetic that it can steer: Python's hashes of numbers
-are their remainders, so that a client can make any number of them collide. Numbers are compared by
-their canonical text, whose hash has another key in every process (siphash).
+The client chooses the size of everything here, so ``call.parse_sync`` checks limits first. The
+client must not be able to make hashes collide, either: Python's hash of a number is its remainder.
+So numbers are compared by their canonical text, whose hash has another key in every process
+(siphash).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class AllowedValues:
         self._floats: set[str] = set()
 
     def add(self, value: struct_pb2.Value, where: str) -> int:
-        """One more, of this many bytes; null adds nothing.
+        """Add a value; returns its number of bytes. Null adds nothing.
 
         :raises BadRequest: it is a list, an object or nothing at all.
         """
@@ -273,16 +273,16 @@ class RowFilter:
     def of_unknown(self) -> RowFilter:
         """Copy this filter for changes whose old lines don't show what the client has.
 
-        A row that doesn't pass becomes a DELETE then, of a row that the client may not have.
+        A row that doesn't pass then becomes a DELETE, of a row that the client may not have.
         """
         found = copy(self)
         found.knows_before = False
         return found
 
     def old_of_unknown(self, action: int, old: bytes, new: bytes) -> bytes:
-        """The old row to show where the client may have another one, or none.
+        """The old row to send if the client may have another row, or none.
 
-        One that doesn't pass isn't shown; a DELETE has the key's columns then.
+        A row that doesn't pass isn't sent; a DELETE then has the columns of the key.
         """
         if old and self.matches(old):
             return old

@@ -179,7 +179,7 @@ class Messages:
         return wire.SyncResponse(heartbeat=message).SerializeToString()
 
     def go_away(self, reason: str, deadline_unix_ms: int) -> bytes:
-        """The notice to reconnect elsewhere until the deadline."""
+        """The notice to reconnect elsewhere by the deadline."""
         message = wire.GoAway(reason=reason, drain_deadline_unix_ms=deadline_unix_ms)
         return wire.SyncResponse(go_away=message).SerializeToString()
 
@@ -224,8 +224,8 @@ class BaseForm:
         """`repeated_through`: the last entry that the client may already have.
 
         A client may take the DELETE of a row that it no longer has for something else, such as a
-        TRUNCATE. So each one that may come again follows an UPDATE of its row to what it was, which
-        changes nothing for whoever has the row.
+        TRUNCATE. So each DELETE that may be sent again comes after an UPDATE that sets the row to
+        its last values, which changes nothing for a client that has the row.
         """
         again = b"%d again:" % repeated_through if repeated_through else b""
         self.signature = b"base" + again + (row_filter.signature if row_filter else b"")
@@ -272,8 +272,8 @@ def row_message(response_tag: bytes, row: bytes) -> bytes:
 
 
 def _row_again(deleted_by: int, head: bytes, row: bytes) -> bytes:
-    """The row, as an UPDATE to what it was, numbered as the entry before its DELETE: a client that
-    leaves between the two is sent the DELETE."""
+    """An UPDATE of the row to its last values, numbered as the entry before its DELETE: a client
+    that leaves between the two is sent the DELETE."""
     pieces = (
         _SEQUENCE, varint(deleted_by - 1), head, _ACTIONS[Action.UPDATE],
         delimited(_OLD_VALUES, row), delimited(_NEW_VALUES, row),
@@ -340,8 +340,8 @@ class BatchForm:
         counts = [0] * len(batch.counts)
         for entry in kept:
             counts[entry.transaction] += 1
-        # The first and the last transaction stay even when empty: the client has to learn that
-        # one it saw the beginning of has ended.
+        # The first and the last transaction stay even when empty: the client must learn the end of
+        # a transaction whose beginning it was sent.
         last = len(counts) - 1
         stay = [number for number, count in enumerate(counts) if count or number in (0, last)]
         filtered = wire.ChangeBatch(

@@ -31,14 +31,13 @@ class EncodedRecord(NamedTuple):
     messages: list[bytes]
     first_sequence: int
     last_sequence: int
-    #: The position up to which every transaction that it has changes of is whole; None when it
-    #: holds but a part of one.
+    #: The position up to which its transactions are whole; None if it has only a part of one.
     complete: int | None
     size: int
 
 
 class RecentRecords:
-    """At most `capacity` bytes of encoded records, the oldest let go first."""
+    """A cache of at most `capacity` bytes of encoded records; the oldest leave first."""
 
     def __init__(self, reader: StoreReader, capacity: int = 16 << 20) -> None:
         self._reader = reader
@@ -83,7 +82,7 @@ class RecentRecords:
         making = asyncio.create_task(self._make(key, record, work))
         self._under_way[key] = making
         making.add_done_callback(lambda _: self._under_way.pop(key, None))
-        # It goes on when one of those who wait for it leaves.
+        # It continues if one of the sessions that wait for it leaves.
         return await asyncio.shield(making)
 
     async def _make(
@@ -117,7 +116,7 @@ class RecentRecords:
 
 
 def _cost(record: Record, form: Form) -> tuple[int, int]:
-    """The bytes and the rows that were read to encode it."""
+    """The bytes and the rows that are read to encode the record."""
     if form.reads_rows:
         return len(record.body) + len(record.old_body), len(record)
     return 0, 1
@@ -183,7 +182,7 @@ class Backlog:
             after, count = known
             transactions += count
         if after != start:
-            # As one range, and the newest: a backlog has more records than are remembered.
+            # Kept as one range, and as the newest: a backlog may have more records than are kept.
             self._counted.pop(start, None)
             self._counted[start] = after, transactions
         return transactions > limit
@@ -372,7 +371,7 @@ class Tails:
         self._wakeups = wakeups
         self._newest_us = 0
         self.delay_us = 0
-        """Between the newest transaction's commit and when it could be read here; 0: none came."""
+        """Time from the newest transaction's commit until it could be read here; 0 if none came."""
 
     def __iter__(self) -> Iterator[Tail]:
         return iter(self._tails.values())
@@ -406,7 +405,7 @@ class Tails:
     def _measure_delay(self) -> None:
         _, newest_us = self._reader.position()
         if newest_us > self._newest_us:
-            # What was there when this process began is no measure.
+            # A transaction from before this process began is no measure.
             if self._newest_us:
                 self.delay_us = max(1, time.time_ns() // 1000 - newest_us)
             self._newest_us = newest_us

@@ -23,7 +23,7 @@ class TlsFiles:
 
     cert: Path
     key: Path
-    #: Clients must show a certificate that it signed; None: they needn't.
+    #: The CA that must have signed the clients' certificates; None: they need none.
     client_ca: Path | None = None
 
 
@@ -43,17 +43,17 @@ class ListenerOptions:
     port: int = 4002
     tls: TlsFiles | None = None
     tokens_file: Path | None = None
-    #: How long clients may stay after GoAway.
+    #: Longest stay of clients after GoAway.
     drain_grace_s: float = 10.0
-    #: How long a client that is ahead waits for this server.
+    #: Longest wait of a client that is ahead of this server.
     behind_wait_s: float = 10.0
-    #: How long a client that isn't live yet may take no message at all.
+    #: Longest time for which a client that isn't live yet may take no message.
     stall_timeout_s: float = 300.0
-    #: How long in all it may keep journal entries from being pruned.
+    #: Longest time in all for which a client may keep journal entries from being pruned.
     pin_limit_s: float = 3600.0
     #: The directory for snapshots that are spooled for slow readers.
     spool_path: Path | None = None
-    #: How much this process may spool there.
+    #: Most bytes that this process may spool there.
     spool_max_bytes: int = 32 * 10**9
     connect: ConnectOptions | None = None
     #: The token of servers that share the slot, as `call.peer_token` made it.
@@ -73,7 +73,7 @@ class ArchiveOptions:
     region: str | None = None
     endpoint: str | None = None
     addressing: Literal["auto", "path", "virtual"] = "auto"
-    #: A named one of the AWS configuration files.
+    #: A profile of the AWS configuration files.
     profile: str | None = None
     #: The role that is assumed with the profile, or with the environment's credentials.
     role_arn: str | None = None
@@ -88,9 +88,9 @@ class ServingTableOptions:
     buffer_max_size: int = 50_000
     buffer_policy: BufferPolicy = BufferPolicy.DROP_DISCONNECT
     heartbeat_interval_s: float = 10.0
-    #: Where the main process keeps the table's periodic snapshots.
+    #: Directory of the table's periodic snapshots, which the main process keeps.
     snapshot_path: Path | None = None
-    #: The archive that is read for clients behind the journal.
+    #: The archive that is read for clients whose position the journal no longer has.
     archive: ArchiveOptions | None = None
 
 
@@ -103,13 +103,10 @@ class ServingOptions:
     tables: Mapping[str, ServingTableOptions] = field(default_factory=dict)
 
 
-# Changes of a serving process's options, while it serves.
-
-
 class ServingOptionChanges:
-    """A queue of options, each with whom to call once it holds.
+    """A queue of options for a serving process, each with a callback for when they apply.
 
-    What is put before the process serves is taken over when it does.
+    Options that are put before the process serves apply once it does.
     """
 
     def __init__(self) -> None:
@@ -120,7 +117,7 @@ class ServingOptionChanges:
         self._queue.put_nowait((options, done))
 
     async def follow(self, change: Callable[[ServingOptions], Awaitable[None]]) -> None:
-        """Have each taken over by ``change``, one after the other; never returns."""
+        """Give the options to ``change``, one after the other; never returns."""
         while True:
             options, done = await self._queue.get()
             await change(options)

@@ -68,7 +68,7 @@ class PeriodicSnapshots:
         return [each for each in found if each.table == table][:limit]
 
     async def sequence(self, snapshot_id: str, table: str, table_id: int) -> int | None:
-        """The newest entry in a snapshot of this incarnation; None if there is no such one."""
+        """The newest entry in the snapshot; None if the incarnation has no such snapshot."""
         directory = self._directories.get(table)
         if directory is None:
             return None
@@ -79,10 +79,7 @@ class PeriodicSnapshots:
         return found.sequence if (found.table, found.table_id) == (table, table_id) else None
 
     def check(self, snapshot_id: str) -> None:
-        """Check that the id's table has snapshots.
-
-        :raises NotServed: it hasn't.
-        """
+        """:raises NotServed: the id's table has no periodic snapshots."""
         if snapshots.table_of(snapshot_id) not in self._directories:
             raise NotServed(str(SnapshotUnknown(snapshot_id)))
 

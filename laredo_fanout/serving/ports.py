@@ -45,10 +45,10 @@ class ClientState:
     """A connected client as every process sees it."""
 
     info: ClientInfo
-    #: The last one sent.
+    #: The last entry that was sent.
     sequence: int
-    #: How many changes the client's cursor lies behind the journal's end (its "buffer"; max_size
-    #: counts the transactions among them).
+    #: Number of changes from the client's cursor to the journal's end; max_size counts the
+    #: transactions among them.
     depth: int
     #: One of STATES.
     state: str
@@ -105,7 +105,7 @@ REASONS = (
     "drain",  # the server drains
     "behind",  # the client is ahead of this server
     "refused",  # bad request, unknown table, not ready
-    "error",  # our fault
+    "error",  # a defect, or damaged files
 )
 
 

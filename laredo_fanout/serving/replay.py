@@ -5,11 +5,11 @@ If the table is archived, the diffs from P on do as well. They hold net changes,
 proven for each client that they lead to the very rows that the journal would have led it to.
 
 What is given. S(X) is the table after every transaction that ends at or before X, and s(X) one
-key's row in it, or its absence. A diff (F, T] says s(T) of every key with s(F) != s(T), in any
-order, each key once; after a TRUNCATE it says all of S(T). Diffs of an epoch are contiguous, and
-an epoch whose base `continues` begins in the state that the one before ended in (the writer
-compares rows and checksum). All of it within one history and those that it
-goes on from, up to where they were left: another position of another history says nothing.
+key's row in it, or its absence. A diff (F, T] contains s(T) of every key with s(F) != s(T), in any
+order, each key once; after a TRUNCATE it contains all of S(T). Diffs of an epoch are contiguous,
+and an epoch whose base `continues` begins in the state that the one before ended in (the writer
+compares rows and checksum). All of it within one history and those that it goes on from, up to
+where they were left: positions of other histories mean nothing here.
 
 1. P at a boundary, P = F. The client holds S(F): its keys that the diff doesn't mention have
    s(F) = s(T), the others are set to s(T). So it holds S(T), and so on along the chain.
@@ -26,7 +26,7 @@ goes on from, up to where they were left: another position of another history sa
 4. A base client may have stopped in the middle of the transaction at P (its positions are
    inclusive): it holds S(P') for the transaction before, and some changes of this one. `cancelled`
    counts change by change, so the window that *ends* at or after P and begins before it is one
-   that the client stands inside of, as in 2, P = T included.
+   that the client is inside of, as in 2, P = T included.
 5. A client with a filter holds the rows of S(P) that pass. At a boundary a diff's old and new lines
    are what an ordinary change has: INSERT and DELETE as a row moves into and out of the filter.
    Inside a window the old line is s(F), and the client's row s(P) may have passed although s(F)
@@ -218,7 +218,10 @@ def _end(
 def _check_inside(
     diffs: Sequence[Artifact], asked: CheckedSyncRequest, before: Position, end: Boundary
 ) -> None:
-    """A client inside the first diff's window: does it lead to the window's end?"""
+    """Check that the diffs lead a client to ``end`` that is inside the first diff's window.
+
+    :raises NoReplay: they may not.
+    """
     at = position.text(before)
     if not diffs:
         raise NoReplay(
@@ -267,7 +270,7 @@ class Piece:
     record: Record | None
     #: The diff's position where these are its last changes, else None.
     complete: Position | None
-    #: Whether the client's position is inside this diff's window.
+    #: True if the client's position is inside this diff's window.
     inside: bool
 
 

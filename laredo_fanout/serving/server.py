@@ -19,7 +19,13 @@ from laredo_fanout.serving.options import ServingOptionChanges, ServingOptions
 from laredo_fanout.serving.ports import Registry, Wakeups
 from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.serving.service import ReplicationService, ReportStandby
-from laredo_fanout.serving.shared import Archives, Drain, SentCounts, ServingResources
+from laredo_fanout.serving.shared import (
+    Archives,
+    Drain,
+    SentCounts,
+    ServingResources,
+    no_repair,
+)
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.errors import Damage
@@ -28,7 +34,7 @@ from laredo_fanout.store.reader import StoreReader
 log = structlog.get_logger(__name__)
 
 _PROBES_S = 1.0
-"""For those who watch the health to take that the server drains."""
+"""Time for watchers of the health to learn that the server drains, in seconds."""
 
 
 class ServingEndpoint(Protocol):
@@ -50,10 +56,6 @@ def _ignore(table: str, outcome: Outcome) -> None:
     """Do nothing: replays aren't counted here."""
 
 
-def _no_repair(found: Damage) -> None:
-    """Do nothing: there is no ingest that could repair it."""
-
-
 def _no_check() -> None:
     """Do nothing: there is no PostgreSQL whose catalog could be checked."""
 
@@ -68,7 +70,7 @@ async def serve(
     on_listening: Callable[[int], None] | None = None,
     on_replay: Callable[[str, Outcome], None] = _ignore,
     request_check: Callable[[], None] = _no_check,
-    report_damage: Callable[[Damage], None] = _no_repair,
+    report_damage: Callable[[Damage], None] = no_repair,
     readiness: Readiness | None = None,
     sent: SentCounts | None = None,
     changes: ServingOptionChanges | None = None,

@@ -1,6 +1,6 @@
 """The replication service: authenticates each call, starts its session, and reports status.
 
-It knows no transport: `grpc_endpoint` and `connect` bring it calls, and translate its refusals.
+It knows no transport: `endpoints.grpc` and `endpoints.connect` bring calls, and translate refusals.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _INT32_MAX = 2**31 - 1
 def parse_status(data: bytes) -> tuple[str | None, bool]:
     """The table of a GetReplicationStatusRequest, and whether it is a relay's.
 
-    No table is named where it asks for those that are served.
+    The table is None if the request asks for the tables that are served.
 
     :raises BadRequest: it can't be decoded, or names no table.
     """
@@ -80,7 +80,7 @@ def parse_status(data: bytes) -> tuple[str | None, bool]:
 
 
 def tables_response(tables: Iterable[str]) -> bytes:
-    """The answer to who asks for the tables."""
+    """The answer to a request for the tables that are served."""
     return wire.GetReplicationStatusResponse(tables=sorted(tables)).SerializeToString()
 
 
@@ -102,7 +102,7 @@ def status_response(
     latest: wire.ReplicationSnapshotInfo | None,
     path: Sequence[wire.ServerHop] = (),
 ) -> Sliced[bytes]:
-    """The answer; a table whose copy hasn't started has zeros. ``path`` is a relay's."""
+    """The answer with a table's figures, zeros before its copy; ``path``: for a relay's request."""
     response = wire.GetReplicationStatusResponse(
         connected_clients=len(clients), latest_snapshot=latest, path=path
     )
@@ -223,7 +223,7 @@ class ReplicationService:
                 self._check_peer(call.caller)
             call.caller.client_id = asked.client_id
             tail = self._served(call, asked.table)
-            # Only now is anything made of them: a caller who may not read costs nothing more.
+            # Parsed only now: a caller who may not read costs nothing more.
             conditions = await slices.run(read_conditions(filters)) if filters else None
             del filters
             lease = await self._register(call, batch=asked.batch, filtered=asked.filtered)
@@ -362,7 +362,7 @@ class ReplicationService:
         """
         if not is_peer(caller.authorization, self._shared.listener.peer_token):
             raise TokenForbids(
-                "servers of one slot alone may ask this: give them all the token of standby.token"
+                "only servers of the same slot may ask this: give them the same standby.token"
             )
 
     async def _role(self, report: wire.StandbyReport, *, take_over: str) -> bytes:
@@ -420,7 +420,7 @@ class ReplicationService:
         return NotServed(f"table {table} isn't served here; tables: {served}")
 
     def authenticate(self, caller: Caller) -> None:
-        """Before anything of the request is decoded.
+        """Check the caller's token, before anything of the request is decoded.
 
         :raises NoToken: the caller has no token that is known.
         """
@@ -463,7 +463,7 @@ class ReplicationService:
         return call.lease
 
     def _owner(self, caller: Caller) -> str:
-        """The identity that the stream counts for; "": none, where there is only one identity."""
+        """The identity that the stream counts for; "" if there is only one identity."""
         if self._tokens is not None:
             return self._tokens.owner(caller.authorization)
         if caller.certificate:
@@ -483,7 +483,7 @@ def _log_ended(verdict: Refused, caller: Caller) -> None:
 
 
 def _take_over(verdict: Refused, caller: Caller) -> None:
-    """The call was cancelled for this verdict: its task goes on, to say so to the client."""
+    """Undo the cancellation: the call's task goes on, and sends the verdict to the client."""
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 REPLAY_THREADS = 8
 _MANIFEST_THREADS = 2
-"""They read manifests alone: a client isn't planned behind the replays that are under way."""
+"""Threads for manifests alone: planning a replay doesn't wait for the replays under way."""
 
 # Counters of changes and bytes that a serving process has sent to its clients.
 
@@ -33,8 +33,8 @@ _MANIFEST_THREADS = 2
 class SentCounts:
     """Messages of streams, and their bytes.
 
-    Bytes are those that are given to gRPC, without its framing, or to a connection of Connect,
-    with its envelopes and chunks; a message that is sent as JSON counts as the protobuf it was.
+    By gRPC the bytes are those of the messages, by Connect also those of envelopes and chunks. A
+    message that is sent as JSON counts with its bytes as protobuf.
     """
 
     bytes: int = 0
@@ -46,7 +46,7 @@ class SentCounts:
         self.messages += messages
 
     def take(self) -> tuple[int, int]:
-        """Bytes and messages since it was last asked."""
+        """Bytes and messages since the last call."""
         taken = self.bytes, self.messages
         self.bytes = self.messages = 0
         return taken
@@ -64,12 +64,12 @@ class Drain:
         self.reason = ""
 
     def begin(self, reason: str, deadline_ms: int) -> None:
-        """Refuse new sessions from now on and notify the open ones to leave."""
+        """Refuse new sessions from now on, and ask the open ones to leave."""
         self.reason = reason
         self.deadline_ms = deadline_ms
 
 
-def _ignore(found: Damage) -> None:
+def no_repair(found: Damage) -> None:
     """Do nothing: there is no ingest that could repair it."""
 
 
@@ -94,7 +94,7 @@ class Archives:
         before, self._tables = self._tables, {}
         if not options:
             return
-        # A quarter of what a serving process imports is read by a server with an archive alone.
+        # A quarter of a serving process's imports, which only a server with an archive needs.
         from laredo_fanout.serving.archives import ReplayArchive
 
         directory = self._directory
@@ -136,7 +136,7 @@ class ServingResources:
     spool: SpoolDirectory
     archives: Archives
     sent: SentCounts
-    report_damage: Callable[[Damage], None] = _ignore
+    report_damage: Callable[[Damage], None] = no_repair
 
 
 # The connections that each port may have: shares of the process's file descriptors.

@@ -1,7 +1,7 @@
 """Time of a serving process: slices of CPU time, and threads for reads that may hang.
 
-The standard library's pool is waited for at the interpreter's end, and an object store
-that doesn't answer would hold a server's restart for minutes.
+The interpreter's end waits for the standard library's pools, so an object store that doesn't answer
+would delay a server's restart for minutes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def at_once(work: Sliced[T]) -> T:
 
 
 class Slice:
-    """The clock of one slice: says when it is over."""
+    """The clock of one slice, which measures rows and bytes."""
 
     __slots__ = ("_bytes", "_rows")
 
@@ -118,7 +118,7 @@ class DaemonThreads(Executor):
                 future.set_result(call())
             except BaseException as failure:  # noqa: BLE001  # it is the future's
                 future.set_exception(failure)
-            # Nothing of it is held while waiting for the next.
+            # Freed before the wait for the next.
             del future, call, work
 
     def _next(self) -> tuple[Future[Any], Callable[[], object]] | None:

@@ -1,8 +1,7 @@
 """The rows of a streamed snapshot: read from the store, spooled to disk for a slow client.
 
-The rows come from an LMDB read transaction, which keeps freed pages from being used again. So a
-client that is too slow for that has the rest spooled in a temporary file, and the transaction
-is closed.
+The rows come from an LMDB read transaction, which keeps freed pages from being used again. So for a
+slow client the rest of the rows is spooled in a temporary file, and the transaction is closed.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ class SnapshotRowStream:
             self._timer = self._loop.call_later(SLOW_AFTER_S, self._watch)
 
     async def _spill(self) -> None:
-        # One at a time, so that the room that is checked is the room there is.
+        # One at a time, so that no other spill takes the room that was checked.
         async with self._spool.one_at_a_time, self._lock:
             self._writing, table = True, self._snapshot.view.name
             try:

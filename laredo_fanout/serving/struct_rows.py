@@ -1,7 +1,7 @@
 """The encoder of rows for base clients: a JSON line to google.protobuf.Struct, by hand.
 
-`_struct_rows.c` has what almost every row is made of, in a sixth of the time that Python takes;
-what it refuses, and every row where there was no C compiler, is encoded here.
+`_struct_rows.c` encodes almost every row, in a sixth of the time that Python takes. Rows that it
+refuses, and every row if there was no C compiler at the installation, are encoded here.
 
 Struct is lossy, and so is this form, in known ways: numbers are doubles, so an integer beyond
 +-2^53 is sent as a string; numbers inside json beyond 64 bits lose digits; of duplicate names in
@@ -130,7 +130,7 @@ class Encoder:
     def encode(self, line: bytes) -> bytes | None:
         """The bytes of the Struct that holds this row; None if it doesn't belong to this slice."""
         size = len(line)
-        # Values within json cost eight times as much as the plain ones that a slice reckons with.
+        # Values within json cost eight times as much as the plain values that a slice assumes.
         if size > _LARGE or self._slice.done_with(size * SLICE_BYTES // _LARGE):
             return None
         return self._structs.encode(line)

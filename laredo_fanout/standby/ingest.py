@@ -54,15 +54,15 @@ class StandbyStatus(NamedTuple):
 
     holder: bool
     term: int
-    #: Of the holder: how many standbys have every table, and reported just now.
+    #: For the holder: number of standbys that have every table and reported recently.
     complete: int
-    #: Of the holder: how many are too few for ``synchronous``.
+    #: For the holder: number of complete standbys that ``synchronous`` still lacks.
     missing: int
     takeovers: int
 
 
 class StandbyIngest:
-    """Run it in a thread of its own, as ``Ingest`` and ``RelayIngest``, which it runs in turn."""
+    """The ingest of a server with standbys; it runs ``Ingest`` or ``RelayIngest`` by its role."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class StandbyIngest:
             # It has followed the slot alone, or another server.
             self._become(1, holder=bool(source.slot and self._store.position))
             return self._holds()
-        # A fresh one: whoever makes the slot is the first holder.
+        # A fresh server: the one that creates the slot is the first holder.
         found = peers_.others(self._peers, self._store.server_id)
         if any(each.role.has_source for each in found.roles):
             self._become(0, holder=False)
@@ -236,7 +236,7 @@ class StandbyIngest:
     def _watched(self, ingest: Ingest | RelayIngest, is_over: Callable[[], bool]) -> Iterator[None]:
         """While the block runs, ask now and then if it ``is_over``; then stop the ingest.
 
-        :raises Exception: whatever made the asking crash.
+        :raises Exception: the error of a question that crashed.
         """
         over = threading.Event()
 
@@ -373,8 +373,8 @@ class StandbyIngest:
     def hand_over(self) -> Future[bool]:
         """Give the slot to a standby that has all tables, and follow it; from any thread.
 
-        Done with True when that is the holder. With False if there is none, or it took too long:
-        then this server goes on.
+        Done with True once the standby is the holder; with False if there is no such standby, or
+        the handover takes too long: then this server goes on.
         """
         with self._lock:
             answer = self._handover
@@ -443,7 +443,7 @@ class StandbyIngest:
         return self.current.recopy(table)
 
     def repair(self, found: Damage) -> None:
-        """Have damage repaired that was found in the store; from any thread."""
+        """Have damage in the store repaired; from any thread."""
         self.current.repair(found)
 
     @property

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -22,14 +22,12 @@ from laredo_fanout.app.processes.control_wire import (
     ControlClosed,
     Message,
     WakeUps,
-    info_from_json,
     options_to_json,
-    state_to_json,
 )
 from laredo_fanout.errors import FanoutError
 from laredo_fanout.serving.options import ServingOptions
-from laredo_fanout.serving.ports import TooManyClients
-from laredo_fanout.serving.shared import SentCounts
+from laredo_fanout.serving.ports import ClientInfo, TooManyClients
+from laredo_fanout.serving.shared import SentCounts, no_repair
 from laredo_fanout.store.errors import Damage
 from laredo_fanout.watchdog import SERVING, Watchdog, Watched
 from laredo_service import native_log
@@ -44,10 +42,6 @@ _CHANGED_WITHIN = 8.0
 
 def _no_check() -> None:
     """Do nothing: there is no ingest that could check the catalog."""
-
-
-def _no_repair(found: Damage) -> None:
-    """Do nothing: there is no ingest that could repair it."""
 
 
 log = structlog.get_logger("laredo_fanout.serving")
@@ -98,19 +92,19 @@ class ServingChildren:
     watchdog: Watchdog = field(default_factory=Watchdog)
     #: Requests a catalog check, because a client waits for it.
     request_check: Callable[[], None] = _no_check
-    #: Takes a peer's report ("server", "tables", "take_over"); returns this server's role. None: it
-    #: shares its slot with no other one.
+    #: Takes a peer's report ("server", "tables", "take_over"); returns this server's role. None if
+    #: this server shares its slot with no other one.
     report_standby: Callable[[Message], Message] | None = None
     #: Has damage repaired that was found in the store.
-    report_damage: Callable[[Damage], None] = _no_repair
-    #: Called if a defect of ours ended the keeping of one.
+    report_damage: Callable[[Damage], None] = no_repair
+    #: Called with the error if a defect ended the supervision of a process.
     crashed: Crashed = only_logged
     program: Sequence[str] = (sys.executable, "-m", "laredo_fanout.app.processes.serving_process")
-    #: How often one was restarted.
+    #: Number of restarts.
     restarts: int = 0
-    #: How often none could be started: no process, no descriptor, no memory.
+    #: Number of starts that failed for lack of a process, a descriptor or memory.
     spawn_failures: int = 0
-    #: The error of the last one that couldn't serve; None once one listens.
+    #: The error of the last process that couldn't serve; None once one listens.
     error: str | None = None
     #: Clients that an archive was to catch up, by table and outcome.
     replays: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -145,7 +139,7 @@ class ServingChildren:
         return {child.name: child.process.pid for child in self._children.values()}
 
     def update_ready(self, ready: bool) -> None:
-        """Have the serving processes answer probes with this from now on."""
+        """Have the serving processes answer probes with ``ready`` from now on."""
         self._ready = ready
         for child in self._children.values():
             child.control.send({"op": "health", "ready": ready})
@@ -175,7 +169,7 @@ class ServingChildren:
             await asyncio.wait(late)
 
     async def drain(self) -> None:
-        """Have them send GoAway, wait for the grace, then kill those that are left."""
+        """Have the processes send GoAway, wait for the grace, then kill those that are left."""
         self._draining.set()
         for child in self._children.values():
             child.control.send({"op": "drain"})
@@ -250,7 +244,7 @@ class ServingChildren:
             )
 
     def _configure(self, child: _Child) -> None:
-        """Send what it waits for: its options, before anything that is sent to every child."""
+        """Send its options, which it waits for, before any message that every child is sent."""
         if self._draining.is_set():
             child.control.send({"op": "drain"})
             return
@@ -259,9 +253,9 @@ class ServingChildren:
         child.control.send({"op": "health", "ready": self._ready})
 
     async def _spawn(self, name: str) -> _Child:
-        """Start one.
+        """Start a process.
 
-        :raises SpawnFailed: the system has no room for it; nothing of it stays.
+        :raises SpawnFailed: if the system has no room for it; nothing of it stays.
         """
         async with AsyncExitStack() as undo:
             try:
@@ -289,7 +283,7 @@ class ServingChildren:
             stdin=asyncio.subprocess.DEVNULL,
             stderr=native_log.descriptor(),
             pass_fds=ends,
-            # A terminal's Ctrl-C is for the main process, which drains the others.
+            # Ctrl-C on a terminal is for the main process, which drains the others.
             process_group=0,
         )
 
@@ -338,7 +332,7 @@ class ServingChildren:
                 take = self.report_standby
                 return {"role": take and take(message)}
             case "clients":
-                return {"clients": [state_to_json(c) for c in self.clients.of(message["table"])]}
+                return {"clients": [asdict(each) for each in self.clients.of(message["table"])]}
         self.clients.pin(key, message["table"], message["after"])
         return {}
 
@@ -355,22 +349,20 @@ class ServingChildren:
 
     def _register(self, key: tuple[int, int], message: Message) -> Message:
         try:
-            self.clients.register(key, info_from_json(message["info"]))
+            self.clients.register(key, ClientInfo(**message["info"]))
         except TooManyClients as full:
             return {"full": str(full)}
         return {}
 
 
-# Binds the server's ports: the one that all serving processes share, and HTTP's.
-
 _PATIENCE = 3.0
 
 
 class ListenAddressTaken(FanoutError):
-    """An address that is configured can't be listened on."""
+    """A configured address can't be listened on."""
 
     def __init__(self, host: str, port: int, key: str, error: OSError) -> None:
-        # asyncio adds the address to the text, which has it already.
+        # The message has the address already; asyncio's text repeats it.
         why = str(error.strerror or error).partition(" (while attempting")[0]
         super().__init__(
             f"can't listen on {host}:{port} ({key}): {why}; stop what listens there, or configure"
@@ -381,9 +373,9 @@ class ListenAddressTaken(FanoutError):
 async def reserve(host: str, port: int, key: str) -> socket.socket:
     """Bind (without listening), so that the port stays ours while serving processes are restarted.
 
-    Serving processes join with SO_REUSEPORT, which two servers of one user could do
-    by accident too: so first the port is tried alone. The serving processes of a
-    server that was killed need a moment to notice: it is tried for three seconds.
+    Serving processes join with SO_REUSEPORT, which a second server of the same user could do by
+    accident. So the port is first bound alone. The serving processes of a server that was killed
+    end a moment after it, so that is tried for three seconds.
 
     :param key: the configuration path, for the message.
     :raises ListenAddressTaken: if another process listens there.

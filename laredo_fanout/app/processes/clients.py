@@ -6,11 +6,11 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 
-from laredo_fanout.app.processes.control_wire import Control, Message, info_to_json, state_from_json
+from laredo_fanout.app.processes.control_wire import Control, Message, state_from_json
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.ports import REASONS, ClientInfo, ClientState, TooManyClients
 from laredo_fanout.serving.slices import Slice, Sliced
@@ -46,7 +46,7 @@ class Clients:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def limit(self, all_of_them: int, per_identity: int | None, per_client_id: int | None) -> None:
-        """Take other limits; those who are connected stay."""
+        """Apply other limits; connected clients stay."""
         with self._lock:
             self.max_clients = all_of_them
             self.max_clients_per_identity = per_identity
@@ -55,8 +55,8 @@ class Clients:
     def register(self, key: LeaseKey, info: ClientInfo) -> None:
         """Register a client.
 
-        :raises TooManyClients: if ``max_clients`` are connected, over all processes, or as many
-            of this token, certificate, address or client id as may be.
+        :raises TooManyClients: if ``max_clients`` are connected, over all processes, or if this
+            token, certificate, address or client id has its share of them.
         """
         with self._lock:
             self._check_room(info)
@@ -166,16 +166,12 @@ class RemoteRegistry:
         self._flusher: asyncio.TimerHandle | None = None
 
     async def register(self, info: ClientInfo) -> RemoteLease:
-        """Register a stream.
-
-        :raises TooManyClients: if a limit is reached, over all processes or for this caller.
-        """
         lease = RemoteLease(self, next(self._leases))
-        info_json = info_to_json(info)
+        asked = {"op": "register", "lease": lease.number, "info": asdict(info)}
         try:
-            answer = await self.call({"op": "register", "lease": lease.number, "info": info_json})
+            answer = await self.call(asked)
         except asyncio.CancelledError:
-            # The main process registers it all the same; what it reads next removes it again.
+            # The main process registers it all the same, and removes it by the next message.
             lease.close("client")
             raise
         if "full" in answer:
@@ -183,7 +179,6 @@ class RemoteRegistry:
         return lease
 
     async def clients(self, table: str) -> list[ClientState]:
-        """The clients connected to the table, in order of connection."""
         await self.flush()
         answer = await self.call({"op": "clients", "table": table})
         return await slices.run(_states(answer["clients"]))

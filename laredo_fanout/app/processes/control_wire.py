@@ -95,18 +95,6 @@ class Control:
             return
 
 
-def info_to_json(info: ClientInfo) -> Message:
-    return asdict(info)
-
-
-def info_from_json(message: Message) -> ClientInfo:
-    return ClientInfo(**message)
-
-
-def state_to_json(client: ClientState) -> Message:
-    return asdict(client)
-
-
 def state_from_json(message: Message) -> ClientState:
     return ClientState(**{**message, "info": ClientInfo(**message["info"])})
 
@@ -211,7 +199,6 @@ class SocketWakeups:
         self._loop.add_reader(self._end, self._readable)
 
     def current(self) -> asyncio.Future[None]:
-        """The future that the next durable commit resolves."""
         return self._future
 
     def _readable(self) -> None:

@@ -1,4 +1,4 @@
-"""The schedule of the store's scrub, which is made by a process of its own."""
+"""The schedule of the store's scrubs; a process of its own makes each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from laredo_service.retry import Backoff, Outage
 
 _RETRY = Backoff(initial=5.0, maximum=300.0)
 _FIRST_AFTER_S = 60.0
-"""A start has enough to read; a program that is started often needs no scrub each time."""
+"""Time after the server's start, when the disk is busy anyway; a server that is started often needs
+no scrub each time."""
 _SHOWN_POLL_S = 1.0
 _REPAIRED_WITHIN_S = 30.0
 
@@ -40,7 +41,7 @@ class ScrubSchedule:
     report_damage: Callable[[Damage], None]
     #: Kills a process that hangs.
     watchdog: Watchdog = field(default_factory=Watchdog)
-    #: Called if a defect of ours ended it.
+    #: Called with the error if a defect ended the schedule.
     crashed: Crashed = only_logged
     program: tuple[str, ...] = (sys.executable, "-m", "laredo_fanout.app.processes.scrub_process")
     #: Damage found since the start.
@@ -69,8 +70,8 @@ class ScrubSchedule:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the last whole scrub ended, or since the start if there was none; None if
-        it is off."""
+        """Seconds since the last scrub that found no damage, or since the start; None if it is
+        off."""
         if not self.config.scrub.bytes_per_second:
             return None
         return max(0.0, time.time() - (self._whole_at or self._began))
@@ -122,7 +123,7 @@ class ScrubSchedule:
             log.info("store scrubbed", bytes=end["bytes"])
             pause = self.config.scrub.interval - (time.monotonic() - began)
             if self.found > found or end["unrepaired"]:
-                # Another one shows whether it is repaired, and what else there is.
+                # The next scrub shows whether the damage is repaired, and looks for more.
                 pause = min(pause, _REPAIRED_WITHIN_S)
             else:
                 self._whole_at = time.time()

@@ -14,6 +14,7 @@ import structlog
 from laredo_fanout.app.logs import Crashed, LogSettings, only_logged, supervised
 from laredo_fanout.app.processes.store_process import StoreProcess
 from laredo_fanout.config import Config, ReplicatedTableConfig, SnapshotConfig
+from laredo_fanout.serving.shared import no_repair
 from laredo_fanout.store.errors import Damage
 from laredo_fanout.watchdog import SNAPSHOT, Watchdog
 from laredo_service.retry import Backoff, Outage
@@ -22,8 +23,6 @@ _SHOWN_POLL = 0.2
 _RETRY = Backoff(initial=5.0, maximum=300.0)
 _VERIFIED_WITHIN = 60.0
 _CHECK_EVERY = 1.0
-
-_PROGRAM = (sys.executable, "-m", "laredo_fanout.app.processes.snapshot_process")
 
 log = structlog.get_logger("laredo_fanout.snapshots")
 
@@ -39,25 +38,21 @@ class _Outcomes:
     outage: Outage = field(default_factory=Outage)
 
 
-def _no_repair(found: Damage) -> None:
-    """Do nothing: there is no ingest that could repair it."""
-
-
 @dataclass
 class SnapshotSchedule:
     """Writes each table's snapshot file every ``interval``, one table at a time."""
 
     config: Config
-    #: Whether clients see the table; before that there is nothing to write.
+    #: True if clients see the table; before that there is nothing to write.
     shown: Callable[[str], bool]
     log_settings: LogSettings
     #: Requests a catalog check, which each snapshot's position waits for.
     check_catalog_soon: Callable[[], None]
     #: Has damage repaired that a snapshot found in the store.
-    report_damage: Callable[[Damage], None] = _no_repair
+    report_damage: Callable[[Damage], None] = no_repair
     #: Kills a process that hangs.
     watchdog: Watchdog = field(default_factory=Watchdog)
-    #: Called if a defect of ours ended a table's schedule.
+    #: Called with the error if a defect ended a table's schedule.
     crashed: Crashed = only_logged
     program: tuple[str, ...] = (
         sys.executable,

@@ -24,7 +24,6 @@ from laredo_fanout.snapshots import SnapshotError
 from laredo_fanout.store.errors import Damage, JournalDamaged, RowsDamaged, StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.watchdog import Watchdog, beat
-from laredo_service import native_log
 
 _FAILED = 1
 
@@ -99,19 +98,9 @@ class StoreProcess:
             return self._not_started(failed)
         with closing(watched):
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *self.program,
-                    str(watched.end),
-                    *self.log_settings.arguments,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=native_log.descriptor(),
-                    pass_fds=[watched.end],
-                    process_group=0,
-                )
+                process = await watched.start(self.program, self.log_settings.arguments)
             except OSError as failed:
                 return self._not_started(failed)
-            watched.started(process)
             last = await self._followed(process, order)
             if watched.verdict is not None:
                 return {"error": f"the {self.kind} process was {watched.verdict}"}

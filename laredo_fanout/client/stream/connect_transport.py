@@ -314,7 +314,7 @@ _SERVICE = f"/{wire.DESCRIPTOR.services_by_name['LaredoReplicationService'].full
 _STREAM = "application/connect+proto"
 _UNARY = "application/proto"
 _BEFORE_HEARTBEATS = 10
-"""The server may fetch a large object of an archive before it sends anything."""
+"""Factor of the first silence: the server may fetch a large object before it sends anything."""
 _HEARTBEATS_MISSED = 3
 _LONGEST_ERROR = 64 << 10
 _LONGEST_STATUS = 1 << 20
@@ -330,25 +330,24 @@ _OF_HTTP = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.UNAVAILABLE,
 }
-"""Codes for answers that aren't Connect's own: a proxy's, or of HTTP's own rules."""
+"""Codes for HTTP statuses without an error of Connect's, such as a proxy's."""
 
 
 class ConnectTransport:
-    """A connection for each call, closed with it: a stream lasts for days, and ends with its
-    connection; HTTP/1.1 carries one call at a time."""
+    """Calls with a connection each, as HTTP/1.1 carries one call at a time; it is closed with the
+    call."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
     def check(self) -> None:
-        """:raises BadEndpoint: if the TLS files can't be used."""
         self._tls()
 
     @asynccontextmanager
     async def sync(
         self, request: wire.SyncRequest
     ) -> AsyncIterator[AsyncIterator[wire.SyncResponse]]:
-        """Open a stream on a new connection, once its messages are asked for."""
+        """Open a stream; it connects when the first message is asked for."""
         messages = self._messages(request)
         try:
             yield messages
@@ -358,7 +357,6 @@ class ConnectTransport:
     async def status(
         self, request: wire.GetReplicationStatusRequest, timeout: float
     ) -> wire.GetReplicationStatusResponse:
-        """Request the status of a table."""
         server = self._endpoint.server
         try:
             async with asyncio.timeout(timeout), connected(self._endpoint, self._tls()) as call:
@@ -451,7 +449,7 @@ class ConnectTransport:
         }
 
     def _tls(self) -> ssl.SSLContext | None:
-        # Made for each connection: the files may be others by then.
+        # Made for each connection: the files may have changed.
         return None if self._endpoint.tls is None else self._endpoint.tls.context()
 
 

@@ -14,7 +14,7 @@ import grpc
 from laredo_fanout.client.errors import BadEndpoint
 from laredo_fanout.wire import replication_pb2 as wire
 
-# A row may have a gigabyte; the server bounds what it puts into one message.
+# A row may have a gigabyte; the server bounds the rows in one message.
 _UNLIMITED = -1
 
 TransportName = Literal["grpc", "connect"]
@@ -66,16 +66,16 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a server, or of several, and what a connection to one needs."""
+    """The address of a server, or of several, with TLS, token and timeouts."""
 
     #: ``host:port``, or ``unix:/path``.
     server: str
     tls: Tls | None = None
     #: The token that the server asks for.
     token: str | None = field(default=None, repr=False)
-    #: A ping this often, so that a connection that is lost without being closed is noticed.
+    #: Interval of pings, which detect a connection that is lost without being closed.
     keepalive_s: float = 30.0
-    #: How long a ping's answer may take.
+    #: Longest wait for a ping's answer.
     keepalive_timeout_s: float = 10.0
     #: ``connect``: the Connect protocol over HTTP/1.1, on the server's port for it (4003).
     transport: TransportName = "grpc"
@@ -112,7 +112,7 @@ class Endpoint:
             ("grpc.max_send_message_length", _UNLIMITED),
             ("grpc.keepalive_time_ms", int(self.keepalive_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1000)),
-            # Without it an unanswered ping counts only after a minute, whatever stands above.
+            # Without it an unanswered ping counts only after a minute, whatever the options above.
             ("grpc.http2.ping_timeout_ms", int(self.keepalive_timeout_s * 1000)),
             ("grpc.http2.max_pings_without_data", 0),
             # A shared connection would share one TCP window and one back-off between clients.
@@ -165,13 +165,10 @@ def _read(what: str, path: Path | None) -> bytes | None:
     return pem
 
 
-# The transport: what a stream and a status need of gRPC or of the Connect protocol.
-
-
 class Transport(Protocol):
     """The calls to one server. Several streams may be open at once, on one event loop.
 
-    Whatever ends a call is raised as a :class:`~laredo_fanout.client.errors.StreamError`.
+    An error that ends a call is a :class:`~laredo_fanout.client.errors.StreamError`.
     """
 
     def check(self) -> None:
@@ -183,7 +180,7 @@ class Transport(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[wire.SyncResponse]]:
         """Open a stream; leaving the block ends it.
 
-        Messages that aren't taken stay with the server, but for a bounded buffer.
+        Messages that aren't taken stay with the server, apart from a bounded buffer.
         """
         ...
 

@@ -29,7 +29,7 @@ class _Parser:
     share: LoopShare
 
     def parsed(self, data: bytes) -> wire.SyncResponse | None:
-        """The message; None if it is none: what is raised here gRPC logs, and gives None."""
+        """The message; None if it can't be parsed (gRPC would log an exception)."""
         self.share.note_work()
         try:
             return wire.SyncResponse.FromString(data)
@@ -47,7 +47,7 @@ class GrpcTransport:
     """One connection for all streams, as long as there are any.
 
     A connection that failed, or whose server sent GoAway, isn't used for new streams: gRPC would
-    wait longer from attempt to attempt by a rule of its own, and come back to the same server.
+    reconnect with pauses of its own, and to the same server.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -55,7 +55,6 @@ class GrpcTransport:
         self._current: _Connection | None = None
 
     def check(self) -> None:
-        """:raises BadEndpoint: if the TLS files can't be used."""
         if self._endpoint.tls is not None:
             self._endpoint.tls.credentials()
 
@@ -100,7 +99,7 @@ class GrpcTransport:
             async for message in call:
                 if message is None:
                     raise ProtocolViolation(
-                        self._endpoint.server, ("the answer isn't a SyncResponse")
+                        self._endpoint.server, "the answer isn't a SyncResponse"
                     )
                 if message.HasField("go_away"):
                     self._retire(connection)
@@ -121,14 +120,14 @@ async def replication_status(
 ) -> wire.GetReplicationStatusResponse:
     """The status of a table, or the tables, on a connection of its own.
 
-    :raises StreamError: if the server doesn't answer, refuses, or sends something else.
+    :raises StreamError: if the server doesn't answer, refuses, or sends no status.
     """
     channel = endpoint.channel()
     try:
         call = channel.unary_unary(
             STATUS_METHOD,
             request_serializer=wire.GetReplicationStatusRequest.SerializeToString,
-            # It is parsed here: what a deserializer raises gRPC logs with its traceback.
+            # It is parsed below: gRPC logs a deserializer's exception with a traceback.
             response_deserializer=bytes,
         )
         answer = await call(request, metadata=endpoint.metadata(), timeout=timeout)

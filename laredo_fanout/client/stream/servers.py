@@ -1,4 +1,4 @@
-"""The servers that a stream may come from: a transport to each, and whose turn is next."""
+"""The servers that a stream may come from: a transport to each, and their order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def transport_to(endpoint: Endpoint) -> Transport:
 class Servers:
     """The servers of an endpoint, in order, and a transport to each.
 
-    Streams that share it share its connections, and begin with the server that answered last.
+    Streams that share it share its connections; they begin with the server that answered last.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -48,16 +48,16 @@ class Servers:
 
 
 _ANSWER_S = 5.0
-"""The most to wait for a handshake where there are other servers; longer from round to round."""
+"""Longest wait for a handshake if there are other servers; it grows from round to round."""
 _RESUME_S = 10.0
 """Time after the loss of a stream for which a server that can resume is preferred."""
 
 
 class Turns:
-    """One subscription's way through the servers, in rounds: each has one turn in a round.
+    """The order in which one subscription tries the servers: each has one turn in a round.
 
-    It begins with the server that answered last, then follows the order of the list. It stays with
-    a server for as long as that serves.
+    A round begins with the server that answered last, then follows the order of the list. A server
+    that serves keeps its turn.
     """
 
     def __init__(self, servers: Servers, clock: Callable[[], float] = monotonic) -> None:
@@ -74,7 +74,7 @@ class Turns:
 
     @property
     def answer_limit(self) -> float | None:
-        """Seconds that the server may take for its handshake; None: as long as it needs."""
+        """Longest wait for the server's handshake, in seconds; None: no limit."""
         return _ANSWER_S * (1 + self.rounds) if len(self.servers.endpoints) > 1 else None
 
     def too_slow(self) -> ServerUnavailable:
@@ -97,7 +97,7 @@ class Turns:
         self.servers.answered = self.now
 
     def served(self) -> None:
-        """Note that the server's stream brings what was asked for."""
+        """Note that the server's stream has brought an event after the handshake."""
         self.rounds = 0
         self._had_turn.clear()
         self._without_resume.clear()

@@ -48,12 +48,10 @@ from laredo_model.position import History, Position
 from laredo_service.retry import Backoff
 from laredo_service.table_pattern import TableName
 
-# A stream: one attempt at the Sync call, from the handshake to its end.
-
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """The request of one stream: the table, where to resume, and the form of what is sent.
+    """The request of one stream: the table, the position to resume from, and the wire form.
 
     With neither ``position`` nor ``sequence`` the stream starts with a snapshot.
     """
@@ -61,11 +59,11 @@ class SyncOptions:
     #: schema.table.
     table: str
     client_id: str
-    #: Resume after this position: the last whole transaction seen.
+    #: The position to resume from: the last whole transaction seen.
     position: Position | None = None
     #: The history of ``position``.
     history: History | None = None
-    #: Or else resume after this journal entry.
+    #: The journal entry to resume from, without a position.
     sequence: int | None = None
     filters: tuple[Filter, ...] = ()
     #: Whether changes carry the old rows too.
@@ -75,10 +73,10 @@ class SyncOptions:
     #: Whether the server sends the table's verified position, and checks the catalog sooner for it;
     #: only with ``batches``.
     boundaries: bool = False
-    #: Whether the handshake names the histories that the server's goes on from; only with
-    #: ``batches``.
+    #: Whether the handshake has the ancestors of the server's history; only with ``batches``.
     relay: bool = False
-    #: Whether the server sends what a standby needs to take over its slot; only with ``relay``.
+    #: Whether the server sends the state with which a standby takes over its slot; only with
+    #: ``relay``.
     standby: bool = False
 
     def request(self) -> wire.SyncRequest:
@@ -129,12 +127,11 @@ async def open_stream(
     """``async with open_stream(...) as events: async for event in events``.
 
     Messages that aren't taken stay with the server (flow control of HTTP/2 or TCP), so a slow
-    consumer needs no memory here. Leaving the block ends the stream. Of an endpoint with several
-    servers the first is asked. ``transport``: one that other streams use too; None: one of its own,
-    as the endpoint names it.
+    consumer needs no memory here. Leaving the block ends the stream. If the endpoint has several
+    servers, the first is asked. ``transport``: one that other streams use too; None: a new one.
 
-    :raises BadEndpoint: if the TLS files can't be used. :raises StreamError: when the stream ends,
-    with the kind of the server's status; a stream that the server ends normally just ends.
+    :raises BadEndpoint: if the TLS files can't be used.
+    :raises StreamError: when the stream ends, unless the server ends it normally.
     """
     request = options.request()
     translator = Translator(endpoint.server, want_old=options.want_old)
@@ -161,13 +158,13 @@ async def _events(
 log = structlog.get_logger(__name__)
 
 _RESTART_S = 60.0
-"""After GoAway: how long the server is expected to come back, or another one in its place."""
+"""Time after GoAway within which the server, or another one in its place, is expected."""
 _RESTART_WAIT_S = 0.4
-"""The most between two attempts meanwhile."""
+"""Longest pause between two attempts in that time."""
 
 
 class Observer:
-    """Callbacks about a subscription's streams, for what you count; must not raise or block."""
+    """Callbacks about a subscription's streams, for your metrics; they must not raise or block."""
 
     def connected(self, handshake: Handshake) -> None:
         """Called when a stream began."""
@@ -182,14 +179,13 @@ class Observer:
 class Subscription:
     """``async with Subscription(endpoint, options) as events: async for event in events``.
 
-    The events of :func:`~laredo_fanout.client.stream.stream.open_stream`, over as
-    many streams as it takes. Each new stream shows as a new Handshake; what the
-    consumer then holds of an unfinished transaction or snapshot is sent
-    again from its start, while a transaction that was whole never is. The
-    position to resume from (:attr:`position`, :attr:`history`, :attr:`sequence`) moves only at
-    the end of a transaction or a snapshot, after the consumer has asked for the next event.
+    The events of :func:`~laredo_fanout.client.stream.stream.open_stream`, across reconnects. Each
+    stream begins with a Handshake. An unfinished transaction or snapshot is then sent again from
+    its start; a whole transaction never is. The position to resume from (:attr:`position`,
+    :attr:`history`, :attr:`sequence`) moves only at the end of a transaction or a snapshot, after
+    the consumer has asked for the next event.
 
-    Where the endpoint has several servers, the next stream comes from another one, see
+    If the endpoint has several servers, the next stream comes from another one, see
     :class:`~laredo_fanout.client.stream.servers.Turns`; :attr:`server` is the one whose turn it is.
 
     One task iterates; cancel it, or leave the block, to end. Errors that another attempt can't
@@ -205,7 +201,7 @@ class Subscription:
         observer: Observer | None = None,
         servers: Servers | None = None,
     ) -> None:
-        """``servers``: the endpoint's, if other streams use their connections too."""
+        """``servers``: those of the endpoint, if other streams share their connections."""
         self.endpoint = endpoint
         self._turns = Turns(servers or Servers(endpoint))
         self._options = options
@@ -240,14 +236,14 @@ class Subscription:
         return self._reached.sequence
 
     def start_over(self) -> None:
-        """After the event just taken, leave the stream and ask for a snapshot in a new one."""
+        """After the current event, leave the stream and ask for a snapshot in a new one."""
         self._starts_over = True
 
     def reject(self, what: str) -> None:
-        """After the event just taken, leave the stream, which broke the contract by ``what``, and
-        ask for a snapshot in a new one."""
+        """After the current event, leave the stream, which broke the contract by ``what``, and ask
+        for a snapshot in a new one."""
         self._rejected = ProtocolViolation(self.server, what)
-        # Each such stream begins well, so its events don't show that the server is right again.
+        # Each such stream begins well, so its first events don't prove that the server is cured.
         lately = monotonic() < self._rejected_at + _RESTART_S
         self._rejections, self._rejected_at = self._rejections * lately + 1, monotonic()
 
@@ -409,7 +405,7 @@ class _StreamPosition:
         return None if self.position is None else position_.text(self.position)
 
     def unseen(self, changes: Changes) -> Changes | None:
-        """The changes without the transactions that an inclusively resumed server sends again."""
+        """The changes without transactions that were consumed, which a server may send again."""
         if self.position is None or not changes.positions:
             return changes
         if changes.positions[0] == 0:  # a server that sends no positions: by sequence
@@ -456,18 +452,16 @@ def _passed(deadline: datetime | None) -> bool:
     return deadline is not None and datetime.now(UTC) >= deadline
 
 
-# The tables that a server serves, asked for once.
-
 _CAPABILITY = "tables.v1"
 _ANSWER_S = 10.0
 
 
 async def served_tables(endpoint: Endpoint) -> frozenset[TableName]:
-    """The tables that the server serves now, and that the endpoint's token may read.
+    """Ask for the tables that the server serves now, and that the endpoint's token may read.
 
-    Of several servers the first that answers is believed.
+    If there are several servers, the first that answers decides.
 
-    :raises StreamError: if none answers; InvalidRequest of one that is too old.
+    :raises StreamError: if none answers; InvalidRequest if the server is too old.
     """
     *others, last = endpoint.each()
     for each in others:

@@ -1,8 +1,8 @@
 """The translation of wire messages to events: every part is checked, in both wire forms.
 
-In the base form a message is one row or one change and nothing marks the end of a transaction.
+In the base form a message is one row or one change, and nothing marks the end of a transaction.
 Changes are passed on at once, marked unfinished; the end follows when a change of a later position
-or a heartbeat proves it.
+or a heartbeat proves that it was reached.
 """
 
 import re
@@ -37,8 +37,6 @@ from laredo_model.errors import BadLine, BadMessage, BadTime, ModelError
 from laredo_model.line import Action
 from laredo_model.position import Ancestor, History, Position
 
-# Takes the columns of a batch out of its message, in parts between which other tasks may run.
-
 V = TypeVar("V")
 
 _VALUES_A_PART = 500
@@ -59,12 +57,12 @@ def values(column: Sequence[V]) -> Parts[V]:
 
 # Rows of the base wire form: converts a Struct back to a row's key and line.
 #
-# The form loses what Struct loses (a number inside json is a double), so a line made here equals
-# the table's own but for that: columns in the table's order, numbers as PostgreSQL prints them,
-# integers beyond 2^53 from the string they travel as.
+# A line made here equals the table's own, except for what Struct loses (a number inside json is a
+# double): columns in the table's order, numbers as PostgreSQL prints them, integers beyond 2^53
+# from the strings that carry them.
 
 _INTEGERS = frozenset({"int2", "int4", "int8", "oid", "smallint", "integer", "bigint"})
-_DIGITS = re.compile(r"-?\d+\Z")
+_DIGITS = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 
 
 class BaseRows:
@@ -134,14 +132,14 @@ def number_text(number: float) -> bytes:
     return text.removesuffix(".0").encode()
 
 
-# Parts of wire messages, each checked against the contract before anything is made of it.
+# Parts of wire messages, each checked against the contract before it is used.
 
 _EVERY_ACTION = bytes(Action)
 _WITH_LINE = bytes((Action.INSERT, Action.UPDATE))
 _HAS_LINE = bytes(action not in (Action.DELETE, Action.TRUNCATE) for action in range(256))
 CHECKSUM = re.compile(r"[0-9a-f]{32}\Z")
 _MOST = 1 << 62
-"""Of sequences and rows: what is added to them stays within 64 bits."""
+"""Limit of sequences and numbers of rows, so that sums stay within 64 bits."""
 LATEST_US = 253_402_300_799_999_999
 """9999-12-31, where datetime ends; no transaction was committed before 1970."""
 
@@ -163,7 +161,7 @@ def check_lengths(batch: wire.ChangeBatch, *, want_old: bool) -> None:
 
 
 def check_rows(actions: bytes, keys: list[bytes], lines: list[bytes]) -> None:
-    """An empty key is a row's too: that of an empty text.
+    """Check each change's key and line; an empty key is allowed, as that of an empty text.
 
     :raises BadMessage: if an action is unknown, lacks its line, or has a key or line too many.
     """
@@ -178,7 +176,7 @@ def check_rows(actions: bytes, keys: list[bytes], lines: list[bytes]) -> None:
 
 
 def check_sequences(first: int, sequences: list[int]) -> None:
-    """:raises BadMessage: if they don't ascend, or can't be counted on from."""
+    """:raises BadMessage: if they don't ascend, or leave no room for later ones."""
     for number in (first, *sequences[:1], *sequences[-1:]):
         count(number, "a change's sequence")
     if sequences != sorted(set(sequences)):
@@ -188,7 +186,7 @@ def check_sequences(first: int, sequences: list[int]) -> None:
 def checked_columns(
     sent: Iterable[wire.ColumnDefinition], *, described: bool
 ) -> tuple[Column, ...]:
-    """A table's columns; ``described``: they are of the base form, which has less of them, if not.
+    """A table's columns; ``described`` is False for the base form, whose columns may be incomplete.
 
     :raises BadMessage: if they can't be one table's.
     """
@@ -206,7 +204,7 @@ def checked_columns(
 def count(number: int, name: str) -> int:
     """The number.
 
-    :raises BadMessage: if it is negative, or leaves no room to count on.
+    :raises BadMessage: if it is negative, or too large.
     """
     if not 0 <= number < _MOST:
         raise BadMessage(f"{name} is {number}")
@@ -260,7 +258,7 @@ def history(text: str) -> History | None:
 def time(stamp: timestamp_pb2.Timestamp) -> datetime:
     """A time.
 
-    :raises BadTime: if it is none.
+    :raises BadTime: if it is out of range.
     """
     try:
         return stamp.ToDatetime(UTC)
@@ -271,7 +269,7 @@ def time(stamp: timestamp_pb2.Timestamp) -> datetime:
 def microseconds(stamp: timestamp_pb2.Timestamp) -> int:
     """A commit time in microseconds since 1970.
 
-    :raises BadTime: if it is none.
+    :raises BadTime: if it is out of range.
     """
     microseconds = stamp.seconds * 1_000_000 + stamp.nanos // 1000
     if not 0 <= microseconds <= LATEST_US:
@@ -319,8 +317,8 @@ class Translator:
         }
 
     def events(self, message: wire.SyncResponse) -> Iterator[Event | None]:
-        """The events of ``message``; none for a kind of message that is newer than this client.
-        None between them: work was done, and other tasks may run.
+        """The events of ``message``; none for a kind of message that this client doesn't know.
+        None between two events: other tasks may run.
 
         :raises ProtocolViolation: if it breaks the wire contract.
         """
@@ -386,7 +384,7 @@ class Translator:
     def _check_transactions(
         self, batch: wire.ChangeBatch, positions: list[int], times_us: list[int]
     ) -> None:
-        """:raises ProtocolViolation: if they can't follow one another, or what was sent before."""
+        """:raises ProtocolViolation: if they can't follow one another, or the batch before."""
         first = batch.first_sequence
         if batch.open and not positions:
             raise self._violation(f"the change batch at {first} continues no transaction")
@@ -564,7 +562,7 @@ class Translator:
         ended: list[Event] = []
         position = checked_position(beat.source_position)
         unfinished = self._unfinished
-        # A base server may send its own sequence, which may be ahead of this stream.
+        # A base server may send the sequence of its journal, which may be ahead of this stream.
         if unfinished is not None and beat.current_sequence <= unfinished.first_sequence:
             ended = self._end_of_transaction()
         server_time = time(beat.server_time) if beat.HasField("server_time") else None

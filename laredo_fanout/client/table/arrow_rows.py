@@ -10,7 +10,7 @@ from laredo_fanout.client.table.rows import RowView
 from laredo_model import position as positions
 
 POSITION = b"laredo.position"
-"""In the schema's metadata: the position of the rows."""
+"""Key of the rows' position in the schema's metadata."""
 _BLOCK_BYTES = 4 << 20
 
 
@@ -20,7 +20,7 @@ def table_of(
     special_values: str,
     array_dimensions: Mapping[str, int] | None,
 ) -> pa.Table:
-    """The rows of the view, with the types of an archive's.
+    """The rows of the view, with the types of an archive.
 
     :raises ArrowError: if a value has no place in its column's type, or a type can't be had.
     """

@@ -50,9 +50,9 @@ Deliver = Callable[[Iterable[Difference]], Awaitable[None]]
 class Follower(Observer):
     """Follows one table until it is stopped, or until an error that no retry can cure.
 
-    ``wanted`` returns whether there are listeners, ``deliver`` takes the differences, in order; the
-    stream waits for it. ``at_once``: how many changes of one transaction may be applied without a
-    pause, if nothing else is done with them. ``ended`` is called with the error that ended it.
+    ``wanted`` returns whether there are listeners. ``deliver`` takes the differences, in order; the
+    stream waits for it. ``at_once`` is the number of a transaction's changes to apply without a
+    pause, if there are no listeners and indexes. ``ended`` is called with the error that ended it.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Follower(Observer):
         self._log = log.bind(table=options.table)
         self._subscription: Subscription | None = None
         self._share = LoopShare.of_running_loop()
-        #: Held by who changes the rows, or reads all of them.
+        #: Held while the rows change, or all of them are read.
         self._rows_lock = asyncio.Lock()
         self._ready = asyncio.Event()
         self._waiting: list[asyncio.Future[RowView]] = []
@@ -148,7 +148,7 @@ class Follower(Observer):
             ) from self.last_error
 
     def _give_views(self) -> None:
-        """Answer who waits for a transaction's end, if that has come or never will."""
+        """Answer calls that wait for a transaction's end, if it has come or never will."""
         while self._waiting:
             view = self._replica.view()
             if view is None and self.error is None:
@@ -223,11 +223,11 @@ class Follower(Observer):
                     try:
                         await self._apply(event)
                     except ModelError as wrong:
-                        # A part of it may be in the rows: a snapshot puts them right.
+                        # A part of the event may be in the rows: a snapshot repairs them.
                         self._replica.start_over()
                         subscription.reject(f"sent an invalid row: {wrong}")
         except NotUnique as error:
-            # A transaction after this one may cure it: the next start takes the rows as they are.
+            # A later transaction may cure it: the next start takes the rows as they are then.
             self._replica.start_over()
             self._end(error)
         except ClientError as fatal:
@@ -266,12 +266,12 @@ class Follower(Observer):
         self._note_ready()
 
     async def _apply_changes(self, changes: Changes) -> None:
-        # By transactions, so that a small one is seen as a whole.
+        # Piece by piece of whole transactions, so that a small one is seen as a whole.
         wanted = self._wanted()
         weight = 1 + 6 * self._replica.indexes + 2 * wanted
         most = max(1, self._at_once // weight)
         for piece in pieces(changes, most):
-            # As many as may be applied at once take a slice, or somewhat more.
+            # ``most`` changes take about a slice.
             await self._share.pause_before(len(piece) / most)
             async with self._rows_lock:
                 differences = self._replica.apply(piece, differences=wanted)
@@ -320,7 +320,7 @@ class Follower(Observer):
         replica = self._replica
         replica.begin_restoring(saved.columns)
         try:
-            # From the end, so that a block is freed when it is taken; its rows are in their order.
+            # Blocks from the end, so that each is freed when it is taken; rows stay in their order.
             saved.keys.reverse()
             saved.lines.reverse()
             while saved.keys:
@@ -362,7 +362,7 @@ def _save_and_forget(file: SnapshotFile, snapshot: LocalSnapshot) -> None:
     try:
         file.save(snapshot)
     finally:
-        # Here, as a million references are dropped.
+        # In this thread, as dropping a million references takes long.
         for rows in (snapshot.keys, snapshot.lines):
             while rows:
                 del rows[-_BLOCK:]

@@ -28,15 +28,15 @@ _MANY = 8192
 
 @dataclass(frozen=True, slots=True)
 class TableIndex:
-    """An index of a client: its columns, and what is done when two rows have the same values.
+    """An index of a client: its columns, and the policy for two rows with the same values.
 
-    Rows are judged at the end of a transaction: within it they may swap their values. NULL equals
+    Rows are compared at the end of a transaction: within it they may swap their values. NULL equals
     nothing, as in PostgreSQL.
     """
 
     fields: Sequence[str]
-    #: ``error`` ends the client with NotUnique. ``last``: the row that took the values last is
-    #: found, and when it leaves them the one before it. None: all rows are found.
+    #: ``error`` ends the client with NotUnique. ``last`` finds the row that took the values last,
+    #: and once that row has other values the row before it. None finds all rows.
     unique: Unique | None = None
 
     def __post_init__(self) -> None:
@@ -204,7 +204,7 @@ def _asked(name: str, values: Sequence[object]) -> Entry:
 # Makes a row's key of values, so that a look-up by the key's columns needs no index.
 
 _NUMBERS = frozenset({"int2", "int4", "int8", "oid"})
-# How these are printed isn't for a client to guess, so look-ups by them go through an index.
+# A client can't know how PostgreSQL prints these, so look-ups by them use an index.
 _NOT_FROM_VALUES = frozenset({"float4", "float8", "json", "jsonb"})
 
 
@@ -246,13 +246,11 @@ def _fragment(column: Column, value: object) -> bytes:
         raise BadField(f"lookup: {text!r} isn't text that PostgreSQL can hold") from None
 
 
-# The indexes of one table: a row is parsed once for all of them.
-
 _LOOKUP = "lookup_fields"
 
 
 class Indexes:
-    """The indexes of rows with some columns, and how a row is looked up by its lookup fields."""
+    """The indexes of a table's rows, and the look-up by the lookup fields."""
 
     def __init__(
         self,

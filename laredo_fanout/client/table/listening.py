@@ -1,4 +1,4 @@
-"""Listeners: an application is called with each change, rows as dicts, in order."""
+"""Listeners, which an application has called with each change, in order, with rows as dicts."""
 
 import asyncio
 import threading
@@ -23,9 +23,9 @@ _WAITING_AT_MOST = 10_000
 class RowChange(NamedTuple):
     """A change of one row, as dicts."""
 
-    #: None for a row that appeared.
+    #: None for a new row.
     old: Row | None
-    #: None for a row that went.
+    #: None for a deleted row.
     new: Row | None
     position: Position | None
     #: None where a new snapshot brought the difference.
@@ -44,8 +44,8 @@ def to_rows(difference: Difference) -> RowChange:
 
 
 class Listeners:
-    """The listeners of one client. What one of them raises ends neither the stream nor the others:
-    it is counted, and logged with its traceback the first time that the listener raises it."""
+    """The listeners of one client. A listener's exception ends neither the stream nor the others:
+    it is counted, and each kind is logged once with its traceback."""
 
     def __init__(self, table: str) -> None:
         self.errors = 0
@@ -64,7 +64,7 @@ class Listeners:
         return iter(self._listeners)
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Call it from now on; returns the function that removes it."""
+        """Add a listener; returns the function that removes it."""
         with self._guard:
             self._listeners = (*self._listeners, listener)
 
@@ -123,7 +123,7 @@ class ListenerQueue:
         return change
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the changes: the reader gets what is there, then ``error``."""
+        """End the changes: the reader gets those in the buffer, then ``error``."""
         self.closed = True
         self._error = error
         self._moved.set()
@@ -132,8 +132,8 @@ class ListenerQueue:
 class ChangeStream(AsyncIterator[RowChange]):
     """``async for change in client.changes()``: each change after this was made.
 
-    It ends when the client is stopped. A reader that is slow makes the stream from
-    the server wait; one that is dropped doesn't.
+    It ends when the client is stopped. The stream from the server waits for a slow reader, but not
+    for one that is no longer referenced.
     """
 
     def __init__(self, buffer: ListenerQueue) -> None:

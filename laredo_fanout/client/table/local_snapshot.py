@@ -1,9 +1,9 @@
 """The local snapshot: the client's rows in a file, so that a restart needs none from the server.
 
-A header line of JSON (format, version, table, filters, position, columns), then blocks of rows: two
-counts, the lengths of the keys and of the lines, the bytes; at last the sha256 of all before it.
-Written to another file and renamed, so it is whole or not there; read completely and proven before
-a row of it is used.
+The file has a header line of JSON (format, version, table, filters, position, columns), then blocks
+of rows (two counts, the lengths of keys and lines, their bytes), then the sha256 of all before it.
+It is written under another name and renamed, so it is never seen in part. It is read completely,
+and its sha256 compared, before a row is used.
 """
 
 import fcntl
@@ -52,7 +52,7 @@ class LocalSnapshot:
 class SnapshotFile:
     """The local snapshot file of one table and one set of filters.
 
-    ``path``: the file; in a directory that exists it is named after the table.
+    ``path``: the file, or a directory that exists, in which the file is named after the table.
     """
 
     def __init__(self, path: Path, table: str, filters: Sequence[Filter]) -> None:
@@ -63,16 +63,16 @@ class SnapshotFile:
     def save(self, snapshot: LocalSnapshot) -> None:
         """Replace the file.
 
-        :raises OSError: if it can't be written; the old one is then as it was.
+        :raises OSError: if it can't be written; the old file is unchanged then.
         """
         if not self.path.parent.exists():
             private_directory.make(self.path.parent)
-        beside = self.path.with_name(f".{self.path.name}.new")
-        with _opened_alone(beside) as file, files.replacing(self.path, beside, file):
+        new = self.path.with_name(f".{self.path.name}.new")
+        with _opened_alone(new) as file, files.replacing(self.path, new, file):
             self._write(file, snapshot)
 
     def load(self) -> LocalSnapshot | None:
-        """Read what was saved; None when there is no file.
+        """Read the file; None if there is none.
 
         :raises LocalSnapshotUnusable: if it is damaged, newer than this
             library, or of another table or other filters.
@@ -130,10 +130,8 @@ class SnapshotFile:
         header = self._checked(orjson.loads(first))
         keys: list[bytes] = []
         lines: list[bytes] = []
-        while True:
-            rows = self._read_block(file, digest, keys, lines)
-            if not rows:
-                break
+        while self._read_block(file, digest, keys, lines):
+            pass
         if file.read(_DIGEST + 1) != digest.digest():
             raise ValueError("its checksum is wrong")
         if len(keys) != header["rows"]:
@@ -202,8 +200,7 @@ def _opened_alone(path: Path) -> Iterator[BinaryIO]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # The one before may have renamed or removed it meanwhile; then this lock is another
-            # file's.
+            # Its former holder may have renamed or removed the file: then the lock is useless.
             if not _is_at(path, file):
                 continue
             file.truncate()

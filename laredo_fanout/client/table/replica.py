@@ -1,7 +1,7 @@
 """The replica: a client's rows as bytes, its indexes, and its position in the stream.
 
-One thread (the event loop's) changes it, any thread reads. No step takes long: what concerns all
-rows is given back as an iterator, whose steps the caller takes with pauses.
+One thread (the event loop's) changes it, any thread reads. No step takes long: work on all rows is
+returned as an iterator, whose steps the caller takes with pauses.
 """
 
 import threading
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
 
 
 class ReplicaSnapshot(NamedTuple):
-    """The whole rows of a snapshot that aren't shown yet."""
+    """All rows of a snapshot, which readers don't see yet."""
 
     rows: RowMap
     columns: tuple[Column, ...]
@@ -52,17 +52,17 @@ class ReplicaSnapshot(NamedTuple):
 
 
 class ReplicaPosition(NamedTuple):
-    """The position of a replica: which changes are in its rows."""
+    """The position of a replica: the changes that are in its rows."""
 
     #: All transactions up to here are in the rows.
     position: Position | None = None
     history: History | None = None
     #: The journal entry of the last of them.
     sequence: int | None = None
-    #: The position of the transaction after it, of which a part is in the rows. What came from an
-    #: archive's diff, net changes of many transactions, has none.
+    #: The position of the next transaction, if a part of it is in the rows; 0 for an archive's
+    #: diff, which has net changes of many transactions.
     open_position: int = 0
-    #: How many of that transaction's changes are in the rows.
+    #: Number of that transaction's changes in the rows.
     open_changes: int = 0
 
 
@@ -134,8 +134,8 @@ class Replica:
         """The rows at :attr:`reached`'s position, whatever changes later; in the event loop's
         thread.
 
-        None while a transaction is in the rows in part, if it began before the first call: from
-        that on, what such a transaction changes is kept until its end.
+        None while a part of a transaction is in the rows that began before the first call. From
+        that call on, the rows before such a transaction are kept until its end.
         """
         self._keeps_before = True
         if self._before is None and (self.reached.open_changes or self._torn):
@@ -161,9 +161,9 @@ class Replica:
         return self._end_staging(reached)
 
     def begin_stream(self, handshake: Handshake) -> Iterator[None]:
-        """Begin a stream: what was staged or sent in part before comes again.
+        """Begin a stream: a staged snapshot and an open transaction are sent again.
 
-        Returns the steps of entering all rows into new indexes, if the columns are others.
+        Returns the steps of entering all rows into new indexes, if the columns have changed.
 
         :raises BadField: if the fields of a look-up or an index aren't columns.
         """
@@ -187,7 +187,7 @@ class Replica:
         return iter(())
 
     def needs_snapshot(self, handshake: Handshake) -> bool:
-        """True if a replay from an archive may leave rows wrong, since a part was applied before.
+        """True if a replay from an archive may leave wrong rows.
 
         The previous stream may have brought part of a transaction, or of another diff. A key that
         changed in that part may be missing in the archive's diffs.
@@ -212,7 +212,7 @@ class Replica:
         self._staged = RowMap(), self._indexes.for_columns(self._next_columns)
 
     def add_rows(self, event: SnapshotRows) -> Iterator[None]:
-        """Stage some rows of the snapshot; returns the steps of it."""
+        """Stage some rows of the snapshot; returns the steps of doing so."""
         if self._staged is None:
             return
         rows, indexes = self._staged
@@ -249,7 +249,7 @@ class Replica:
         return _differences(old, snapshot.rows, snapshot.reached.position)
 
     def apply(self, changes: Changes, *, differences: bool) -> Iterable[Difference]:
-        """Apply what isn't in the rows yet; returns the differences only if they are wanted.
+        """Apply the changes that aren't in the rows yet; returns the differences if wanted.
 
         Those of a TRUNCATE are computed as they are iterated, before :meth:`free`.
 
@@ -324,13 +324,13 @@ class Replica:
     def _note_before(self, changes: Changes, start: int, stop: int) -> None:
         if self._before is None:
             if self.reached.open_changes:
-                return  # its first part came before anybody asked for all rows
+                return  # its first part came before the first call of view()
             self._before = LinesBefore()
         if self._emptied is None:
             self._before.note(self._rows, changes.keys[start:stop])
 
     def _forget_before(self) -> None:
-        """The transaction's end: what its rows were before is freed, unless a view reads it."""
+        """Free the rows from before the transaction, which has ended, unless a view reads them."""
         if self._before is not None:
             emptied, before, self._emptied, self._before = self._emptied, self._before, None, None
             if emptied is not None:
@@ -392,7 +392,7 @@ class Replica:
         return self._rows
 
     def _judge(self, indexes: Indexes, rows: RowMap) -> None:
-        """:raises NotUnique: if two rows have the same values where they mustn't."""
+        """:raises NotUnique: if two rows have the same values in a unique index."""
         found = indexes.duplicates(rows.get)
         if found is not None:
             raise NotUnique(self._table, *found)
@@ -446,9 +446,6 @@ def _differences(old: RowMap, new: RowMap, position: Position | None) -> Iterato
                 yield Difference(key, earlier, line, position, None)
 
 
-# Cuts a batch of changes into pieces that are applied without a pause.
-
-
 def pieces(changes: Changes, most: int) -> Iterator[Changes]:
     """Split changes into batches of at most ``most``; only a larger transaction is cut."""
     if len(changes) <= most:
@@ -478,7 +475,7 @@ def _fragments(changes: Changes, most: int) -> Iterator[TransactionPart]:
 
 def _batch(changes: Changes, parts: list[TransactionPart]) -> Changes:
     start, stop = parts[0].start, parts[-1].stop
-    # After the last change of a batch comes the end of its transaction alone.
+    # A piece may be only the end of a transaction, after the batch's last change.
     first = changes.sequence(start) if start < len(changes) else changes.last_sequence + 1
     return Changes(
         first,

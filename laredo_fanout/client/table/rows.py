@@ -1,12 +1,11 @@
 """Rows of a client's table: kept by key, iterated at one position, parsed exactly.
 
-Integers are ``int`` whatever their size; a number with a fraction or an
-exponent is a ``float`` where the float prints as the same number, else a
-``decimal.Decimal`` (a 30-digit number inside a jsonb). What a line carries as a string stays
-one: numeric with its exact digits, timestamps, uuid, bytea.
+Integers are ``int`` whatever their size. A number with a fraction or an exponent is a ``float`` if
+the float prints as the same number, else a ``decimal.Decimal`` (a 30-digit number inside a jsonb).
+Strings of a line stay strings: numeric with its exact digits, timestamps, uuid, bytea.
 
-A json column may hold what Python can't: PostgreSQL keeps its text as it was written. Such a
-column's value is a :class:`RawJson`; the row's other columns are as ever.
+A json column may contain a value that Python can't represent, as PostgreSQL keeps its text. Such a
+column's value is a :class:`RawJson`; the row's other columns are parsed as usual.
 """
 
 import json
@@ -37,8 +36,8 @@ from laredo_model.position import Position
 Row = dict[str, Any]
 
 DEEPEST = 256
-"""Arrays and objects within one another that a column's value is parsed with. Fixed, because what
-Python's parser and encoder bear depends on how deep the stack is when they are called."""
+"""Deepest nesting of arrays and objects in a column's value that is parsed. Fixed, because the
+limit of Python's parser and encoder depends on the stack when they are called."""
 
 # Fifteen digits survive a double; what may have more, or an exponent, is read with care.
 _NEEDS_CARE = re.compile(rb"[0-9][0-9.]{15}|[0-9][eE][-+0-9]")
@@ -51,7 +50,7 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class RawJson(str):
-    """A json column's text, where no Python value holds it: a number beyond the exponents of
+    """Text of a json column whose value Python can't represent: a number beyond the exponents of
     ``Decimal`` (``1e99999999999999999999``), or nesting deeper than :data:`DEEPEST`."""
 
     __slots__ = ()
@@ -70,12 +69,11 @@ def parse(line: bytes) -> Row:
 
 
 def columns_of(line: bytes, fields: AbstractSet[str]) -> Row:
-    """The row with at least the columns ``fields``; the others don't matter.
+    """The row with at least the columns ``fields``; other columns may be missing or inexact.
 
     :raises BadLine: if it isn't a row's line.
     """
-    # The C parser is many times as fast as finding the columns, and exact for these types; numbers
-    # of other columns don't matter.
+    # The C parser is many times as fast as finding the columns, and exact for these types.
     try:
         row: Row | None = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -102,7 +100,7 @@ def as_text(value: object) -> str | None:
 
 
 def _parse_plain(line: bytes) -> Row | None:
-    """The row by the fast parser; None if that might change or refuse a value."""
+    """The row by the fast parser; None if that parser might change or refuse a value."""
     if _NEEDS_CARE.search(line) is not None or _is_deep(line, DEEPEST + 1):
         return None
     try:
@@ -178,8 +176,8 @@ def _digits(number: int) -> str:
 
 # RowMap: a table's rows by key, in parts that are small enough to work on one at a time.
 #
-# A dict of a million rows takes tens of milliseconds to grow or to be freed, and nobody else runs
-# on the event loop meanwhile; one of 256 parts takes a tenth of one.
+# Growing or freeing a dict of a million rows blocks the event loop for tens of milliseconds; one of
+# 256 parts takes a tenth of a millisecond.
 #
 # A :class:`RowView` reads the rows of one moment while they change: it shares the parts, and a part
 # that it hasn't passed yet is copied before its first change.
@@ -232,7 +230,7 @@ class LinesBefore:
 
 
 class RowView:
-    """The rows of one moment. Its thread may be another one than that which changes the rows."""
+    """The rows of one moment, for a reader in any thread."""
 
     __slots__ = ("__weakref__", "before", "columns", "parts", "position")
 
@@ -243,7 +241,7 @@ class RowView:
         position: Position | None,
         columns: tuple[Column, ...] = (),
     ) -> None:
-        """``before``: what the rows of an open transaction were; it may grow."""
+        """``before``: the lines before an open transaction; they may grow."""
         self.columns = columns
         self.parts = list(parts)
         self.before = before
@@ -254,7 +252,7 @@ class RowView:
         for place in range(PARTS):
             part: Mapping[bytes, bytes | None] = self.parts[place]
             if self.before is not None:
-                # What is noted meanwhile is as it is in this part.
+                # Lines that are noted meanwhile equal those in this part.
                 part = {**part, **self.before.parts[place]}
             for line in part.values():
                 if line is not None:
@@ -294,9 +292,6 @@ def unheld(parts: Iterable[dict[K, V]], views: Collection[RowView]) -> list[dict
     held = {id(part) for view in views for part in view.parts}
     held |= {id(part) for view in views if view.before for part in view.before.parts}
     return [part for part in parts if id(part) not in held]
-
-
-# Iterators over all rows of a client's table, as they were at one position.
 
 
 class RowIterator(Iterator[Row]):

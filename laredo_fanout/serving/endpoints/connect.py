@@ -36,16 +36,16 @@ from laredo_service.http.connections import (
 log = structlog.get_logger(__name__)
 
 REQUEST_S = 10.0
-"""For a request to be whole, from its first byte."""
+"""Longest time from a request's first byte to its last, in seconds."""
 IDLE_S = 60.0
-"""For the next request to begin."""
+"""Longest wait for the next request, in seconds."""
 ANSWER_S = 30.0
-"""For a client to take an answer, before its next request is read."""
+"""Time for a client to take an answer, before its next request is read, in seconds."""
 STUCK_S = 5.0
-"""For a client to take the end of its call, before the connection is cut."""
+"""Time for a client to take the end of its call, before the connection is cut, in seconds."""
 _DEFECT = "the call failed by a defect: see the server's log"
 _MAX_RECEIVED = MAX_HEAD + 2 * connect_request.MAX_BODY
-"""Bytes of one request with the framing of its chunks, and of what a client sends meanwhile."""
+"""Most bytes of a request with its chunks' framing, and of data that follows during the call."""
 _KEEPALIVE_IDLE_S = 30
 _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_PROBES = 2
@@ -118,7 +118,7 @@ class CallConnection(asyncio.Protocol):
         self._advance(data)
 
     def eof_received(self) -> None:
-        # The transport closes itself: whoever sends no more doesn't listen either.
+        # The transport closes itself: a client that sends no more doesn't read either.
         return None
 
     def pause_writing(self) -> None:
@@ -149,14 +149,14 @@ class CallConnection(asyncio.Protocol):
         self._transport.abort()
 
     def end(self, why: EndReason) -> None:
-        """Cut the connection, in place of which there is another one."""
+        """Cut the connection, to make room for another one."""
         self._room.limit.counts.ended[why] += 1
         self.abort()
 
     # ------------------------------------------------------------ requests
 
     def _advance(self, data: bytes | None = None) -> None:
-        """Go on with the request; what isn't HTTP is answered by a status, and ends it all."""
+        """Continue the request; data that isn't HTTP gets a status, and ends the connection."""
         try:
             if data is not None:
                 self._http.receive_data(data)
@@ -166,7 +166,7 @@ class CallConnection(asyncio.Protocol):
             self.close()
 
     def _read(self) -> None:
-        """Take what has come of a request; begin its call when it is whole.
+        """Take the request's data; begin its call when it is whole.
 
         :raises h11.RemoteProtocolError: it isn't HTTP/1.1.
         """
@@ -176,7 +176,7 @@ class CallConnection(asyncio.Protocol):
                 case h11.Request():
                     self._request, self._wants_body = event, event.method != b"HEAD"
                     if event.http_version != b"1.1":
-                        raise h11.RemoteProtocolError("HTTP/1.1 is meant", error_status_hint=505)
+                        raise h11.RemoteProtocolError("use HTTP/1.1", error_status_hint=505)
                     if self._http.they_are_waiting_for_100_continue:
                         going_on = h11.InformationalResponse(status_code=100, headers=[])
                         self._transport.write(self._http.send(going_on) or b"")
@@ -278,27 +278,23 @@ class CallConnection(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        """True if the client's side, the socket's buffer and ours have no room now."""
         return self._writable is not None
 
     def write(self, data: bytes) -> None:
-        """Write at once, whether or not there is room."""
         self._transport.write(data)
 
     async def room(self) -> None:
-        """Returns when the client's side, or the socket's buffer and ours, have room for more."""
         if self._writable is not None:
             await self._writable
 
     def when_full(self, notify: Callable[[], None] | None) -> None:
-        """Have `notify` called when there is no more room."""
         self._when_full = notify
 
     def _end_stream(self, refusal: Refused | None) -> None:
         self._transport.write(connect_request.last_chunk(refusal))
         self._transport.write(self._http.send(h11.EndOfMessage()) or b"")
         if self._writable is not None:
-            # Its client takes nothing: it gets a moment for the end.
+            # A client that takes nothing gets a moment for the end.
             self.close()
 
     def _refuse_http(self, status: int, reason: str, headers: Mapping[str, str]) -> None:
@@ -319,7 +315,7 @@ class CallConnection(asyncio.Protocol):
         self._transport.write(self._http.send(h11.EndOfMessage()) or b"")
 
     async def _answer_taken(self) -> None:
-        """Wait until a client that doesn't read has taken most of what it asked for."""
+        """Wait until a slow client has taken most of the answer."""
         if self.full:
             if self._timer is None:
                 self._end_in(ANSWER_S)
@@ -345,7 +341,7 @@ class CallConnection(asyncio.Protocol):
 
 @asynccontextmanager
 async def _deadline(timeout_s: float | None) -> AsyncIterator[None]:
-    """A block that takes no longer than its caller waits.
+    """Limit a block to the caller's timeout.
 
     :raises DeadlinePassed: it took longer.
     """
@@ -360,8 +356,7 @@ async def _deadline(timeout_s: float | None) -> AsyncIterator[None]:
 def _find_dead_peers(end: socket.socket, stall_timeout_s: float) -> None:
     """Set TCP keepalive: the kernel then ends a connection whose peer is gone.
 
-    TCP_USER_TIMEOUT also cuts a peer that is there and takes nothing: it isn't less than such a one
-    is allowed (tcp(7)).
+    TCP_USER_TIMEOUT also cuts a live peer that takes nothing (tcp(7)), so it is the stall timeout.
     """
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
@@ -404,12 +399,10 @@ class ConnectEndpoint:
         self._empty.set()
 
     async def start(self) -> None:
-        """Take connections from now on."""
         self._socket.listen(_BACKLOG)
         self._acceptor.start()
 
     async def drain(self, grace_s: float) -> None:
-        """Stop listening at once; returns when all calls have ended, or are cut after the grace."""
         self.draining = True
         await self._acceptor.stop()
         self._socket.close()
@@ -422,13 +415,11 @@ class ConnectEndpoint:
                 connection.abort()
 
     def enter(self, connection: CallConnection, opening: Opening) -> None:
-        """Count the connection, which is open now."""
         self._connections.add(connection)
         self._empty.clear()
         self.limit.add(connection, opening)
 
     def leave(self, connection: CallConnection) -> None:
-        """The connection is gone."""
         self._connections.discard(connection)
         self.limit.remove(connection)
         if not self._connections:

@@ -1,6 +1,6 @@
 """A Connect request: call, encoding, messages in envelopes, and error codes.
 
-What fits no call is refused by HTTP's own statuses, everything else by an error of Connect's.
+A request that makes no call is refused by an HTTP status, any other by an error of Connect's.
 """
 
 from __future__ import annotations
@@ -142,18 +142,18 @@ class HttpRefused(Exception):
 class CalledMethod:
     """The call that a request makes, and its encoding."""
 
+    #: Such as ``Sync``.
     name: str
-    #: The call's name, such as ``Sync``.
-    streaming: bool
     #: Whether the answer is a stream of enveloped messages.
-    as_json: bool
+    streaming: bool
     #: Whether request and answer are JSON instead of protobuf.
+    as_json: bool
     takes: type[Message]
     gives: type[Message]
 
     @property
     def content_type(self) -> str:
-        """Of request and answer."""
+        """Content type of request and answer."""
         codec = "json" if self.as_json else "proto"
         return f"application/connect+{codec}" if self.streaming else f"application/{codec}"
 
@@ -162,10 +162,10 @@ class CalledMethod:
 class Terms:
     """Options of a call, from its headers."""
 
+    #: Whether the request is gzip; of a stream, whether it may be.
     compressed: bool
-    #: Whether the request is, or may be, gzip.
+    #: The longest wait for the end of the call, in seconds.
     timeout_s: float | None
-    #: How long it waits for the end of the call.
 
 
 def route(method: str, target: str, headers: Mapping[str, str]) -> CalledMethod:
@@ -237,7 +237,7 @@ def _codec(content_type: str, kind: str) -> str:
     given = content_type.partition(";")[0].strip().lower()
     known = [kind + "proto", kind + "json"]
     if given not in known:
-        reason = f'content type "{content_type[:80]}": {" or ".join(known)} is meant'
+        reason = f'content type "{content_type[:80]}": expected {" or ".join(known)}'
         raise HttpRefused(415, reason, {"Accept-Post": ", ".join(known)})
     return given.removeprefix(kind)
 
@@ -266,7 +266,7 @@ def _gunzip(packed: bytes) -> bytes:
     except zlib.error as error:
         raise BadRequest(f"the message isn't gzip: {error}") from error
     if len(message) > MAX_REQUEST_BYTES:
-        raise BadRequest(f"the message unpacked has more than {MAX_REQUEST_BYTES} bytes")
+        raise BadRequest(f"the unpacked message has more than {MAX_REQUEST_BYTES} bytes")
     if not unpacking.eof or unpacking.unused_data:
         raise BadRequest("the message's gzip is cut short, or something follows it")
     return message
@@ -287,7 +287,7 @@ def _to_json(kind: type[Message], message: bytes) -> bytes:
 # The exchange of a streaming Connect call: messages in envelopes, several of them in a write.
 
 PACKED_BYTES = 64 << 10
-"""A write has no more, or a single message: it is what a client that takes nothing costs."""
+"""Most bytes of several messages in one write, held in memory for a client that takes none."""
 
 
 class Output(Protocol):
@@ -303,7 +303,7 @@ class Output(Protocol):
         ...
 
     async def room(self) -> None:
-        """Returns when the client's side, or the socket's buffer and ours, have room for more."""
+        """Wait until the client's side, or the socket's buffer and ours, have room for more."""
         ...
 
     def when_full(self, notify: Callable[[], None] | None) -> None:
@@ -360,10 +360,8 @@ class ProtoOutput:
         self.when_full = connection.when_full
 
     def frame(self, messages: Sequence[bytes]) -> bytes:
-        """One chunk that carries the messages."""
         return chunk(messages)
 
     @property
     def full(self) -> bool:
-        """True if the client's side has no room now."""
         return self._connection.full

@@ -29,9 +29,9 @@ log = structlog.get_logger(__name__)
 
 STUCK_S = 5.0
 REQUEST_S = 10.0
-"""For the request of a call to be whole, from the call's first frame."""
+"""Longest time from a call's first frame until its request is whole, in seconds."""
 MOST_UNREAD = 1_000
-"""Calls at once whose request isn't whole; one more ends the oldest."""
+"""Most calls at once whose request isn't whole; another one ends the oldest."""
 _MOST_STREAMS = 10_000
 """Calls at once on a connection. A client waits for room without an error, and the streams of a
 relay share one connection: no honest one has so many."""
@@ -46,16 +46,16 @@ _CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Who connects and says nothing holds a descriptor no longer than this.
+    # A client that connects and sends nothing holds a descriptor no longer than this.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # The same for one that makes no call.
+    # A client that makes no call holds a connection no longer than this.
     ("grpc.max_connection_idle_ms", 60_000),
 )
 _GRPC_LOG = logging.getLogger("grpc._cython.cygrpc")
 
 
 class GrpcEndpoint:
-    """Serves the calls of a :class:`ReplicationService` by gRPC, as bytes, and what probes ask."""
+    """Serves a :class:`ReplicationService`, health and reflection by gRPC; messages are bytes."""
 
     def __init__(
         self, service: ReplicationService, listener: ListenerOptions, readiness: Readiness
@@ -76,18 +76,16 @@ class GrpcEndpoint:
         _GRPC_LOG.addFilter(_is_no_departure)
 
     async def start(self) -> None:
-        """Take connections from now on."""
         await self._server.start()
 
     async def drain(self, grace_s: float) -> None:
-        """Stop listening at once; returns when all calls have ended, or are cut after the grace."""
         await self._server.stop(grace_s)
 
     def _handlers(self) -> Iterator[grpc.GenericRpcHandler[bytes, bytes]]:
-        """Serializers are left out, so that bytes pass as they are.
+        """The handlers of all services, without serializers: bytes pass as they are.
 
-        All handlers read their request themselves: for a handler that takes it as an argument
-        gRPC waits without end.
+        Each handler reads its request by itself: for a handler that takes the request as an
+        argument gRPC waits without end.
         """
         service, health = self._service, self._health
         yield grpc.method_handlers_generic_handler(
@@ -170,7 +168,7 @@ class _PartialCall:
         self._patience = patience
 
     def end(self, why: EndReason) -> None:
-        """Wait no longer for the request."""
+        """Stop waiting for the request."""
         self._patience.reschedule(0)
 
 
@@ -192,7 +190,7 @@ class _GrpcExchange:
         try:
             await self._write(message)
         except grpc.aio.InternalError as gone:
-            # The call's cancellation is on its way: a write that waits may fail before it comes.
+            # A write that waits may fail before the call's cancellation arrives.
             raise asyncio.CancelledError from gone
 
     def packed(self, messages: Sequence[bytes]) -> Sequence[bytes]:
@@ -203,8 +201,8 @@ class _GrpcExchange:
 async def _abort(context: Any, refused: Refused) -> Never:
     """End the call with the refusal's status.
 
-    The status waits behind the messages that the client hasn't taken: of a client that takes none
-    the call is just dropped after STUCK_S, which resets the stream.
+    The status is sent after the messages that the client hasn't taken yet. If the client takes none
+    for STUCK_S, the call is dropped, which resets the stream.
     """
     try:
         async with asyncio.timeout(STUCK_S):
@@ -215,10 +213,7 @@ async def _abort(context: Any, refused: Refused) -> Never:
 
 
 def _is_no_departure(record: logging.LogRecord) -> bool:
-    """False if the record only reports an answer whose client had left.
-
-    gRPC logs such a one as an error with a traceback.
-    """
+    """False if the record only reports an answer whose client had left: an error to gRPC."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, grpc.aio.InternalError)
 

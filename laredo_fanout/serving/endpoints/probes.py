@@ -47,13 +47,13 @@ class Readiness:
         self._notify()
 
     async def drain(self, patience_s: float) -> None:
-        """Not ready from now on; returns when the calls that waited have sent it and left."""
+        """Report not ready from now on; returns when the calls that wait have sent it and left."""
         self.draining = True
         self._notify()
         try:
             await asyncio.wait_for(self._left.wait(), patience_s)
         except TimeoutError:
-            # Whoever takes no message learns it by the end of the connection.
+            # A client that takes no message learns it from the end of the connection.
             return
 
     @contextmanager
@@ -63,7 +63,7 @@ class Readiness:
         :raises Full: there are too many.
         """
         if self._calls >= self._most_calls:
-            raise Full(f"the server has {self._calls} calls that wait for its health already")
+            raise Full(f"{self._calls} calls watch this server's health already; try again later")
         self._calls += 1
         self._left.clear()
         try:
@@ -148,7 +148,7 @@ class Health:
 _V1ALPHA = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
 REFLECTION = (_V1ALPHA, "grpc.reflection.v1.ServerReflection")
 IDLE_S = 60.0
-"""For the next request of a call."""
+"""Longest wait for the next request of a call, in seconds."""
 _MOST_REQUESTS = 1000
 
 

@@ -1,8 +1,7 @@
 """The TLS files of the clients' ports, for gRPC and for Connect; read again when they change.
 
-A new connection is answered with the files as they are then, if they can be used: while a
-certificate and its key are written one after the other, the pair read before stays. Open
-connections stay as they are.
+A new connection uses the files as they are then. While they can't be used, as a certificate and its
+key are written one after the other, it uses the pair that was read before. Open connections stay.
 """
 
 from __future__ import annotations
@@ -61,14 +60,14 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 class _WatchedFiles:
-    """The files' state on disk: whether other ones that can be used are there."""
+    """The state of the files on disk, to notice new ones that can be used."""
 
     def __init__(self, files: TlsFiles) -> None:
         """:raises CannotListen: a file can't be used."""
         self._files = files
         self._lock = threading.Lock()
         self._refused: _Stamp | None = None
-        # First, for it says which one isn't there.
+        # First, as its error names the file that is missing.
         _context(files)
         self._used = self._stamp()
 

@@ -91,7 +91,7 @@ class Pin:
             self._lease.unpin()
 
     def _expire(self) -> None:
-        # The client goes on; if its entries are pruned before it is live, it gets a new snapshot.
+        # If its entries are pruned before it is live, the client gets a new snapshot.
         log.warning(
             "journal no longer kept for a slow client",
             client=self._client_id,
@@ -101,7 +101,7 @@ class Pin:
 
 
 class ClientStream:
-    """The state of a client's stream, and its sending. Call `enter` before all else."""
+    """The state of a client's stream, and the sending of messages. Call `enter` first."""
 
     view: TableView
     """The incarnation of the table that is sent, as it was when the session took it."""
@@ -133,8 +133,8 @@ class ClientStream:
         self.position = 0
         """Every transaction up to here was sent."""
         self.owes_end = False
-        """True if it resumes, in the base form, and wasn't sent the entry at the cursor: without a
-        message that has that sequence it doesn't know that it is caught up."""
+        """True if a base client resumes and wasn't sent the entry at the cursor: it needs a message
+        with that sequence to know that it is caught up."""
         self._repeated_through = 0
         self._lease = lease
         self._conditions = conditions
@@ -149,7 +149,7 @@ class ClientStream:
         self.form = self.form_with(self.filter)
 
     def resume(self, after: int, position: int, repeated_through: int = 0) -> None:
-        """Go on behind the entry `after`; the client may already have those up to
+        """Continue after the entry `after`; the client may already have entries up to
         `repeated_through`."""
         self.cursor, self.position = after, position
         self.owes_end = not self.asked.batch
@@ -158,15 +158,15 @@ class ClientStream:
             self.form = self.form_with(self.filter, repeated_through=repeated_through)
 
     def moved_to(self, sequence: int) -> None:
-        """Put the cursor behind this entry."""
+        """Put the cursor after this entry."""
         self.cursor = sequence
         if self._repeated_through and sequence >= self._repeated_through:
             self._repeated_through = 0
             self.form = self.form_with(self.filter)
 
     def form_with(self, chosen: RowFilter | None, *, repeated_through: int = 0) -> Form:
-        """The client's wire form with this filter, for entries of which it may already have those
-        up to `repeated_through`."""
+        """The client's wire form with this filter; the client may already have entries up to
+        `repeated_through`."""
         if self.asked.batch:
             return BatchForm(want_old=self.asked.want_old, row_filter=chosen)
         return BaseForm(chosen, self.shared.structs, repeated_through=repeated_through)
@@ -208,8 +208,10 @@ class ClientStream:
     async def send_handshake(
         self, mode: wire.SyncMode, sequence: int, position: int, snapshot_id: str = ""
     ) -> None:
-        """Send the handshake: the stream goes on behind the cursor, the server is at `sequence`
-        and `position`."""
+        """Send the handshake: the stream continues after the cursor.
+
+        ``sequence`` and ``position`` are the server's.
+        """
         self.verified.begin(self.position)
         await self.send(
             self.messages.handshake(

@@ -1,13 +1,12 @@
 """Live clients at the same place of a journal: one task writes the same bytes to all of them.
 
-A live session has nothing of its own to do: it waits for the next record, which is the same bytes
-for every client of the same table, wire form and filter. So a session that has sent everything
-joins a group and sleeps; the group encodes and frames a record once and hands it to each client's
-transport, which costs no more than the write itself. Whatever isn't the next record wakes the
-session, which leaves the group at the group's position and goes on by itself: a client that takes
-nothing, its heartbeat, a drain, its call's end. What concerns all of them (another incarnation or
-history, a suspect range, a record too large to be written unasked, an error) ends the group, and
-each session meets it by itself.
+A live session only waits for the next record, which is the same bytes for every client of the same
+table, wire form and filter. So a session that has sent everything joins a group and sleeps. The
+group encodes and frames a record once and gives it to each client's transport, which costs no more
+than the write itself. Anything else wakes the session, which leaves the group at the group's
+position: a client that takes nothing, its heartbeat, a drain, its call's end. Events that concern
+all members (another incarnation or history, a suspect range, a large record, an error) end the
+group, and each session handles them by itself.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ log = structlog.get_logger(__name__)
 MOST_MEMBERS = 500
 """Number of clients to which a record is written in one turn of the event loop: about 4 ms."""
 MOST_BYTES = 64 << 10
-"""Of a write: clients that take nothing cost no more than this each."""
+"""Most bytes of a write, and so the memory for each client that takes nothing."""
 SHOW_EVERY_S = 1.0
 
 
@@ -100,7 +99,7 @@ class LiveGroup:
         member.output.when_full(member.notify)
 
     def leave(self, member: Member) -> None:
-        """Write no more for it: its session goes on from the group's position."""
+        """Stop writing for this client: its session goes on from the group's position."""
         client = member.client
         del self._members[client]
         member.output.when_full(None)
@@ -114,16 +113,13 @@ class LiveGroup:
     # ---------------------------------------------------------------- as the table's tail calls it
 
     def notify(self) -> None:
-        """Wake the group: there may be something to send."""
         self._wake_up.notify()
 
     def position_moved(self) -> None:
-        """Note that the store's position moved, with or without changes of this table."""
         if self._batch:
             self._heartbeats.position_moved()
 
     def verified_position_moved(self) -> None:
-        """Note that the table's verified position moved."""
         if self._verified.due(self._position):
             self._wake_up.notify()
 
@@ -151,7 +147,7 @@ class LiveGroup:
         return False
 
     def _usual_view(self) -> TableView | None:
-        """The table as it is now; None if something else comes next than the journal's entries."""
+        """The table as it is now; None if a journal entry isn't what comes next."""
         view = self._tail.view
         if view is None or not view.shown or view.id != self._table_id:
             return None
@@ -223,7 +219,7 @@ class LiveGroup:
         self._wake_up.notify()
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
-        # A session that meets the same error ends with it; here it only costs the group.
+        # Here the error only ends the group; a session that meets it ends with it.
         if not task.cancelled() and (error := task.exception()) is not None:
             failure = None if isinstance(error, StoreError) else error
             log.warning("live group dissolved", error=str(error), exc_info=failure)

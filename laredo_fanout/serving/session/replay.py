@@ -72,9 +72,9 @@ async def plan(client: ClientStream, source: SourceIdentity) -> ReplayPlan | Non
 
 
 async def _plan(archive: ReplayArchive, client: ClientStream) -> ReplayPlan:
-    """Plan it, or raise why there is none.
+    """Plan the replay, with the journal pinned.
 
-    :raises NoReplay: it doesn't.
+    :raises NoReplay: if the archive doesn't lead the client to the journal.
     """
     shared, asked, pin = client.shared, client.asked, client.pin
     newest = False
@@ -141,7 +141,7 @@ class Replay:
         self._plan = planned
         self._archive = planned.archive
         self._left = chain.entries
-        # Of the first diff the client may have everything.
+        # The client may have all of the first diff already.
         self._form_inside = client.form_with(inside, repeated_through=planned.after)
         self._diff: Artifact | None = None
         self._pieces: Generator[Piece, None, None] = pieces(
@@ -157,8 +157,8 @@ class Replay:
         client.resume(after, chain.before)
 
     async def step(self, view: TableView) -> bool:
-        """Send the next piece, or wait for it a while; False once all was sent: it is the
-        journal's turn.
+        """Send the next piece, or wait for it a while; False once all was sent, and the journal
+        comes next.
 
         :raises SnapshotNeeded: the archive can't be read after all.
         """
@@ -177,7 +177,7 @@ class Replay:
         else:
             # The session waits for the archive, not for the client.
             client.moved()
-        # What is left, the journal's included.
+        # The depth includes the journal's changes.
         client.show("replaying", self._left + max(view.sequence - self._plan.after, 0))
         if client.heartbeats.due:
             await client.send_heartbeat()
@@ -240,6 +240,6 @@ class Replay:
 
 
 def _retrieved(future: asyncio.Future[Piece | None]) -> None:
-    """Take the future's error, which may not be awaited: the next step has a future of its own."""
+    """Retrieve the future's error: it may not be awaited, as each step has a future of its own."""
     if not future.cancelled():
         future.exception()

@@ -1,11 +1,11 @@
 """The decision how a client is caught up: its request, the journal, the table's state.
 
-A batch client records its position at a transaction's end and takes a change twice without effect:
-it is sent the entry that it declares again. A base client, made from the .proto by anybody, is sent
-no entry that it reports to have: it may take a second DELETE of a row for something else, having no
-row to show for it. If its request doesn't tell how far within a transaction it came, the
-transaction is sent again, each DELETE in it after its row (`BaseForm`). And it may name a snapshot
-whose end it never saw, with the sequence that it had before: such a one begins again.
+A batch client records its position at a transaction's end, and a repeated change has no effect: it
+is sent the entry that it declares again. A base client, made from the .proto by anybody, is not
+sent entries that it declares: it may misread a second DELETE, whose row it no longer has. If its
+request doesn't show how far it came within a transaction, the transaction is sent again, each
+DELETE after its row (`BaseForm`). A base client may also name a snapshot whose end it never saw,
+with the sequence that it had before: that snapshot is sent again.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class ResumePlan:
     """The catch-up mode of a session, and its first cursor."""
 
     mode: wire.SyncMode
-    #: The cursor: the last sequence that the client needs no more; None: a snapshot gives it.
+    #: The cursor: the last sequence that the client has; None: a snapshot sets it.
     after: int | None
-    #: What the client has seen whole so far.
+    #: The client has every transaction up to here.
     position: int
     snapshot_id: str = ""
-    #: Why it is a snapshot, for a client that asked to resume.
+    #: Reason for a snapshot, for a client that asked to resume.
     because: str = ""
-    #: The last entry that a base client may already have; 0: it has none of those sent.
+    #: The last entry that a base client may already have; 0: it has none of those to be sent.
     repeated_through: int = 0
 
 
@@ -140,9 +140,9 @@ def _by_position(
 
 def _contradicts(asked: CheckedSyncRequest, view: TableView, sequence: int) -> bool:
     """True if the client had another number of entries at its position than this server, whose
-    newest entry there is ``sequence``. Servers of one slot have the same ones, but for repairs.
+    newest entry there is ``sequence``. Servers of one slot number entries alike, but for repairs.
 
-    What an archive replayed has numbers below the journal's.
+    Changes that were replayed from an archive have numbers below the journal's.
     """
     had = asked.sequence
     if had is None or asked.filtered or had < view.oldest_sequence - 1:
@@ -234,9 +234,6 @@ def same_history(asked: CheckedSyncRequest, source: SourceIdentity) -> bool:
     if asked.position > source.former_reach:
         return True
     return (asked.sequence or 0) >= source.former_sequences
-
-
-# Reads the table for a client: once it is live, and never in a state older than the client's.
 
 
 async def caught_up_view(

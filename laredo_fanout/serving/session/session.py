@@ -1,12 +1,12 @@
 """The session of a Sync call: handshake, catch-up, then every change as it becomes durable.
 
-A session is a cursor into its table's journal. It owns no queue: what it sends next it reads from
-the store (or from the records that all sessions share), and while its client doesn't take a
-message it simply stands still. So its memory is one message, however far behind the client is.
+A session is a cursor into its table's journal. It owns no queue: it reads the next message from the
+store (or from the records that all sessions share), and waits while its client takes none. So its
+memory is one message, however far behind the client is.
 
-It runs its phases in turn: a snapshot (`SnapshotSender`) or what the archive has (`Replay`), if the
-journal doesn't reach back to the client, and then the journal (`JournalSender`). A new incarnation
-of the table, or a journal that was pruned too far, begins with a snapshot again.
+If the journal doesn't reach back to the client, the session begins with a snapshot
+(`SnapshotSender`) or the archive's diffs (`Replay`). Then it sends the journal (`JournalSender`). A
+new incarnation of the table, or a journal that was pruned too far, begins with a snapshot again.
 """
 
 from __future__ import annotations
@@ -42,13 +42,11 @@ from laredo_fanout.store.reader import TableView
 from laredo_fanout.store.table import SuspectRange
 from laredo_fanout.wire import replication_pb2 as wire
 
-# A session's journal phase: sends the journal from the client's cursor on, then each change.
-
 log = structlog.get_logger(__name__)
 
 
 class JournalSender:
-    """Sends the journal of one incarnation of the table; live once it was at the journal's end."""
+    """Sends one incarnation's journal after the client's cursor; live once it reached the end."""
 
     def __init__(
         self, client: ClientStream, options: ServingTableOptions, backlog: Backlog
@@ -124,7 +122,7 @@ class JournalSender:
         client = self._client
         records = await client.shared.recent.after(view.id, client.cursor, client.form)
         if not any(record.messages for record in records):
-            # Nothing is sent, which else gives other tasks their turn.
+            # Sending gives other tasks a turn, but nothing is sent.
             await asyncio.sleep(0)
         suspect_range = self._suspect_range_ahead(view)
         for record in records:
@@ -133,7 +131,7 @@ class JournalSender:
             await self._send_record(record)
         client.verified.sent(client.position)
         if client.verified.due(client.position):
-            # Now, although more changes follow: while they never end, it would never come.
+            # Now, although more changes follow: under load they may never end.
             await client.send_heartbeat()
         client.show("live" if self.live else "catching_up", max(view.sequence - client.cursor, 0))
         return bool(records)
@@ -236,21 +234,17 @@ class Session:
     # ---------------------------------------------------------------- from outside
 
     def notify(self) -> None:
-        """Wake the session: there may be something to send."""
         self._wake_up.notify()
 
     def position_moved(self) -> None:
-        """Note that the store's position moved, with or without changes of this table."""
         if self._asked.batch:
             self._client.heartbeats.position_moved()
 
     def verified_position_moved(self) -> None:
-        """Note that the table's verified position moved."""
         if self._client.verified.due(self._client.position):
             self._wake_up.notify()
 
     def judge_backlog(self, before: TableView, now: TableView) -> None:
-        """Check the backlog that this session already had at `before`."""
         try:
             self._journal.check_backlog(before, now)
         except BufferDropped as dropped:
@@ -346,7 +340,7 @@ class Session:
         await self._send_go_away()
         view = self._current_view()
         if self._sent_go_away and not client.asked.batch:
-            # It may apply what is still sent here beside what its next stream sends: each twice.
+            # The client may apply changes from here and again from its next stream.
             pass
         elif view.id != client.view.id:
             # Ids only grow; with a lower one the tail hasn't seen yet what this session began with.

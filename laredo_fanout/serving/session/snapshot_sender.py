@@ -1,9 +1,9 @@
-"""A session's snapshot phase: begin, rows, end; one message is sent while the next is made."""
+"""A session's snapshot phase: one message is sent while the next is encoded."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 
 from laredo_fanout.serving import slices
@@ -14,8 +14,6 @@ from laredo_fanout.serving.snapshot_rows import SnapshotRowStream
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
 
-# A send buffer of one large message, which is sent while the next one is made.
-
 _WORTHWHILE = 64 << 10
 
 
@@ -23,11 +21,11 @@ class SendAhead:
     """Keeps at most one large message on its way while its maker works on the next.
 
     gRPC's own threads send without the interpreter's lock, so a snapshot gains a fifth. Small
-    messages aren't worth a task; they are sent at once. Errors of a send come out of the next
-    one, or of the block's end.
+    messages aren't worth a task; they are sent at once. The next send, or the block's end, raises
+    the error of a send.
     """
 
-    def __init__(self, send: Callable[[list[bytes]], Awaitable[None]]) -> None:
+    def __init__(self, send: Callable[[list[bytes]], Coroutine[None, None, None]]) -> None:
         self._send = send
         self._sending: asyncio.Task[None] | None = None
 
@@ -39,7 +37,7 @@ class SendAhead:
             if len(some[0]) < _WORTHWHILE:
                 await self._send(some)
                 continue
-            self._sending = asyncio.create_task(self._write(some))
+            self._sending = asyncio.create_task(self._send(some))
             # One turn of the loop starts the write.
             await asyncio.sleep(0)
 
@@ -52,9 +50,6 @@ class SendAhead:
             except asyncio.CancelledError:
                 sending.cancel()
                 raise
-
-    async def _write(self, messages: list[bytes]) -> None:
-        await self._send(messages)
 
     async def __aenter__(self) -> SendAhead:
         return self

@@ -1,14 +1,13 @@
-"""The verified position of a session, heartbeats that send it, and suspect ranges that hold it.
+"""The verified position of a session, the heartbeats that send it, and suspect ranges.
 
 Within a suspect range (``store.table.SuspectRange``) the rows may have differed from PostgreSQL's,
-as partitions had moved rows without changes; its end repaired them. Its entries turn the rows of
-the position before it into those of its end; between the two there is no position that such a
-client could have reached. So it is sent the whole range as one transaction at its end, whose
-`since` is the range's beginning, also where no entry is left of it. A client that is cut off within
-gets it again from its beginning.
+as partitions had moved rows without changes; the range's end repaired them. Its entries turn the
+rows at its start into those at its end, and no position in between is a valid state. So a client is
+sent the range as one transaction at its end, whose `since` is its start, even if no entry of it is
+left. A client that is cut off within the range is sent all of it again.
 
-A client that was sent some of it already, as ordinary changes before the range was known, may keep
-rows that were wrong: its call ends, and it resumes by the last verified position.
+A client that was sent entries of the range as ordinary changes, before the range was known, may
+keep wrong rows: its call ends, and it resumes by the last verified position.
 """
 
 from __future__ import annotations
@@ -137,12 +136,10 @@ class SuspectRangeReader:
     ) -> Sliced[list[Part]]:
         """The entries before the range of a record that reaches into it, if one does."""
         records = self._reader.journal(view.id, cursor, 1, with_old=form.wants_old)
-        if (
-            not records
-            or not records[0].first_sequence < suspect_range.first <= records[0].last_sequence
-        ):
+        first = suspect_range.first
+        if not records or not records[0].first_sequence < first <= records[0].last_sequence:
             return []
-        whole = journal_.cut_behind(records[0], suspect_range.first - 1)
+        whole = journal_.cut_behind(records[0], first - 1)
         messages = yield from form.changes(whole)
         return [Part(messages, whole.last_sequence, whole.last_position)]
 
@@ -163,7 +160,7 @@ class SuspectRangeReader:
 
 
 def repaired_since(view: TableView, suspect_range: SuspectRange) -> PositionSuspect:
-    """The error that ends the call."""
+    """The error of a client that was sent rows of the range before their repair."""
     return PositionSuspect(
         f"rows of table {view.name} were repaired at {position_.text(suspect_range.end)}"
         f" ({suspect_range.because}): rows sent after {position_.text(suspect_range.start)}"
@@ -172,7 +169,7 @@ def repaired_since(view: TableView, suspect_range: SuspectRange) -> PositionSusp
 
 
 def _nothing_of(suspect_range: SuspectRange, cursor: int, form: Form) -> Part:
-    """The empty transaction for a range behind ``cursor`` of which no entry is left."""
+    """The empty transaction for a range after ``cursor`` of which no entry is left."""
     body = ChangeBatch(
         first_sequence=suspect_range.first,
         counts=[0],
@@ -224,8 +221,8 @@ def _in_one_transaction(record: Record, suspect_range: SuspectRange) -> Record:
 # The verified position of a session: the position up to which its client may end an artifact.
 #
 # It advances when the ingest has checked PostgreSQL's catalog. A client that was just sent changes
-# can't end an artifact behind them before such a check: so the session requests one, and sends the
-# new position at once. A client that was sent suspect rows, which were repaired since, never gets a
+# can't end an artifact after them before such a check: so the session requests one, and sends the
+# new position at once. A client that was sent suspect rows before their repair never gets a
 # verified position beyond them.
 
 
@@ -270,7 +267,7 @@ class SessionVerifiedPosition:
         return self._asked and self._newest(position) > self._sent
 
     def take(self, position: int) -> int:
-        """The newest one, for the message that has ``position``; it counts as sent."""
+        """The newest verified position, for a message that has ``position``; it counts as sent."""
         self._at = max(self._at, position)
         self._sent = self._newest(position)
         return self._sent

@@ -177,10 +177,10 @@ def test_an_archives_key_prefix_is_a_directory(tmp_path: Path, said: str, meant:
     [
         ("", "store = local needs store_config.path"),
         ("store = s3", "store = s3 needs store_config.bucket"),
-        ("store_config { bucket = b }", "store_config.bucket means nothing for store = local"),
+        ("store_config { bucket = b }", "store_config.bucket doesn't apply to store = local"),
         (
             'store = s3, store_config { bucket = b, path = "/a" }',
-            "store_config.path means nothing for store = s3",
+            "store_config.path doesn't apply to store = s3",
         ),
         ('store_config { path = "/a" }, key_prefix = "../x/"', "leads out of the destination"),
         ('store_config { path = "/a" }, formats = [parquet]', "formats[0]"),

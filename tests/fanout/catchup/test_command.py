@@ -67,4 +67,4 @@ def test_command_says_that_it_is_off(tmp_path: Path, database: Database, table: 
     with started(server):
         said = server.run("catchup")
     assert said.returncode == 1
-    assert "catchup.mode is off" in said.stderr
+    assert "fall-behind mode is off" in said.stderr

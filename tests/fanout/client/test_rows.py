@@ -3,6 +3,7 @@
 import json
 from decimal import Decimal
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,3 +108,11 @@ def test_without_a_key_the_line_identifies_the_row() -> None:
     message = wire.SnapshotRow()
     message.row.update({"a": 1})
     assert BaseRows([Column("a", "int4")]).key_and_line(message.row) == (b'{"a":1}', b'{"a":1}')
+
+
+@pytest.mark.parametrize("text", ["\u0663", "007", "-"])
+def test_text_that_is_no_number_in_json_stays_a_string(text: str) -> None:
+    message = wire.SnapshotRow()
+    message.row.update({"a": text})
+    _, line = BaseRows([Column("a", "int8")]).key_and_line(message.row)
+    assert orjson.loads(line) == {"a": text}

@@ -10,11 +10,12 @@ import pytest
 from google.protobuf import timestamp_pb2
 
 from laredo_fanout.client import AsyncFanoutClient, FanoutClient
-from laredo_fanout.client.errors import StreamError
+from laredo_fanout.client.errors import ProtocolViolation, StreamError
+from laredo_fanout.client.events import Handshake, HolderState, Mode
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import served_tables
 from laredo_fanout.postgres.connections import SourceError
-from laredo_fanout.relay import ingest, path, session
+from laredo_fanout.relay import ingest, path, received_table, session
 from laredo_fanout.relay.path import RelayOptions
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
@@ -192,6 +193,14 @@ async def test_a_relay_outlives_lies(
             assert relay.store.position == 0x20
             assert relay.ingest.status().reconnects >= disconnecting(server)
             assert str(relay.store.source.history) == HISTORY
+
+
+@pytest.mark.parametrize("state", [b"\xff", b"[]", b"{}", b'{"history": 1}'])
+def test_a_lie_about_the_holder_is_a_violation(state: bytes) -> None:
+    holder = HolderState(1, b"{}", state)
+    greeting = Handshake(Mode.DELTA, None, None, (), 0, 0, 1, "", True, holder=holder)
+    with pytest.raises(ProtocolViolation, match="holder's state"):
+        received_table.of_upstream(greeting, "peer:4002", None)
 
 
 async def test_lies_about_the_path_and_the_tables_are_refused() -> None:

@@ -150,7 +150,7 @@ async def test_only_who_has_the_token_may_report_or_be_told_the_secret(
             assert await asked(holder, token) is grpc.StatusCode.PERMISSION_DENIED
         stranger = Endpoint(f"127.0.0.1:{holder.grpc_port}")
         options = SyncOptions(A, "stranger", relay=True, standby=True)
-        with pytest.raises(StreamError, match="servers of one slot alone"):
+        with pytest.raises(StreamError, match="only servers of the same slot"):
             async with open_stream(stranger, options) as events:
                 await anext(aiter(events))
         assert len(shown(holder)["standbys"]) == 1

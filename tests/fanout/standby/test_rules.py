@@ -128,7 +128,7 @@ def test_zero_standbys_are_a_choice_with_its_consequence(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"source": ", catchup.mode = auto"}, "advances the slot by itself"),
+        ({"source": ", catchup.mode = auto"}, "has no fall-behind mode"),
         ({"table": '"t*"'}, "can't follow a pattern"),
         ({"standby": ', token_file = "/x"'}, "give one of them"),
         ({"token": ""}, "token or token_file is missing"),

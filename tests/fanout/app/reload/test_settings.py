@@ -91,6 +91,7 @@ async def test_limits_a_schedule_of_snapshots_and_a_role_hold_at_once(
                     "a snapshot",
                 )
                 assert not second.rows
+                assert server.metrics["laredo_fanout_max_clients"] == 1
                 eventually(lambda: server.status["fanout"]["clients"], 1)
                 assert first.goaways == 0 and len(first.handshakes) == 1
                 rewrite(server, "{ table = a }", "fanout.drain_grace = 1s")

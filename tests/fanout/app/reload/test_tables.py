@@ -64,6 +64,7 @@ async def test_a_table_that_comes_is_copied_and_the_others_go_on(
                 "needs_restart": [],
                 "waits_for": None,
             }
+            assert server.metrics['laredo_table_live{table="public.c"}'] == 1
             async with server.follower("public.c", "another") as late:
                 await has_rows(late, database)
             await has_rows(a, database)
