@@ -177,7 +177,7 @@ def no_archive(directory: Path) -> None:
         (wrong_hash, "snapshot-0_258.jsonl: its sha256 is", "Restore it from another"),
         (truncated_file, "diff-0_258-0_2BC.jsonl: cut off", "Restore it from another"),
         (missing_file, "snapshot-0_258.jsonl: the manifest names", "Restore it"),
-        (unknown_format, "snapshot-0_258.jsonl: it is there as avro only", "Read it with"),
+        (unknown_format, "snapshot-0_258.jsonl: the artifact exists as avro only", "Read it with"),
     ],
 )
 def test_bad_input_is_one_line_that_names_place_and_cure(

@@ -173,7 +173,7 @@ def test_where_a_prefix_isnt_a_directory(tmp_path: Path) -> None:
 
 def test_a_base_without_a_position_is_no_answer_but_to_0_0(copied: Path) -> None:
     archive = Archive.at(str(copied))
-    with pytest.raises(NoSuchBoundary, match=r"isn't recorded. As of 0/0 is that base"):
+    with pytest.raises(NoSuchBoundary, match=r"isn't recorded. To read that base, ask for 0/0"):
         archive.boundary(Position(5))
     assert archive.boundary(Position(0x15)).position == 0x10
     assert archive.boundary(Position(0), epoch=1).epoch == 1
