@@ -95,7 +95,7 @@ class S3Copy(S3Upload):
             CopySourceRange=f"bytes={start}-{stop - 1}",
         )
         reach("s3.copy.part")
-        copied = answer["CopyPartResult"]
+        copied = self._bucket.required(answer, "CopyPartResult", self._uri)
         named = ("ETag", "ChecksumSHA256")
         return {"PartNumber": number, **{name: copied[name] for name in named if name in copied}}
 

@@ -77,6 +77,8 @@ _NEEDED_FOR = {
     "ETag": "which tells one version from the next",
     "LastModified": "which shows the object's age",
     "ContentLength": "without which a cut-off answer looks whole",
+    "UploadId": "which names the upload",
+    "CopyPartResult": "which names the part",
 }
 
 Answer = Mapping[str, Any]

@@ -157,7 +157,7 @@ class S3Upload:
             )
         except FailedRequest as refused:
             raise self._lose(refused) from refused
-        upload_id = str(answer["UploadId"])
+        upload_id = str(self._bucket.required(answer, "UploadId", self._uri))
         self._upload_id = upload_id
         return upload_id
 
@@ -174,7 +174,8 @@ class S3Upload:
             ChecksumSHA256=digest,
         )
         reach("s3.upload.part")
-        return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": digest}
+        etag = self._bucket.required(answer, "ETag", self._uri)
+        return {"PartNumber": number, "ETag": etag, "ChecksumSHA256": digest}
 
     def _settle_parts(self, *, every: bool) -> None:
         """Take the results of parts that were sent; ``every``: wait for all of them."""
