@@ -39,7 +39,7 @@ from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
 from laredo_model.position import History
 
-# Foreign objects: what a location holds before its first claim, others' or a lost archive's.
+# Foreign objects: those at a location before its first claim, others' or a lost archive's.
 
 log = structlog.get_logger(__name__)
 
@@ -68,14 +68,14 @@ class Neighbours:
         least = "at least " if self.more else ""
         if self.others:
             yield (
-                f"{least}{len(self.others)} objects of others, such as {self.others[0]}, which stay"
-                " as they are"
+                f"{least}{len(self.others)} objects of other programs, such as {self.others[0]},"
+                " which stay as they are"
             )
         if self.orphans:
             yield (
                 f"{least}{len(self.orphans)} objects of an archive without a manifest, such as"
-                f" {self.orphans[0]}, which the collector will delete: move them elsewhere if"
-                " they are still needed"
+                f" {self.orphans[0]}, which the collector will delete; move them elsewhere if you"
+                " still need them"
             )
 
 
@@ -113,7 +113,7 @@ def refuse_other_prefix(destination: Destination, table: str, key_prefix: str) -
     A prefix was once taken verbatim: ``users`` gave ``usersmanifest.json``.
 
     :raises PrefixMeant: if it is.
-    :raises DestinationUnavailable: if that can't be read now.
+    :raises DestinationUnavailable: if the location can't be read now.
     """
     before = key_prefix.removesuffix("/")
     if not before:
@@ -153,9 +153,8 @@ def claim(
 ) -> Claim:
     """Claim all of ``stores`` for ``writer_id``, which has never had all of them before.
 
-    Sinks that a manifest doesn't know are entered at the artifact before the newest.
-
-    What else is at a location without a manifest is logged, once.
+    Sinks that a manifest doesn't know are entered at the artifact before the newest. Foreign
+    objects at a location without a manifest are logged, once.
 
     :raises DestinationUnavailable: if one is unavailable, or others keep claiming.
     :raises PrefixMeant: if the archive is at the key prefix without its ``/``.
@@ -231,8 +230,7 @@ def _before_newest(manifest: Manifest) -> EpochPosition | None:
 def drop_unfinished(store: ManifestStore) -> None:
     """Drop the unfinished uploads of earlier writers, which are fenced now.
 
-    Nothing depends on it, so a failure doesn't keep the archive closed: the collector
-    tries again.
+    Nothing depends on it, so the archive is opened even after a failure; the collector tries again.
     """
     destination, prefix = store.destination, store.key_prefix
     is_ours = partial(object_keys.is_begun, key_prefix=prefix)
@@ -265,7 +263,7 @@ def reconcile(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames
 
 
 def _progress(manifest: Manifest) -> tuple[object, ...]:
-    """Grows with each commit: also as diffs are merged, and their parts dropped."""
+    """Sort key that grows with each commit, also when diffs are merged and parts dropped."""
     parts = sum(artifact.parts is not None for artifact in manifest.artifacts)
     return manifest.head or (0, 0), -len(manifest.artifacts), -parts
 
@@ -308,7 +306,7 @@ def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
     if not at_head:
         if last.to_position < min(map(_position, boundaries)):
             return None
-        return f"the head of one isn't an artifact's end of the other ({heads})"
+        return f"the head of one isn't the end of an artifact of the other ({heads})"
     for known in at_head:
         if _differ(known.rows, last.rows) or _differ(known.state_checksum, last.state_checksum):
             return (
@@ -331,7 +329,7 @@ def _position(boundary: Boundary) -> int:
 
 
 def _same(one: History | None, other: History | None) -> bool:
-    # An archive from before there were histories fits any: its artifacts' ends must then agree.
+    # An archive without histories fits any; the ends of its artifacts must agree then.
     return one is None or other is None or one == other
 
 
@@ -401,7 +399,7 @@ class _Reconciliation:
         return rules.with_former(rules.with_retired(reconciled, leaving), own.former, oldest)
 
     def _as_in_folder(self, ahead: Artifact, artifact: Artifact) -> Artifact:
-        """Of the own ``artifact`` those objects that are in its epoch's folder ahead."""
+        """The own ``artifact`` with only the objects that are in its epoch's folder ahead."""
         prefix = self._ahead.key_prefix
         formats = {
             format_id: artifact.formats[format_id]
@@ -441,7 +439,7 @@ class _Reconciliation:
         return self._lists.listed(self._behind, own, merged, parts)
 
     def _name_for(self, artifact: Artifact, format_id: str, entry: FormatEntry) -> str:
-        """Its name in the destination ahead, if a writer would name it so here too."""
+        """The object's name in the destination ahead, if a writer would give it that here too."""
         prefix = self._behind.key_prefix
         if object_keys.is_own(entry.key, prefix):
             return entry.key
@@ -458,7 +456,7 @@ class _Reconciliation:
         others = {key for key_ahead, key in self._copied.items() if key_ahead != entry.key}
         content = stored(self._ahead.destination, entry.key, entry.size_bytes, entry.sha256)
         if wanted not in avoid | others and holds(destination, wanted, content):
-            # An interrupted reconcile got that far: for large archives it must go on from there.
+            # An interrupted reconcile has copied it; for large archives that must count.
             self._copied[entry.key] = wanted
             return wanted
         self._copied[entry.key] = store_object(
