@@ -244,7 +244,7 @@ def test_gc_refuses_a_renamed_copy(archive: Path) -> None:
     archive.rename(copied)
     done = run("gc", copied, "--cut-off-hours", 0)
     assert done.returncode == 1
-    assert "it is a copy" in done.stderr
+    assert "was the archive moved" in done.stderr
     assert rows(run("cat", copied)) == lines(TWO)
 
 
@@ -256,7 +256,7 @@ def test_export_writes_whole_files_only(archive: Path, tmp_path: Path) -> None:
     assert target.read_text().split("\n")[:-1] == lines(ONE)
     refused = run("export", archive, target)
     assert refused.returncode == 1
-    assert "it is there already; --force replaces it" in refused.stderr
+    assert "it exists already; --force replaces it" in refused.stderr
     assert run("export", archive, target, "--force").returncode == 0
     assert target.read_text().split("\n")[:-1] == lines(TWO)
     wrong_hash(archive)
