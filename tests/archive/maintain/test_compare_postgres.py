@@ -239,7 +239,7 @@ def test_a_database_that_can_t_be_asked(live: Live) -> None:
     assert "hush" not in str(refused.value)
     live.execute("CREATE ROLE nobody_much LOGIN")
     try:
-        with pytest.raises(DatabaseUnusable, match="let this role SELECT"):
+        with pytest.raises(DatabaseUnusable, match="grant this role SELECT"):
             compare(archive, psycopg.conninfo.make_conninfo(live.dsn, user="nobody_much"))
     finally:
         live.execute("DROP ROLE nobody_much")
