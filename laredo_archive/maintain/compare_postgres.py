@@ -71,6 +71,10 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 60
+SPARE_S = 600
+"""Seconds beyond the wait for the archive after which PostgreSQL ends an idle session with a lock:
+the program may be frozen, or out of reach."""
+_LONGEST_MS = 2**31 - 1
 _TRANSACTION_TIMEOUT = 170000
 _SETTINGS = {
     "row_security": "off",
@@ -80,6 +84,8 @@ _SETTINGS = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
+
+_KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 _TABLE_SQL = """
 SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text
@@ -152,6 +158,8 @@ class Database:
         parameters["options"] = f"{parameters.get('options') or ''} {settings}".strip()
         parameters["connect_timeout"] = parameters.get("connect_timeout") or CONNECT_TIMEOUT_S
         parameters["application_name"] = "laredo-archive verify"
+        for name, value in _KEEPALIVES.items():
+            parameters.setdefault(name, value)
         try:
             with psycopg.connect(**parameters, autocommit=True) as connection:
                 if connection.info.server_version >= _TRANSACTION_TIMEOUT:
@@ -216,14 +224,19 @@ class Database:
         return Measured(after, before, rows, checksum, tuple(pid for (pid,) in writers))
 
     @contextmanager
-    def locked(self, table: "ComparedTable") -> Iterator[Measured]:
-        """Measure the table, and lock out writers for the block.
+    def locked(self, table: "ComparedTable", idle_s: float) -> Iterator[Measured]:
+        """Measure the table, and lock out writers for the block, for ``idle_s`` at most.
 
         :raises DatabaseUnusable: if the lock isn't granted within a minute.
         """
         with self._connection.transaction():
             self._connection.execute(
                 sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT_S * 1000)
+            )
+            self._connection.execute(
+                sql.SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(
+                    int(min(_LONGEST_MS, idle_s * 1000))
+                )
             )
             self._connection.execute(f"LOCK TABLE {table.sql_name} IN SHARE MODE")
             position = self._position()
@@ -329,7 +342,7 @@ def compare(
             measured = database.measure(table)
             verdict = _await(archive, measured, wait_s, progress, decide)
         else:
-            with database.locked(table) as measured:
+            with database.locked(table, wait_s + SPARE_S) as measured:
                 verdict = _await(archive, measured, wait_s, progress, decide_locked)
         return _with_extra(verdict, table)
 
