@@ -189,7 +189,7 @@ def test_a_wrong_key_that_lost_changes_is_named(copied: Path) -> None:
         content["artifacts"][-1]["formats"] = {"jsonl": formats["jsonl"]}
         formats["jsonl"]["size_bytes"] = diff.stat().st_size
 
-    with pytest.raises(ArtifactDamaged, match="took a column for the key that the table hasn't"):
+    with pytest.raises(ArtifactDamaged, match="a key column that the table doesn't have"):
         head_of(edited(copied, fit))
 
 
