@@ -89,9 +89,7 @@ def check(profiles: Mapping[str, Profile]) -> None:
     for profile in profiles.values():
         if profile.type == "ambient":
             _check_ambient(profile)
-        elif profile.type == "anonymous":
-            continue
-        else:
+        elif profile.type == "assume_role":
             _check_role(profile)
     for profile in profiles.values():
         chain_of(profile.name, profiles)
