@@ -224,17 +224,15 @@ def _print_report(report: RepairReport, *, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     for done in report.repaired:
         now = "" if done.uri is None else f"; now {done.uri}"
-        click.echo(printable(f"{would}restored from {done.origin}{now}: {done.reason}"))
+        _say(f"{would}restored from {done.origin}{now}: {done.reason}")
     for gone in report.gone:
-        click.echo(printable(f"gone, and a later base makes up for it: {gone}"))
+        _say(f"gone, and a later base makes up for it: {gone}")
     for lost in report.lost:
-        click.echo(printable(f"problem: {lost}"))
+        _say(f"problem: {lost}")
     gone_too = f", gone {len(report.gone)}" if report.gone else ""
-    click.echo(
-        printable(
-            f"{report.uri}: {report.objects} objects, {would}restored {len(report.repaired)},"
-            f" lost {len(report.lost)}{gone_too}"
-        )
+    _say(
+        f"{report.uri}: {report.objects} objects, {would}restored {len(report.repaired)},"
+        f" lost {len(report.lost)}{gone_too}"
     )
 
 
@@ -266,7 +264,7 @@ def copy_archive(
     target_location = location.parse(target, access_of(theirs))
     with shown(target) as progress:
         copied = copy(found, target_location, take_over=take_over, progress=progress)
-    click.echo(printable(_summary(copied)))
+    _say(_summary(copied))
 
 
 def _summary(copied: Copied) -> str:

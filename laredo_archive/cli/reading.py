@@ -151,14 +151,7 @@ def _described_catalog(found: FoundCatalog, name: str, prefix: str) -> dict[str,
         "columns": [column.name for column in entry.columns],
         "key_fields": list(entry.key_fields),
         "group": entry.group,
-        "boundaries": [
-            {
-                "history": str(each.history),
-                "position": positions.text(each.position),
-                "time": text_of_time(each.time),
-            }
-            for each in found.catalog.boundaries(prefix)
-        ],
+        "boundaries": [each.to_json() for each in found.catalog.boundaries(prefix)],
     }
 
 

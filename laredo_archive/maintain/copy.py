@@ -42,7 +42,7 @@ from laredo_archive.read.location import ArchiveLocation, FoundArchive
 from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.storage.destination import Destination, ObjectInfo
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_archive.write.claim import by_content, identity, unfit
+from laredo_archive.write.claim import by_content, identity, own_parts, unfit
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
 from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import stored
@@ -360,10 +360,9 @@ class _Copy:
     def _copied_parts(self, merged: Artifact, before: _Before) -> Parts | None:
         if merged.parts is None:
             return None
-        for artifact in before.own.artifacts:
-            mine = artifact.parts
-            if mine is not None and mine.count == merged.parts.count and artifact.same_as(merged):
-                return mine
+        mine = own_parts(before.own, merged)
+        if mine is not None:
+            return mine
         try:
             diffs = self._parts.diffs_of(merged)
         except (DestinationError, ArtifactDamaged, ArtifactMissing) as failure:

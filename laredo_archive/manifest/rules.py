@@ -57,6 +57,11 @@ def goes_on(before: History | None, after: History | None) -> bool:
     return before == after or positions.goes_on(before, after)
 
 
+def differ(one: object, other: object) -> bool:
+    """True if both are known, and not equal."""
+    return one is not None and other is not None and one != other
+
+
 def _check_objects(manifest: Manifest) -> Iterator[str]:
     retired = manifest.retired_keys()
     for former in manifest.former:

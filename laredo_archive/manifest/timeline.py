@@ -203,7 +203,7 @@ def _is_placed(boundary: Boundary, as_of: Position | datetime) -> bool:
     return isinstance(as_of, datetime) or as_of == positions.ZERO or boundary.last.knows_its_end
 
 
-def _at(boundary: Boundary, as_of: Position | datetime) -> float:
+def _at(boundary: "Boundary | CommonBoundary", as_of: Position | datetime) -> float:
     return boundary.time.timestamp() if isinstance(as_of, datetime) else boundary.position
 
 
@@ -467,7 +467,7 @@ def last_at(
     """
     last = None
     for boundary in found:
-        if as_of is not None and _common_at(boundary, as_of) > _value(as_of):
+        if as_of is not None and _at(boundary, as_of) > _value(as_of):
             break
         last = boundary
     if last is None or as_of is None or not exact:
@@ -481,8 +481,4 @@ def first_after(
     found: Iterable[CommonBoundary], as_of: Position | datetime
 ) -> CommonBoundary | None:
     """The first of one history's boundaries after ``as_of``."""
-    return next((each for each in found if _common_at(each, as_of) > _value(as_of)), None)
-
-
-def _common_at(boundary: CommonBoundary, as_of: Position | datetime) -> float:
-    return boundary.time.timestamp() if isinstance(as_of, datetime) else boundary.position
+    return next((each for each in found if _at(each, as_of) > _value(as_of)), None)

@@ -164,7 +164,7 @@ def _boundary(table: str, manifest: Manifest, base: Artifact) -> Artifact:
             f"{table}: no artifact of history {base.history} ends at {at}, so the base there"
             " can't continue the archive"
         )
-    if _contradict(boundary.rows, base.rows) or _contradict(
+    if rules.differ(boundary.rows, base.rows) or rules.differ(
         boundary.state_checksum, base.state_checksum
     ):
         raise ChecksumDiffers(table, at, _state(boundary), _state(base))
@@ -219,10 +219,6 @@ def _refuse_going_back(table: str, head: Position, position: Position) -> None:
             f" archive's head, {positions.text(head)}; does the writer's server lag behind the one"
             " that it followed before?"
         )
-
-
-def _contradict(one: object, other: object) -> bool:
-    return one is not None and other is not None and one != other
 
 
 def _state(artifact: Artifact) -> str:

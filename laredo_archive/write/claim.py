@@ -37,7 +37,6 @@ from laredo_archive.write.manifest_store import ATTEMPTS, Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
-from laredo_model.position import History
 
 # Foreign objects: those at a location before its first claim, others' or a lost archive's.
 
@@ -299,7 +298,8 @@ def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
         return None
     ahead = merged_.unfolded(ahead, merged_.at(last.to_position), parts.diffs_of)
     heads = f"{_described(ahead)} against {_described(other)}"
-    boundaries = [known for known in _boundaries(ahead) if _same(known.history, last.history)]
+    # An archive without histories fits any; the ends of its artifacts must agree then.
+    boundaries = [b for b in _boundaries(ahead) if not rules.differ(b.history, last.history)]
     if not boundaries:
         return f"their histories differ ({heads})"
     at_head = [known for known in boundaries if _position(known) == last.to_position]
@@ -308,7 +308,9 @@ def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
             return None
         return f"the head of one isn't the end of an artifact of the other ({heads})"
     for known in at_head:
-        if _differ(known.rows, last.rows) or _differ(known.state_checksum, last.state_checksum):
+        if rules.differ(known.rows, last.rows) or rules.differ(
+            known.state_checksum, last.state_checksum
+        ):
             return (
                 f"at {positions.text(last.to_position)} one has {known.rows} rows, checksum"
                 f" {known.state_checksum}, the other {last.rows}, {last.state_checksum}"
@@ -326,15 +328,6 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundary]:
 
 def _position(boundary: Boundary) -> int:
     return boundary.position if isinstance(boundary, Follows) else boundary.to_position
-
-
-def _same(one: History | None, other: History | None) -> bool:
-    # An archive without histories fits any; the ends of its artifacts must agree then.
-    return one is None or other is None or one == other
-
-
-def _differ(one: object, other: object) -> bool:
-    return one is not None and other is not None and one != other
 
 
 def _described(manifest: Manifest) -> str:
@@ -428,10 +421,9 @@ class _Reconciliation:
     ) -> Parts | None:
         if merged.parts is None:
             return None
-        for artifact in own.artifacts:
-            mine = artifact.parts
-            if mine is not None and mine.count == merged.parts.count and artifact.same_as(merged):
-                return mine
+        mine = own_parts(own, merged)
+        if mine is not None:
+            return mine
         parts = Parts(
             merged.parts.count,
             tuple(self._own_form(part, unused, own) for part in self._parts.diffs_of(merged)),
@@ -469,6 +461,15 @@ class _Reconciliation:
         )
         reach("reconcile.copied")
         return self._copied[entry.key]
+
+
+def own_parts(own: Manifest, merged: Artifact) -> Parts | None:
+    """The parts that ``own`` has for the same merged diff as ``merged``, if it has all of them."""
+    for artifact in own.artifacts:
+        mine, theirs = artifact.parts, merged.parts
+        if mine and theirs and mine.count == theirs.count and artifact.same_as(merged):
+            return mine
+    return None
 
 
 def by_content(manifest: Manifest) -> dict[object, list[FormatEntry]]:

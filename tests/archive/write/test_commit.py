@@ -278,7 +278,7 @@ def test_a_manifest_of_another_table_is_refused(destination: ScriptedDestination
     from laredo_archive.write.table_archive import TableArchive
 
     opened([destination])
-    with pytest.raises(ManifestDamaged, match=r"of table public\.t, not of public\.other"):
+    with pytest.raises(ManifestDamaged, match=r"to table public\.t, not to public\.other"):
         TableArchive.open([destination], "public.other", key_prefix="public.t/")
 
 
