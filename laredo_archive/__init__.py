@@ -26,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when asked for: all of the project imports this package, and few need pyarrow.
+    # Imported when used: all of the project imports this package, and few parts need pyarrow.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = "errors" if name == "ArchiveError" else "arrow.table"

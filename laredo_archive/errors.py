@@ -1,50 +1,8 @@
 """Errors of reading, writing and maintaining an archive, and of a file's bytes.
 
-ArchiveError
-├── ManifestError             the manifest of one destination can't be used as it is
-│   ├── ManifestDamaged       not a manifest, or one that contradicts itself
-│   ├── ManifestNewer         written by a later version of this program
-│   ├── ManifestLost          it was there, and is gone
-│   ├── PrefixMeant           the archive is at the prefix without its slash
-│   └── NotCollectable        it names no artifacts, so nothing can be called garbage
-├── ArtifactDamaged           an object differs from its entry
-├── ArtifactMissing           an object that an entry names isn't there
-├── ArchiveMissing            no archive at that location
-├── NoSuchBoundary            no artifact ends where the reader wants to be
-├── NoSuchColumn              the table hasn't a column that was asked for
-├── ChangesLacking            no diffs lead from one boundary to another
-├── RowsUnfit                 a row doesn't fit the types inferred from the first rows
-├── FormatUnknown             an artifact in none of the formats that are known here
-├── ZstandardNeeded           compressed, and zstandard is missing
-├── NoRoomToFetch             no room for an object that is fetched before it is read
-├── TemporarySpaceLacking     no room for the temporary file that a reader sorts with
-├── TemporaryFileUnreadable   that file can't be read again, or was changed
-├── DatabaseUnusable          the database to compare with can't be asked
-├── ExportRefused             the file that was to be written isn't
-├── CopyRefused               an archive isn't copied there
-├── CopyStopped               a copy ended halfway; begun again, it goes on
-├── RepairRefused             an archive isn't repaired from there
-├── ArtifactLost              no destination that was asked has the artifact whole
-├── CatalogUnusable           catalog.json can't be used as it is
-├── CatalogMissing            there is none
-├── HistoriesDiffer           two destinations hold archives that don't fit together
-├── ChecksumDiffers           a base isn't the state that the diffs lead to
-├── OutOfOrder                an artifact that doesn't continue the chain
-├── Fenced                    another writer has taken the archive over, for good
-├── CommitUnavailable         a commit waits for a destination; try again later
-├── SpoolUnavailable          no room for the temporary file that a diff is encoded to
-└── DestinationError          one destination and one key
-    ├── BadKey                a key that leads out of the destination
-    ├── NameTaken             the object exists already
-    ├── CommitConflict        the object isn't the version that was to be replaced
-    ├── CommitStateUnknown    the request may or may not have taken effect
-    ├── ConditionalWritesMissing  a store that can't compare and swap
-    └── DestinationUnavailable    it can't be used now; try again later
-        ├── NotAFile          a symbolic link, a FIFO: not what an object is
-        ├── TooLarge          a manifest larger than any writer of ours makes
-        ├── DestinationFull
-        ├── DestinationReadOnly
-        └── DestinationDenied
+All are ArchiveErrors, except those of a file's bytes (CodecError), to which the caller adds the
+file's name. A ManifestError is about one destination's manifest, a DestinationError about one
+destination and one key. After a DestinationUnavailable the operation can be tried again later.
 """
 
 from collections.abc import Sequence
@@ -66,7 +24,7 @@ class ManifestError(ArchiveError):
 
 
 class ManifestDamaged(ManifestError):
-    """Not a manifest, or one that contradicts itself. Nothing is written over it."""
+    """The manifest isn't one, or contradicts itself. It is never overwritten."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(
@@ -78,7 +36,7 @@ class ManifestDamaged(ManifestError):
 
 
 class ManifestNewer(ManifestError):
-    """Written by a later version of this program."""
+    """A later version of this program wrote the manifest."""
 
     def __init__(self, where: str, version: int, supported: int) -> None:
         super().__init__(
@@ -91,7 +49,7 @@ class ManifestNewer(ManifestError):
 
 
 class ManifestLost(ManifestError):
-    """This writer had claimed it, and it is gone."""
+    """The manifest that this writer had claimed is gone."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
@@ -103,29 +61,29 @@ class ManifestLost(ManifestError):
 
 
 class PrefixMeant(ManifestError):
-    """The table's archive is where ``key_prefix`` led before it was taken as a directory."""
+    """The table's archive is where ``key_prefix`` led when it wasn't a directory yet."""
 
     def __init__(self, where: str, wanted: str) -> None:
         super().__init__(
             where,
-            f"this is the table's archive, and a key_prefix is a directory now, so a new one would"
-            f" begin at {wanted}. Nothing was written. To go on with it there, stop its writer"
-            f" and run: laredo-archive copy {where} {wanted} ; to begin a new one, rename this"
-            " manifest",
+            f"this is the table's archive, but a key_prefix is a directory now, so the writer would"
+            f" begin a new archive at {wanted}. Nothing was written. To move this archive there,"
+            f" stop its writer and run: laredo-archive copy {where} {wanted} ; to begin a new"
+            " archive, rename this manifest",
         )
 
 
 class OfTheOriginal(ManifestError):
-    """The original program wrote it: it is read here, and nothing there is changed."""
+    """The original program wrote the manifest: its archive is read, and never changed."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
             where,
             "the original laredo-snapshotter wrote this archive: its manifest names no keys and no"
-            " checksums, so what is there can't be proven safe to change or delete. This"
-            " program reads it (ls, cat, diff, export, verify, Spark) and changes nothing there."
-            " Write to another key_prefix or destination; copy the archive with the files' own"
-            " tools: it is read wherever it is",
+            " checksums, so no change or deletion can be proven safe. This program only reads the"
+            " archive (ls, cat, diff, export, verify, Spark) and changes nothing there. Let the"
+            " writer use another key_prefix or destination. To copy the archive, use the tools of"
+            " the file system or of S3; it can be read from any location",
         )
 
 
@@ -202,18 +160,19 @@ class RowsUnfit(ArchiveError):
 
 
 class FormatUnknown(ArchiveError):
-    """The artifact is there, but in no format that gives its rows back here."""
+    """The artifact exists, but in no format that this program reads."""
 
     def __init__(self, uri: str, formats: list[str], known: list[str]) -> None:
         super().__init__(
-            f"{uri}: it is there as {', '.join(formats) or 'nothing'} only, and rows are read"
-            f" from {' or '.join(known)}. Read it with the program that wrote it, or a later one"
+            f"{uri}: the artifact exists as {', '.join(formats) or 'no object'} only, and this"
+            f" program reads {' or '.join(known)}. Read it with the version of the program that"
+            " wrote it, or a later one"
         )
         self.uri = uri
 
 
 class PyarrowNeeded(ArchiveError):
-    """The artifact is there as parquet only, and what reads parquet isn't installed."""
+    """The artifact exists as parquet only, and pyarrow isn't installed."""
 
     def __init__(self, uri: str) -> None:
         super().__init__(
@@ -224,7 +183,7 @@ class PyarrowNeeded(ArchiveError):
 
 
 class ZstandardNeeded(ArchiveError):
-    """The artifact is there compressed only, and what reads that isn't installed."""
+    """The artifact exists in compressed formats only, and zstandard isn't installed."""
 
     def __init__(self, uri: str) -> None:
         super().__init__(
@@ -244,24 +203,27 @@ class NoRoomToFetch(ArchiveError):
 
 
 class TemporarySpaceLacking(ArchiveError):
-    """Sorting what isn't sorted needs a temporary file, and there is no room for it."""
+    """Sorting needs a temporary file, and there is no room for it."""
 
     def __init__(self, directory: str, reason: object) -> None:
         super().__init__(
-            f"{directory}: no room to sort in ({reason}); free some, or set TMPDIR to a directory"
-            " with as much space as the archive's unsorted files have"
+            f"{directory}: no room for sorting ({reason}); free some, or set TMPDIR to a directory"
+            " with as much free space as the archive's unsorted files take"
         )
 
 
 class TemporaryFileUnreadable(ArchiveError):
-    """A temporary file that a reader sorts with can't be read again, or was changed."""
+    """A temporary file of a sort can't be read back, or was changed."""
 
     def __init__(self, directory: str, reason: object) -> None:
-        super().__init__(f"{directory}: the file to sort in can't be read again: {reason}")
+        super().__init__(
+            f"{directory}: a temporary file of a sort can't be read back: {reason}; check this"
+            " disk, or set TMPDIR to another one, and read again"
+        )
 
 
 class DatabaseUnusable(ArchiveError):
-    """The database that an archive is to be compared with can't be asked."""
+    """The database to compare an archive with can't be used."""
 
     def __init__(self, location: str, reason: str) -> None:
         super().__init__(f"{location}: {reason}")
@@ -283,7 +245,7 @@ class CopyRefused(ArchiveError):
 
 
 class CopyStopped(ArchiveError):
-    """A copy to ``where`` ended halfway, because of what is its cause."""
+    """A copy to ``where`` ended halfway; its ``__cause__`` is the failure."""
 
     def __init__(self, failure: ArchiveError, where: str, done: int, wanted: int) -> None:
         super().__init__(
@@ -294,7 +256,7 @@ class CopyStopped(ArchiveError):
 
 
 class HistoriesDiffer(ArchiveError):
-    """Two destinations hold archives that can't be brought to one."""
+    """Two destinations hold archives that can't be reconciled."""
 
     def __init__(self, ahead: str, other: str, reason: str) -> None:
         super().__init__(
@@ -345,7 +307,7 @@ class CommitUnavailable(ArchiveError):
         )
         self.uri = uri
         self.location = location
-        """Of the destination, if it is known."""
+        """Location of the destination, if it is known."""
 
 
 class SpoolUnavailable(ArchiveError):
@@ -364,7 +326,7 @@ class DestinationError(ArchiveError):
     location: str | None = None
     """Location of the destination, if ``uri`` doesn't identify it."""
     others: "tuple[DestinationError, ...]" = ()
-    """Of requests that were sent at the same time and failed too."""
+    """Errors of other requests that were sent at the same time."""
 
     def __init__(self, uri: str, message: str) -> None:
         super().__init__(message if uri in message else f"{uri}: {message}")
@@ -391,9 +353,9 @@ class NameTaken(DestinationError):
 
 
 class CommitConflict(DestinationError):
-    """The object isn't (any more) the version that was to be replaced.
+    """The object isn't, or isn't any longer, the version that was to be replaced.
 
-    It can also be our own swap, sent twice: only reading the manifest decides.
+    Our own swap, sent twice, may have replaced it: only reading the manifest decides.
     """
 
     def __init__(self, uri: str) -> None:
@@ -405,7 +367,7 @@ class CommitStateUnknown(DestinationError):
 
 
 class DestinationUnavailable(DestinationError):
-    """The destination can't be used now. What was asked surely didn't happen."""
+    """The destination can't be used now, and the requested change surely didn't happen."""
 
 
 class NotAFile(DestinationUnavailable):
@@ -444,25 +406,16 @@ class DestinationDenied(DestinationUnavailable):
 
 
 class ConditionalWritesMissing(DestinationError):
-    """The store has no compare-and-swap. Final: it won't learn it by being asked again."""
+    """The store has no compare-and-swap. Final: trying again doesn't help."""
 
     def __init__(self, uri: str, what: str) -> None:
         super().__init__(
             uri,
             f"this store doesn't honour conditional writes ({what}), so two writers could"
-            " overwrite each other's manifest. Nothing was written. See whether a proxy before the"
-            " store drops If-None-Match or If-Match, else use a store, or a version of it, that"
-            " honours both",
+            " overwrite each other's manifest. Nothing was written. Check whether a proxy in front"
+            " of the store drops If-None-Match or If-Match; otherwise use a store, or a version of"
+            " it, that honours both",
         )
-
-
-# Errors of a file's bytes; the caller, which knows the file, adds its name.
-#
-# CodecError (ValueError)
-# ├── BadBytes          not what the format says, or cut off
-# ├── UnknownFormat     no codec for this format id
-# ├── PyarrowMissing    parquet needs a library that isn't installed
-# └── ZstandardMissing  so do the compressed formats
 
 
 class CodecError(ValueError):
@@ -507,9 +460,6 @@ class ZstandardMissing(CodecError):
         )
 
 
-# Errors of repairing an archive.
-
-
 class RepairRefused(ArchiveError):
     """The archive at ``where`` can't be repaired, or can't be repaired from."""
 
@@ -544,16 +494,13 @@ class ArtifactLost(ArchiveError):
         self.artifact = artifact
 
 
-# Errors of the catalog of several archives.
-
-
 class CatalogUnusable(ArchiveError):
     """The catalog at ``where`` is damaged, or of a later version of this program."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(
-            f"{where}: the catalog can't be used: {reason}. It lists archives and holds no rows:"
-            " read these by themselves, or delete it, and the writers make it again"
+            f"{where}: the catalog can't be used: {reason}. It only lists archives: read each one"
+            " by its own location, or delete the catalog, and the writers make it again"
         )
         self.where = where
 

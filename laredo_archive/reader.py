@@ -47,11 +47,11 @@ class Archive:
         progress: ReadProgress = UNWATCHED,
         parts: PartsFiles | None = None,
     ) -> None:
-        """``parts``: those of the same archive that were read before."""
+        """``parts``: lists of parts of the same archive that were read before."""
         self.found = found
         self.key_fields = key_fields
         self.manifest: Manifest = found.manifest
-        """The manifest, unfolded at the boundaries that were asked for."""
+        """The manifest, unfolded at the boundaries that were requested."""
         self._parts = parts or PartsFiles(found.destination, found.locate, found.key_prefix)
         self.uri = found.destination.uri_of(found.manifest_key)
         self.files = ArtifactFiles(found.destination, found.locate, progress)
@@ -63,7 +63,7 @@ class Archive:
         key_fields: Sequence[str] | None = None,
         access: S3Access | None = None,
     ) -> "Archive":
-        """The archive at a path or URI; ``access`` is how S3 is reached.
+        """The archive at a path or URI; ``access`` is for S3.
 
         :raises ArchiveMissing: if there is none.
         :raises ManifestError: if its manifest is damaged or newer than this program.
@@ -146,11 +146,11 @@ class Archive:
     def rows(self, boundary: Boundary) -> Iterator[Rows]:
         """The table at ``boundary``: keys and lines, in key order, some thousand at a time.
 
-        :raises ArtifactMissing: if an object isn't there, before the first row.
+        :raises ArtifactMissing: if an object doesn't exist, before the first row.
         :raises ArtifactDamaged: if a file differs from its entry: before the first row
             if its size shows that, else at the latest after the last.
-        :raises FormatUnknown: if an artifact is in no format that is known here.
-        :raises TemporarySpaceLacking: if sorting needs room that isn't there.
+        :raises FormatUnknown: if an artifact is in no format that this program reads.
+        :raises TemporarySpaceLacking: if there is too little disk space for sorting.
         """
         self._check_sizes(boundary.artifacts)
         shape = self.shape(boundary)

@@ -43,7 +43,7 @@ AsOf = str | int | datetime | None
 """A position (``0/19F000``, or as a number) or a time (ISO 8601, or a datetime); None: the head."""
 
 RANGE_BYTES = 32 << 20
-"""About how many bytes of base and diffs one range has: what its diffs insert is held in memory."""
+"""Bytes of base and diffs in one range, about; the rows that its diffs insert are in memory."""
 DIFF_BYTES = 160 << 20
 """The most bytes of diffs in one range; else the table is merged as a stream, by one thread."""
 ALONE_BYTES = 4 << 20
@@ -76,14 +76,14 @@ def open_archive(
     or "decimal(p,s)" for numeric columns without precision; ``special_values`` "error", "null" or
     "string" for infinity, BC and NaN in a decimal; ``array_dimensions`` by column, for arrays
     deeper than 1 (0: as JSON text). ``infer_rows``: rows that types are taken from, in archives
-    that record no columns. The others are for S3, where the environment doesn't say it:
-    ``anonymous`` reads a public bucket without credentials, and with ``requester_pays`` the
-    account of the credentials pays for the requests.
+    that record no columns. The others are for S3, as far as the environment doesn't set it:
+    ``anonymous`` reads a public bucket without credentials; with ``requester_pays`` the account of
+    the credentials pays for the requests.
 
     :raises ArchiveMissing: if there is none.
     :raises ManifestError: if its manifest is damaged or newer than this program.
     :raises DestinationError: if the location can't be read.
-    :raises TypingRefused: if a type can't be had.
+    :raises TypingRefused: if an option about types can't be satisfied.
     :raises AwsError: if the options for S3 can't be used.
     """
     typing = Typing.of(numeric_as, special_values, array_dimensions)
@@ -324,7 +324,7 @@ class TableAtBoundary:
         try:
             yield from range_rows.batches(wanted, reader, columns, opener)
         except ValueLacking as lacking:
-            # A row that the diffs made has no file of its own.
+            # A row that several diffs made belongs to no single file.
             raise lacking.with_location(self._where) from None
         except ModelError as wrong:
             raise ArtifactDamaged(self._where, str(wrong)) from wrong

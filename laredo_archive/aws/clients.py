@@ -1,7 +1,7 @@
 """The clients of AWS's services: one for each profile, service, region and endpoint.
 
-They never repeat a request by themselves, since only the caller knows whether it may
-be: a lost answer to a conditional write has to be settled by reading.
+They never repeat a request by themselves, since only the caller knows whether that is safe: a lost
+answer to a conditional write has to be settled by reading.
 """
 
 import os
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from laredo_archive.aws.profile import (
     AMBIENT,
@@ -30,10 +30,6 @@ from laredo_archive.aws.profile import (
 
 if TYPE_CHECKING:
     from botocore.session import Session
-    from types_boto3_kinesis import KinesisClient
-    from types_boto3_s3 import S3Client
-    from types_boto3_sns import SNSClient
-    from types_boto3_sqs import SQSClient
     from types_boto3_sts import STSClient
 
 CONNECT_TIMEOUT_S = 5
@@ -42,14 +38,14 @@ READ_TIMEOUT_S = 60
 Service = Literal["s3", "sns", "sqs", "kinesis", "sts"]
 Addressing = Literal["auto", "path", "virtual"]
 
-# Where another partition's roles are assumed when nothing names a region.
+# Region in which another partition's roles are assumed if none is configured.
 _STS_OF_PARTITION = {"aws-cn": "cn-north-1", "aws-us-gov": "us-gov-west-1"}
 _SESSION_OVER = {"ExpiredToken", "ExpiredTokenException"}
 
 
 @dataclass(frozen=True)
 class Called:
-    """One HTTP request and what came of it; ``status`` is None if no answer came."""
+    """One HTTP request and its outcome; ``status`` is None if no answer came."""
 
     service: str
     operation: str
@@ -100,61 +96,6 @@ class AwsClients:
         self._sessions: dict[str, Session] = {}
         self._renewing: dict[str, Callable[[], None]] = {}
 
-    @overload
-    def client(
-        self,
-        service: Literal["s3"],
-        *,
-        credentials: str | None = None,
-        region: str | None = None,
-        endpoint: str | None = None,
-        addressing: Addressing = "auto",
-        connections: int = 10,
-    ) -> "S3Client": ...
-
-    @overload
-    def client(
-        self,
-        service: Literal["sns"],
-        *,
-        credentials: str | None = None,
-        region: str | None = None,
-        endpoint: str | None = None,
-        connections: int = 10,
-    ) -> "SNSClient": ...
-
-    @overload
-    def client(
-        self,
-        service: Literal["sqs"],
-        *,
-        credentials: str | None = None,
-        region: str | None = None,
-        endpoint: str | None = None,
-        connections: int = 10,
-    ) -> "SQSClient": ...
-
-    @overload
-    def client(
-        self,
-        service: Literal["kinesis"],
-        *,
-        credentials: str | None = None,
-        region: str | None = None,
-        endpoint: str | None = None,
-        connections: int = 10,
-    ) -> "KinesisClient": ...
-
-    @overload
-    def client(
-        self,
-        service: Literal["sts"],
-        *,
-        credentials: str | None = None,
-        region: str | None = None,
-        endpoint: str | None = None,
-    ) -> "STSClient": ...
-
     def client(
         self,
         service: Service,
@@ -168,12 +109,12 @@ class AwsClients:
         """The one client for these arguments; sends no request yet.
 
         ``credentials`` names a profile (None: ambient), ``addressing`` is S3's,
-        ``connections`` is how many requests go out side by side.
+        ``connections`` is the number of requests at the same time.
 
         :raises AwsMissing: without boto3.
-        :raises ProfileError: if there is no such profile, or none that can be used.
-        :raises RegionUnknown: if nothing says which region.
-        :raises AwsError: if region or endpoint can't be one.
+        :raises ProfileError: if there is no such profile, or it can't be used.
+        :raises RegionUnknown: if no region is configured.
+        :raises AwsError: if region or endpoint is invalid.
         """
         profile = find(credentials or AMBIENT.name, self._profiles)
         with self._lock:
@@ -194,7 +135,7 @@ class AwsClients:
         return Identity(answer["Account"], answer["Arn"])
 
     def close(self) -> None:
-        """Close all connections; a client that is still used opens new ones."""
+        """Close all connections; a client in use opens new ones."""
         with self._lock:
             for client in self._clients.values():
                 client.close()
@@ -240,17 +181,20 @@ class AwsClients:
         give(session, role.credentials)
 
     def _sts(self, caller: Profile, chain: list[Profile]) -> "STSClient":
-        """The STS that is asked by ``caller`` about what ``chain`` begins with."""
+        """Client with which ``caller`` asks STS about the first profile of ``chain``."""
         endpoint = next((profile.endpoint for profile in chain if profile.endpoint), None)
         region = next((profile.region for profile in chain if profile.region), None)
-        if region is None and chain[0].role_arn is not None and _environments() is None:
+        if region is None and chain[0].role_arn is not None and _region_in_environment() is None:
             region = _STS_OF_PARTITION.get(chain[0].role_arn.split(":")[1])
-        return self.client("sts", credentials=caller.name, region=region, endpoint=endpoint)
+        sts: STSClient = self.client(
+            "sts", credentials=caller.name, region=region, endpoint=endpoint
+        )
+        return sts
 
     def _region_of(
         self, profile: Profile, session: "Session", service: str, endpoint: str | None
     ) -> str:
-        region = profile.region or _environments() or session.get_config_variable("region")
+        region = profile.region or _region_in_environment() or session.get_config_variable("region")
         if region is not None:
             return str(region)
         if endpoint is not None or service == "sts":
@@ -360,34 +304,34 @@ class _CompleteAnswers:
 
 @cache
 def _descriptions() -> Any:
-    """Of the services: megabytes, read once for all sessions of the process."""
+    """Descriptions of AWS's services: megabytes, read once for all sessions of the process."""
     from botocore.loaders import create_loader
 
     return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
 def _check_authorities(session: "Session", endpoint: str | None) -> None:
-    """Refuse a file of certificate authorities that isn't there: botocore says "could not connect".
+    """Check that the file of certificate authorities exists: botocore doesn't name a missing one.
 
-    :raises AwsError: if it isn't.
+    :raises AwsError: if it doesn't exist.
     """
     bundle = session.get_config_variable("ca_bundle")
     if bundle and not Path(bundle).exists() and not (endpoint or "").startswith("http://"):
         raise AwsError(
-            f"{bundle} isn't there, and AWS_CA_BUNDLE (or ca_bundle in the AWS configuration"
-            " files) names it as the file of certificate authorities. Set it to one that is, or"
-            " unset it"
+            f"{bundle} doesn't exist, and AWS_CA_BUNDLE (or ca_bundle in the AWS configuration"
+            " files) names it as the file of certificate authorities. Set it to an existing file,"
+            " or unset it"
         )
 
 
 def _no_redirection(context: dict[str, Any], **_: object) -> None:
-    # botocore follows a bucket into its region, each time by two requests more and
-    # without a word. This says that it has done so; the refusal names the region.
+    # botocore follows a bucket into its region silently, with two more requests each time. This
+    # flag makes it believe that it has done so, so the refusal, which names the region, comes out.
     context["s3_redirect"] = {**context.get("s3_redirect", {}), "redirected": True}
 
 
-def _environments() -> str | None:
-    # boto3 knows AWS_DEFAULT_REGION only; AWS's other SDKs, AWS_REGION.
+def _region_in_environment() -> str | None:
+    # boto3 knows AWS_DEFAULT_REGION only, AWS's other SDKs AWS_REGION.
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
 
 

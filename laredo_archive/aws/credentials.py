@@ -1,9 +1,8 @@
 """The credentials that requests are signed with: ambient ones, and the sessions of roles.
 
-Imported only when there is boto3. boto3 itself searches ambient credentials once, as a client
-is made: if the metadata service doesn't answer in that moment, that client never signs. Ours
-are found at the first call, and again when their session ends. A role's session is renewed
-before it ends.
+boto3 itself searches for ambient credentials once, when a client is made: if the metadata service
+doesn't answer at that moment, the client never signs. Ours are found at the first call, and again
+when their session ends. A role's session is renewed before it ends.
 """
 
 import logging
@@ -37,7 +36,7 @@ ATTEMPTS = 3
 
 
 class RoleRefused(BotoCoreError):
-    """The profile's role wasn't assumed; botocore passes on exceptions of its own kind only."""
+    """The profile's role wasn't assumed. botocore passes only its own exceptions on."""
 
     fmt = "{message}"
 
@@ -47,7 +46,7 @@ class RoleRefused(BotoCoreError):
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """Take the traceback off what botocore logs of a renewal that failed: it is raised, too."""
+    """Remove the traceback from botocore's log of a failed renewal, which is raised too."""
     record.exc_info = None
     return True
 
@@ -64,9 +63,8 @@ def _words(failure: Exception) -> str:
 class AmbientCredentials(Credentials):
     """Credentials that boto3's chain finds: variables, files, a container's or an instance's role.
 
-    An instance's or container's renew themselves. Others can be replaced where they were
-    found while this program runs (files, that is): they are read again once the service
-    says that they are over.
+    An instance's or container's renew themselves. Those in files may be replaced while this
+    program runs: they are read again once the service reports that they have expired.
     """
 
     def __init__(self, find: Callable[[], Credentials | None]) -> None:
@@ -76,13 +74,13 @@ class AmbientCredentials(Credentials):
         self._found: Credentials | None = None
 
     def end(self) -> None:
-        """A service says that the session has expired: the next call finds credentials again."""
+        """End the session, which a service reports as expired; the next call searches again."""
         self._found = None
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
         """Credentials to sign with now; None if there are none, which botocore then reports.
 
-        :raises botocore.exceptions.BotoCoreError: if what there is can't be used.
+        :raises botocore.exceptions.BotoCoreError: if they can't be used.
         """
         try:
             found = self._found
@@ -92,7 +90,7 @@ class AmbientCredentials(Credentials):
             return found.get_frozen_credentials() if found else None  # type: ignore[return-value]
         except failures():
             raise
-        except Exception as failure:  # botocore lets out whatever files and programs raise
+        except Exception as failure:  # botocore passes on any exception of files and programs
             raise CredentialRetrievalError(
                 provider="a file or program", error_msg=_words(failure)
             ) from failure
@@ -108,7 +106,7 @@ class Given(CredentialProvider):
         self._credentials = credentials
 
     def load(self) -> Credentials:
-        """They are asked for before they are used; searching them is their own matter."""
+        """The credentials, which search for themselves when they are used."""
         return self._credentials
 
 
@@ -128,9 +126,8 @@ def give_ambient(session: "Session") -> AmbientCredentials:
 class RoleSession:
     """The sessions of one role, one after the other.
 
-    botocore asks for a new one 15 minutes before the old one ends (one caller does it, the
-    others go on with the old one) and, if that failed, makes everyone wait for one from 10
-    minutes before.
+    botocore requests a new one 15 minutes before the old one ends: one caller does, the others
+    use the old one. If that failed, from 10 minutes before the end all callers wait for a new one.
     """
 
     def __init__(
@@ -152,7 +149,7 @@ class RoleSession:
         )
 
     def end(self) -> None:
-        """A service says that the session is over: the next call takes a new one."""
+        """End the session, which a service reports as expired; the next call gets a new one."""
         self._over = True
 
     def _time(self) -> datetime:
@@ -181,7 +178,7 @@ class RoleSession:
         }
 
     def _refused(self, explained: Explained) -> RoleRefused:
-        # As long as the old session is valid, botocore reports no failure.
+        # botocore reports no failure while the old session is valid.
         log.warning("role not assumed", profile=self._profile.name, failure=explained.message)
         return RoleRefused(explained)
 
@@ -201,7 +198,7 @@ class RoleSession:
         raise AssertionError("the last attempt returns or raises")
 
     def _passing(self, failure: BaseException) -> bool:
-        # A base that is a role itself has had its tries.
+        # A base that is a role itself was retried already.
         return (
             isinstance(failure, failures())
             and not isinstance(failure, RoleRefused)
@@ -229,7 +226,7 @@ class RoleSession:
     def _stale(self, until: datetime) -> Explained:
         message = (
             f"sts:AssumeRole on {self._profile.role_arn} as profile {self._base}: the new session"
-            f" ends at {shown(until)}, and this machine's clock says {shown(self._now())}. What to"
+            f" ends at {shown(until)}, and this machine's clock shows {shown(self._now())}. What to"
             " do: set that clock right (chrony, NTP)"
         )
         return Explained(Cause.CLOCK_SKEW, message, None, None, sent=True)

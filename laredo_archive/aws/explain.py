@@ -28,7 +28,7 @@ class Cause(StrEnum):
     WRONG_REGION = "wrong_region"
     KMS = "kms"
     NO_CREDENTIALS = "no_credentials"
-    """None were found, or none that the service knows."""
+    """No credentials were found, or none that the service knows."""
     ROLE = "role"
     """The profile's role was refused, so nothing else was sent."""
     PRECONDITION = "precondition"
@@ -51,10 +51,10 @@ class Cause(StrEnum):
 
 
 PASSING = frozenset({Cause.THROTTLED, Cause.SERVER, Cause.CONNECT, Cause.LOST})
-"""Causes that usually end by themselves."""
+"""Causes that usually pass by themselves."""
 
 _NEVER_SENT = frozenset({Cause.CONNECT, Cause.NO_CREDENTIALS, Cause.OTHER})
-"""Of exceptions that aren't answers: the request didn't leave this machine."""
+"""Causes, of exceptions that aren't answers, that keep a request from leaving this machine."""
 
 
 class _Row(NamedTuple):
@@ -283,7 +283,7 @@ class Explained:
 class _Facts:
     row: _Row
     words: str
-    """The service's own, or those of what failed on the way to it."""
+    """The service's own words, or those of a failure on the way to it."""
     sent: bool
     status: int | None = None
     code: str | None = None
@@ -321,7 +321,7 @@ def explain(
     """Classify ``failure``, one of failures(), and explain it.
 
     ``operation`` is the API's (PutObject), ``credentials`` the profile's name, ``resource``
-    what it was about: an s3:// URI, an ARN, a queue's URL.
+    the object of the call: an s3:// URI, an ARN, a queue's URL.
     """
     action, who = iam_action(service, operation), credentials or "ambient"
     begin = f"{action} on {resource} as profile {who}: "
@@ -369,7 +369,7 @@ def _facts(failure: Exception, service: str, operation: str) -> _Facts:
     asked = failure.operation_name
     if not asked.startswith("AssumeRole") or asked == operation:
         return _of_answer(failure, service, operation)
-    # botocore itself takes a role on: of a web identity, or of a file's role_arn.
+    # botocore itself assumes a role: that of a web identity, or of a file's role_arn.
     answer = _of_answer(failure, "sts", asked)
     kind = Cause.CONNECT if answer.row.cause in PASSING else Cause.ROLE
     words = f"sts:{asked} was refused: {answer.words}"
@@ -412,7 +412,7 @@ def _of_answer(failure: Any, service: str, operation: str) -> _Facts:
 def _by_code(code: str, status: int, region: str | None) -> _Row:
     name = code.removeprefix("AWS.SimpleQueueService.").removesuffix("Exception")
     if name == "AuthorizationHeaderMalformed" and region is None:
-        # It names the region if that is wrong; otherwise the access key is.
+        # The message names the region if that is wrong; otherwise the access key is wrong.
         return _BY_CAUSE[Cause.NO_CREDENTIALS]
     if name in _BY_NAME and code != "400":
         return _BY_NAME[name]
@@ -426,7 +426,7 @@ def _by_code(code: str, status: int, region: str | None) -> _Row:
 
 
 def _of_way(failure: Exception) -> _Facts:
-    """No answer: what happened on the way."""
+    """A failure on the way to the service, without an answer."""
     words = str(failure)
     names = [kind.__name__ for kind in type(failure).__mro__]
     row = next((_BY_NAME[name] for name in names if name in _BY_NAME), _BY_CAUSE[Cause.LOST])

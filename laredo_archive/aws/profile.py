@@ -2,7 +2,7 @@
 
 ``ambient`` is the identity of the environment: variables, a container's or an
 instance's role, or a named profile of the AWS configuration files.
-``assume_role`` is a role that another profile, its ``base``, takes on.
+``assume_role`` is a role that another profile, its ``base``, assumes.
 ``anonymous`` is nobody: requests aren't signed.
 """
 
@@ -14,16 +14,9 @@ from typing import Literal
 
 from laredo_archive.errors import ArchiveError
 
-# Errors before any request to AWS: a bad profile, a missing library, no region.
-#
-# AwsError
-# ├── AwsMissing      boto3 isn't installed
-# ├── ProfileError    a credentials profile that can't be used as it is written
-# └── RegionUnknown   no region is configured
-
 
 class AwsError(ArchiveError):
-    """The root of this package's errors."""
+    """The root of errors before any request to AWS."""
 
 
 class AwsMissing(AwsError):
@@ -50,8 +43,8 @@ class RegionUnknown(AwsError):
 
     def __init__(self, service: str, profile: str) -> None:
         super().__init__(
-            f"no region for {service} as profile {profile}: give region in its configuration"
-            " configured or in the profile, or set AWS_REGION"
+            f"no region for {service} as profile {profile}: set region where the bucket, topic,"
+            " queue or stream is configured, or in the profile, or set AWS_REGION"
         )
         self.service = service
         self.profile = profile
@@ -67,10 +60,10 @@ _EXTERNAL_ID = re.compile(r"[\w+=,.@:/-]{2,1224}", re.ASCII)
 class Profile:
     """One named profile.
 
-    ``base``: the profile that takes the role on; ambient if None. ``region``: that of STS,
-    and of every client of this profile without one. ``endpoint``: another STS than
-    AWS's own; a role's base is asked if it has none. ``aws_profile``: a named profile of the
-    AWS configuration files (ambient only).
+    ``base``: the profile that assumes the role; ambient if None. ``region``: that of STS,
+    and of clients of this profile that have none. ``endpoint``: another STS than AWS's own;
+    a role without one uses its base's. ``aws_profile``: a named profile of the AWS
+    configuration files (ambient only).
     """
 
     name: str
@@ -89,16 +82,14 @@ ANONYMOUS = Profile("anonymous", "anonymous")
 
 
 def check(profiles: Mapping[str, Profile]) -> None:
-    """See that each profile can be used: by itself, and that its chain of bases ends.
+    """Check that each profile can be used, and that its chain of bases ends.
 
-    :raises ProfileError: naming the first that can't.
+    :raises ProfileError: naming the first that can't be used.
     """
     for profile in profiles.values():
         if profile.type == "ambient":
             _check_ambient(profile)
-        elif profile.type == "anonymous":
-            continue
-        else:
+        elif profile.type == "assume_role":
             _check_role(profile)
     for profile in profiles.values():
         chain_of(profile.name, profiles)
@@ -107,20 +98,22 @@ def check(profiles: Mapping[str, Profile]) -> None:
 def chain_of(name: str, profiles: Mapping[str, Profile]) -> list[Profile]:
     """The profile ``name``, its base, and so on, down to the ambient one.
 
-    :raises ProfileError: if one isn't there, or is its own base in the end.
+    :raises ProfileError: if one doesn't exist, or the chain leads back to itself.
     """
     chain = [find(name, profiles)]
     while chain[-1].type == "assume_role":
         following = chain[-1].base or AMBIENT.name
         if any(profile.name == following for profile in chain):
             way = " -> ".join([*(profile.name for profile in chain), following])
-            raise ProfileError(name, f"base leads back to itself ({way}); let the last one end it")
+            raise ProfileError(
+                name, f"base leads back to itself ({way}); give the last one another base"
+            )
         chain.append(find(following, profiles, asked_by=chain[-1].name))
     return chain
 
 
 def find(name: str, profiles: Mapping[str, Profile], asked_by: str | None = None) -> Profile:
-    """The profile ``name``; ``ambient`` is always there.
+    """The profile ``name``; ``ambient`` always exists.
 
     :raises ProfileError: naming the nearest one, if there is none of that name.
     """
@@ -144,7 +137,7 @@ def _check_ambient(profile: Profile) -> None:
         if getattr(profile, name) is not None:
             raise ProfileError(
                 profile.name,
-                f"{name} means something only for type = assume_role, and this is ambient",
+                f"{name} is for type = assume_role only, and this profile is ambient",
             )
 
 
@@ -157,8 +150,8 @@ def _check_role(profile: Profile) -> None:
     if profile.aws_profile is not None:
         raise ProfileError(
             profile.name,
-            "profile names one of the AWS configuration files, for type = ambient; give the role"
-            " such an ambient profile as its base",
+            "profile names a profile of the AWS configuration files, for type = ambient only; give"
+            " the role such an ambient profile as its base",
         )
     if profile.role_arn is None:
         raise ProfileError(profile.name, "type = assume_role needs role_arn")

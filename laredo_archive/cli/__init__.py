@@ -20,8 +20,8 @@ from laredo_service.build import version_option
 def main(*, verbose: bool) -> None:
     """Read and prove an archive of laredo-snapshotter.
 
-    ARCHIVE is what holds its manifest.json, or that file: a path, a file:// or an s3:// URI.
-    S3 is reached as AWS_* variables and AWS configuration files say, or as the options do.
+    ARCHIVE is the directory of its manifest.json, or that file: a path, a file:// or an s3:// URI.
+    Access to S3 is set by AWS_* variables, AWS configuration files, or the options.
     """
     options.set_up(verbose=verbose)
 

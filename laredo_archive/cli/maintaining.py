@@ -54,7 +54,7 @@ SHOWN_REMARKS = 5
     default=90,
     show_default=True,
     metavar="SECONDS",
-    help="With --against: how long the archive may take to catch up with the database.",
+    help="With --against: longest wait for the archive to catch up with the database.",
 )
 @click.option("--quiet", is_flag=True, help="Print problems only.")
 @key_option
@@ -71,8 +71,8 @@ def verify_archive(
 ) -> None:
     """Prove an archive: every file by size, sha256 and rows, every state by folding.
 
-    Exit status: 0 sound (and equal), 1 not, 3 undecided: the archive hasn't got as far as
-    the database, or the table changed just then. 2: the database can't be asked.
+    Exit status: 0 sound (and equal), 1 not, 2 the database can't be used, 3 undecided, as the
+    archive hasn't caught up with the database, or the table changed during the comparison.
     """
     if lock and dsn is None:
         raise click.UsageError("--lock needs --against")
@@ -122,7 +122,7 @@ def _print(
 
 
 def _say(line: str) -> None:
-    """Print a line; names in an archive may hold control characters."""
+    """Print a line; names in an archive may contain control characters."""
     click.echo(printable(line))
 
 
@@ -134,20 +134,20 @@ def _say(line: str) -> None:
     type=click.FloatRange(min=0),
     default=24,
     show_default=True,
-    help="How old an object that no manifest names must be; longer than the longest commit.",
+    help="Least age of an object that no manifest names; longer than the longest commit.",
 )
 @click.option(
     "--grace-hours",
     type=click.FloatRange(min=0),
     default=24,
     show_default=True,
-    help="How long a retired object stays; longer than the longest read.",
+    help="Time for which a retired object stays; longer than the longest read.",
 )
 @s3_options(writing_options)
 def collect_garbage(
     *, uri: str, dry_run: bool, cut_off_hours: float, grace_hours: float, access: S3Access
 ) -> None:
-    """Retire what no manifest names, delete what has been retired long enough."""
+    """Retire objects that no manifest names, and delete those that were retired long enough."""
     archive = opened(uri, access)
     found = archive.found
     if archive.manifest.by_original:
@@ -155,8 +155,8 @@ def collect_garbage(
     if found.is_renamed_copy:
         raise NotCollectable(
             archive.uri,
-            "its objects have other names than the manifest has: it is a copy. Collect the"
-            " archive in the writer's destination",
+            "its objects have other names than its manifest has (was the archive moved?). Collect"
+            " garbage in the writer's destination",
         )
     if isinstance(found.destination, S3Destination) and not dry_run:
         found.destination.probe()
@@ -181,9 +181,6 @@ def collect_garbage(
     )
 
 
-# ``laredo-archive repair``: restore missing and damaged objects from another destination.
-
-
 @click.command("repair")
 @archive_argument
 @click.option(
@@ -192,7 +189,7 @@ def collect_garbage(
     multiple=True,
     metavar="OTHER",
     help="Another destination of the same archive, or a copy of it; may be repeated. Without"
-    " one, problems are only reported.",
+    " it, problems are only reported.",
 )
 @click.option("--dry-run", is_flag=True, help="Only report the changes; make none.")
 @s3_options(storing_options, name="ours", made=dict)
@@ -200,16 +197,15 @@ def collect_garbage(
 def repair_archive(
     *, uri: str, others: tuple[str, ...], dry_run: bool, ours: Values, theirs: Values
 ) -> None:
-    """Read every object of ARCHIVE, and restore what is missing or damaged from OTHER.
+    """Read every object of ARCHIVE, and restore missing and damaged ones from OTHER.
 
-    Its writer may be at work. Bytes are taken only if they have the sha256 in the manifest of
-    ARCHIVE. A missing object gets its name again; instead of a damaged one the manifest names a new
-    object, and the damaged one is retired for the collector. An object that nobody has, and that a
-    later base takes the place of, is marked in the manifest: verify then says which boundaries are
-    gone.
+    The writer may be running. Bytes must have the sha256 in the manifest of ARCHIVE. A missing
+    object gets its name again. For a damaged one the manifest names a new object, and retires the
+    damaged one for the collector. If no OTHER has an object, and a later base makes up for it, the
+    manifest marks it as lost: verify then reports which boundaries are gone.
 
-    The --from-... options set the access to OTHER; if none does, it is reached as ARCHIVE is. Exit
-    status: 0 all is whole now, or gone and replaced, 1 something isn't, or nothing could be done.
+    The --from-... options set the access to OTHER; without any it is that to ARCHIVE. Exit status:
+    0 all objects are whole, or lost with a later base, 1 some aren't, or the repair failed.
     """
     if not any(theirs[option] for option, _ in reading_options):
         theirs |= {option: ours[option] for option, _ in reading_options}
@@ -228,21 +224,16 @@ def _print_report(report: RepairReport, *, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     for done in report.repaired:
         now = "" if done.uri is None else f"; now {done.uri}"
-        click.echo(printable(f"{would}restored from {done.origin}{now}: {done.reason}"))
+        _say(f"{would}restored from {done.origin}{now}: {done.reason}")
     for gone in report.gone:
-        click.echo(printable(f"gone, and a later base takes its place: {gone}"))
+        _say(f"gone, and a later base makes up for it: {gone}")
     for lost in report.lost:
-        click.echo(printable(f"problem: {lost}"))
+        _say(f"problem: {lost}")
     gone_too = f", gone {len(report.gone)}" if report.gone else ""
-    click.echo(
-        printable(
-            f"{report.uri}: {report.objects} objects, {would}restored {len(report.repaired)},"
-            f" lost {len(report.lost)}{gone_too}"
-        )
+    _say(
+        f"{report.uri}: {report.objects} objects, {would}restored {len(report.repaired)},"
+        f" lost {len(report.lost)}{gone_too}"
     )
-
-
-# ``laredo-archive copy``: copy an archive to another directory or bucket.
 
 
 @click.command("copy")
@@ -259,13 +250,13 @@ def _print_report(report: RepairReport, *, dry_run: bool) -> None:
 def copy_archive(
     *, source: str, target: str, take_over: bool, ours: Values, theirs: Values
 ) -> None:
-    """Make TO the same archive as FROM: whole, every object's sha256 checked on the way.
+    """Make TO the same archive as FROM, and check every object's sha256.
 
-    TO holds nothing, or an earlier state of the same archive, which is brought up to date:
-    what has left FROM leaves TO too. Its manifest is written last; a copy that was broken off
-    goes on where it was when it is started again.
+    TO is empty, or an earlier state of the same archive, which is brought up to date: objects that
+    have left FROM are retired in TO. The manifest is written last. To continue an interrupted copy,
+    run the command again.
 
-    The --to-... options set the access to TO; if none does, it is reached as FROM is.
+    The --to-... options set the access to TO; without any it is that to FROM.
     """
     found = location.find(source, access_of(ours))
     if not any(theirs[option] for option, _ in reading_options):
@@ -273,7 +264,7 @@ def copy_archive(
     target_location = location.parse(target, access_of(theirs))
     with shown(target) as progress:
         copied = copy(found, target_location, take_over=take_over, progress=progress)
-    click.echo(printable(_summary(copied)))
+    _say(_summary(copied))
 
 
 def _summary(copied: Copied) -> str:
@@ -283,5 +274,5 @@ def _summary(copied: Copied) -> str:
     return (
         f"{copied.uri}: {manifest.table} up to {positions.text(head.position)}"
         f" (epoch {head.epoch}); {tally.copied} objects copied, {size(tally.size_bytes)},"
-        f" {tally.adopted} adopted, {copied.kept} known before"
+        f" {tally.adopted} adopted, {copied.kept} unchanged"
     )

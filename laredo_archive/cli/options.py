@@ -77,7 +77,7 @@ def _key_columns(
     del context, parameter
     found = [name for names in given for name in next(csv.reader([names]), [])]
     if not all(found) or bool(given) is not bool(found):
-        raise click.BadParameter("one of its parts names no column; write --key COLUMN,COLUMN")
+        raise click.BadParameter("a column's name is empty; write --key COLUMN,COLUMN")
     return tuple(found)
 
 
@@ -119,7 +119,7 @@ reading_options: Sequence[Option] = (
         },
     ),
     ("profile", {"metavar": "NAME", "help": "S3: a profile of the AWS configuration files."}),
-    ("role-arn", {"metavar": "ARN", "help": "S3: a role to take on."}),
+    ("role-arn", {"metavar": "ARN", "help": "S3: a role to assume."}),
     ("external-id", {"metavar": "ID", "help": "S3: the external id that the role requires."}),
     ("anonymous", {"is_flag": True, "help": "S3: send unsigned requests, to a public bucket."}),
     (
@@ -141,7 +141,7 @@ storing_options: Sequence[Option] = (
     *writing_options,
     (
         "storage-class",
-        {"metavar": "CLASS", "help": ("S3: storage class of the objects, such as STANDARD_IA.")},
+        {"metavar": "CLASS", "help": "S3: storage class of the objects, such as STANDARD_IA."},
     ),
 )
 
@@ -152,10 +152,10 @@ def s3_options(
     side: str = "",
     made: Callable[[Values], Any] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options of how S3 is reached; the command gets them as one S3Access, called ``name``.
+    """Options for access to S3; the command gets them as one S3Access, called ``name``.
 
-    ``side`` is a prefix of each option's name, for a command with two locations, and
-    ``made`` makes something else of the values.
+    ``side``: prefix of the options' names, for a command with two locations. ``made``: makes the
+    argument from the values instead.
     """
     options = [option for group in (reading_options, *more) for option in group]
 
@@ -176,7 +176,7 @@ def s3_options(
 
 
 def access_of(values: Values) -> S3Access:
-    """S3 access by the options' values; AWS_* variables and files give the rest.
+    """S3 access by the options' values; AWS_* variables and files set the rest.
 
     :raises ProfileError: if profile or role can't be used.
     """
@@ -207,12 +207,9 @@ def opened(uri: str, access: S3Access, key_fields: tuple[str, ...] = ()) -> Arch
     return Archive.at(uri, key_fields or None, access)
 
 
-# A progress bar on the terminal: the step, the share done, the speed, the time left.
-
-
 @contextmanager
 def shown(what: str) -> Iterator[ReadProgress]:
-    """Progress that is drawn on stderr if that is a terminal, and erased at the end."""
+    """A progress bar on stderr, if that is a terminal; it is erased at the end."""
     if not sys.stderr.isatty():
         yield UNWATCHED
         return
@@ -230,14 +227,14 @@ def shown(what: str) -> Iterator[ReadProgress]:
 
 
 class _Bytes(DownloadColumn):
-    """An empty column until the total is known."""
+    """The size column, empty until the total is known."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total else Text()
 
 
 class _Rate(TransferSpeedColumn):
-    """Nothing, as long as nothing has come."""
+    """The speed column, empty until there is one."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.speed else Text()
@@ -260,9 +257,7 @@ class _Bar:
         self._bars.advance(self._task, size_bytes)
 
 
-# Logs of a command on stderr: one line each, above the progress bar if there is one.
-
-_TRIED_AGAIN = {
+_RETRIES = {
     "S3 request retried",
     "upload completion retried",
     "manifest swap not confirmed",
@@ -272,21 +267,21 @@ _TRIED_AGAIN = {
 
 
 def set_up(*, verbose: bool) -> None:
-    """Warnings; with ``verbose`` also what is tried again, and what is done."""
+    """Log warnings to stderr, a line each; with ``verbose`` also retries and finished steps."""
     structlog.configure(
-        processors=[*([] if verbose else [_without_what_is_tried_again]), _line],
+        processors=[*([] if verbose else [_without_retries]), _line],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.INFO if verbose else logging.WARNING
         ),
-        # Found for each line: while a bar is drawn, stderr is replaced to keep both apart.
+        # Looked up for each line: a progress bar replaces stderr, to keep lines above it.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
     if not verbose:
         logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
-def _without_what_is_tried_again(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    if event["event"] in _TRIED_AGAIN:
+def _without_retries(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    if event["event"] in _RETRIES:
         raise structlog.DropEvent
     return event
 

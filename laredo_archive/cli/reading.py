@@ -39,11 +39,9 @@ from laredo_service.figures import count, counted, size
 from laredo_service.listing import Listing, cell
 from laredo_service.printable import printable, printable_lines
 
-# Report of ``ls --summary``: an archive's epochs, a line each, from its manifest alone.
-
 
 def described(archive: Archive) -> Iterator[dict[str, Any]]:
-    """Each epoch as a JSON object.
+    """Each epoch as a JSON object, from the manifest alone.
 
     :raises ManifestDamaged: if an epoch has no base, or a gap.
     """
@@ -65,7 +63,7 @@ def described(archive: Archive) -> Iterator[dict[str, Any]]:
 
 
 def _committed(epoch: Epoch) -> int:
-    """The diffs as they were committed, before any were merged, as far as that is known."""
+    """Number of diffs that were committed, before any were merged, as far as known."""
     return sum(diff.parts.count if diff.parts else 1 for diff in epoch.diffs)
 
 
@@ -88,9 +86,6 @@ def _epochs(archive: Archive) -> Listing:
     return listing
 
 
-# Writes rows to stdout byte for byte; for a terminal control characters are escaped.
-
-
 class LineOutput(Protocol):
     """Takes whole lines, any number at once."""
 
@@ -100,7 +95,10 @@ class LineOutput(Protocol):
 
 
 def data_output() -> LineOutput:
-    """The output for rows. JSON leaves C1 controls and bidirectional marks as they are."""
+    """Stdout for rows: byte for byte, but control characters are escaped on a terminal.
+
+    JSON leaves C1 controls and bidirectional marks as they are.
+    """
     out = sys.stdout.buffer
     return _Terminal(out) if sys.stdout.isatty() else out
 
@@ -108,7 +106,7 @@ def data_output() -> LineOutput:
 class _Terminal:
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
-        # A character may come in two pieces.
+        # A character may be split over two pieces.
         self._decoder = getincrementaldecoder("utf-8")("backslashreplace")
 
     def write(self, data: bytes, /) -> None:
@@ -119,11 +117,8 @@ class _Terminal:
         self._out.flush()
 
 
-# ``laredo-archive ls`` of a catalog: its archives, and where all of a group are known.
-
-
 def list_catalog(found: FoundCatalog, *, as_json: bool) -> None:
-    """A table on a terminal, else one JSON object an archive and line."""
+    """List a catalog's archives: a table on a terminal, else one JSON object a line."""
     described = [
         _described_catalog(found, name, prefix) for name, prefix in found.catalog.names().items()
     ]
@@ -136,7 +131,7 @@ def list_catalog(found: FoundCatalog, *, as_json: bool) -> None:
     console = Console()
     title = f"{found.base}: {counted(len(described), 'table')}"
     console.print(printable(title), highlight=False, markup=False, soft_wrap=True)
-    # Archives that no catalog names, as that of a writer's only table, have no group.
+    # Archives that no catalog names, such as that of a writer's only table, have no group.
     has_groups = any(archive["boundaries"] for archive in described)
     listing = Listing("table", *(("known with its group at", "time (UTC)") if has_groups else ()))
     for archive in described:
@@ -156,14 +151,7 @@ def _described_catalog(found: FoundCatalog, name: str, prefix: str) -> dict[str,
         "columns": [column.name for column in entry.columns],
         "key_fields": list(entry.key_fields),
         "group": entry.group,
-        "boundaries": [
-            {
-                "history": str(each.history),
-                "position": positions.text(each.position),
-                "time": text_of_time(each.time),
-            }
-            for each in found.catalog.boundaries(prefix)
-        ],
+        "boundaries": [each.to_json() for each in found.catalog.boundaries(prefix)],
     }
 
 
@@ -173,9 +161,7 @@ Moment = Position | datetime
 @click.command("ls")
 @archive_argument
 @click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
-@click.option(
-    "--all", "in_steps", is_flag=True, help=("Show the parts of merged diffs instead of these.")
-)
+@click.option("--all", "in_steps", is_flag=True, help="Show merged diffs' parts instead of them.")
 @click.option("--summary", "by_epoch", is_flag=True, help="A line for each epoch.")
 @s3_options()
 def list_artifacts(
@@ -183,8 +169,8 @@ def list_artifacts(
 ) -> None:
     """List the artifacts: a table on a terminal, else one JSON object a line.
 
-    A merged diff has the number of its parts; --all lists those, as far as they are kept. Of a
-    destination, its archives: those of its catalog.json, or else those right below it.
+    A merged diff shows the number of its parts; --all lists the parts, as far as they are kept. For
+    a destination, list its archives: those in its catalog.json, else those directly below it.
     """
     if uri.endswith(CATALOG):
         list_catalog(location.find_catalog(uri, access), as_json=as_json)
@@ -211,7 +197,7 @@ def list_artifacts(
 def _found_below(uri: str, access: S3Access, missing: ArchiveMissing) -> FoundCatalog:
     """The catalog of a destination, or one made of the archives there.
 
-    :raises ArchiveMissing: if there is neither; it is ``missing``.
+    :raises ArchiveMissing: ``missing``, if there is neither.
     """
     try:
         return location.find_catalog(uri, access)
@@ -260,7 +246,7 @@ def _heading(archive: Archive) -> str:
     writer = "" if manifest.writer_id is None else f", writer {manifest.writer_id}"
     term = f" (term {manifest.writer_term})" if writer else ""
     if manifest.by_original:
-        writer = ", written by the original program: it is only read here"
+        writer = ", written by the original program: read-only here"
     table, uri = printable(manifest.table), printable(archive.uri)
     return f"{table}: {head}{seen}{history}{printable(writer)}{term}\n{uri}"
 
@@ -339,9 +325,9 @@ def print_changes(
     key_fields: tuple[str, ...],
     access: S3Access,
 ) -> None:
-    """Print what changed, net per key, one JSON object a line, in key order.
+    """Print the net change of each key, one JSON object a line, in key order.
 
-    After a TRUNCATE between the two, that comes first and the rest is INSERT.
+    If the table was truncated in between, the TRUNCATE comes first, and all others are INSERT.
     """
     archive = opened(uri, access, key_fields)
     first = archive.boundary(start, exact=exact)
@@ -369,7 +355,7 @@ def print_changes(
     type=click.Choice(exporting.FORMATS),
     help="Default: by the file's extension (.jsonl, .pb, .parquet, .csv, .jsonl.zst, .pb.zst).",
 )
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @as_of_option
 @exact_option
 @epoch_option

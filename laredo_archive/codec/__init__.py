@@ -24,7 +24,7 @@ JSONL = "jsonl"
 PROTOBUF = "protobuf"
 PARQUET = "parquet"
 _FRAMES = ".zst"
-"""End of the ids, and of the files' names, of formats in zstd frames.
+"""End of the ids and file names of formats in zstd frames.
 
 Such a file is a series of frames (RFC 8878), each of whole records. A frame begins at each split,
 so that a range of keys is a range of whole frames, as it is a range of bytes in the plain formats.
@@ -33,9 +33,9 @@ JSONL_ZST = JSONL + _FRAMES
 PROTOBUF_ZST = PROTOBUF + _FRAMES
 DIFF_FORMATS = frozenset({JSONL, PROTOBUF, JSONL_ZST, PROTOBUF_ZST})
 FORMATS = DIFF_FORMATS | {PARQUET}
-"""Of snapshots; parquet needs pyarrow, and .zst zstandard."""
+"""Formats of snapshots; parquet needs pyarrow, and .zst zstandard."""
 EXACT_FORMATS = DIFF_FORMATS
-"""Those whose files hold the lines; of another, a file's entry says ``exact: false``."""
+"""Formats that contain the lines; in other formats a file's entry has ``exact: false``."""
 DEFAULT_KEY = ("id",)
 """The key of a table whose archive names neither columns nor key_fields."""
 
@@ -70,7 +70,7 @@ __all__ = [
 
 
 class SnapshotEncoder(Protocol):
-    """Writes rows; sorted and splits come out right if they come in key order."""
+    """Writes rows; the file has ``sorted`` and splits if they come in key order."""
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None: ...
 
@@ -122,7 +122,7 @@ def check_diff_format(format_id: str) -> None:
 
 
 def plain_format(format_id: str) -> str:
-    """The format of what is in the frames: ``jsonl.zst`` -> ``jsonl``; others stay."""
+    """Format of the frames' content: ``jsonl.zst`` -> ``jsonl``; others stay."""
     return format_id.removesuffix(_FRAMES)
 
 
@@ -208,7 +208,7 @@ def read_snapshot(
 
     ``start`` and ``stop`` are byte offsets, such as splits give; a ``start``
     needs a seekable stream. The key is ``key_fields`` (empty: the table has
-    none), else what ``columns`` say, else ``id``.
+    none), else the key of ``columns``, else ``id``.
 
     :raises UnknownFormat: if no codec here knows the format.
     :raises PyarrowMissing: if it is parquet, and pyarrow isn't installed.
@@ -229,7 +229,7 @@ def read_snapshot(
 def read_lines(
     format_id: str, columns: Sequence[Column], stream: ByteSource, keys: KeyBounds
 ) -> Iterator[bytes]:
-    """Of a sorted snapshot the lines whose keys are among ``keys``.
+    """The lines of a sorted snapshot whose keys are among ``keys``.
 
     Blocks of whole lines, each with its newline; some may be empty.
 
@@ -250,11 +250,10 @@ def read_new_rows(
     *,
     projection: Projection | None = None,
 ) -> dict[bytes, bytes | None]:
-    """Of a sorted diff the last row of each key that is among ``keys``; None: deleted.
+    """The last row of each key of a sorted diff that is among ``keys``; None: deleted.
 
-    Without those that are ``known``. A TRUNCATE isn't among them. A row is a line, or a
-    SnapshotRow message, as the diff has it; with the columns of the ``projection`` only, if there
-    is one.
+    Keys that are ``known`` are left out, and so is a TRUNCATE. A row is a line, or a SnapshotRow
+    message, as the diff has it; if there is a ``projection``, with its columns only.
 
     :raises UnknownFormat: if no codec here knows the format.
     :raises BadBytes: where the file isn't of its format, as far as it is checked.

@@ -1,6 +1,6 @@
-/* New rows of the changes of a diff, for a reader that wants those of some keys and columns.
+/* New rows of a diff's changes, for a reader that wants some keys and columns only.
 
-   Part of _struct_scan.c, which includes it: it reads lines and Structs as that file does. */
+   Part of _struct_scan.c, which includes this file. */
 
 /* ------------------------------------------------------------------ parts of a change */
 
@@ -63,7 +63,7 @@ find(Span in, const char *wanted, Py_ssize_t size)
     return NULL;
 }
 
-/* As jsonl._rows: where the new row is of a change whose rows begin at `rows`; NULL: deleted. */
+/* The new row of a change whose rows begin at `rows`; NULL: deleted. As jsonl._rows(). */
 static int
 new_in_line(char action, Span rows, Span *new)
 {
@@ -79,7 +79,7 @@ new_in_line(char action, Span rows, Span *new)
     if (action == 'D')
         return OK;
     const unsigned char *middle = find(rows, "},\"new\":{", 9);
-    /* A row may hold these very bytes inside a json value: only a single find is sure. */
+    /* A json value may contain the same bytes: only a single find is certain. */
     if (middle == NULL || find((Span){middle + 1, rows.stop}, "},\"new\":{", 9) != NULL)
         return REFUSED;
     *new = (Span){middle + 8, rows.stop - 1};
@@ -89,16 +89,16 @@ new_in_line(char action, Span rows, Span *new)
 /* The new rows that a diff is read for, and those that were found. */
 typedef struct {
     PyObject *known, *found;
-    /* The keys that are wanted: from `low` to before `high`; a bound that is NULL: no such end. */
+    /* Wanted keys: from `low` to before `high`; NULL: no such bound. */
     Span low, high;
-    /* What the columns' members begin with; empty: rows are taken as they stand. */
+    /* Text before each column's value; empty: rows are taken verbatim. */
     PyObject *heads;
     const char *wanted;
-    /* The row that was reduced to the wanted columns last. */
+    /* The last row that was reduced to the wanted columns. */
     Text row;
 } NewRows;
 
-/* The arguments behind the first two: low, high, known, found, heads, wanted. */
+/* Parses (low, high, known, found, heads, wanted), the third argument of both functions below. */
 static int
 take_new_rows(PyObject *arguments, NewRows *to)
 {
@@ -151,7 +151,7 @@ project_line(Span line, NewRows *to)
             return REFUSED;
         if (!to->wanted[i])
             continue;
-        /* All heads begin with a comma but the first one's, which has a brace. */
+        /* The first head begins with a brace, all others with a comma. */
         made = put(&to->row, to->row.size ? "," : "{", 1);
         if (made == OK)
             made = put(&to->row, PyBytes_AS_STRING(head) + 1, PyBytes_GET_SIZE(head) - 1);
@@ -248,8 +248,8 @@ add_line(Span line, NewRows *to)
 }
 
 /* new_lines(block, at, (low, high, known, found, heads, wanted)): puts the new rows of the lines from
-   `at` into `found`: of keys from `low` to before `high` that aren't known, with the wanted columns
-   only (without heads: as they stand). Gives where the first line begins that Python has to read. */
+   `at` on into `found`: those of keys from `low` to before `high` that aren't known, with the wanted
+   columns only (without heads: verbatim). Returns the start of the first line that Python reads. */
 static PyObject *
 new_lines(PyObject *module, PyObject *arguments)
 {
@@ -310,9 +310,9 @@ add_message(PyObject *message, NewRows *to)
     return made;
 }
 
-/* new_messages(messages, number, (low, high, known, found, heads, wanted)): the same of the changes
-   from that number on, as SnapshotRow messages. Gives the number of the first that Python has to
-   read. */
+/* new_messages(messages, number, (low, high, known, found, heads, wanted)): does for the changes from
+   `number` on what new_lines does; rows are SnapshotRow messages. Returns the number of the first
+   change that Python reads. */
 static PyObject *
 new_messages(PyObject *module, PyObject *arguments)
 {

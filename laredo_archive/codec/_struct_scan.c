@@ -1,8 +1,8 @@
-/* Rows that are google.protobuf.Structs, to JSON: docs/archive-format.md, protobuf.
-   And rows that are JSON already, to columns: what stands between their members' names.
+/* Converts rows that are google.protobuf.Structs to JSON (docs/archive-format.md, protobuf), and
+   splits rows that are JSON into columns of values.
 
-   Only rows as our own writer makes them: their members in the order of the columns. Anything
-   else gives None, and struct_reader.py reads it, or says what is wrong with it. */
+   It reads only rows as our own writer makes them, with members in the order of the columns. For
+   anything else it returns None, and struct_reader.py reads the row, or reports what is wrong. */
 
 #define PY_SSIZE_T_CLEAN
 #include "_struct_values.h"
@@ -11,7 +11,7 @@
 
 /* ------------------------------------------------------------------ rows */
 
-/* The Value of the next member of a Struct, whose name has to be that of the column. */
+/* Value of the next member of a Struct, which must have the column's name. */
 static inline int
 next_value(Span *fields, PyObject *name, Span *value)
 {
@@ -200,7 +200,7 @@ columns_of(PyObject *module, PyObject *arguments)
 
 /* ------------------------------------------------------------------ lines */
 
-/* After the quote that ends the string whose first quote is before `at`; NULL if none does. */
+/* End of the string whose first quote is before `at`, after its last quote; NULL: it has none. */
 static const unsigned char *
 string_end(const unsigned char *at, const unsigned char *stop)
 {
@@ -216,7 +216,7 @@ string_end(const unsigned char *at, const unsigned char *stop)
     return NULL;
 }
 
-/* Where the value ends that begins at `at`; NULL if there is none. */
+/* End of the value that begins at `at`; NULL if there is none. */
 static const unsigned char *
 value_end(const unsigned char *at, const unsigned char *stop)
 {
@@ -259,7 +259,7 @@ take_head(Span *line, PyObject *head)
     return OK;
 }
 
-/* The value of the next member of a line, whose head has to be that of the column. */
+/* Value of the next member of a line, which must have the column's head. */
 static inline int
 next_member(Span *line, PyObject *head, Span *value)
 {
@@ -273,7 +273,7 @@ next_member(Span *line, PyObject *head, Span *value)
     return OK;
 }
 
-/* Whether a line goes on with the next column after its first `read`, and ends as one. */
+/* True if after its first `read` columns a line has the next one, or ends, and ends in a brace. */
 static inline int
 ends_as_line(Span line, PyObject *heads, Py_ssize_t read)
 {
@@ -283,7 +283,7 @@ ends_as_line(Span line, PyObject *heads, Py_ssize_t read)
            && line.stop[-1] == '}';
 }
 
-/* How many columns there are up to the last wanted one. */
+/* Number of columns up to the last wanted one. */
 static Py_ssize_t
 up_to_last(const char *wanted, Py_ssize_t count)
 {
@@ -310,7 +310,7 @@ put_line(Fragments *columns, Py_ssize_t number, Span line, PyObject *heads, cons
     return ends_as_line(line, heads, read) ? OK : REFUSED;
 }
 
-/* Offsets for more rows, those of all columns alike. */
+/* Doubles the room for offsets, in every wanted column. */
 static int
 more_rows(Fragments *columns, Py_ssize_t count, Py_ssize_t *room, const char *wanted)
 {
@@ -332,7 +332,7 @@ more_rows(Fragments *columns, Py_ssize_t count, Py_ssize_t *room, const char *wa
 }
 
 /* lines(block, heads, wanted, whole): [(32-bit offsets, fragments) of each wanted column].
-   If not `whole`, a line isn't read behind the last of them. */
+   If not `whole`, a line isn't read beyond the last of them. */
 static PyObject *
 lines_of(PyObject *module, PyObject *arguments)
 {
@@ -371,7 +371,7 @@ lines_of(PyObject *module, PyObject *arguments)
 
 /* ------------------------------------------------------------------ messages */
 
-/* messages(buffer, longest): (whole messages, where the rest begins, the size it has to have). */
+/* messages(buffer, longest): (whole messages, start of the rest, size that the rest must reach). */
 static PyObject *
 messages_of(PyObject *module, PyObject *arguments)
 {
@@ -426,15 +426,15 @@ static PyMethodDef methods[] = {
     {"row", row, METH_VARARGS, "A row's line and its key's fragments; None: Python reads it."},
     {"columns", columns_of, METH_VARARGS, "Rows as columns of fragments; None: Python reads them."},
     {"lines", lines_of, METH_VARARGS, "Lines as columns of fragments; None: Python splits them."},
-    {"messages", messages_of, METH_VARARGS, "The whole messages of a buffer; None: damaged."},
-    {"change", change, METH_O, "The parts of a change; None: Python says what is wrong."},
-    {"new_lines", new_lines, METH_VARARGS, "The new rows of lines, as far as they are usual."},
-    {"new_messages", new_messages, METH_VARARGS, "The new rows of messages, in the same way."},
+    {"messages", messages_of, METH_VARARGS, "The whole messages of a buffer; None: Python reads it."},
+    {"change", change, METH_O, "The parts of a change; None: Python reads it."},
+    {"new_lines", new_lines, METH_VARARGS, "The new rows of lines, up to one that Python reads."},
+    {"new_messages", new_messages, METH_VARARGS, "The new rows of messages, up to one that Python reads."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_struct_scan", "google.protobuf.Struct to JSON.", -1, methods,
+    PyModuleDef_HEAD_INIT, "_struct_scan", "Rows and changes of archives, parsed.", -1, methods,
     NULL, NULL, NULL, NULL,
 };
 

@@ -1,6 +1,5 @@
-/* Values of google.protobuf.Structs, as JSON: bytes are read within a span, and text grows.
-
-   Part of _struct_scan.c, which includes it: every function is inlined where it is called. */
+/* Converts values of google.protobuf.Structs to JSON. Bytes are read within a Span, and written to
+   a Text, which grows. Part of _struct_scan.c, which includes this file. */
 
 #include <Python.h>
 #include <math.h>
@@ -9,7 +8,7 @@
 
 #define EXACT 9007199254740992.0 /* 2^53 */
 #define DEEPEST 16
-#define MOST_TEXT 0x7FFFFFFF     /* of an Arrow string array's 32-bit offsets */
+#define MOST_TEXT 0x7FFFFFFF     /* limit of an Arrow string array's 32-bit offsets */
 #define VERBATIM "\x0a\x04json\x12"
 #define VERBATIM_SIZE 7
 
@@ -43,7 +42,7 @@ read_varint(Span *from, Py_ssize_t *number)
     return REFUSED;
 }
 
-/* What follows a length, which lies within `from`. */
+/* The bytes after a length; they must be within `from`. */
 static int
 read_sized(Span *from, Span *part)
 {
@@ -116,7 +115,7 @@ put_integer(Text *text, long long number)
     return put(text, at, digits + sizeof(digits) - at);
 }
 
-/* d.ddde+XX from the shortest digits, however they are printed. */
+/* Writes d.ddde+XX, made from the shortest digits in any notation. */
 static int
 put_exponent(Text *text, const char *shortest)
 {
@@ -161,7 +160,7 @@ put_exponent(Text *text, const char *shortest)
     return made_so_far == OK ? put_integer(text, power) : made_so_far;
 }
 
-/* As floats.text has it; `type` is that of the column. */
+/* As struct_rows.number_text(); `type` is that of the column. */
 static int
 put_number(Text *text, double number, char type)
 {
@@ -272,7 +271,7 @@ put_string(Text *text, Span raw, char type)
     return OK;
 }
 
-/* A struct with the one member "json" holds a value's text. */
+/* The text of a value in a struct with the one member "json". */
 static int
 put_verbatim(Text *text, Span fields, char type)
 {
@@ -289,7 +288,7 @@ put_verbatim(Text *text, Span fields, char type)
     return put(text, raw.at, raw.stop - raw.at);
 }
 
-/* A Value of this type; `element` is the type of what a list holds. */
+/* The JSON of a Value of this type; `element` is the type of a list's elements. */
 static int
 put_value(Text *text, Span value, char type, char element, int depth)
 {

@@ -3,7 +3,7 @@
 {"id":42,"name":"Ada"}
 {"action":"UPDATE","key":"42","old":{...},"new":{...}}
 
-With ``go_key_of`` a change whose key Go prints in another way says that too:
+With ``go_key_of`` a change whose key Go prints in another way has both:
 
 {"action":"UPDATE","key":"1000001","KEY":"1.000001e+06","old":{...},"new":{...}}
 
@@ -56,7 +56,7 @@ _CHANGE = re.compile(
 )
 _ACTION_OF_HEAD = {head + b'"': action.name.encode() for action, head in _HEADS.items()}
 _HEAD_BYTES = len(_HEADS[Action.INSERT]) + 1
-"""Up to the key; the actions' names are equally long."""
+"""Bytes up to the key; the actions' names are equally long."""
 _ROWS_BETWEEN = b'},"new":{'
 KeyOf = Callable[[bytes], bytes]
 """Gives the key of a row's line."""
@@ -73,7 +73,7 @@ class JsonlSnapshotEncoder:
         self._output = output(sink, SNAPSHOT_BLOCK, columns)
 
     def write(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
-        """The next rows; memory for their bytes once more is taken."""
+        """The next rows; takes memory for another copy of their bytes."""
         self._output.put(keys, b"\n".join([*lines, b""]), lambda: (len(row) + 1 for row in lines))
 
     def close(self) -> EncodedFile:
@@ -92,7 +92,7 @@ class JsonlDiffEncoder:
         self._go_key_of = go_key_of
 
     def truncate(self) -> None:
-        """The table was emptied in the diff's window: comes before every change."""
+        """Record that the table was emptied in the diff's window, before every change."""
         self._output.header(_TRUNCATE)
 
     def write(self, changes: Iterable[Change]) -> None:
@@ -206,7 +206,7 @@ def read_new_rows(
 
 
 def _usual(block: bytes, at: int, to: struct_reader.NewRows) -> int:
-    """Compiled code reads the lines from ``at`` on; gives where the first is left to Python."""
+    """Compiled code reads the lines from ``at`` on; returns the start of the first for Python."""
     return at if struct_reader.module is None else struct_reader.module.new_lines(block, at, to)
 
 
@@ -256,7 +256,7 @@ def _parse_change(line: bytes) -> Change:
 
 
 def _rows(action: bytes, line: bytes, at: int) -> tuple[bytes | None, bytes | None] | None:
-    """The old and the new row, which begin there; None if that isn't sure."""
+    """The old and the new row, which begin at ``at``; None if their bounds aren't certain."""
     if line[-1:] != b"}":
         return None
     if action == b"INSERT" and line.startswith(b',"new":{', at):
@@ -265,14 +265,14 @@ def _rows(action: bytes, line: bytes, at: int) -> tuple[bytes | None, bytes | No
         return line[at + 7 : -1], None
     if action == b"UPDATE" and line.startswith(b',"old":{', at):
         middle = line.find(_ROWS_BETWEEN, at)
-        # A row may hold these very bytes inside a json value: only a single find is sure.
+        # A json value may contain the same bytes: only a single find is certain.
         if middle > 0 and line.find(_ROWS_BETWEEN, middle + 1) < 0:
             return line[at + 7 : middle + 1], line[middle + 8 : -1]
     return None
 
 
 def _parse_odd_change(line: bytes) -> Change:
-    """Any JSON object with these members, in any order, with blanks or unknown members too."""
+    """Parse any JSON object with these members, in any order, with blanks or unknown members."""
     try:
         try:
             members = dict(lines_.items(line))

@@ -1,7 +1,7 @@
 """Files in blocks of whole records: written with size, sha256 and checksums, read by blocks.
 
-Splits are (row key, byte offset) pairs about every block of a file, so that a
-reader can take one key range of it (docs/archive-format.md).
+Splits are (row key, byte offset) pairs, one for about every block of a file, so
+that a reader can take one key range of it (docs/archive-format.md).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ def ranged(
 ) -> Iterator[bytes]:
     """The bytes from ``start`` to before ``stop``, in pieces of ``size`` bytes.
 
-    ``start`` is sought for, so only a seekable stream may have one.
+    A ``start`` needs a seekable stream.
 
     :raises BadBytes: if the stream ends before ``stop``.
     """
@@ -123,7 +123,7 @@ def messages(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
 
 
 def _whole_messages(buffer: bytes) -> tuple[list[bytes], bytes, int]:
-    """The whole messages, the rest after them, and how many bytes the rest must grow to."""
+    """The whole messages, the rest after them, and the bytes that the rest must grow to."""
     scanned = (
         None if struct_reader.module is None else struct_reader.module.messages(buffer, MAX_RECORD)
     )
@@ -162,10 +162,10 @@ def _length(buffer: bytes, at: int) -> tuple[int, int] | None:
 
 # CRC-32 of each block of a file, so that a part of it can be checked without the rest.
 #
-# zlib-ng makes it in a thirteenth of zlib's time.
+# zlib-ng computes it in a thirteenth of zlib's time.
 #
-# Where blocks become one, their checksums are put together without their bytes: of A followed by B
-# it is the CRC of A times x^(8 |B|), modulo CRC-32's polynomial, plus that of B
+# Where blocks become one, their checksums are combined without their bytes: that of A followed by B
+# is the CRC of A times x^(8 |B|), modulo CRC-32's polynomial, plus the CRC of B
 # (https://www.zlib.net/manual.html, crc32_combine).
 
 try:
@@ -204,7 +204,7 @@ class BlockSums:
         self._take(view[self._size - start :])
 
     def blocks(self, begins: Collection[int]) -> Blocks:
-        """Blocks that begin at 0 and at those of ``begins`` where one was cut."""
+        """Blocks that begin at 0, and at each of ``begins`` where one was cut."""
         self._end_block()
         wanted = {0, *begins}
         found: list[tuple[int, int]] = []
@@ -268,7 +268,7 @@ class ByteSink(Protocol):
 class EncodedFile(NamedTuple):
     """A finished file: ``records`` counts its rows, or its changes without the TRUNCATE line.
 
-    ``blocks`` are there with the splits: what is between two of them is one block, or some.
+    A file with splits has ``blocks`` too: from one split to the next there are one or more.
     """
 
     size_bytes: int
@@ -292,7 +292,7 @@ class RecordWriter(Protocol):
 
 
 Output = Callable[[ByteSink, int, Sequence[Column]], RecordWriter]
-"""Makes one, of a sink, the bytes of a block, and the table's columns."""
+"""Makes a RecordWriter of a sink, the bytes of a block, and the table's columns."""
 
 
 def _always(key: bytes) -> bool:
@@ -318,7 +318,7 @@ class FileWriter:
         self._footer_at: int | None = None
 
     def header(self, data: bytes) -> None:
-        """Bytes before the first row: the TRUNCATE line of a diff."""
+        """Write bytes before the first row: the TRUNCATE line of a diff."""
         self._pass_on(data)
 
     def put(self, keys: Sequence[bytes], data: bytes, sizes: Callable[[], Iterable[int]]) -> None:
@@ -331,14 +331,14 @@ class FileWriter:
         self._pass_on(data)
 
     def count(self, keys: Sequence[bytes]) -> None:
-        """Rows with these keys, whose bytes come with a block()."""
+        """Count rows with these keys, whose bytes come with a block()."""
         if self._sorted:
             self._sorted = self._continues(keys)
         self._last_key = keys[-1]
         self._count += len(keys)
 
     def block(self, first_key: bytes, data: bytes) -> None:
-        """Rows that can only be read together, the first with this key."""
+        """Write rows that can only be read together, the first with this key."""
         if self._blocks % self._blocks_a_split == 0 and self._may_split(first_key):
             self._splits.append((first_key, self._passed.size))
             self._sums.cut(self._passed.size)
@@ -349,13 +349,13 @@ class FileWriter:
         self._pass_on(data)
 
     def footer(self, data: bytes) -> None:
-        """Bytes after the last row, which are read apart from the rows."""
+        """Write bytes after the last row, which are read apart from the rows."""
         self._footer_at = self._passed.size
         self._sums.cut(self._passed.size)
         self._pass_on(data)
 
     def close(self) -> EncodedFile:
-        """The account. The sink stays open: it is the caller's."""
+        """End the file; the sink stays open."""
         enough = self._passed.size >= 2 * self._least_block and self._blocks != 1
         splits = self._splits if self._sorted and enough else []
         return EncodedFile(

@@ -32,7 +32,7 @@ _WHOLE_GROUP = 1 << 31
 
 
 class ParquetSnapshotEncoder:
-    """Rows into a parquet snapshot. Memory: a row group's lines, a few times over."""
+    """Rows into a parquet snapshot. Takes memory for a few copies of a row group's lines."""
 
     def __init__(self, sink: ByteSink, columns: Sequence[Column]) -> None:
         self._output = FileWriter(sink, 0, columns)
@@ -100,7 +100,7 @@ class ParquetSnapshotEncoder:
 
 
 class _Pages:
-    """Buffer for pyarrow's output until it is taken: a sink's errors needn't pass through C++."""
+    """Buffer for pyarrow's output, so that a sink's errors needn't pass through C++."""
 
     closed = False
 

@@ -72,7 +72,7 @@ class ProtobufDiffEncoder:
         self._encode = struct_rows.encoder(columns)
 
     def truncate(self) -> None:
-        """The table was emptied in the diff's window: comes before every change."""
+        """Record that the table was emptied in the diff's window, before every change."""
         self._output.header(length(len(_TRUNCATE)) + _TRUNCATE)
 
     def write(self, changes: Iterable[Change]) -> None:
@@ -136,7 +136,7 @@ def read_lines(
 def read_messages(
     stream: ByteSource, columns: Sequence[Column], key_fields: Sequence[str], keys: KeyBounds
 ) -> Iterator[tuple[list[bytes], StructRowReader]]:
-    """The SnapshotRow messages of ``keys``, some megabytes at a time, and what reads them.
+    """The SnapshotRow messages of ``keys``, some megabytes at a time, and their reader.
 
     Rows must be sorted.
 
@@ -218,7 +218,7 @@ def read_new_rows(
 
 
 def _usual(some: list[bytes], at: int, to: struct_reader.NewRows) -> int:
-    """Compiled code reads the changes from ``at`` on; gives the first that is left to Python."""
+    """Compiled code reads the changes from ``at`` on; returns the first for Python."""
     return at if struct_reader.module is None else struct_reader.module.new_messages(some, at, to)
 
 

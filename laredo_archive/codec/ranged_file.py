@@ -21,7 +21,7 @@ _MEMORY_BYTES = 16 << 20
 
 
 def ranged(open_at: OpenAt, size_bytes: int) -> BinaryIO:
-    """A seekable object; a seek opens it again at the new position.
+    """The object as a seekable file; a seek opens it again at the new position.
 
     Reading raises BadBytes where the object ends before ``size_bytes``.
     """
@@ -44,7 +44,7 @@ def spooled(source: ByteSource) -> Iterator[BinaryIO]:
 
 
 class Seekable(io.RawIOBase):
-    """A file of a known size that is read from anywhere; the reading itself is another's."""
+    """A file of a known size that is read at any position; subclasses read the bytes."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()

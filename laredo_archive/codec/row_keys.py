@@ -15,7 +15,7 @@ from laredo_model.errors import BadLine
 _SKIPPED = rb'(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^",\[\]{}]++)'
 _STRING = rb'"([^"\\]*+)"'
 _SCALAR = rb'([^",\[\]{}]++)'
-# A string without an end is taken to the line's: else each quote in it would be tried again.
+# A string without an end reaches to the line's end: else each quote in it would be tried again.
 _BLANK_OUTSIDE_STRINGS = re.compile(
     rb'("[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|[ \t\r\n]+', re.DOTALL
 )
@@ -31,7 +31,7 @@ class RowKeys:
 
     ``names`` are the lines' columns in order, None if unknown: then the first line decides. A line
     with other columns, or another order, is parsed in full. Without ``key_fields`` the table has no
-    key: its rows are then to come in order, beginning with the first of equal rows.
+    key: then its rows have to come in order, beginning with the first of equal rows.
     """
 
     def __init__(self, key_fields: Sequence[str], names: Sequence[str] | None) -> None:
@@ -96,8 +96,8 @@ class RowKeys:
 
 # Splits a line into its values, by one regular expression compiled for its columns.
 #
-# Ten times as fast as taking the line apart value by value; values nested deeper than the
-# expression reaches take that way still.
+# Ten times as fast as taking the line apart value by value, which is left for values that are
+# nested deeper than the expression reaches.
 
 _LINE_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _LINE_SCALAR = rb'[^",\[\]{}]++'
@@ -164,7 +164,7 @@ _ABOVE_ALL = b"\xff"
 
 
 class KeyBounds(Protocol):
-    """A range of keys, as ranges.KeyRange: from ``low`` to before ``high``; None: no such end."""
+    """A range of keys, as KeyRange: from ``low`` to before ``high``; None: no such bound."""
 
     @property
     def low(self) -> bytes | None: ...

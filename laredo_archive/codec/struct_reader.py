@@ -3,9 +3,10 @@
 Without columns (archives of other writers) values are read as they are, numbers
 by their value, and columns are in the order of their names.
 
-Rows whose members are in the columns' order are read by compiled code (``compiled``); the rest,
-and all where there was no C compiler, in Python here. By hand: the generated class takes 1.15
-times as long for forty short columns, 1.05 times for ten of 28 bytes each
+Compiled code (``_struct_scan.c``) reads what our own writer makes, rows whose members are in the
+columns' order. It returns None for most else, which Python then reads, or refuses; a property test
+holds that both give the same. Without a C compiler Python reads everything. By hand: the generated
+class takes 1.15 times as long for forty short columns, 1.05 times for ten of 28 bytes each
 (``benchmarks.struct_rows``).
 """
 
@@ -28,17 +29,13 @@ from laredo_archive.codec.struct_rows import (
     UNKNOWN,
     VERBATIM_MEMBER,
     element_type,
+    entry_key,
     number_text,
 )
 from laredo_archive.errors import BadBytes
 from laredo_model import key as keys_
 from laredo_model import line as lines_
 from laredo_model.column import Column
-
-# The compiled reading of Structs (``_struct_scan.c``); without a C compiler there is none.
-#
-# It reads what our own writer makes and gives None for most else, which ``struct_reader`` and
-# ``protobuf`` then read, or refuse. A property test holds that both give the same.
 
 module: ModuleType | None
 try:
@@ -54,9 +51,9 @@ NewRows = tuple[
     tuple[bytes, ...],
     bytes,
 ]
-"""Input and output of reading a diff: the first key and the one after the last, keys that are
-known, the new rows by key, and for each column what is before its value and a byte that says
-whether it is wanted (none: rows verbatim)."""
+"""Input and output of reading a diff: the first key and the one after the last, the known keys,
+the new rows by key, and for each column the text before its value and a byte that is 1 if it is
+wanted (no columns: rows verbatim)."""
 
 _FLOATS = {"float8": b"d", "float4": b"f"}
 
@@ -83,7 +80,7 @@ class StructScan:
     def columns(
         self, messages: list[bytes], wanted: Collection[str]
     ) -> list[tuple[str, bytes, bytes]] | None:
-        """Of SnapshotRow messages the wanted columns: name, 32-bit offsets, fragments on end."""
+        """The wanted columns of SnapshotRow messages: name, 32-bit offsets, joined fragments."""
         chosen = [name for name in self._all if name in wanted]
         is_wanted = bytes(name in wanted for name in self._all)
         found = self._scan.columns(messages, self._names, self._types, is_wanted)
@@ -93,17 +90,11 @@ class StructScan:
 
 
 def scan(columns: Sequence[Column], key_at: Sequence[int] = ()) -> StructScan | None:
-    """The compiled scan of rows with these columns; None if it isn't there."""
+    """The compiled scan of rows with these columns; None if there is none."""
     # The elements of such a type may be arrays of another type than their own.
     if module is None or any(column.type.startswith("__") for column in columns):
         return None
     return StructScan(module, columns, key_at)
-
-
-def entry_key(name: str) -> bytes:
-    """First bytes of a member of this name, up to its Value's length."""
-    raw = name.encode()
-    return b"\x0a" + struct_rows.varint(len(raw)) + raw + b"\x12"
 
 
 def _types(column: Column) -> bytes:
@@ -156,10 +147,7 @@ class StructRowReader:
     def columns(
         self, messages: list[bytes], wanted: Collection[str]
     ) -> list[tuple[str, bytes, bytes]] | None:
-        """Of SnapshotRow messages the wanted columns: name, 32-bit offsets, fragments on end.
-
-        None where they have to be read row by row.
-        """
+        """The wanted columns of SnapshotRow messages; None if they have to be read row by row."""
         return None if self._scan is None else self._scan.columns(messages, wanted)
 
     def row(self, data: bytes, at: int, stop: int) -> tuple[bytes, bytes]:
@@ -302,7 +290,7 @@ def _of_struct(data: bytes, at: int, stop: int, type_name: str) -> bytes:
 
 
 def _entries(data: bytes, at: int, stop: int) -> list[tuple[bytes, int, int]]:
-    """(name, where its Value starts, where it ends) of every member of a Struct."""
+    """Every member of a Struct: its name, and the start and end of its Value."""
     found = []
     while at < stop:
         at, end = _submessage(data, at, stop, _ENTRY)
@@ -329,19 +317,16 @@ def _submessage(data: bytes, at: int, stop: int, tag: int) -> tuple[int, int]:
     return start, start + size
 
 
-# Some of a table's columns, taken out of a diff's rows before these are taken apart.
-
-
 class Projection:
-    """Some of a table's columns, and what its lines are reduced to so that they have these only."""
+    """Some of a table's columns, to which a diff's rows are reduced before they are parsed."""
 
     def __init__(self, names: Sequence[str], wanted: Container[str]) -> None:
-        """``names``: of all columns; ``wanted``: one or more of them."""
+        """``names``: those of all columns; ``wanted``: one or more of them."""
         self._all = list(names)
         self._chosen = [number for number, name in enumerate(names) if name in wanted]
         #: The names of the wanted columns, in the table's order.
         self.names = [names[number] for number in self._chosen]
-        #: For each column a byte that says whether it is wanted.
+        #: For each column a byte that is 1 if it is wanted.
         self.wanted = bytes(name in wanted for name in names)
 
     @cached_property

@@ -41,14 +41,14 @@ class PlainBytes:
     def __init__(
         self, source: ByteSource, start: int | None = None, stop: int | None = None
     ) -> None:
-        """Frames from ``start`` (sought for, if it isn't where ``source`` is) to ``stop``."""
+        """Frames from ``start`` to ``stop``; a ``start`` needs a seekable ``source``."""
         if start:
             source.seek(start)  # type: ignore[attr-defined]  # ranges are for seekable streams
         self._pieces = _pieces(_Compressed(source, start or 0, stop))
         self._rest = b""
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next ``size`` bytes, fewer at the end only; empty there.
+        """The next ``size`` bytes; fewer only at the end.
 
         :raises BadBytes: where the source isn't whole frames.
         """
@@ -131,14 +131,14 @@ def _frame(compressed: _Compressed, header: _Header, frame: Any, begun: int) -> 
         is_last, kind, size = bool(value & 1), value >> 1 & 3, value >> 3
         if kind == _RESERVED or size > _MOST_IN_BLOCK:
             raise BadBytes(f"the zstd frame at byte {begun} has a block that no frame may have")
-        # The checksum goes with the last block: its bytes come out only if they are right.
+        # The checksum goes with the last block, so its bytes come out only if they are right.
         data = compressed.take((1 if kind == _RLE else size) + (4 if is_last else 0))
         piece = unpack(head + data)
         left -= len(piece)
         if left < 0 or (is_last and (left or not frame.eof)):
             raise BadBytes(
-                f"the zstd frame at byte {begun} hasn't the {header.content_bytes} bytes that its"
-                " header gives"
+                f"the zstd frame at byte {begun} doesn't have the {header.content_bytes} bytes"
+                " that its header declares"
             )
         if piece:
             yield piece
@@ -176,10 +176,10 @@ LEVEL = 1
 
 
 class FrameWriter:
-    """Takes what ``FileWriter`` takes, and writes it in frames of about ``block`` plain bytes.
+    """A FileWriter that writes in frames of about ``block`` plain bytes.
 
-    Memory: a frame's plain bytes, and the same compressed. A record is never divided, so a
-    longer one makes a frame of its own.
+    Takes memory for a frame, plain and compressed. A record is never divided, so a longer one
+    makes a frame of its own.
     """
 
     def __init__(self, sink: ByteSink, block: int, columns: Sequence[Column] = ()) -> None:
@@ -214,7 +214,7 @@ class FrameWriter:
         self._hold(first, data[begun:])
 
     def close(self) -> EncodedFile:
-        """The account. The sink stays open: it is the caller's."""
+        """End the file; the sink stays open."""
         self._end_frame()
         return self._file.close()
 

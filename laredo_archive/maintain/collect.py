@@ -4,8 +4,8 @@ Two steps, far apart. An object that neither ``artifacts`` nor ``retired`` names
 older than the cut-off, is entered into ``retired``. An entry that has been there
 for longer than the grace period is deleted. Both steps go by the store's Date.
 
-Only objects whose names have the form that writers give them (``naming.is_own``) are ever entered
-or deleted, whatever a manifest names: the rest of a location belongs to other programs.
+Only objects whose names have the form that writers give them (``object_keys.is_own``) are ever
+entered or deleted, whatever a manifest names: all other objects belong to other programs.
 
 A deletion is announced in the manifest before it is sent: the entry gets this
 run's token. Another run leaves it alone for a whole grace period, so that no
@@ -38,24 +38,24 @@ from laredo_archive.storage.destination import Destination, ObjectInfo
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
 from laredo_model.position import Position
 
-# Objects that files of parts name, for the collector: kept while a file may be read.
+# Objects that files of parts name: they are kept while such a file may be read.
 #
 # A manifest names a file of parts, and only the file names the diffs in it: they may be millions.
 # So the collector goes by the positions in the file's own name. An object whose name has positions
 # within them counts as named by the file, and stays. Once a retired file's grace period is over,
 # the collector reads the file. The objects that it names take its place in ``retired``, and are
-# deleted like everything else there.
+# deleted like all others there.
 
 log = structlog.get_logger(__name__)
 
 
 class CoveredPositions:
-    """The positions that some files of parts cover, to be asked for many objects."""
+    """The positions that some files of parts cover."""
 
     def __init__(self, file_keys: Iterable[str], key_prefix: str) -> None:
         self._key_prefix = key_prefix
         spans = (object_keys.span_of(key, key_prefix) for key in file_keys)
-        # The widest of those that begin at one position first: the others lie within it.
+        # Of those that begin at one position the widest first: it contains the others.
         files = sorted(
             (span for span in spans if span is not None and span.lists_parts),
             key=lambda span: (span.start, -span.end),
@@ -92,9 +92,9 @@ def is_file(key: str, key_prefix: str) -> bool:
 
 
 def named_in(destination: Destination, manifest: Manifest, key: str, key_prefix: str) -> list[str]:
-    """The objects that only the file ``key`` names, which is retired: those may be deleted.
+    """The objects that only the retired file ``key`` names, and that may be deleted.
 
-    A file that is gone or damaged names none: what it named is found by listing then.
+    A file that is gone or damaged names none: its objects are then found by listing.
     """
     found = destination.head(key)
     if found is None:
@@ -114,18 +114,19 @@ def named_in(destination: Destination, manifest: Manifest, key: str, key_prefix:
 DAY = timedelta(days=1)
 LISTED_AT_ONCE = 1000
 NAMED_AT_ONCE = 2000
-"""Objects that files of parts add to ``retired`` before those are deleted, or a file more."""
+"""Objects that files of parts add to ``retired`` before some are deleted; a last file may exceed
+it."""
 NO_DIRECTORY = (
     "this archive has no directory of its own in its destination (its key_prefix is empty, or"
     " doesn't end in /), so its garbage can't be distinguished from other archives'. Copy it"
-    " below a name of its own (laredo-archive copy FROM TO) and let the writer go on there"
+    " below a name of its own (laredo-archive copy FROM TO), and let the writer continue there"
 )
 
 
 @dataclass(frozen=True)
 class Policy:
-    """``cut_off``: how old an object must be to be an orphan; longer than the longest commit.
-    ``grace``: how long a retired object stays; longer than the longest read."""
+    """``cut_off``: minimum age of an orphan; longer than the longest commit. ``grace``: time for
+    which a retired object stays; longer than the longest read."""
 
     cut_off: timedelta = DAY
     grace: timedelta = DAY
@@ -141,9 +142,9 @@ class Collected:
     """Entered into ``retired``."""
     deleted: list[str] = field(default_factory=list)
     waiting: int = 0
-    """Retired and not deleted yet."""
+    """Retired objects that aren't deleted yet."""
     unfinished: int = 0
-    """Left-overs of interrupted uploads, dropped."""
+    """Unfinished uploads that were dropped."""
 
 
 def collect(
@@ -157,14 +158,14 @@ def collect(
     progress: ReadProgress = UNWATCHED,
     on_deleted: Callable[[str], None] | None = None,
 ) -> Collected:
-    """Collect the garbage of one table's archive in one destination, while its writer is at work.
+    """Collect the garbage of one table's archive in one destination; its writer may be running.
 
     ``on_deleted`` is called with each deleted key, also by a run that fails later.
 
     :raises NotCollectable: if there is no manifest, or one without artifacts, or the
         archive has no directory of its own (``key_prefix`` is empty, or doesn't end in ``/``).
     :raises ManifestDamaged, ManifestNewer: if it can't be read.
-    :raises DestinationUnavailable: if listing or deleting fails; what was done is entered.
+    :raises DestinationUnavailable: if listing or deleting fails; finished deletions are entered.
     """
     store = ManifestStore(destination, table, key_prefix, environment or Environment(), Counts())
     if not key_prefix.endswith("/"):
@@ -192,11 +193,11 @@ class _CollectorRun:
         self._token = secrets.token_hex(8)
         self._result = Collected(store.destination.uri_of(store.key), dry_run)
         self._sizes: dict[str, int] = {}
-        """Of all objects that were listed."""
+        """Sizes of all objects that were listed."""
         self._unnamed: list[ObjectInfo] = []
-        """Those of them that orphans are sought among."""
+        """The listed objects among which orphans are sought."""
         self._opened: dict[str, list[str]] = {}
-        """By the key of each retired file of parts whose time is over, what it alone names."""
+        """Objects that only an expired file of parts names, by the file's key."""
         self.on_deleted: Callable[[str], None] | None = None
 
     def run(self) -> Collected:
@@ -213,7 +214,7 @@ class _CollectorRun:
             reach("garbage.listed")
             while self._collect_once():
                 reach("garbage.opened")
-                # What more is due now, only lists of parts named.
+                # Only objects that files of parts named can have become due.
                 self._unnamed = []
             self._result.unfinished = self._destination.collect_unfinished(
                 self._prefix,
@@ -224,7 +225,7 @@ class _CollectorRun:
         return self._result
 
     def _collect_once(self) -> bool:
-        """Enter orphans, and delete what is due; whether more has become due by that."""
+        """Enter orphans, and delete what is due; True if files of parts have made more due."""
         before = self._store.current()
         marked = self._store.rewrite(self._marked, None)
         reach("garbage.marked")
@@ -258,7 +259,7 @@ class _CollectorRun:
         self._result.waiting = sum(not self._is_over(e, date) for e in manifest.retired)
 
     def _marked(self, manifest: Manifest) -> Manifest | None:
-        """Orphans entered, what is due announced; every change also dates the undated."""
+        """The manifest with orphans entered and deletions announced; the swap dates entries."""
         self._opened = {}
         if not manifest.artifacts:
             raise NotCollectable(self._store.uri, "it names no artifacts")
@@ -282,9 +283,9 @@ class _CollectorRun:
         return replace(manifest, retired=tuple(retired))
 
     def _open_files(self, manifest: Manifest, date: datetime) -> list[Retired]:
-        """Entries of expired files of parts, read now: retired for as long as the files are.
+        """Entries of the objects in expired files of parts, retired for as long as the files.
 
-        The newest entries first, and no more than there is room for in a manifest.
+        The newest files first, and no more than a manifest has room for.
         """
         named: list[Retired] = []
         for entry in reversed(manifest.retired):
@@ -332,7 +333,7 @@ class _CollectorRun:
         return self._is_own(entry.key) and self._is_over(entry, date)
 
     def _is_let_go(self, entry: Retired, date: datetime) -> bool:
-        """True if the entry leaves the list and its object stays: no writer has named it."""
+        """True if the entry leaves the list, but its object stays, as no writer has named it."""
         return not self._is_own(entry.key) and self._is_over(entry, date)
 
     def _delete(self, keys: Iterable[str]) -> None:
@@ -354,7 +355,7 @@ class _CollectorRun:
         try:
             self._destination.delete(key)
         except CommitStateUnknown as unclear:
-            # It keeps its entry, and so its name, until a whole grace period has passed.
+            # It keeps its entry, so its name isn't used again, for another grace period.
             log.warning("deletion not confirmed", uri=unclear.uri, reason=str(unclear))
             return
         except NotAFile as other:

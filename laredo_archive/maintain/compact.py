@@ -1,7 +1,7 @@
 """Compaction: merges a run of diffs into one, and proves the state at each boundary.
 
-Key by key, in key order: what a key's row is at each boundary, and so what each
-artifact adds to the rows and to the checksum. Nothing is held but sums.
+It follows each key's row from boundary to boundary, in key order, and adds up each artifact's
+effect on the number of rows and the checksum. Only sums are held in memory.
 """
 
 from bisect import bisect_left
@@ -28,16 +28,14 @@ from laredo_model.checksum import StateChecksum, sum_of
 from laredo_model.line import TRUNCATION, Action, Change
 from laredo_model.position import Position
 
-# Compaction: merges a run of diffs into one, proves it, and has it take their place.
-#
-# The merged diff is what the diffs make together, net per key. Before any manifest names it, it is
-# proven by the checksums: the state before the run, changed by it, is the state after the run.
+# The merged diff has the net changes of the diffs. Checksums prove it before any manifest names it:
+# the state before the run, changed by it, is the state after the run.
 
 LEVELS = tuple(
     timedelta(seconds=seconds)
     for seconds in (20, 60, 300, 900, 3600, 4 * 3600, 86_400, 7 * 86_400, 28 * 86_400)
 )
-"""Lengths of time, each a few of the one below: so a reader needs few diffs of each."""
+"""Lengths of time, each a few times the one before, so that a reader needs few diffs of each."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def merge_next(
     """Merge the run that is due next, and commit the merged diff; None if none is due.
 
     :raises ArtifactMissing, ArtifactDamaged: if a diff of it differs from its entry, or they
-        don't lead where they should; nothing was changed.
+        don't lead to the recorded state; nothing was changed.
     :raises SpoolUnavailable: if there is no room to encode it; nothing was changed.
     :raises CommitUnavailable, Fenced: as TableArchive.commit_diff.
     """
@@ -95,14 +93,14 @@ def _state_before(run: DiffRun) -> StateChecksum:
 
 
 def _cancelled(run: DiffRun, by_merging: int) -> int | None:
-    """At most how many keys changed in the run that the merged diff doesn't mention."""
+    """Most keys that changed in the run without a change in the merged diff; None: unknown."""
     counts = [diff.cancelled for diff in run.diffs]
     known = [count for count in counts if count is not None]
     return sum(known) + by_merging if len(known) == len(counts) else None
 
 
 class _Proof:
-    """Follows a merge: the state after it, and the keys of which nothing is left."""
+    """The state after a merge, and the number of keys without a net change, as it is made."""
 
     def __init__(self, state: StateChecksum) -> None:
         self._state = state
@@ -145,11 +143,8 @@ class _Proof:
         )
 
 
-# The proof of merged diffs: each is what its parts make together, level by level.
-
-
 class PartsProof:
-    """Checks the parts of one archive's merged diffs, and that they make these."""
+    """Checks the parts of one archive's merged diffs, and that each diff is their net change."""
 
     def __init__(
         self,
@@ -162,7 +157,7 @@ class PartsProof:
         self._check_files = check_files
         self._progress = progress
         self.boundaries = 0
-        """Boundaries between the merged diffs' own that were proven."""
+        """Number of boundaries inside of merged diffs that were proven."""
 
     def problems(self, diffs: Sequence[Artifact], shape: RowFields) -> Iterator[str]:
         """Problems of the parts of ``diffs``, as sentences; the diffs' own objects were checked.
@@ -177,7 +172,7 @@ class PartsProof:
         assert merged.from_position is not None, "a diff begins somewhere"
         start, end = positions.text(merged.from_position), positions.text(merged.to_position)
         self._progress.step(f"parts of the diff {start}..{end}")
-        lost = f"boundaries between {start} and {end} can't be read, those at both can"
+        lost = f"boundaries between {start} and {end} can't be read; {start} and {end} can"
         try:
             parts = self._archive.parts_of(merged)
         except (ArtifactMissing, ArtifactDamaged) as failure:
@@ -188,7 +183,7 @@ class PartsProof:
         if damaged:
             yield f"the parts of the diff {start}..{end} aren't whole: {lost}"
         elif not self._make(parts, merged, shape):
-            yield f"the parts of the diff {start}..{end} make other changes than it holds"
+            yield f"the parts of the diff {start}..{end} have other net changes than the diff"
         else:
             self.boundaries += len(parts) - 1
             yield from self.problems(parts, shape)
@@ -217,7 +212,7 @@ class BoundaryState:
 
 @dataclass(frozen=True)
 class Folded:
-    """The states at an epoch's boundaries, and where changes don't fit the rows they change."""
+    """The states at an epoch's boundaries, and the changes that don't fit their rows."""
 
     states: list[BoundaryState]
     problems: list[str]
@@ -244,7 +239,7 @@ def fold_states(files: ArtifactFiles, epoch: Epoch, shape: RowFields) -> Folded:
 
 
 def _parts(files: ArtifactFiles, epoch: Epoch, shape: RowFields) -> Iterator[Sequence[Artifact]]:
-    """The artifacts, split before each diff that truncates: it starts from an empty table."""
+    """The artifacts, split before each diff that truncates, as the table is empty there."""
     artifacts = epoch.artifacts
     starts = [
         index
@@ -256,7 +251,7 @@ def _parts(files: ArtifactFiles, epoch: Epoch, shape: RowFields) -> Iterator[Seq
 
 
 def _truncates(files: ArtifactFiles, diff: Artifact, shape: RowFields) -> bool:
-    if diff.says_truncation:
+    if diff.records_truncation:
         return diff.truncate
     first = next(files.changes(diff, shape), None)
     return first is not None and first.action is Action.TRUNCATE
@@ -271,7 +266,7 @@ class _StateProof:
     problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Of the original's diffs the first may begin before its base does, so it repeats changes.
+        # The original's first diff may begin before its base, and then it repeats changes.
         self._checks = not self.artifacts[0].by_original
         self.has_base = self.artifacts[0].is_snapshot
         self.diffs = self.artifacts[1:] if self.has_base else self.artifacts
@@ -316,7 +311,7 @@ class _StateProof:
         if (row is None) != (change.action is Action.INSERT):
             reason = "there is no such row" if row is None else "there is such a row already"
         elif self.compares_old and row != change.old:
-            reason = "its old row isn't the row as it is at that point"
+            reason = "its old row isn't the key's row at that point"
         else:
             return
         if len(self.problems) < MAX_PROBLEMS:

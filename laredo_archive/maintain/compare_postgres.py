@@ -1,8 +1,8 @@
 """Comparison of an archive with its table in PostgreSQL (docs/commit-protocol.md, Proof).
 
-The database has its table's state at some moment between two positions. If the archive has the same
-state at a boundary there, they are equal. If the archive knows that the table didn't change between
-the two, they are equal or different. Else nothing is known, yet or for good.
+The table is measured at some moment between two positions. If the archive has the same state at a
+boundary there, they are equal. If the archive knows that the table didn't change between the two,
+they are equal or different. Else the comparison is undecided, for now or for good.
 """
 
 import re
@@ -28,8 +28,8 @@ from laredo_model.value_sql import Selected, lines_sql, session_options, table_n
 
 # Parses PostgreSQL's connection strings with libpq, and shows them without secrets.
 #
-# A password may be in several places, and where a string is mistyped anywhere. So only what names
-# the database is shown, and libpq's error for a string that it can't read, never.
+# A password may be in several places, and in a mistyped string anywhere. So only parameters that
+# name the database are shown, and never libpq's error for a string that it can't parse.
 # https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING
 
 _SHOWN = ("host", "hostaddr", "port", "dbname", "user")
@@ -41,14 +41,14 @@ UNREADABLE = "not a PostgreSQL connection; write postgresql://user@host:5432/dat
 def parsed(dsn: str) -> dict[str, Any]:
     """The parameters of a connection string or URI.
 
-    :raises ValueError: if it is neither; the message has nothing of it.
+    :raises ValueError: if it is neither; the message contains no part of it.
     """
     try:
         parameters: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
         raise ValueError(UNREADABLE) from None
     if not _PORTS.fullmatch(str(parameters.get("port") or "")):
-        # A password with a slash: libpq would say what it took for the port.
+        # A password with a slash: libpq would report a part of it as the port.
         raise ValueError(f"{UNREADABLE}; in a password write %2F for /, %40 for @, %3A for :")
     return parameters
 
@@ -65,22 +65,27 @@ def shown(dsn: str) -> str:
 
 # Measures a table in PostgreSQL: row count and checksum, between two positions.
 #
-# The database computes both from its own rows, by the same SELECT that the copy reads with; none of
-# them comes here. It is only read from.
+# The database computes both, by the SELECT that the copy reads rows with; no row is transferred.
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 60
+SPARE_S = 600
+"""Seconds beyond the wait for the archive after which PostgreSQL ends an idle session with a lock:
+the program may be frozen, or out of reach."""
+_LONGEST_MS = 2**31 - 1
 _TRANSACTION_TIMEOUT = 170000
 _SETTINGS = {
     "row_security": "off",
     "default_transaction_read_only": "on",
-    # The role's own limits are for an application's statements, not for the sum of a whole table.
+    # The role's own limits are for an application's statements, not for sums of whole tables.
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
+
+_KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 _TABLE_SQL = """
 SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text
@@ -141,7 +146,7 @@ class Database:
     def connected(cls, dsn: str) -> Iterator[Self]:
         """Connected to ``dsn`` while the context lasts.
 
-        :raises DatabaseUnusable: if it can't be reached, or fails later on.
+        :raises DatabaseUnusable: if it can't be reached, or fails later.
         """
         try:
             parameters = parsed(dsn)
@@ -153,6 +158,8 @@ class Database:
         parameters["options"] = f"{parameters.get('options') or ''} {settings}".strip()
         parameters["connect_timeout"] = parameters.get("connect_timeout") or CONNECT_TIMEOUT_S
         parameters["application_name"] = "laredo-archive verify"
+        for name, value in _KEEPALIVES.items():
+            parameters.setdefault(name, value)
         try:
             with psycopg.connect(**parameters, autocommit=True) as connection:
                 if connection.info.server_version >= _TRANSACTION_TIMEOUT:
@@ -168,7 +175,7 @@ class Database:
         """
         if self._one("SELECT pg_is_in_recovery()")[0]:
             raise DatabaseUnusable(
-                self._connection.info.host, "the server is a standby; give the primary's DSN"
+                self._connection.info.host, "the server is a standby; use the primary's DSN"
             )
         return History(*self._one(_HISTORY_SQL))
 
@@ -181,7 +188,7 @@ class Database:
         location = f"{self._connection.info.host}/{self._connection.info.dbname}"
         if not found:
             raise DatabaseUnusable(
-                location, f"the database has no table {name}; is it the right one?"
+                location, f"the database has no table {name}; use the DSN of the archived database"
             )
         oid, schema, table, kind = found[0]
         rows = self._connection.execute(_COLUMNS_SQL, (oid,)).fetchall()
@@ -217,14 +224,19 @@ class Database:
         return Measured(after, before, rows, checksum, tuple(pid for (pid,) in writers))
 
     @contextmanager
-    def locked(self, table: "ComparedTable") -> Iterator[Measured]:
-        """Measure the table, and lock out writers for the block.
+    def locked(self, table: "ComparedTable", idle_s: float) -> Iterator[Measured]:
+        """Measure the table, and lock out writers for the block, for ``idle_s`` at most.
 
-        :raises DatabaseUnusable: if the lock isn't to be had in a minute.
+        :raises DatabaseUnusable: if the lock isn't granted within a minute.
         """
         with self._connection.transaction():
             self._connection.execute(
                 sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT_S * 1000)
+            )
+            self._connection.execute(
+                sql.SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(
+                    int(min(_LONGEST_MS, idle_s * 1000))
+                )
             )
             self._connection.execute(f"LOCK TABLE {table.sql_name} IN SHARE MODE")
             position = self._position()
@@ -250,7 +262,7 @@ class Database:
 
 @dataclass(frozen=True)
 class ComparedTable:
-    """A table as it is compared. ``differing``: columns that it lacks or that have another type."""
+    """A table to compare. ``differing``: columns that it lacks, or has with another type."""
 
     oid: int
     sql_name: str
@@ -263,9 +275,9 @@ class ComparedTable:
 def _reason(failure: psycopg.Error) -> str:
     reason = str(failure).strip().replace("\n", " ")
     if isinstance(failure, psycopg.errors.InsufficientPrivilege):
-        return f"{reason}; let this role SELECT the whole table (and not be hidden rows)"
+        return f"{reason}; grant this role SELECT on the table, and BYPASSRLS if it hides rows"
     if isinstance(failure, psycopg.errors.LockNotAvailable):
-        return f"{reason}: some transaction has been writing for {LOCK_TIMEOUT_S} s; try later"
+        return f"{reason}: a transaction has been writing for {LOCK_TIMEOUT_S} s; try again later"
     return reason
 
 
@@ -303,14 +315,14 @@ def compare(
     ``lock`` keeps writers out of the table meanwhile, so that the comparison is decided once the
     archive reaches the measured position.
 
-    :raises DatabaseUnusable: if the database can't be asked, or is another one.
+    :raises DatabaseUnusable: if the database can't be queried, or is another one.
     :raises NoSuchBoundary: if the archive is empty.
     """
     head = archive.boundary()
     if head.last.state_checksum is None:
         raise NoSuchBoundary(
             archive.uri,
-            "the artifacts have no state_checksum, so no database can be compared with them",
+            "the artifacts have no state_checksum, so they can't be compared with a database",
         )
     with Database.connected(dsn) as database:
         history = database.history()
@@ -323,14 +335,14 @@ def compare(
             return ComparisonResult(
                 Comparison.UNDECIDED,
                 f"the table's columns aren't those of the archive's last epoch ({names}): the"
-                " archive hasn't followed a schema change yet",
+                " archive doesn't have a schema change yet; try again later",
             )
         progress(f"{archive.manifest.table}: PostgreSQL computes its rows and checksum")
         if not lock:
             measured = database.measure(table)
             verdict = _await(archive, measured, wait_s, progress, decide)
         else:
-            with database.locked(table) as measured:
+            with database.locked(table, wait_s + SPARE_S) as measured:
                 verdict = _await(archive, measured, wait_s, progress, decide_locked)
         return _with_extra(verdict, table)
 
@@ -346,16 +358,19 @@ def _with_extra(verdict: ComparisonResult, table: ComparedTable) -> ComparisonRe
 
 def _foreign(archive: Archive, history: History) -> ComparisonResult | None:
     own = archive.boundary().history
-    # A database doesn't know of itself whether it was restored to an earlier state.
+    # A database doesn't know whether it was restored to an earlier state.
     if own is None or own._replace(restored=0) == history:
         return None
     if own._replace(timeline=history.timeline, restored=0) != history:
         raise DatabaseUnusable(
-            "the database", f"its history is {history}, the archive's is {own}: another database"
+            "the database",
+            f"its history is {history}, and the archive's is {own}: it is another database; use the"
+            " DSN of the archived one",
         )
     return ComparisonResult(
         Comparison.UNDECIDED,
-        f"the database is on timeline {history.timeline}, the archive still on {own.timeline}",
+        f"the database is on timeline {history.timeline}, and the archive still on timeline"
+        f" {own.timeline}; try again once the writer has followed",
     )
 
 
@@ -382,8 +397,8 @@ def _await(
             return ComparisonResult(
                 Comparison.UNDECIDED,
                 f"the archive has seen the table up to {seen}, the database was at {goal}"
-                f" ({_described(measured.rows, measured.checksum)}); is the snapshotter running?"
-                " --wait gives it longer",
+                f" ({_described(measured.rows, measured.checksum)}); check that the snapshotter is"
+                " running, or wait longer with --wait",
             )
         progress(f"waiting for the archive to reach {goal}; it is at {seen}")
         time.sleep(min(POLL_S, left))
@@ -403,13 +418,13 @@ def decide(archive: Archive, measured: Measured) -> ComparisonResult | None:
         return ComparisonResult(
             Comparison.UNDECIDED,
             f"the table changed around {positions.text(measured.before)}, where no artifact ends;"
-            " try again, or with --lock",
+            " try again, or use --lock",
         )
     return None
 
 
 def _known(archive: Archive, measured: Measured) -> Boundary | None:
-    """The boundary that the archive knows to hold at each moment of the measurement, or None."""
+    """The boundary whose state the table surely had during the whole measurement, or None."""
     head = archive.boundary()
     if head.position <= measured.after and _seen(archive) >= measured.before:
         return head
@@ -426,7 +441,7 @@ def _verdict(known: Boundary, measured: Measured) -> ComparisonResult:
         return ComparisonResult(
             Comparison.UNDECIDED,
             f"transactions were writing to the table (pid {pids}). Their rows may not have been"
-            " visible yet; try again, or with --lock",
+            " visible yet; try again, or use --lock",
         )
     return ComparisonResult(Comparison.DIFFERENT, _difference(known, measured))
 

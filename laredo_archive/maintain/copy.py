@@ -1,14 +1,13 @@
 """A copy of an archive at another location: every object is checked, the manifest comes last.
 
-The target becomes what the source is, as a destination that is reconciled does
-(commit protocol, 2): a later copy adds what is new, and retires what has left. But
-a copy is no writer. It claims nothing and leaves no ``writer_id``, so that no writer
-takes the copy for its own work; and it goes only where no archive is, or an earlier
-state of the same one that no writer has claimed. A writer that claims the target meanwhile
-wins: then the copy's swap is lost, and it stops.
+The target becomes equal to the source, as a reconciled destination does (commit protocol, 2): a
+later copy adds new artifacts, and retires those that have left the source. But a copy is no writer.
+It claims nothing and leaves no ``writer_id``, so that no writer takes the copy for its own work.
+The target must be empty, or an earlier state of the same archive that no writer has claimed. If a
+writer claims the target meanwhile, the copy's swap fails, and the copy stops.
 
-Nothing is noted of a copy under way. One that was ended, at any moment, is begun
-again: an object that is there with the same size and sha256 is adopted.
+A copy keeps no notes. One that was interrupted is run again: it adopts objects that exist with the
+same size and sha256.
 """
 
 import secrets
@@ -43,21 +42,17 @@ from laredo_archive.read.location import ArchiveLocation, FoundArchive
 from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.storage.destination import Destination, ObjectInfo
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_archive.write.claim import by_content, identity, unfit
+from laredo_archive.write.claim import by_content, identity, own_parts, unfit
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
 from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import stored
 from laredo_model import position as positions
 
-# The target of a copy: its key prefix, its refusals, its next manifest.
-
 
 class CopyTarget(NamedTuple):
     """The target of a copy."""
 
-    #: The destination.
     destination: Destination
-    #: The key prefix in it.
     key_prefix: str
 
     @property
@@ -67,14 +62,14 @@ class CopyTarget(NamedTuple):
 
 
 def target_at(target_location: ArchiveLocation, source: FoundArchive) -> CopyTarget:
-    """The key prefix at a location: that of its archive, or else of ``source``.
+    """The target at a location: its archive, or else one with a new key prefix.
 
-    A location that ends with another name than the source's key prefix gets that name for it,
-    so that a writer can be given the directory above as its destination.
+    If the location doesn't end with the source's key prefix, its last name becomes the key prefix,
+    so that a writer can have the directory above as its destination.
 
     :raises CopyRefused: if there is another table's archive, or one that was moved, or the
         two archives overlap.
-    :raises DestinationUnavailable: if it can't be written, or its manifest not be swapped.
+    :raises DestinationUnavailable: if it can't be tested for conditional writes now.
     """
     try:
         there = location.found(target_location)
@@ -90,8 +85,8 @@ def target_at(target_location: ArchiveLocation, source: FoundArchive) -> CopyTar
     elif there.manifest.table != source.manifest.table:
         raise CopyRefused(
             there.destination.uri_of(there.manifest_key),
-            f"there is the archive of {there.manifest.table}, not of {source.manifest.table}; copy"
-            " to another location",
+            f"it is the archive of {there.manifest.table}, not of {source.manifest.table}; copy to"
+            " another location",
         )
     elif there.is_renamed_copy:
         raise CopyRefused(
@@ -112,7 +107,7 @@ def _refuse_overlap(source: CopyTarget, target: CopyTarget) -> None:
     if ours[0] == theirs[0] and (_is_within(ours[1], theirs[1]) or _is_within(theirs[1], ours[1])):
         raise CopyRefused(
             target.uri,
-            f"source {source.uri} contains it, or is inside it; give each its own directory",
+            f"the source {source.uri} contains it, or is inside it; give each its own directory",
         )
 
 
@@ -121,7 +116,7 @@ def _is_within(inner: str, outer: str) -> bool:
 
 
 def _extent(target: CopyTarget) -> tuple[str, str]:
-    """The service, and what all URIs of the archive begin with."""
+    """The service, and the common prefix of the archive's URIs."""
     destination = target.destination
     return destination.location.removeprefix(destination.uri), target.uri.removesuffix(
         object_keys.MANIFEST
@@ -131,7 +126,7 @@ def _extent(target: CopyTarget) -> tuple[str, str]:
 def refuse_unfit(
     target: CopyTarget, found: FoundArchive, own: Manifest, where: str, *, take_over: bool
 ) -> None:
-    """See that ``own``, which is there, may become what was ``found`` at ``where``.
+    """Check that the target's manifest ``own`` may become a copy of the one ``found`` at ``where``.
 
     :raises CopyRefused: if it may not.
     """
@@ -139,15 +134,15 @@ def refuse_unfit(
     if own.writer_id is not None and not take_over:
         raise CopyRefused(
             target.uri,
-            f"writer {own.writer_id} (term {own.writer_term}) has claimed it, and may be at work"
-            " there; copy to another location. If it is stopped for good, --take-over copies all"
-            " the same, and shuts it out should it still live",
+            f"writer {own.writer_id} (term {own.writer_term}) has claimed it, and may be running;"
+            " copy to another location. If that writer is stopped for good, copy with --take-over,"
+            " which fences it",
         )
     if source.head is not None and own.head is not None and own.head > source.head:
         raise CopyRefused(
             target.uri,
-            f"it is ahead: it ends at {_head(own)}, and {where} at {_head(source)}; copy the other"
-            " way round, or to another location",
+            f"it is ahead: it ends at {_head(own)}, and {where} ends at {_head(source)}; copy in"
+            " the other direction, or to another location",
         )
     reason = unfit(source, own, PartsFiles(found.destination, found.locate, found.key_prefix))
     if reason is not None:
@@ -171,10 +166,9 @@ def following(
 ) -> Manifest | None:
     """``own`` as a copy of ``source`` with ``artifacts``; None if it is that already.
 
-    It has no writer: with the source's writer_id that writer would go on in the copy
-    as if it were its own. The term only grows, so a writer that was shut out stays out.
-    ``unneeded`` are keys of objects that were perhaps copied for nothing; ``in_files`` are of those
-    that files of parts name.
+    It has no writer: with the source's writer_id, that writer would take the copy for its own
+    work. The term only grows, so a fenced writer stays fenced. ``unneeded``: keys of objects that
+    may have been copied for nothing. ``in_files``: keys of those that files of parts name.
     """
     listed = tuple(artifacts)
     kept = {entry.key for artifact in listed for entry in artifact.objects()}
@@ -201,7 +195,7 @@ def following(
 log = structlog.get_logger(__name__)
 
 ROUNDS = 20
-"""Times that a copy is planned again because the source has retired what it was copying."""
+"""Times that a copy is planned again because the source has retired an artifact of the plan."""
 
 
 @dataclass(frozen=True)
@@ -212,14 +206,14 @@ class Copied:
     uri: str
     #: Its content.
     manifest: Manifest
-    #: What was copied.
+    #: Counts of copied and adopted objects.
     tally: Tally
-    #: Objects that the target had named before.
+    #: Objects that the target's manifest had before.
     kept: int
 
 
 class _Slot(NamedTuple):
-    """An object that is to be named, as the source names it, and as the manifest here does."""
+    """An object to copy: its entry in the source, and its key in the target's manifest, if any."""
 
     artifact: Artifact
     format_id: str
@@ -228,13 +222,13 @@ class _Slot(NamedTuple):
 
 
 class _Before(NamedTuple):
-    """State of the target before the manifest is changed."""
+    """State of the target before its manifest is changed."""
 
     own: Manifest
     unused: dict[object, list[FormatEntry]]
-    """The entries that it names and that aren't taken up yet, by content."""
+    """Its manifest's entries that aren't matched yet, by content."""
     sizes: Mapping[str, int]
-    """By key, of the objects that were listed there."""
+    """Sizes of the objects that were listed there, by key."""
 
 
 def copy(
@@ -247,13 +241,13 @@ def copy(
 ) -> Copied:
     """Make the archive at ``target_location`` the same as ``source``.
 
-    ``take_over``: also where a writer has claimed the archive; should it still be at
-    work there, it is fenced.
+    ``take_over``: even if a writer has claimed the target; if that writer still runs, it is
+    fenced.
 
-    :raises CopyRefused: if something else is there, or nothing is to be copied.
-    :raises CopyStopped: if it ended halfway, because of what is its cause; the target's
-        manifest is as it was.
-    :raises ArchiveError: if a manifest can't be read, or the target's not be written.
+    :raises CopyRefused: if the target is something else, or the source is empty.
+    :raises CopyStopped: if it ended halfway; its ``__cause__`` is the failure, and the target's
+        manifest is unchanged.
+    :raises ArchiveError: if a manifest can't be read, or the target's can't be written.
     """
     target = target_at(target_location, source)
     return _Copy(source, target, take_over, progress, environment or Environment()).run()
@@ -298,8 +292,8 @@ class _Copy:
                 return Copied(self._target.uri, manifest, self._carrier.tally, self._kept)
         raise CopyRefused(
             self._source_uri,
-            f"it has retired the artifact that was being copied {ROUNDS} times;"
-            " let it keep more epochs, or its collector wait longer (grace)",
+            f"it has retired the artifact that was being copied, {ROUNDS} times; raise its"
+            " retention.keep_epochs, or its collector's grace period",
         )
 
     def _sound(self, manifest: Manifest) -> Manifest:
@@ -319,7 +313,7 @@ class _Copy:
         self._source = self._source._replace(manifest=manifest)
         if failure.uri in {self._origin(entry) for entry in manifest.named()}:
             return False
-        # What files of parts name is known by its position.
+        # Positions in names show which objects the files of parts name.
         listed = CoveredPositions(file_keys_of(manifest), self._source.key_prefix)
         return not listed.has(failure.uri.removeprefix(self._source.destination.uri))
 
@@ -328,14 +322,14 @@ class _Copy:
 
     def _drop_left_overs(self) -> None:
         """Delete unfinished uploads of killed copies; young ones may be another copy's work."""
-        with suppress(DestinationError):  # the copy is done; a collection finds them too
+        with suppress(DestinationError):  # the copy is done; a collection drops them too
             prefix = self._target.key_prefix
             is_ours = partial(object_keys.is_begun, key_prefix=prefix)
             self._target.destination.collect_unfinished(prefix, DAY, is_ours)
 
     def _changed(self, wanted: Manifest, own: Manifest) -> Manifest | None:
-        """``own`` as a copy of ``wanted``, when all that it names is there."""
-        # Of this plan alone: what an earlier one had put into lists may be in none now.
+        """``own`` as a copy of ``wanted``, once all of its objects exist."""
+        # Only this plan's lists: an earlier plan may have put other objects into its lists.
         self._lists = PartsLists(self._carrier.new_names)
         found = self._source._replace(manifest=wanted)
         try:
@@ -352,8 +346,8 @@ class _Copy:
         return following(wanted, own, artifacts, self._carrier.names.values(), self._lists.in_files)
 
     def _copied(self, artifacts: Sequence[Artifact], before: _Before) -> list[Artifact]:
-        """``artifacts`` as the manifest here names them, when all that they name is there."""
-        # Parts first: what a merged diff takes the place of may be much more than the manifest.
+        """``artifacts`` as the target's manifest names them, once all of their objects exist."""
+        # Parts first: merged diffs may have many more parts than the manifest has artifacts.
         listed = [replace(each, parts=self._copied_parts(each, before)) for each in artifacts]
         slots = self._slots(listed, before)
         names = self._names_there(slots, before)
@@ -366,10 +360,9 @@ class _Copy:
     def _copied_parts(self, merged: Artifact, before: _Before) -> Parts | None:
         if merged.parts is None:
             return None
-        for artifact in before.own.artifacts:
-            mine = artifact.parts
-            if mine is not None and mine.count == merged.parts.count and artifact.same_as(merged):
-                return mine
+        mine = own_parts(before.own, merged)
+        if mine is not None:
+            return mine
         try:
             diffs = self._parts.diffs_of(merged)
         except (DestinationError, ArtifactDamaged, ArtifactMissing) as failure:
@@ -380,7 +373,7 @@ class _Copy:
     def _listed(self) -> Iterator[ObjectInfo]:
         """List the target's objects.
 
-        Called after the target's manifest was read, so that the list holds for the swap.
+        Called after the target's manifest was read, so that the list is valid for the swap.
         """
         return self._target.destination.list(self._target.key_prefix)
 
@@ -420,8 +413,8 @@ class _Copy:
     def _name_for(self, slot: _Slot) -> str:
         """Key of the object in the target: its name in the source, or the name a writer gives it.
 
-        An object of the source keeps its name only if that has a writer's form, as the source's
-        manifest may name objects of any name, even one that another program's object has.
+        An object keeps its name only if that has a writer's form: the source's manifest may use any
+        name, even one that another program's object has in the target.
         """
         key, prefix = self._source.locate(slot.entry.key), self._target.key_prefix
         name = f"{prefix}{key.removeprefix(self._source.key_prefix)}"

@@ -19,7 +19,8 @@ from laredo_archive.write.uploads import Content, holds, is_there, sha256_of, st
 LARGE_BYTES = 8 << 20
 LARGE_AT_ONCE = 2
 SMALL_AT_ONCE = 8
-"""A large object is bound by bandwidth, and its upload has threads and memory of its own."""
+"""Objects at the same time. A large one is bound by bandwidth, and its upload has threads and
+memory of its own."""
 
 
 class Load(NamedTuple):
@@ -41,7 +42,6 @@ class Tally:
     adopted: int = 0
     #: Bytes copied.
     size_bytes: int = 0
-    """Of what was copied."""
 
 
 class _Ended(Exception):
@@ -49,7 +49,7 @@ class _Ended(Exception):
 
 
 class Carrier:
-    """Puts objects into ``destination``; ``names`` is what they got there, by their origin."""
+    """Copies objects into ``destination``; ``names`` has their keys there, by origin."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Carrier:
         self._lock = threading.Lock()
 
     def bring(self, loads: Sequence[Load], there: Collection[str], avoid: Collection[str]) -> None:
-        """Copy, or adopt, all of ``loads``; what is done stays done if another fails.
+        """Copy, or adopt, all of ``loads``; finished objects stay if another fails.
 
-        ``there`` are the names that are taken; those in ``avoid`` aren't adopted either.
+        ``there``: names that are taken; those in ``avoid`` aren't adopted either.
 
-        :raises ArtifactDamaged, ArtifactMissing: if what is read isn't what it should be.
-        :raises DestinationError: if one of the two is unavailable, or full.
+        :raises ArtifactDamaged, ArtifactMissing: if an object that is read differs from its entry.
+        :raises DestinationError: if source or target is unavailable, or the target is full.
         """
         ending = threading.Event()
         carried = [_Carried(load, self._progress, ending) for load in loads]
@@ -129,7 +129,7 @@ class Carrier:
         reach("copy.uploaded")
 
     def _is_same(self, name: str, one: "_Carried") -> bool:
-        """True if the existing object has the same content, most likely from an earlier try."""
+        """True if the existing object has the same content, mostly from an earlier try."""
         content = one.load.content
         if not is_there(self._destination, name, content.size_bytes):
             return False
@@ -143,7 +143,7 @@ class Carrier:
 
 
 class _Carried:
-    """One load on its way, its part of the progress, and when to give it up."""
+    """One load that is being copied, with its part of the progress."""
 
     def __init__(self, load: Load, progress: ReadProgress, ending: threading.Event) -> None:
         self.load = load

@@ -1,7 +1,7 @@
 """Exports a table at a boundary as one file: to load elsewhere, or to keep.
 
 jsonl, protobuf and parquet are the archive's own snapshot formats; csv is for
-``COPY ... FROM ... WITH (FORMAT csv, HEADER)``, which gives back the same rows.
+``COPY ... FROM ... WITH (FORMAT csv, HEADER)``, which restores the same rows.
 """
 
 import io
@@ -39,7 +39,7 @@ EXTENSIONS = {
     ".pb.zst": codec.PROTOBUF_ZST,
 }
 
-# Possessive: a position to go back to for each escape would take a hundred times the string.
+# Possessive: backtracking positions for each escape would take a hundred times the string's memory.
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _ARRAY_TOKEN = re.compile(_STRING + r'|[^"]++|"', re.DOTALL)
 _JSON_TOKEN = re.compile(_STRING + r'|[^",\[\]{}]++|[\[\]{},]', re.DOTALL)
@@ -58,7 +58,6 @@ class Exported(NamedTuple):
 
     #: The rows written.
     rows: int
-    #: The file's size.
     size_bytes: int
     sha256: str
     #: The rows' checksum, equal to the manifest's.
@@ -76,16 +75,17 @@ def export(
 ) -> Exported:
     """Write the table at ``boundary`` to ``target``, which appears whole or not at all.
 
-    :raises ExportRefused: if ``target`` is there (and not to be replaced), can't be written, or the
-    format needs columns that the archive doesn't name; also if the rows aren't the state in the
-    manifest. :raises ArtifactDamaged: if a row isn't one of the archive's columns. :raises
-    ArchiveError: as reading does.
+    :raises ExportRefused: if ``target`` exists (without ``replace``) or can't be written, if the
+        format needs columns that the archive doesn't name, or if the rows aren't the state in the
+        manifest.
+    :raises ArtifactDamaged: if a row doesn't have the archive's columns.
+    :raises ArchiveError: as reading does.
     """
     if os.path.lexists(target):
         if not replace:
-            raise ExportRefused(str(target), "it is there already; --force replaces it")
+            raise ExportRefused(str(target), "it exists already; --force replaces it")
         if not stat.S_ISREG(target.lstat().st_mode):
-            raise ExportRefused(str(target), "it is no regular file, and isn't replaced by one")
+            raise ExportRefused(str(target), "it isn't a regular file, so it isn't replaced")
     hidden = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
     archive = archive.watched(progress)
     progress.expect(sum(map(archive.files.size_to_read, boundary.artifacts)))
@@ -186,7 +186,7 @@ def _values(fragments: Sequence[bytes], types: Sequence[str]) -> Iterator[str]:
 
 
 def csv_value(fragment: str, type_name: str) -> str:
-    """A JSON value as PostgreSQL's csv reads it: NULL is nothing, an empty string is quoted."""
+    """A JSON value as PostgreSQL's csv has it: NULL is empty, an empty string is quoted."""
     if fragment == "null":
         return ""
     if type_name in ("json", "jsonb"):
@@ -209,7 +209,7 @@ def array_text(fragment: str, type_name: str) -> str:
 
     https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
     """
-    # Written as it is read: a list of its elements would take many times the array.
+    # Written piece by piece: a list of its elements would take many times the array's memory.
     text = io.StringIO()
     if type_name in ("_json", "_jsonb"):
         text.write("{")

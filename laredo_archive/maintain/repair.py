@@ -1,12 +1,12 @@
 """Repairs an archive: objects that are missing or damaged come from another destination.
 
-An object that is missing gets its own name again, if that is still free. One that is damaged
-stays as it is, since no object is ever replaced (docs/commit-protocol.md, 3): a whole one is
-uploaded under a name never used before, the manifest names that instead, by compare-and-swap,
-and the damaged one is retired, for the collector to delete. A file that lists the parts of a merged
-diff is never changed, so what it names is restored where it is missing, and nowhere else.
+A missing object gets its own name again, if that is still free. A damaged one stays as it is, since
+no object is ever replaced (docs/commit-protocol.md, 3): a whole one is uploaded under a new name, a
+swap of the manifest names that instead, and retires the damaged one, for the collector to delete. A
+file that lists the parts of a merged diff is never changed, so of its objects only missing ones can
+be restored.
 
-Nothing is noted of a repair under way. One that was ended, at any moment, is begun again.
+A repair keeps no notes. One that was interrupted is run again.
 """
 
 import secrets
@@ -44,14 +44,13 @@ log = structlog.get_logger(__name__)
 class NamedObject(NamedTuple):
     """An object that the manifest names, or a file of parts that it names."""
 
-    #: The manifest's artifact: what it is of, or what that is a part of.
+    #: The manifest's artifact: ``artifact``, or the merged diff of which that is a part.
     top: Artifact
-    #: What it is of.
+    #: The artifact that the object contains.
     artifact: Artifact
     format_id: str
-    #: Its entry.
     entry: FormatEntry
-    #: Whether only a file of parts has that.
+    #: Whether only a file of parts has the entry.
     is_listed: bool
 
     @property
@@ -67,18 +66,18 @@ class DamagedObject(NamedTuple):
     """An object that differs from its entry."""
 
     named: NamedObject
-    #: What is wrong with it.
+    #: The damage.
     failure: ArtifactMissing | ArtifactDamaged
 
 
 class RepairedObject(NamedTuple):
     """An object that was missing or damaged and is whole again; in a dry run, would be."""
 
-    #: What was wrong with it, with its URI.
+    #: The damage, with the object's URI.
     reason: str
-    #: Where the bytes come from.
+    #: URI of the object that the bytes come from.
     origin: str
-    #: Where it is now; None in a dry run.
+    #: URI of the whole object; None in a dry run.
     uri: str | None
 
 
@@ -90,12 +89,12 @@ class RepairReport:
     uri: str
     #: Objects that the manifest names, and those that files of parts name, if these were read.
     objects: int = 0
-    #: How many of them were read and have the sha256 that is written of them.
+    #: Objects that were read, and have the sha256 of their entries.
     read: int = 0
     repaired: list[RepairedObject] = field(default_factory=list)
     lost: list[ArtifactLost] = field(default_factory=list)
-    #: Of them those that a later, whole base takes the place of: only boundaries before it are
-    #: gone, and the manifest says so of them (not in a dry run).
+    #: Lost objects that no boundary after a later, whole base needs: the manifest marks them as
+    #: lost (not in a dry run).
     gone: list[ArtifactLost] = field(default_factory=list)
 
 
@@ -110,15 +109,15 @@ def repair(
 ) -> RepairReport:
     """Check every object that ``target``'s manifest names, and restore what isn't whole.
 
-    ``others`` are asked in this order; the bytes must have the manifest's sha256. ``sums_bytes``:
-    None reads every object; else those that the manifest names are compared by their sizes in a
+    ``others`` are tried in order; the bytes must have the manifest's sha256. ``sums_bytes``: None
+    reads every object; else objects that the manifest names are compared by their sizes in a
     listing, and only about that many bytes are read, of the newest artifacts. ``dry_run``: nothing
-    is written; what others have is read all the same.
+    is written, but objects of others are read.
 
     :raises RepairRefused: if ``target`` or one of ``others`` can't be used for it.
     :raises OfTheOriginal: if the original program wrote it.
     :raises ManifestError: if the manifest is damaged.
-    :raises DestinationError: if a destination can't be asked; what was repaired stays so.
+    :raises DestinationError: if a destination is unavailable; finished repairs stay.
     """
     for other in others:
         _refuse_unfit(target, other)
@@ -172,7 +171,7 @@ class _Repair:
         self._lost_bases: set[int] = set()
         """Epochs whose base isn't whole."""
         self._known: dict[str, bool] = {}
-        """Objects, by key, that are to be called lost in the manifest, or no longer so."""
+        """True for each object, by key, to mark as lost in the manifest; False: no longer lost."""
 
     def run(self, sums_bytes: int | None) -> RepairReport:
         tops = tuple(reversed(self._manifest.artifacts))
@@ -185,7 +184,7 @@ class _Repair:
         return self._report
 
     def _repair_listed(self, top: Artifact, within: Artifact) -> None:
-        """Repair what only files of parts name, from ``within`` down."""
+        """Repair the objects that only files of parts name, from ``within`` down."""
         for merged in within.with_parts():
             if merged.parts is None or merged.parts.file is None:
                 continue
@@ -227,11 +226,11 @@ class _Repair:
                     if found.named.entry.lost and repaired.uri is not None:
                         self._known[found.named.entry.key] = False
         if sums_bytes is None:
-            # Somebody has put them back.
+            # They have been put back.
             self._known.update(dict.fromkeys(was_lost, False))
 
     def _note_lost(self, named: NamedObject, lost: ArtifactLost) -> None:
-        """Note an object that nobody has whole; the newer artifacts were looked at before it."""
+        """Note an object that no destination has whole; newer artifacts were checked before it."""
         if named.artifact.is_snapshot:
             self._lost_bases.add(named.top.epoch)
         replaced = any(
@@ -246,7 +245,7 @@ class _Repair:
             self._known[named.entry.key] = True
 
     def _marked(self, manifest: Manifest) -> Manifest | None:
-        """The manifest that names these objects as lost, or no longer so."""
+        """The manifest with these objects marked as lost, or no longer so."""
         moved = {
             entry.key: replace(entry, lost=self._known[entry.key])
             for entry in manifest.named()
@@ -286,7 +285,7 @@ class _Repair:
     def _restored(self, found: DamagedObject) -> RepairedObject | None:
         """``found``, restored; None if the manifest doesn't name it any more.
 
-        :raises ArtifactLost: if nobody has it whole.
+        :raises ArtifactLost: if no destination has it whole.
         """
         named, manifest = found.named, self._store.read()
         if manifest is None or not _names(
@@ -348,7 +347,7 @@ class _Repair:
 
     def _renamed(self, entry: FormatEntry, key: str, manifest: Manifest) -> Manifest | None:
         if entry.key not in {named.key for named in manifest.named()}:
-            return None  # it has left meanwhile; what was uploaded is collected
+            return None  # it has left meanwhile; the upload will be collected
         moved = {entry.key: replace(entry, key=key, uri=self._destination.uri_of(key))}
         artifacts = tuple(artifact.moved(moved) for artifact in manifest.artifacts)
         return rules.with_retired(replace(manifest, artifacts=artifacts), [entry])

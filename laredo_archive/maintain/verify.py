@@ -1,8 +1,8 @@
 """Verifies an archive: every file against its entry, every checksum by merging base and diffs.
 
 First every object, in every format: size, sha256, rows, order, splits, and that all formats of an
-artifact hold the same. Then every epoch is folded once, key by key: each change must fit the row it
-changes, and each boundary's row count and checksum must be those of its entry.
+artifact have the same rows. Then every epoch is folded once, key by key: each change must fit its
+key's row, and each boundary's row count and checksum must be those of its entry.
 """
 
 from collections.abc import Iterator
@@ -53,9 +53,9 @@ def verify(archive: Archive, progress: ReadProgress = UNWATCHED) -> VerifyReport
         report.remarks.append(f"{archive.uri}: there is nothing in it yet")
     if archive.manifest.by_original:
         report.remarks.append(
-            f"{archive.uri}: the original laredo-snapshotter wrote it, without checksums. Proven"
-            " are sizes, numbers of rows and changes, and that the diffs follow each other; not"
-            " proven: that bytes are those that were written, and rows those of the database"
+            f"{archive.uri}: the original laredo-snapshotter wrote it, without checksums. Proven:"
+            " sizes, numbers of rows and changes, and that the diffs follow each other. Not proven:"
+            " that the bytes are as they were written, and the rows as in the database"
         )
     head: BoundaryState | None = None
     archive = archive.watched(progress)
@@ -80,7 +80,7 @@ def verify(archive: Archive, progress: ReadProgress = UNWATCHED) -> VerifyReport
                 whole.append(artifact)
         if len(report.problems) > before:
             report.problems.append(
-                f"epoch {epoch.number}: damaged files keep its states from being checked"
+                f"epoch {epoch.number}: its states can't be checked, as files are damaged"
             )
             progress.expect(-_bytes_to_fold(archive, epoch))
             head = None
@@ -101,11 +101,11 @@ def verify(archive: Archive, progress: ReadProgress = UNWATCHED) -> VerifyReport
 
 
 def _gone(epoch: Epoch, whole: int) -> str:
-    """The boundaries that are gone with an object that is known to be lost."""
+    """Remark about the boundaries that can't be read without a lost object."""
     first, last = epoch.artifacts[whole].to_position, epoch.artifacts[-1].to_position
     return (
         f"epoch {epoch.number}: its boundaries from {positions.text(first)} to"
-        f" {positions.text(last)} are gone; the next epochs' bases need nothing of them"
+        f" {positions.text(last)} are gone; the next epochs' bases don't need them"
     )
 
 
@@ -129,7 +129,7 @@ def name_of(artifact: Artifact) -> str:
 def _check_files(
     archive: Archive, artifact: Artifact, shape: RowFields, report: VerifyReport
 ) -> bool:
-    """Check every object of an artifact; False if one is known to be lost, and is."""
+    """Check every object of an artifact; False if one is lost, and its entry records that."""
     is_there = True
     contents: dict[str, int] = {}
     for format_id, entry in _formats(artifact):
@@ -160,7 +160,7 @@ def _check_files(
     if len(set(contents.values())) > 1 and not artifact.by_original:
         report.problems.append(
             f"{name_of(artifact)} of epoch {artifact.epoch}: its formats"
-            f" ({', '.join(contents)}) don't hold the same"
+            f" ({', '.join(contents)}) don't have the same rows"
         )
     return is_there
 
@@ -177,9 +177,9 @@ def _formats(artifact: Artifact) -> list[tuple[str, FormatEntry]]:
 
 
 def _check_content(archive: Archive, artifact: Artifact, shape: RowFields, format_id: str) -> int:
-    """The order-free sum of what is in the file, if another is there to compare it with.
+    """The sum of the file's rows or changes, in any order; 0 if there is no other format.
 
-    Reading it checks the rest.
+    Reading the file checks everything else.
     """
     sums = len(artifact.formats) > 1
     if artifact.is_snapshot:
@@ -229,8 +229,8 @@ def _check_states(
     try:
         if not archive.files.gives_lines(epoch.base):
             report.remarks.append(
-                f"epoch {epoch.number}: its base is there only in a form that doesn't give the"
-                " lines back, so sizes, sha256 and row counts are proven, checksums aren't"
+                f"epoch {epoch.number}: its base exists only in a format that doesn't restore the"
+                " lines, so sizes, sha256 and row counts are proven, and checksums aren't"
             )
             return None
         found = fold_states(archive.files, epoch, RowFields.of(epoch.base, archive.key_fields))
@@ -268,7 +268,7 @@ def _break(before: BoundaryState, base: BoundaryState, epoch: Epoch) -> str | No
     if (before.rows, before.checksum) == (base.rows, base.checksum):
         return None
     return (
-        f"epoch {epoch.number} continues the one before, which has {before.rows}"
-        f" rows and the checksum {before.checksum} at {positions.text(before.position)}; its base"
-        f" has {base.rows} and {base.checksum}"
+        f"epoch {epoch.number} continues the one before, which has {before.rows} rows and the"
+        f" checksum {before.checksum} at {positions.text(before.position)}; its base has"
+        f" {base.rows} rows and the checksum {base.checksum}"
     )

@@ -1,7 +1,7 @@
 """catalog.json: the archives of one destination, and positions at which all of them are known.
 
-It is made from the archives' manifests, and has nothing that is lost with it. Each writer process
-has a group of tables in it; what other processes have written stays.
+It is made from the archives' manifests, so nothing is lost with it. Each writer process has a group
+of tables in it, and leaves the groups of others.
 """
 
 import json
@@ -12,18 +12,27 @@ from typing import Any
 
 from laredo_archive.errors import CatalogUnusable
 from laredo_archive.manifest.model import text_of_time, with_unknown
-from laredo_archive.manifest.parser import Fields, WrongField, count, list_of, map_of, text, time
+from laredo_archive.manifest.parser import (
+    Fields,
+    WrongField,
+    column,
+    count,
+    history,
+    list_of,
+    map_of,
+    position,
+    text,
+    time,
+)
 from laredo_archive.storage.destination import is_plain
-from laredo_model import column as columns
 from laredo_model import position as histories
 from laredo_model.column import Column
-from laredo_model.errors import ModelError
 from laredo_model.position import History, Position
 
 VERSION = 1
 CATALOG = "catalog.json"
 MOST_BOUNDARIES = 100
-"""Of a group; the manifests have the older ones."""
+"""Boundaries of a group in the catalog; the manifests have the older ones."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,6 @@ class GroupBoundary:
 
     #: What the position belongs to.
     history: History
-    #: The position.
     position: Position
     #: No transaction in the tables committed later.
     time: datetime
@@ -107,7 +115,7 @@ class DatabaseCatalog:
     archives: Mapping[str, CatalogEntry] = field(default_factory=dict)
     #: The newest common boundaries of each group, oldest first.
     groups: Mapping[str, tuple[GroupBoundary, ...]] = field(default_factory=dict)
-    #: Grows with every change, so that no version ever comes again.
+    #: Grows with every change, so that no two versions have the same bytes.
     revision: int = 0
     #: Unknown fields, written again as they were.
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -121,7 +129,7 @@ class DatabaseCatalog:
         }
 
     def boundaries(self, prefix: str) -> tuple[GroupBoundary, ...]:
-        """Boundaries at which the archive at ``prefix`` is known together with its group."""
+        """Boundaries at which the archive at ``prefix`` and its group are known."""
         return self.groups.get(self.archives[prefix].group, ())
 
     def with_group(
@@ -132,8 +140,8 @@ class DatabaseCatalog:
     ) -> "DatabaseCatalog":
         """The catalog with what one process writes; what others write stays.
 
-        A group that loses an archive to this one is over, as its process is: one that still runs
-        enters what it has again.
+        A group that loses an archive to this one is dropped, as its process has ended. A process
+        that still runs enters its archives again.
         """
         over = {group, *self.taken_from(archives)}
         others = {
@@ -206,7 +214,7 @@ def parse(data: bytes, where: str) -> DatabaseCatalog:
             revision=fields.take_or("revision", count, 0),
             source=fields.unknown(),
         )
-    except (ValueError, RecursionError, ModelError) as wrong:
+    except (ValueError, RecursionError) as wrong:
         raise CatalogUnusable(where, str(wrong)) from None
 
 
@@ -222,22 +230,16 @@ def _entry(value: object, path: str) -> CatalogEntry:
     return CatalogEntry(
         table=fields.take("table", text),
         group=fields.take("group", text),
-        columns=fields.take_or("columns", list_of(_column), ()),
+        columns=fields.take_or("columns", list_of(column), ()),
         key_fields=fields.take_or("key_fields", list_of(text), ()),
         source=fields.unknown(),
     )
 
 
-def _column(value: object, path: str) -> Column:
-    if not isinstance(value, dict):
-        raise WrongField(f"{path}: an object is expected")
-    return columns.from_json(value)
-
-
 def _boundary(value: object, path: str) -> GroupBoundary:
     fields = Fields(value, path)
     return GroupBoundary(
-        histories.parse_history(fields.take("history", text)),
-        histories.parse(fields.take("position", text)),
+        fields.take("history", history),
+        fields.take("position", position),
         fields.take("time", time),
     )

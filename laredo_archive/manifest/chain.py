@@ -41,7 +41,7 @@ class ReaderPosition:
 
     @classmethod
     def before(cls, epoch: Epoch) -> "ReaderPosition":
-        """Before an epoch's base."""
+        """Before reading an epoch's base."""
         return cls(epoch.number, None, history_of(epoch.base.history))
 
     def __str__(self) -> str:

@@ -57,9 +57,7 @@ class Block(NamedTuple):
 class ObjectSlice:
     """A part of one object: the bytes that hold the keys of a range."""
 
-    #: The object's format.
     format_id: str
-    #: The object's entry.
     entry: FormatEntry
     #: The first byte.
     start: int = 0
@@ -89,7 +87,7 @@ class ObjectSlice:
 
     @property
     def last_block(self) -> Block | None:
-        """The file's; where parquet describes the others."""
+        """The file's last block: parquet's footer, which describes the others."""
         if not self.entry.blocks:
             return None
         offset, sum_ = self.entry.blocks[-1]
@@ -193,7 +191,7 @@ def _slice(artifact: Artifact, choose: Choose) -> ObjectSlice:
 
 
 def narrowed(whole: ObjectSlice, keys: KeyRange) -> ObjectSlice:
-    """Slice of a sorted artifact that may have the range's keys, after a TRUNCATE's line."""
+    """Slice of a sorted artifact that may have the range's keys; the first has a TRUNCATE too."""
     splits = whole.entry.splits
     starts = [key.encode() for key, _ in splits]
     start, stop = 0, None

@@ -49,7 +49,7 @@ class PartsFiles:
     def __init__(
         self, destination: Destination, locate: Callable[[str], str], key_prefix: str
     ) -> None:
-        """``key_prefix`` of the archive whose manifest has the merged diffs."""
+        """``key_prefix``: that of the archive whose manifest has the merged diffs."""
         self._destination = destination
         self._locate = locate
         self._key_prefix = key_prefix
@@ -171,9 +171,9 @@ class DiffRun:
 
     #: The diffs, in order.
     diffs: tuple[Artifact, ...]
-    #: The epoch's base, which says their columns and key.
+    #: The epoch's base, which records their columns and key.
     base: Artifact
-    #: The artifact that the first begins after, which says the state there.
+    #: The artifact that the first begins after, which records the state there.
     before: Artifact
 
     @property
@@ -195,10 +195,10 @@ def next_run(
     """The diffs to be merged next: the lowest level's first, the oldest of it; None if none are.
 
     ``levels``: lengths of time, ascending. ``until``: only periods whose last diff ends there or
-    before; a period of which a part were merged would be merged again for each diff after it.
+    before. A period of which only a part was merged would be merged again for each later diff.
     """
     chain = [artifact for artifact in manifest.artifacts if artifact.epoch == manifest.epoch]
-    if not chain or not chain[0].is_snapshot or not all(map(_says_its_state, chain)):
+    if not chain or not chain[0].is_snapshot or not all(map(_records_its_state, chain)):
         return None
     ends = list(_ends(chain))
     for level in levels:
@@ -213,13 +213,13 @@ def next_run(
     return None
 
 
-def _says_its_state(artifact: Artifact) -> bool:
+def _records_its_state(artifact: Artifact) -> bool:
     """True if a merge can be proven by it: not if another program wrote it."""
     return artifact.rows is not None and artifact.state_checksum is not None
 
 
 def _ends(chain: Sequence[Artifact]) -> Iterator[timedelta]:
-    """Since the Unix epoch; times of a clock that is set back count as the latest before."""
+    """Time of each artifact since the Unix epoch; where a clock was set back, the latest before."""
     latest = _UNIX_EPOCH
     for artifact in chain:
         latest = max(latest, artifact.to_time or artifact.created_at)

@@ -2,7 +2,7 @@
 
 An immutable value: every change makes a new manifest. Unknown fields are kept (in ``source``) and
 written again, wherever they are; fields that this program adds to the original format (columns,
-rows, checksums, histories) are None where they are missing. manifest_parser reads it.
+rows, checksums, histories) are None where they are missing. parser.py reads it.
 """
 
 import json
@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.position import History, Position
-
-# Objects that a manifest mentions, though no artifact names them: retired and former ones.
 
 
 def text_of_time(moment: datetime) -> str:
@@ -37,7 +35,6 @@ def with_unknown(known: dict[str, Any], source: Mapping[str, Any]) -> dict[str, 
 class Retired:
     """An object that no artifact names any more, and that the collector will delete."""
 
-    #: The object's key.
     key: str
     #: Since when, by the store's Date; None until the manifest's next change.
     at: datetime | None = None
@@ -63,7 +60,6 @@ class Former:
     The diff's object is another one since, with the same bytes, in the later epoch's folder.
     """
 
-    #: The object's key.
     key: str
     #: The epoch whose folder it is in: the object is retired when that leaves the manifest.
     epoch: int
@@ -75,16 +71,11 @@ class Former:
         return with_unknown({"key": self.key, "epoch": self.epoch}, self.source)
 
 
-# Members of an artifact's entry: its objects, and the head that a base follows.
-
-
 @dataclass(frozen=True)
 class FormatEntry:
     """One object that holds an artifact in one format."""
 
-    #: The object's URI.
     uri: str
-    #: Its size.
     size_bytes: int
     #: Its key, relative to the destination.
     key: str
@@ -98,9 +89,9 @@ class FormatEntry:
     blocks: tuple[tuple[int, int], ...] = ()
     #: Whether the format gives the rows' lines back byte for byte.
     exact: bool = True
-    #: Whether the object is known to be lost for good: a later base takes its place.
+    #: Whether the object is known to be lost for good; a later base makes up for it.
     lost: bool = False
-    #: Whether the original writer's manifest names it, which says no key; ``key`` is computed then.
+    #: Whether the original writer's manifest names it, which has no keys: ``key`` was computed.
     by_original: bool = field(default=False, compare=False)
     #: Unknown fields, written again as they were.
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -128,7 +119,7 @@ class FormatEntry:
 
 @dataclass(frozen=True)
 class Follows:
-    """The head that a base was put after, which shows that a new history isn't another archive."""
+    """The head that a base was put after. It shows that a new history isn't another archive."""
 
     #: The head's epoch.
     epoch: int
@@ -154,8 +145,8 @@ class Follows:
 
 VERSION = 1
 PARTS_VERSION = 2
-"""Of manifests in which merged diffs have parts: a program that doesn't know these may read, but
-would take the parts' objects for garbage."""
+"""Version of manifests in which merged diffs have parts. A program that doesn't know parts may
+read, but would take their objects for garbage."""
 
 
 class ArtifactKind(StrEnum):
@@ -168,7 +159,6 @@ class ArtifactKind(StrEnum):
 class EpochPosition(NamedTuple):
     """A point in an archive's history: its head, or the artifact that a sink was notified of."""
 
-    #: The epoch.
     epoch: int
     #: An artifact's to_position.
     position: Position
@@ -248,7 +238,7 @@ class Artifact:
         return not (self.by_original and self.to_position == positions.ZERO)
 
     @property
-    def says_truncation(self) -> bool:
+    def records_truncation(self) -> bool:
         """True if ``truncate`` is recorded; other writers' diffs leave it out."""
         return self.truncate or self.history is not None
 
@@ -421,9 +411,9 @@ class Manifest:
     notified: Mapping[str, EpochPosition | None] = field(default_factory=dict)
     #: The objects to delete.
     retired: tuple[Retired, ...] = ()
-    #: Objects in former epochs' folders of diffs that are later epochs' since.
+    #: The first objects of diffs that a re-base gave to later epochs.
     former: tuple[Former, ...] = ()
-    #: Grows with every change, so that no version ever comes again.
+    #: Grows with every change, so that no two versions have the same bytes.
     revision: int = 0
     #: Unknown fields, written again as they were.
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -436,7 +426,7 @@ class Manifest:
 
     @property
     def head(self) -> EpochPosition | None:
-        """(epoch, head_position), None while there is no artifact."""
+        """Epoch and head_position; None while there is no artifact."""
         return None if self.head_position is None else EpochPosition(self.epoch, self.head_position)
 
     @property

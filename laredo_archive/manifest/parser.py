@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, TypeVar
 
 from laredo_archive.errors import ManifestDamaged, ManifestNewer
@@ -27,10 +26,8 @@ from laredo_model import column as columns
 from laredo_model import position as histories
 from laredo_model.column import Column
 from laredo_model.errors import ModelError
-from laredo_model.position import History, Position
+from laredo_model.position import Position
 from laredo_service import files
-
-# Takes the fields of a JSON object, each checked; an error names its path in the file.
 
 T = TypeVar("T")
 
@@ -97,12 +94,22 @@ def text(value: object, path: str) -> str:
     return value
 
 
-def time(value: object, path: str) -> datetime:
-    """A time in ISO 8601, in UTC."""
-    try:
-        return files.parse(text(value, path))
-    except ModelError as wrong:
-        raise WrongField(f"{path}: {wrong}") from wrong
+def _parsed_by(parse_text: Callable[[str], T]) -> Callable[[object, str], T]:
+    """Reads a string and parses it."""
+
+    def read(value: object, path: str) -> T:
+        try:
+            return parse_text(text(value, path))
+        except ModelError as wrong:
+            raise WrongField(f"{path}: {wrong}") from wrong
+
+    return read
+
+
+time = _parsed_by(files.parse)
+"""Parses a time in ISO 8601, in UTC."""
+position = _parsed_by(histories.parse)
+history = _parsed_by(histories.parse_history)
 
 
 def count(value: object, path: str) -> int:
@@ -147,16 +154,12 @@ def map_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict[str
 DEEPEST_PARTS = 32
 """The levels of merged diffs within merged diffs that one list may have."""
 
-_MD5 = re.compile(r"[0-9a-f]{32}\Z")
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-
 
 def parse(data: bytes, where: str, key_prefix: str = "") -> Manifest:
     """Parse a manifest; ``where`` is its URI, for messages.
 
-    The original writer's name no keys: these are computed, below ``key_prefix``.
-
-    Structure only; rules.check checks that the artifacts follow each other.
+    Entries of the original writer have no keys: these are computed, below ``key_prefix``. Only the
+    structure is checked; rules.check() checks that the artifacts follow each other.
 
     :raises ManifestDamaged: if it isn't JSON, or a known field is missing or mistyped.
     :raises ManifestNewer: if a later version of this program wrote it.
@@ -180,32 +183,20 @@ def parse(data: bytes, where: str, key_prefix: str = "") -> Manifest:
         raise ManifestDamaged(where, str(wrong)) from wrong
 
 
-def _position(value: object, path: str) -> Position:
-    try:
-        return histories.parse(text(value, path))
-    except ModelError as wrong:
-        raise WrongField(f"{path}: {wrong}") from wrong
+def _hex_digits(length: int) -> Callable[[object, str], str]:
+    """Reads a string of ``length`` lower-case hex digits."""
+    match = re.compile(rf"[0-9a-f]{{{length}}}\Z").match
+
+    def read(value: object, path: str) -> str:
+        digits = text(value, path)
+        if not match(digits):
+            raise WrongField(f"{path}: {length} hex digits are expected, not {digits!r}")
+        return digits
+
+    return read
 
 
-def _history(value: object, path: str) -> History:
-    try:
-        return histories.parse_history(text(value, path))
-    except ModelError as wrong:
-        raise WrongField(f"{path}: {wrong}") from wrong
-
-
-def _checksum(value: object, path: str) -> str:
-    digits = text(value, path)
-    if not _MD5.match(digits):
-        raise WrongField(f"{path}: 32 hex digits are expected, not {digits!r}")
-    return digits
-
-
-def _sha256(value: object, path: str) -> str:
-    digits = text(value, path)
-    if not _SHA256.match(digits):
-        raise WrongField(f"{path}: 64 hex digits are expected, not {digits!r}")
-    return digits
+_checksum, _sha256 = _hex_digits(32), _hex_digits(64)
 
 
 def _key(value: object, path: str) -> str:
@@ -227,7 +218,8 @@ def _block(value: object, path: str) -> tuple[int, int]:
     return count(value[0], f"{path}[0]"), count(value[1], f"{path}[1]")
 
 
-def _column(value: object, path: str) -> Column:
+def column(value: object, path: str) -> Column:
+    """Parse a column's object."""
     if not isinstance(value, dict):
         raise WrongField(f"{path}: an object is expected, not {name_of(value)}")
     try:
@@ -239,7 +231,7 @@ def _column(value: object, path: str) -> Column:
 
 
 def _columns(value: object, path: str) -> tuple[Column, ...]:
-    found = list_of(_column)(value, path)
+    found = list_of(column)(value, path)
     names = [column.name for column in found]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -249,11 +241,11 @@ def _columns(value: object, path: str) -> tuple[Column, ...]:
 
 def _position_or_none_yet(value: object, path: str) -> Position:
     """A position; empty in the original's manifests before its client knows one."""
-    return histories.ZERO if value == "" else _position(value, path)
+    return histories.ZERO if value == "" else position(value, path)
 
 
 def _formats(fields: Fields, folder: str, name: str) -> dict[str, FormatEntry]:
-    """``name``: of the artifact's objects without extension, where their entries have no keys."""
+    """``name``: the objects' name without extension, for entries that have no keys."""
 
     def read(value: object, path: str) -> FormatEntry:
         return _format_entry(value, path, f"{folder}{name}")
@@ -263,7 +255,7 @@ def _formats(fields: Fields, folder: str, name: str) -> dict[str, FormatEntry]:
 
 def _format_entry(value: object, path: str, stem: str) -> FormatEntry:
     fields = Fields(value, path)
-    # Who writes a sha256 writes a key: without one such an entry is damaged.
+    # Writers of a sha256 write a key too: an entry with a sha256 and no key is damaged.
     by_original = not fields.has("key") and not fields.has("sha256")
     return FormatEntry(
         uri=fields.take("uri", text),
@@ -288,8 +280,8 @@ def _follows(value: object, path: str) -> Follows:
     fields = Fields(value, path)
     return Follows(
         epoch=fields.take("epoch", count),
-        position=fields.take("position", _position),
-        history=fields.take_if_any("history", _history),
+        position=fields.take("position", position),
+        history=fields.take_if_any("history", history),
         rows=fields.take_if_any("rows", count),
         state_checksum=fields.take_if_any("state_checksum", _checksum),
     )
@@ -307,7 +299,7 @@ def _unknown_of_columns(artifact: object) -> list[dict[str, Any]]:
 
 
 def _original_name(value: object) -> str:
-    """An artifact's name as the original makes it, of the positions' very text."""
+    """An artifact's name as the original makes it, from the positions as they are written."""
     given = value if isinstance(value, dict) else {}
     ends = [str(given.get(name) or "0") for name in ("from_position", "to_position")]
     start, end = (text.replace("/", "_") for text in ends)
@@ -316,7 +308,7 @@ def _original_name(value: object) -> str:
 
 
 def artifact(value: object, path: str, key_prefix: str, depth: int = 0) -> Artifact:
-    """Parse an artifact's entry; ``depth``: how many diffs it is a part of, one in another.
+    """Parse an artifact's entry; ``depth``: number of merged diffs that it is nested in.
 
     :raises WrongField: if a known field is missing or mistyped.
     """
@@ -332,7 +324,7 @@ def artifact(value: object, path: str, key_prefix: str, depth: int = 0) -> Artif
     folder = f"{key_prefix}epoch={epoch}/"
     formats = _formats(fields, folder, _original_name(value))
     by_original = any(entry.by_original for entry in formats.values())
-    read_position = _position_or_none_yet if by_original else _position
+    read_position = _position_or_none_yet if by_original else position
     found = Artifact(
         kind=ArtifactKind(kind),
         epoch=epoch,
@@ -342,7 +334,7 @@ def artifact(value: object, path: str, key_prefix: str, depth: int = 0) -> Artif
         formats=formats,
         row_count=_records(fields, "row_count", by_original) if is_snapshot else None,
         change_count=None if is_snapshot else _records(fields, "change_count", by_original),
-        history=fields.take_if_any("history", _history),
+        history=fields.take_if_any("history", history),
         to_time=fields.take_if_any("to_time", time),
         rows=fields.take_if_any("rows", count),
         state_checksum=fields.take_if_any("state_checksum", _checksum),
@@ -353,7 +345,7 @@ def artifact(value: object, path: str, key_prefix: str, depth: int = 0) -> Artif
         reason=fields.take_if_any("reason", text) if is_snapshot else None,
         truncate=False if is_snapshot else fields.take_or("truncate", flag, False),
         cancelled=None if is_snapshot else fields.take_if_any("cancelled", count),
-        unchanged_until=None if is_snapshot else fields.take_if_any("unchanged_until", _position),
+        unchanged_until=None if is_snapshot else fields.take_if_any("unchanged_until", position),
         parts=None if is_snapshot else fields.take_if_any("parts", _parts_below(key_prefix, depth)),
         source=_source_of(fields.unknown(), unknown_of_columns),
     )
@@ -370,15 +362,15 @@ def _parts_below(key_prefix: str, depth: int) -> Callable[[object, str], Parts]:
         def read_diff(value: object, path: str) -> Artifact:
             return artifact(value, path, key_prefix, depth + 1)
 
-        fields, no_diffs = Fields(value, path), tuple[Artifact, ...]()
+        fields = Fields(value, path)
         found = Parts(
             count=fields.take("count", count),
-            diffs=fields.take_or("diffs", list_of(read_diff), no_diffs),
+            diffs=fields.take_or("diffs", list_of(read_diff), ()),
             file=fields.take_if_any("file", _file),
         )
         if (found.file is None) != bool(found.diffs):
             there = "both are" if found.diffs else "neither is"
-            raise WrongField(f"{path}: either diffs or file is expected, and {there} there")
+            raise WrongField(f"{path}: either diffs or file is expected, but {there} there")
         return found
 
     return read
@@ -446,7 +438,7 @@ def _notified(value: object, path: str) -> EpochPosition | None:
     if value is None:
         return None
     fields = Fields(value, path)
-    return EpochPosition(fields.take("epoch", count), fields.take("position", _position))
+    return EpochPosition(fields.take("epoch", count), fields.take("position", position))
 
 
 def _manifest(fields: Fields, key_prefix: str) -> Manifest:
@@ -455,13 +447,9 @@ def _manifest(fields: Fields, key_prefix: str) -> Manifest:
     def read_artifact(value: object, path: str) -> Artifact:
         return artifact(value, path, key_prefix)
 
-    no_artifacts: tuple[Artifact, ...] = ()
-    none_retired: tuple[Retired, ...] = ()
-    none_former: tuple[Former, ...] = ()
-    no_sinks: dict[str, EpochPosition | None] = {}
-    artifacts = fields.take_or("artifacts", list_of(read_artifact), no_artifacts)
+    artifacts: tuple[Artifact, ...] = fields.take_or("artifacts", list_of(read_artifact), ())
     by_original = any(each.by_original for each in artifacts)
-    head = _position_or_none_yet if by_original else _position
+    head = _position_or_none_yet if by_original else position
     if by_original:
         artifacts = _with_key_fields(artifacts, fields.take_or("columns", _key_fields, ()))
     return Manifest(
@@ -470,15 +458,15 @@ def _manifest(fields: Fields, key_prefix: str) -> Manifest:
         updated_at=fields.take("updated_at", time),
         head_position=fields.take_if_any("head_position", head),
         artifacts=artifacts,
-        history=fields.take_if_any("history", _history),
+        history=fields.take_if_any("history", history),
         writer_id=fields.take_if_any("writer_id", text),
         writer_term=fields.take_or("writer_term", count, 0),
-        seen_position=fields.take_if_any("seen_position", _position),
+        seen_position=fields.take_if_any("seen_position", position),
         seen_at=fields.take_if_any("seen_at", time),
-        unchanged_until=fields.take_if_any("unchanged_until", _position),
-        notified=fields.take_or("notified", map_of(_notified), no_sinks),
-        retired=fields.take_or("retired", list_of(_retired), none_retired),
-        former=fields.take_or("former", list_of(_former), none_former),
+        unchanged_until=fields.take_if_any("unchanged_until", position),
+        notified=fields.take_or("notified", map_of(_notified), {}),
+        retired=fields.take_or("retired", list_of(_retired), ()),
+        former=fields.take_or("former", list_of(_former), ()),
         revision=fields.take_or("revision", count, 0),
         source=fields.unknown(),
     )

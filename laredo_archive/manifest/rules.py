@@ -1,4 +1,4 @@
-"""Rules of a manifest: contradictions in one, and what becomes of the objects that leave it.
+"""Rules of a manifest: its contradictions, and the retirement of objects that leave it.
 
 Artifacts are in (epoch, position) order; an epoch is a snapshot and the diffs
 after it, contiguous by position.
@@ -57,6 +57,11 @@ def goes_on(before: History | None, after: History | None) -> bool:
     return before == after or positions.goes_on(before, after)
 
 
+def differ(one: object, other: object) -> bool:
+    """True if both are known, and not equal."""
+    return one is not None and other is not None and one != other
+
+
 def _check_objects(manifest: Manifest) -> Iterator[str]:
     retired = manifest.retired_keys()
     for former in manifest.former:
@@ -76,7 +81,7 @@ def _text(position: Position | None) -> str:
 
 
 def with_moved(manifest: Manifest, entries: Mapping[str, FormatEntry]) -> Manifest:
-    """The manifest whose diffs name ``entries``, in another folder, by the keys that they had."""
+    """The manifest whose diffs name ``entries`` instead of the objects with those former keys."""
     moved = tuple(artifact.moved(entries) for artifact in manifest.artifacts)
     former = tuple(
         Former(entry.key, artifact.epoch)

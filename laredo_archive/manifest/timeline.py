@@ -26,7 +26,6 @@ class Epoch:
 
     #: The epoch.
     number: int
-    #: Its base.
     base: Artifact
     #: Its diffs, in order.
     diffs: tuple[Artifact, ...]
@@ -69,7 +68,7 @@ class Boundary:
         return self.chain[1 : self.count]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A task needs nothing of what is beyond.
+        # A task needs no artifact beyond the boundary.
         return Boundary.after, (self.artifacts,)
 
     @property
@@ -91,7 +90,7 @@ class Boundary:
 
     @property
     def time(self) -> datetime:
-        """PostgreSQL's, of the last transaction; the writer's where that isn't recorded."""
+        """PostgreSQL's commit time of the last transaction; else the writer's clock."""
         return self.last.to_time or self.last.created_at
 
     @property
@@ -120,8 +119,8 @@ def _epoch(number: int, artifacts: list[Artifact], where: str) -> Epoch:
         raise ManifestDamaged(where, f"epoch {number} has {len(bases)} snapshots, expected 1")
     diffs = [artifact for artifact in artifacts if not artifact.is_snapshot]
     if not bases[0].by_original:
-        # Of the original's the manifest's order is the only one: positions may stand still, or
-        # be unknown for a while.
+        # In archives of the original only the manifest's order counts: positions may repeat, or
+        # be unknown.
         diffs.sort(key=lambda diff: diff.to_position)
     at = bases[0].to_position
     for diff in diffs:
@@ -185,7 +184,7 @@ def find(
         raise NoSuchBoundary(where, f"{what}; see laredo-archive ls")
     if as_of is None:
         return found[-1]
-    # An epoch that others followed has its end; what is beyond that the archive knows too.
+    # A position beyond an earlier epoch's end isn't the future: later epochs have it.
     _refuse_future(manifest, where, head, as_of)
     for history in _newest_first(found):
         of_history = [
@@ -200,11 +199,11 @@ def find(
 
 
 def _is_placed(boundary: Boundary, as_of: Position | datetime) -> bool:
-    """True if it is known to be before or after ``as_of``; 0/0 has no position."""
+    """True if it is known to be before or after ``as_of``."""
     return isinstance(as_of, datetime) or as_of == positions.ZERO or boundary.last.knows_its_end
 
 
-def _at(boundary: Boundary, as_of: Position | datetime) -> float:
+def _at(boundary: "Boundary | CommonBoundary", as_of: Position | datetime) -> float:
     return boundary.time.timestamp() if isinstance(as_of, datetime) else boundary.position
 
 
@@ -253,7 +252,8 @@ def _why_not(found: Sequence[Boundary], as_of: Position | datetime, exact: bool)
         after = f", {_text(found[0], as_of)}" if found else ""
         return (
             f"{wanted} is before the first position that this archive of the original records"
-            f"{after}; the position of the base before it isn't recorded. As of 0/0 is that base"
+            f"{after}; the position of the base before it isn't recorded. To read that base, ask"
+            " for 0/0"
         )
     first = _text(min(found, key=lambda boundary: _at(boundary, as_of)), as_of)
     return f"{wanted} is before its first boundary, {first}"
@@ -272,7 +272,7 @@ def path(all_epochs: Sequence[Epoch], start: Boundary, end: Boundary) -> list[Ar
     """
     steps: list[Artifact] = []
     if start.base.by_original or end.base.by_original:
-        return None  # an old row in its diffs is the last change's, not the first's
+        return None  # an old row in the original's diffs is that of the last change
     at = start.position
     for epoch in all_epochs:
         if not start.epoch <= epoch.number <= end.epoch:
@@ -325,7 +325,7 @@ class CommonBoundary:
 
     #: What the positions belong to.
     history: History
-    #: A boundary of at least one of the tables, or a position that their catalog says.
+    #: A boundary of at least one of the tables, or a position that their catalog records.
     position: Position
     #: The last position at which all of them are known to be the same as there.
     until: Position
@@ -375,7 +375,7 @@ def _add(
 def _after_head(manifest: Manifest) -> Position | None:
     if manifest.unchanged_until is None or manifest.seen_position is None:
         return None
-    # An older writer knows only seen_position, and begins that again in a new history.
+    # An older writer knows only seen_position, and starts that over in a new history.
     return min(manifest.unchanged_until, manifest.seen_position)
 
 
@@ -387,12 +387,11 @@ def _with_ends(epoch: Epoch, after_head: Position | None) -> Iterator[tuple[Arti
 
 
 def known_too(spans: Spans, positions: Iterable[tuple[History, Position]]) -> Spans:
-    """The spans of a table that by a catalog is also known at ``positions``.
+    """The spans of a table that a catalog also knows at ``positions``.
 
-    At each of them the table is as at its last boundary at or before it.
-    Only where no diff follows that boundary. A diff itself records up to which position the table
-    was unchanged (``unchanged_until``), and one that was merged hides the boundaries in between, of
-    which one may be the last before the position.
+    At each position the table is as at its last boundary at or before it, if no diff follows that
+    boundary. A diff itself records up to which position the table was unchanged
+    (``unchanged_until``). A merged diff may hide the last boundary before the position.
     """
     found = {history: list(of_history) for history, of_history in spans.items()}
     for history, position in positions:
@@ -401,7 +400,7 @@ def known_too(spans: Spans, positions: Iterable[tuple[History, Position]]) -> Sp
         if before < 0 or of_history[before].diff_follows:
             continue
         if of_history[before].until < position:
-            # Of what is in between nothing is known: a row may have come and gone.
+            # In between nothing is known: a row may have come and gone.
             there = replace(of_history[before], since=position, until=position)
             of_history.insert(before + 1, there)
     return found
@@ -461,14 +460,14 @@ def _intersection(
 def last_at(
     found: Iterable[CommonBoundary], as_of: Position | datetime | None, *, exact: bool = False
 ) -> CommonBoundary | None:
-    """The last of one history's at or before ``as_of``.
+    """The last of one history's boundaries at or before ``as_of``.
 
-    ``exact``: only if all tables are there as they are at ``as_of``; a time is meant exactly if a
-    transaction of theirs committed then.
+    ``exact``: only if all tables are known at ``as_of``, or a transaction of theirs committed at
+    that time.
     """
     last = None
     for boundary in found:
-        if as_of is not None and _common_at(boundary, as_of) > _value(as_of):
+        if as_of is not None and _at(boundary, as_of) > _value(as_of):
             break
         last = boundary
     if last is None or as_of is None or not exact:
@@ -481,9 +480,5 @@ def last_at(
 def first_after(
     found: Iterable[CommonBoundary], as_of: Position | datetime
 ) -> CommonBoundary | None:
-    """The first of one history's after ``as_of``."""
-    return next((each for each in found if _common_at(each, as_of) > _value(as_of)), None)
-
-
-def _common_at(boundary: CommonBoundary, as_of: Position | datetime) -> float:
-    return boundary.time.timestamp() if isinstance(as_of, datetime) else boundary.position
+    """The first of one history's boundaries after ``as_of``."""
+    return next((each for each in found if _at(each, as_of) > _value(as_of)), None)

@@ -1,6 +1,6 @@
-"""A commit's changes of a manifest: what may follow its head, and the next version with it.
+"""A commit's changes of a manifest: the checks of what may follow its head, and the next version.
 
-A version also records the artifacts that each sink was notified of by then.
+Each version also records the artifacts that the sinks were notified of by then.
 """
 
 import threading
@@ -21,8 +21,6 @@ from laredo_model.column import Column
 from laredo_model.position import History, Position
 
 log = structlog.get_logger(__name__)
-
-# The head of an archive: the state from which its writer continues.
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,13 @@ class Head:
     #: The number of the epoch's diffs.
     diffs_since_snapshot: int
     diff_bytes: int
-    """Of the epoch's diffs, each in its largest format."""
+    """Size of the epoch's diffs, each in its largest format."""
     #: The changes of the epoch's diffs.
     diff_changes: int
     #: The base's to_position.
     snapshot_position: Position
     snapshot_bytes: int
-    """Of the epoch's base, in its largest format."""
-    #: The base's rows.
+    """Size of the epoch's base, in its largest format."""
     snapshot_rows: int
     #: When the base was written.
     snapshot_created_at: datetime
@@ -63,7 +60,7 @@ class Head:
     seen_position: Position | None
     #: When the newest artifact was written.
     committed_at: datetime
-    #: When ``seen_position`` was; None: it never was.
+    #: When ``seen_position`` was last raised; None: never.
     seen_at: datetime | None
 
 
@@ -126,10 +123,10 @@ def check_diff(
     :raises OutOfOrder: if it doesn't begin there, or its history doesn't go on from the head's.
     """
     if head is None or head.position != from_position:
-        at = positions.text(head.position) if head else "nowhere"
+        before = f"one that ends at {positions.text(head.position)}" if head else "an empty one"
         raise OutOfOrder(
-            f"{table}: a diff from {positions.text(from_position)} can't follow an archive that"
-            f" ends at {at}"
+            f"{table}: a diff from {positions.text(from_position)} can't continue this archive,"
+            f" {before}"
         )
     if not rules.goes_on(head.history, history):
         raise OutOfOrder(f"{table}: history {history} doesn't go on from {head.history}")
@@ -167,7 +164,7 @@ def _boundary(table: str, manifest: Manifest, base: Artifact) -> Artifact:
             f"{table}: no artifact of history {base.history} ends at {at}, so the base there"
             " can't continue the archive"
         )
-    if _contradict(boundary.rows, base.rows) or _contradict(
+    if rules.differ(boundary.rows, base.rows) or rules.differ(
         boundary.state_checksum, base.state_checksum
     ):
         raise ChecksumDiffers(table, at, _state(boundary), _state(base))
@@ -224,21 +221,13 @@ def _refuse_going_back(table: str, head: Position, position: Position) -> None:
         )
 
 
-def _contradict(one: object, other: object) -> bool:
-    return one is not None and other is not None and one != other
-
-
 def _state(artifact: Artifact) -> str:
     return f"{artifact.rows} rows, checksum {artifact.state_checksum}"
-
-
-# The artifacts that each sink was notified of.
 
 
 class NoticeSource(NamedTuple):
     """The manifest whose artifacts notices name: that of the first configured destination."""
 
-    #: The manifest's URI.
     manifest_uri: str
     manifest: Manifest
 
@@ -349,9 +338,6 @@ def later(one: EpochPosition | None, other: EpochPosition | None) -> EpochPositi
     if one is None or other is None:
         return one or other
     return max(one, other)
-
-
-# The next version of a manifest, by what is committed: an artifact, a seen position, notices.
 
 
 class ManifestUpdates:

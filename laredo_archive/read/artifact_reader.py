@@ -1,7 +1,7 @@
 """Reads artifacts and checks them against the manifest's entries.
 
-Size and sha256 are compared while the file goes by, and its rows counted, so a
-reader learns of damage at the latest at the end.
+Size and sha256 are compared, and rows counted, while the file is read, so a
+reader learns of damage at its end at the latest.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -19,8 +19,8 @@ _RECORD_OVERHEAD = 250
 class Sorter:
     """Records, which are tuples of bytes, int and None, in the order of their first two members.
 
-    The first two together are never the same twice. The files have no names:
-    they go with the process, however it ends.
+    No two records may have the same first two members. The files have no names, so
+    they vanish with the process.
     """
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:

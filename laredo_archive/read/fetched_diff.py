@@ -1,7 +1,7 @@
 """Fetches a diff whole and checks it before the first change is read.
 
-``artifact_file`` checks what it reads while it goes by, which is too late for a reader
-that passes the changes on at once. Here the object goes into a temporary file first.
+``artifact_reader`` checks an object while it is read, which is too late for a reader that passes
+changes on immediately. Here the object goes into a temporary file first.
 """
 
 import tempfile
@@ -29,9 +29,9 @@ _READ_BYTES = 1 << 20
 def choose(
     found: FoundArchive, artifact: Artifact, formats: Sequence[str] = PREFERRED_FORMATS
 ) -> tuple[str, FormatEntry]:
-    """The first of ``formats`` that the artifact is there in, and its entry.
+    """The first of ``formats`` in which the artifact exists, and its entry.
 
-    :raises FormatUnknown: if it is there in none of them.
+    :raises FormatUnknown: if it exists in none of them.
     """
     for candidate in formats:
         entry = artifact.formats.get(candidate)
@@ -42,7 +42,7 @@ def choose(
 
 
 def fetch(found: FoundArchive, entry: FormatEntry, directory: Path | None) -> IO[bytes]:
-    """The object, whole and right, in a temporary file below ``directory``; close it.
+    """The object, whole and checked, in a temporary file in ``directory``; the caller closes it.
 
     :raises ArtifactMissing: if it isn't there.
     :raises ArtifactDamaged: if it differs from its entry.

@@ -1,7 +1,7 @@
 """Merges base and diffs as streams in key order, without holding them in memory.
 
-What is sorted by key is merged as it is read. What isn't, or is in too many
-files to have open at once, is sorted first, in a temporary file if need be.
+Sorted files are merged while they are read. Unsorted ones, or too many to have
+open at the same time, are sorted first, in a temporary file if need be.
 """
 
 import heapq
@@ -28,15 +28,14 @@ class OrderedChange(NamedTuple):
 
     #: The diff's number.
     diff: int
-    #: The change.
     change: Change
 
 
 class Timelines(NamedTuple):
-    """Every key that diffs touch, in key order, with what they did to it, in their order.
+    """Every key that diffs touch, in key order, with its changes in the diffs' order.
 
-    ``start`` is the index of the last diff that truncates: it and the diffs
-    after it are all that counts, and no base. None if none does.
+    ``start`` is the index of the last diff that truncates, before which base and
+    diffs don't count; None if none truncates.
     """
 
     start: int | None

@@ -2,7 +2,7 @@
 
 A reader names the manifest's location; the manifest names its objects by keys
 that are relative to the destination it was written to. An archive that was
-copied elsewhere, under another name, is read all the same.
+copied elsewhere, under another name, can be read too.
 """
 
 import os
@@ -41,7 +41,6 @@ class FoundArchive(NamedTuple):
     destination: Destination
     #: The manifest's key there.
     manifest_key: str
-    #: The manifest.
     manifest: Manifest
     #: Turns a manifest's key into the destination's.
     locate: Callable[[str], str]
@@ -61,7 +60,7 @@ class ArchiveLocation(NamedTuple):
     """The location of a manifest, whether there is one or not.
 
     ``parts`` lead from the outermost location of ``destination_at`` (a file
-    system, a bucket) to what holds the manifest; ``stem`` is what its name begins with.
+    system, a bucket) to the manifest's directory; ``stem`` is a prefix of its name.
     """
 
     destination_at: Callable[[Sequence[str]], Destination]
@@ -75,9 +74,9 @@ class ArchiveLocation(NamedTuple):
         return self.destination_at(self.parts[:outer]), f"{prefix}{self.stem}"
 
     def depth_of(self, keys: Sequence[str]) -> int | None:
-        """From how many levels above it all ``keys`` begin as the manifest's own key does.
+        """Number of levels above the manifest from which all ``keys`` have its key's prefix.
 
-        The most, if there are several; None if there is none, or no key.
+        The highest, if there are several; None if there is none, or no key.
         """
         for depth in range(len(self.parts), -1, -1):
             prefix = "/".join([*self.parts[len(self.parts) - depth :], self.stem])
@@ -115,7 +114,7 @@ def _advice(destination: Destination) -> str:
 
 
 def _location_of(manifest_uri: str) -> str:
-    """The directory that holds it; where its own name begins with a prefix, itself."""
+    """The manifest's directory; the manifest itself if its name has a prefix."""
     directory = manifest_uri.removesuffix(object_keys.MANIFEST)
     return directory if directory.endswith("/") else manifest_uri
 
@@ -123,7 +122,7 @@ def _location_of(manifest_uri: str) -> str:
 def find(uri: str, access: S3Access | None = None) -> FoundArchive:
     """Find the archive at a path or URI, of the manifest or of its directory.
 
-    ``access`` is how S3 is reached; without it, as the environment sets.
+    ``access`` is for S3; without it the environment sets that.
 
     :raises ArchiveMissing: if there is no manifest.
     :raises ManifestError: if it is damaged or newer than this program.
@@ -138,8 +137,8 @@ def found(location: ArchiveLocation) -> FoundArchive:
     manifest_key = object_keys.manifest_key(stem)
     manifest = read_manifest(destination, manifest_key)
     if manifest.by_original:
-        # Its objects lie below the manifest, whatever its URIs say: of a second destination's
-        # manifest they lead to the first's.
+        # Its objects are below the manifest. Its URIs aren't used: in a second destination's
+        # manifest they lead to the first destination.
         return FoundArchive(destination, manifest_key, manifest, as_it_is)
     keys = [entry.key for entry in manifest.named()]
     depth = location.depth_of(keys)
@@ -200,7 +199,7 @@ def _without_manifest(path: str) -> tuple[str, str]:
 
 
 def _locator(destination: Destination, keys: list[str]) -> Callable[[str], str]:
-    """Leaves out as many leading directories of the keys as it takes to find an object."""
+    """Function that drops leading directories of keys, as many as it takes to find an object."""
     for key in keys[:10]:
         for count in range(key.count("/") + 1):
             if destination.head(_without_leading(count, key)) is not None:
@@ -223,11 +222,11 @@ def as_it_is(key: str) -> str:
 class FoundCatalog(NamedTuple):
     """A catalog that was found, and where."""
 
-    #: What holds it, with ``/`` at its end: what the archives' prefixes are relative to.
+    #: Its directory, with ``/`` at the end; the archives' prefixes are relative to it.
     base: str
     #: The catalog's own URI.
     uri: str
-    #: What it says.
+    #: Its content.
     catalog: DatabaseCatalog
 
     def uri_of(self, prefix: str) -> str:
@@ -254,7 +253,7 @@ def find_catalog(uri: str, access: S3Access | None = None) -> FoundCatalog:
 def catalog_of_archives(uri: str, access: S3Access | None = None) -> FoundCatalog:
     """A catalog of the archives right below a path or URI, made from their manifests.
 
-    It has no common boundaries. Where this process may not list objects it is empty.
+    It has no common boundaries. It is empty if this process may not list objects.
 
     :raises DestinationError: if the location can't be read.
     :raises ManifestError: if a manifest is damaged or newer than this program.

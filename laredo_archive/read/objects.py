@@ -1,9 +1,8 @@
 """Objects of an archive: fetched ahead, and compared with their checksums.
 
-A reader declares the objects that it will read, in order. The first bytes of the next ones are
-fetched side by side, and whichever is being read is fetched on while what came is parsed. So a
-reader waits for bandwidth, not for latency; and it holds a bounded number of bytes, whatever the
-objects' size.
+A reader announces the objects that it will read, in order. The first bytes of the next ones are
+fetched at the same time, and while one is parsed, more of it is fetched. So a reader waits for
+bandwidth, not for latency, and holds a bounded number of bytes, whatever the objects' size.
 """
 
 import threading
@@ -22,10 +21,10 @@ from laredo_archive.storage.local import LocalDestination
 from laredo_service.files import Digest
 
 WINDOW = 16
-"""Objects begun before they are asked for."""
+"""Objects that are fetched before they are opened."""
 WORKERS = 16
 HELD_BYTES = 1 << 20
-"""Of each object that was begun and isn't read to its end."""
+"""Bytes held of each object that is being fetched."""
 PIECE_BYTES = 256 << 10
 IDLE_S = 2.0
 
@@ -40,14 +39,14 @@ class Opener(Protocol):
     """Opens objects."""
 
     def expect(self, keys: Iterable[str]) -> None:
-        """These will be opened, in this order; what was expected before and not opened, not."""
+        """Announce the objects to open next, in order; earlier announcements are dropped."""
 
     def open(self, key: str) -> Opened:
         """An object from its beginning; raises like Destination.open, also while reading."""
 
 
 def opener(destination: Destination) -> Opener:
-    """As suits ``destination``: a file is there at once, anything else takes a request."""
+    """Opener for ``destination``; a local file needs no fetching ahead."""
     if isinstance(destination, LocalDestination):
         return _AtOnce(destination)
     return ReadAhead(destination.open)
@@ -65,7 +64,7 @@ class _AtOnce:
 
 
 class ReadAhead:
-    """Opens objects by ``fetch``, some before they are asked for; for one reading thread."""
+    """Opens objects by ``fetch``, and fetches the next ones ahead; for one reading thread."""
 
     def __init__(self, fetch: Callable[[str], BinaryIO]) -> None:
         self._fetch = fetch
@@ -74,7 +73,7 @@ class ReadAhead:
         self._workers = _Workers()
 
     def expect(self, keys: Iterable[str]) -> None:
-        """Begin with the first of them."""
+        """Announce the objects to open next, and begin to fetch the first of them."""
         for left in self._begun.values():
             left.close()
         self._begun.clear()
@@ -97,7 +96,7 @@ class ReadAhead:
 
 
 class _Workers:
-    """Threads that end when there is nothing to do, and with the process, in mid-request."""
+    """Daemon threads that end when there is nothing to do."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -125,7 +124,7 @@ class _Workers:
 
 
 class _Fetched:
-    """One object, fetched on as long as less than HELD_BYTES of it wait to be read."""
+    """One object, fetched while less than HELD_BYTES of it wait to be read."""
 
     def __init__(self, open_: Callable[[], BinaryIO], workers: _Workers) -> None:
         self._open = open_
@@ -210,10 +209,8 @@ class _Fetched:
             self._source = None
 
 
-# Reads a part of an artifact, and checks its blocks by their CRC-32.
-#
-# Of a whole file size and sha256 are compared; a part of it has the checksums that its entry's
-# ``blocks`` have, if the writer recorded any.
+# Reads a part of an artifact, and checks its blocks by the CRC-32 in its entry's ``blocks``, if the
+# writer recorded any. Of a whole file size and sha256 are compared.
 
 CHECK_AND_CURE = (
     "Check it with laredo-archive verify; restore it from another destination, or read that one"
@@ -221,7 +218,7 @@ CHECK_AND_CURE = (
 
 
 class CheckedBlocks:
-    """Passes the bytes of a slice on, also those after it; at each block's end compares.
+    """Passes the bytes of a slice on, also those after it, and compares each block's checksum.
 
     It raises ArtifactDamaged.
     """
@@ -241,8 +238,8 @@ class CheckedBlocks:
     def read(self, size: int = -1, /) -> bytes:
         """The next bytes; empty at the file's end.
 
-        Where blocks end among them, up to the last such end: so a piece is whole lines or
-        messages, which needn't be put together with the next one's begin.
+        If blocks end among them, only up to the last such end, so that a piece is whole lines or
+        messages, which needn't be joined with the next piece.
         """
         data = self._source.read(self._to_an_end(size))
         view = memoryview(data)
@@ -315,7 +312,7 @@ _CURE = "Restore it from another destination, or read that one"
 
 
 class Checked:
-    """Passes a whole object's bytes on; at their end compares size and sha256.
+    """Passes a whole object's bytes on, and compares size and sha256 at the end.
 
     It raises ArtifactMissing and ArtifactDamaged.
     """

@@ -75,8 +75,8 @@ def _in_array(fragment: bytes) -> bytes:
 def resolved(changes: Iterable[Change], key_fields: Sequence[str]) -> Iterator[Change]:
     """A diff's changes in key order, one a key, the TRUNCATE first; ``changes`` are the file's.
 
-    :raises ValueError: if a row lacks a key column, or changes of several rows were taken for one.
-    :raises TemporarySpaceLacking: if sorting needs room that isn't there.
+    :raises ValueError: if a row lacks a key column, or changes of several rows have one key.
+    :raises TemporarySpaceLacking: if there is too little disk space for sorting.
     """
     sorter = Sorter()
     number = 0
@@ -129,9 +129,9 @@ def _known(key: bytes, line: bytes, key_fields: Sequence[str]) -> bytes:
     computed = key_of(line, key_fields)
     if key == NO_KEY != computed:
         raise BadLine(
-            "its changes have the key <nil>: the original's writer took a column for the key that"
-            " the table hasn't (key_fields), and kept one change of all rows. What it lost can't be"
-            " read; only its bases can"
+            "its changes have the key <nil>: the original's writer was configured with a key column"
+            " that the table doesn't have (key_fields), so it kept only one change of all rows. The"
+            " others are lost; only its bases can be read"
         )
     return computed
 

@@ -17,11 +17,11 @@ Encryption = Literal["AES256", "aws:kms"]
 
 @dataclass(frozen=True)
 class S3Access:
-    """Access to S3: credentials, region and options.
+    """Credentials, region and options for S3.
 
-    ``credentials`` names a profile of the clients. ``requester_pays``: the account of the
-    credentials pays for the requests. ``server_side_encryption`` and the fields after it are for
-    written objects.
+    ``credentials`` names a profile of the clients. ``requester_pays``: the credentials' account
+    pays for the requests. ``server_side_encryption`` and the fields after it are for written
+    objects.
     """
 
     clients: AwsClients = field(default_factory=AwsClients)

@@ -1,9 +1,9 @@
 """The interface of storage: the operations that a commit needs of a directory or bucket.
 
-A destination is safe for use by several threads. Errors are those of laredo_archive.errors below
-DestinationError; whatever else comes out is a bug. An operation that changes something either did
-it, surely didn't (DestinationUnavailable, NameTaken, CommitConflict), or reports that it doesn't
-know (CommitStateUnknown). Keys are relative, ``/``-separated.
+A destination is safe for use by several threads. It raises DestinationError and ArtifactMissing;
+any other exception is a bug. A change either was made, surely wasn't (DestinationUnavailable,
+NameTaken, CommitConflict), or is of unknown outcome (CommitStateUnknown). Keys are relative,
+``/``-separated.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import BinaryIO, NamedTuple, Protocol
 
 LARGEST_WHOLE = 512 << 20
-"""Bytes of what is read whole at most. A manifest's artifact takes less than a kilobyte."""
+"""Most bytes of an object that is read whole. A manifest's artifact takes less than a kilobyte."""
 
 
 class ObjectVersion(NamedTuple):
@@ -28,16 +28,13 @@ class StoredObject(NamedTuple):
 
     #: Its bytes.
     data: bytes
-    #: Its version.
     version: ObjectVersion
 
 
 class ObjectInfo(NamedTuple):
     """One object in a listing."""
 
-    #: Its key.
     key: str
-    #: Its size.
     size_bytes: int
     #: When it was written, by the store's clock.
     modified: datetime
@@ -56,8 +53,8 @@ class UnfinishedObject(Protocol):
         """Make it an object, durably, without replacing one.
 
         :raises NameTaken: there is one; it may also be this very upload, sent twice.
-        :raises CommitStateUnknown: it may be there, or come yet.
-        :raises DestinationUnavailable: it isn't there.
+        :raises CommitStateUnknown: it may exist, now or later.
+        :raises DestinationUnavailable: it doesn't exist.
         """
 
     def abort(self) -> None:
@@ -68,7 +65,7 @@ class Upload(UnfinishedObject, Protocol):
     """An object being written: it is invisible before finish()."""
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Append; in bounded memory.
+        """Append, in bounded memory.
 
         :raises DestinationUnavailable: the upload is lost; abort it.
         """
@@ -111,7 +108,7 @@ class Destination(Protocol):
         """
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Every object whose key begins with ``prefix``; a failure is raised, never an end."""
+        """Every object whose key begins with ``prefix``; a failure never looks like the end."""
 
     def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
         """Replace the version ``expected`` (an etag; None: there is no object) by ``data``.
@@ -119,12 +116,12 @@ class Destination(Protocol):
         Atomic and durable: a reader sees the one or the other.
 
         :raises CommitConflict: it isn't that version; it may also be this very swap, sent twice.
-        :raises CommitStateUnknown: it may have been replaced, or be so yet.
+        :raises CommitStateUnknown: it may be replaced, now or later.
         :raises DestinationUnavailable: it wasn't replaced.
         """
 
     def upload(self, key: str) -> Upload:
-        """Begin an object. The name is only taken at finish()."""
+        """Begin an object; finish() gives it its name."""
 
     def copy(self, source: str, key: str, size_bytes: int) -> UnfinishedObject | None:
         """Begin an object with the bytes of the object ``source``, without reading them here.
@@ -136,16 +133,16 @@ class Destination(Protocol):
         """
 
     def delete(self, key: str) -> None:
-        """Delete an object; one that isn't there is as good.
+        """Delete an object, if it exists.
 
         :raises CommitStateUnknown: it may be deleted, now or later.
-        :raises DestinationUnavailable: it is still there.
+        :raises DestinationUnavailable: it still exists.
         """
 
     def collect_unfinished(
         self, prefix: str, older_than: timedelta, is_ours: Callable[[str], bool]
     ) -> int:
-        """Drop what uploads below ``prefix`` left behind that long ago; how many there were.
+        """Drop unfinished uploads below ``prefix`` that are older; return their number.
 
-        Only of keys that ``is_ours`` accepts: another program may upload there too.
+        ``is_ours`` accepts their keys: another program may upload there too.
         """

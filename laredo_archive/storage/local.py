@@ -100,8 +100,8 @@ class LocalUpload:
                 os.stat(known, dir_fd=directory, follow_symlinks=False) for known in (hidden, name)
             )
             if not os.path.samestat(ours, there):
-                # A writer that adopts it relies on its name; its maker may have been killed
-                # before it synced that.
+                # A writer that adopts the file relies on its name, and the writer that made it may
+                # have been killed before it synced that.
                 sync(directory)
                 raise NameTaken(uri_of(self._path)) from None
 
@@ -120,7 +120,7 @@ class Unfinished:
         self._directory = parts[:-1]
         try:
             self._file = self._create()
-        except FileNotFoundError:  # the collector found the directory empty meanwhile
+        except FileNotFoundError:  # a collector has removed the empty directory meanwhile
             self._file = self._create()
 
     def _create(self) -> BinaryIO:
@@ -133,7 +133,7 @@ class Unfinished:
         return self._file.write(data)
 
     def sync(self) -> None:
-        """Make the data durable; drops the file if it can't be."""
+        """Make the data durable; a failure drops the file."""
         try:
             sync_file(self._file)
         except BaseException:
@@ -142,7 +142,7 @@ class Unfinished:
         self._file.close()
 
     def drop(self) -> None:
-        """Remove it, if it is there."""
+        """Remove it, if it exists."""
         self.dropped = True
         with suppress(OSError):  # a full disk fails to flush what isn't wanted any more
             self._file.close()
@@ -151,15 +151,13 @@ class Unfinished:
             os.unlink(self.name, dir_fd=directory)
 
 
-# A second name for a file: a hard link, or a copy where the file system has none for it.
-
 _NO_LINK = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
 """Too many links; another user's file (fs.protected_hardlinks), or a file system without links;
 a mount point between the two directories."""
 
 
 class LocalLink:
-    """A file that gets a second name at finish()."""
+    """A file that gets a second name at finish(): by a hard link, or a copy where that fails."""
 
     def __init__(self, tree: LocalTree, source: Parts, parts: Parts) -> None:
         self._tree = tree
@@ -205,7 +203,7 @@ class LocalLink:
                 )
             except FileExistsError:
                 there = os.stat(self._parts[-1], dir_fd=to_directory, follow_symlinks=False)
-                # Who adopts it relies on its name, which its maker may not have synced.
+                # As for an upload: a writer that adopts the file relies on its name.
                 sync(to_directory)
                 if not os.path.samestat(source, there):
                     raise NameTaken(uri_of(self._path)) from None
@@ -248,7 +246,7 @@ class LocalDestination:
         self.uri = uri_of(self._tree.root).rstrip("/") + "/"
         """file:// and the directory's path without symbolic links."""
         self.location = self.uri
-        """The URI: there is one such directory."""
+        """The URI, which no other directory has."""
 
     def __repr__(self) -> str:
         return f"LocalDestination({str(self._tree.root)!r})"
@@ -295,7 +293,7 @@ class LocalDestination:
         return file
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """The regular files below ``prefix``, hidden ones apart."""
+        """The regular files below ``prefix``, without hidden ones."""
         for parts, found in self._files(prefix):
             if not parts[-1].startswith("."):
                 yield _info("/".join(parts), found)
@@ -375,7 +373,7 @@ class LocalDestination:
             except FileNotFoundError:
                 os.unlink(hidden[-1], dir_fd=directory)
                 return
-            # A swap may be going on: its file is only a left-over once the lock is free.
+            # A swap may be running: its file is a left-over only once the lock is free.
             with _locked(directory, path):
                 os.unlink(hidden[-1], dir_fd=directory)
 
@@ -432,7 +430,7 @@ def _lock(descriptor: int, lock: Path) -> None:
             if time.monotonic() > deadline:
                 raise DestinationUnavailable(
                     uri_of(lock),
-                    f"another process has held this lock for {LOCK_PATIENCE_S:.0f} s; see which"
-                    " (fuser) and end it",
+                    f"another process has held this lock for {LOCK_PATIENCE_S:.0f} s; find it with"
+                    " fuser, and end it",
                 ) from held
             time.sleep(0.005)

@@ -45,14 +45,14 @@ class LocalTree:
         self.root = root
 
     def path(self, parts: Parts) -> Path:
-        """For messages: nothing is opened by it."""
+        """Path for messages; nothing is opened by it."""
         return self.root.joinpath(*parts)
 
     @contextmanager
     def directory(self, parts: Parts, *, make: bool = False) -> Iterator[int]:
-        """A descriptor of a directory, for the ``dir_fd`` of other calls; not to be read.
+        """A descriptor of a directory, for the ``dir_fd`` of other calls, not for reading.
 
-        ``make``: durably, with all that lead to it, where they are missing.
+        ``make``: missing directories are made, durably.
 
         :raises NotAFile: if a symbolic link leads there.
         """
@@ -87,7 +87,7 @@ class LocalTree:
         return os.open(name, _INTO, dir_fd=above)
 
     def open(self, parts: Parts) -> int:
-        """A descriptor of a regular file, to read it.
+        """A descriptor of a regular file, for reading.
 
         :raises NotAFile: if it isn't one.
         """
@@ -95,7 +95,7 @@ class LocalTree:
             try:
                 found = os.open(parts[-1], _READ, dir_fd=directory)
             except OSError as failure:
-                # A symbolic link, and a socket: neither can be opened so.
+                # A symbolic link, or a socket.
                 if failure.errno in (errno.ELOOP, errno.ENXIO):
                     self._stat(directory, parts)
                 raise
@@ -130,14 +130,14 @@ class LocalTree:
             sync(directory)
 
     def remove_empty(self, parts: Parts) -> None:
-        """Remove a directory below the root, if there is nothing in it."""
+        """Remove a directory below the root, if it is empty."""
         with suppress(OSError, NotAFile), self.directory(parts[:-1]) as above:
             os.rmdir(parts[-1], dir_fd=above)
 
     def files(self, prefix: str) -> Iterator[tuple[Parts, os.stat_result]]:
         """Every regular file whose key begins with ``prefix``, in no order.
 
-        What is removed meanwhile may be left out.
+        Files that are removed meanwhile may be left out.
         """
         *directory, begin = prefix.split("/")
         waiting = [directory]
@@ -183,7 +183,7 @@ def uri_of(path: Path) -> str:
 
 
 def sync(directory: int) -> None:
-    """Make durable which names a directory holds."""
+    """Make a directory's names durable."""
     sync_directory(".", dir_fd=directory)
 
 
@@ -197,7 +197,7 @@ def _readable(directory: int) -> Iterator[int]:
 
 
 def _make_root(root: Path) -> None:
-    """Make it and what leads to it, durably."""
+    """Make the directory and those above it, durably."""
     if root.is_dir():
         return
     _make_root(root.parent)

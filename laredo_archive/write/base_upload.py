@@ -1,4 +1,4 @@
-"""The upload of a base: rows are encoded and streamed to every destination, none is kept."""
+"""The upload of a base: rows are encoded and streamed to every destination."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,6 @@ class BasePlan:
     position: Position
     #: The history of the position.
     history: History
-    #: The table's columns.
     columns: tuple[Column, ...]
     #: The key's columns.
     key_fields: tuple[str, ...]
@@ -48,7 +47,7 @@ class BasePlan:
 class Base:
     """A base whose objects are on every destination, but in no manifest yet."""
 
-    #: The base, with the keys that it should have.
+    #: The base, with the keys that its objects should get.
     artifact: Artifact
     #: The keys that its objects have, by destination's location and format.
     keys: dict[tuple[str, str], str]

@@ -37,9 +37,8 @@ from laredo_archive.write.manifest_store import ATTEMPTS, Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
-from laredo_model.position import History
 
-# Foreign objects: what a location holds before its first claim, others' or a lost archive's.
+# Foreign objects: those at a location before its first claim, others' or a lost archive's.
 
 log = structlog.get_logger(__name__)
 
@@ -68,14 +67,14 @@ class Neighbours:
         least = "at least " if self.more else ""
         if self.others:
             yield (
-                f"{least}{len(self.others)} objects of others, such as {self.others[0]}, which stay"
-                " as they are"
+                f"{least}{len(self.others)} objects of other programs, such as {self.others[0]},"
+                " which stay as they are"
             )
         if self.orphans:
             yield (
                 f"{least}{len(self.orphans)} objects of an archive without a manifest, such as"
-                f" {self.orphans[0]}, which the collector will delete: move them elsewhere if"
-                " they are still needed"
+                f" {self.orphans[0]}, which the collector will delete; move them elsewhere if you"
+                " still need them"
             )
 
 
@@ -113,7 +112,7 @@ def refuse_other_prefix(destination: Destination, table: str, key_prefix: str) -
     A prefix was once taken verbatim: ``users`` gave ``usersmanifest.json``.
 
     :raises PrefixMeant: if it is.
-    :raises DestinationUnavailable: if that can't be read now.
+    :raises DestinationUnavailable: if the location can't be read now.
     """
     before = key_prefix.removesuffix("/")
     if not before:
@@ -153,9 +152,8 @@ def claim(
 ) -> Claim:
     """Claim all of ``stores`` for ``writer_id``, which has never had all of them before.
 
-    Sinks that a manifest doesn't know are entered at the artifact before the newest.
-
-    What else is at a location without a manifest is logged, once.
+    Sinks that a manifest doesn't know are entered at the artifact before the newest. Foreign
+    objects at a location without a manifest are logged, once.
 
     :raises DestinationUnavailable: if one is unavailable, or others keep claiming.
     :raises PrefixMeant: if the archive is at the key prefix without its ``/``.
@@ -231,8 +229,7 @@ def _before_newest(manifest: Manifest) -> EpochPosition | None:
 def drop_unfinished(store: ManifestStore) -> None:
     """Drop the unfinished uploads of earlier writers, which are fenced now.
 
-    Nothing depends on it, so a failure doesn't keep the archive closed: the collector
-    tries again.
+    Nothing depends on it, so the archive is opened even after a failure; the collector tries again.
     """
     destination, prefix = store.destination, store.key_prefix
     is_ours = partial(object_keys.is_begun, key_prefix=prefix)
@@ -265,7 +262,7 @@ def reconcile(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames
 
 
 def _progress(manifest: Manifest) -> tuple[object, ...]:
-    """Grows with each commit: also as diffs are merged, and their parts dropped."""
+    """Sort key that grows with each commit, also when diffs are merged and parts dropped."""
     parts = sum(artifact.parts is not None for artifact in manifest.artifacts)
     return manifest.head or (0, 0), -len(manifest.artifacts), -parts
 
@@ -301,16 +298,19 @@ def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
         return None
     ahead = merged_.unfolded(ahead, merged_.at(last.to_position), parts.diffs_of)
     heads = f"{_described(ahead)} against {_described(other)}"
-    boundaries = [known for known in _boundaries(ahead) if _same(known.history, last.history)]
+    # An archive without histories fits any; the ends of its artifacts must agree then.
+    boundaries = [b for b in _boundaries(ahead) if not rules.differ(b.history, last.history)]
     if not boundaries:
         return f"their histories differ ({heads})"
     at_head = [known for known in boundaries if _position(known) == last.to_position]
     if not at_head:
         if last.to_position < min(map(_position, boundaries)):
             return None
-        return f"the head of one isn't an artifact's end of the other ({heads})"
+        return f"the head of one isn't the end of an artifact of the other ({heads})"
     for known in at_head:
-        if _differ(known.rows, last.rows) or _differ(known.state_checksum, last.state_checksum):
+        if rules.differ(known.rows, last.rows) or rules.differ(
+            known.state_checksum, last.state_checksum
+        ):
             return (
                 f"at {positions.text(last.to_position)} one has {known.rows} rows, checksum"
                 f" {known.state_checksum}, the other {last.rows}, {last.state_checksum}"
@@ -328,15 +328,6 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundary]:
 
 def _position(boundary: Boundary) -> int:
     return boundary.position if isinstance(boundary, Follows) else boundary.to_position
-
-
-def _same(one: History | None, other: History | None) -> bool:
-    # An archive from before there were histories fits any: its artifacts' ends must then agree.
-    return one is None or other is None or one == other
-
-
-def _differ(one: object, other: object) -> bool:
-    return one is not None and other is not None and one != other
 
 
 def _described(manifest: Manifest) -> str:
@@ -401,7 +392,7 @@ class _Reconciliation:
         return rules.with_former(rules.with_retired(reconciled, leaving), own.former, oldest)
 
     def _as_in_folder(self, ahead: Artifact, artifact: Artifact) -> Artifact:
-        """Of the own ``artifact`` those objects that are in its epoch's folder ahead."""
+        """The own ``artifact`` with only the objects that are in its epoch's folder ahead."""
         prefix = self._ahead.key_prefix
         formats = {
             format_id: artifact.formats[format_id]
@@ -430,10 +421,9 @@ class _Reconciliation:
     ) -> Parts | None:
         if merged.parts is None:
             return None
-        for artifact in own.artifacts:
-            mine = artifact.parts
-            if mine is not None and mine.count == merged.parts.count and artifact.same_as(merged):
-                return mine
+        mine = own_parts(own, merged)
+        if mine is not None:
+            return mine
         parts = Parts(
             merged.parts.count,
             tuple(self._own_form(part, unused, own) for part in self._parts.diffs_of(merged)),
@@ -441,7 +431,7 @@ class _Reconciliation:
         return self._lists.listed(self._behind, own, merged, parts)
 
     def _name_for(self, artifact: Artifact, format_id: str, entry: FormatEntry) -> str:
-        """Its name in the destination ahead, if a writer would name it so here too."""
+        """The object's name in the destination ahead, if a writer would give it that here too."""
         prefix = self._behind.key_prefix
         if object_keys.is_own(entry.key, prefix):
             return entry.key
@@ -458,7 +448,7 @@ class _Reconciliation:
         others = {key for key_ahead, key in self._copied.items() if key_ahead != entry.key}
         content = stored(self._ahead.destination, entry.key, entry.size_bytes, entry.sha256)
         if wanted not in avoid | others and holds(destination, wanted, content):
-            # An interrupted reconcile got that far: for large archives it must go on from there.
+            # An interrupted reconcile has copied it; for large archives that must count.
             self._copied[entry.key] = wanted
             return wanted
         self._copied[entry.key] = store_object(
@@ -471,6 +461,15 @@ class _Reconciliation:
         )
         reach("reconcile.copied")
         return self._copied[entry.key]
+
+
+def own_parts(own: Manifest, merged: Artifact) -> Parts | None:
+    """The parts that ``own`` has for the same merged diff as ``merged``, if it has all of them."""
+    for artifact in own.artifacts:
+        mine, theirs = artifact.parts, merged.parts
+        if mine and theirs and mine.count == theirs.count and artifact.same_as(merged):
+            return mine
+    return None
 
 
 def by_content(manifest: Manifest) -> dict[object, list[FormatEntry]]:

@@ -1,7 +1,7 @@
 """A commit: one artifact in every destination's manifest, one at a time (protocol, 3 and 4).
 
-It remembers its progress, so that it can be resumed after a
-destination was unavailable, with the same artifact until every manifest has it.
+It remembers its progress, so that it can be resumed after a destination was
+unavailable. The artifact stays the same until every manifest has it.
 """
 
 import time
@@ -22,31 +22,31 @@ from laredo_archive.write.part_lists import PartsLists, with_boundary
 from laredo_archive.write.uploads import Content, copy_object, is_there, store_object, stored
 
 _COUNTS_S = 60.0
-"""Time for which a check that an object exists counts, in seconds."""
+"""Seconds for which a check that an object exists counts."""
 
 # Puts a relabelled diff's objects into its new epoch's folder (commit protocol, re-base).
 #
-# Readers of other writers' programs compute an object's name from its artifact's epoch, and others
-# list by ``epoch=N/``. So an object is in its own epoch's folder before a manifest has that epoch:
-# by a link, by a copy that the store makes, or by an upload of the same bytes. What the former
-# epoch's folder holds stays there, as ``former`` in the manifest, until that epoch is retired.
+# Other programs' readers compute an object's name from its artifact's epoch, or list by
+# ``epoch=N/``. So an object is in its own epoch's folder before a manifest has that epoch: by a
+# link, by a copy that the store makes, or by an upload of the same bytes. The object in the former
+# epoch's folder stays there, as ``former`` in the manifest, until that epoch is retired.
 
 log = structlog.get_logger(__name__)
 
 
 class EpochFolders:
-    """The objects of relabelled diffs, by destination, under the names that they have got."""
+    """The names that the objects of relabelled diffs have got, by destination."""
 
     def __init__(self, new_names: NewNames) -> None:
         self._new_names = new_names
         self._placed: dict[tuple[str, str], tuple[Manifest, str]] = {}
-        """By destination's location and former key: the manifest for which the object was seen in
-        its folder, and its key there."""
+        """By destination's location and former key: the manifest for which the object was last
+        seen in its new folder, and its key there."""
 
     def prepare(self, stores: Sequence[ManifestStore], base: Artifact) -> None:
-        """Copy everywhere what ``base`` will take over there, before any manifest changes.
+        """Copy the diffs that ``base`` will take over, everywhere, before any manifest changes.
 
-        :raises DestinationError: if one is unavailable; what is done stays done.
+        :raises DestinationError: if one is unavailable; finished copies stay.
         """
         for store in stores:
             manifest = store.current()
@@ -68,8 +68,8 @@ class EpochFolders:
     ) -> dict[str, FormatEntry]:
         """The objects of ``diffs`` in their epochs' folders, by the keys that they have.
 
-        ``diffs`` carry their new epoch. Those that are in their folder, or missing, are left out.
-        Each was seen, or made, after ``manifest`` was read: so it holds for the swap of that.
+        ``diffs`` have their new epoch. Objects that are in its folder already, or missing, are left
+        out. Each was seen, or made, after ``manifest`` was read, so it exists at that one's swap.
 
         :raises DestinationError: if the destination is unavailable.
         """
@@ -106,7 +106,7 @@ class EpochFolders:
             try:
                 key = self._copy(version, entry, name)
             except ArtifactMissing as missing:
-                # Nothing is lost by the re-base that isn't lost already; a base may be the cure.
+                # The re-base loses nothing that isn't lost already, and may be the cure.
                 log.warning("relabelled diff not found", uri=missing.uri)
                 return None
         self._placed[target] = version.manifest, key
@@ -141,12 +141,12 @@ Follow = Callable[[Manifest, Artifact], Manifest]
 
 
 class PendingCommit:
-    """One artifact on its way into all manifests; its keys are the names that it should get.
+    """One artifact that is being entered into all manifests.
 
-    ``contents``: by format, what can be uploaded (again); a base that was streamed
-    has none, and is copied from a destination that has it. ``keys``: its objects' keys, by
-    destination's location and format. ``folders``: of a base, what puts the diffs that it
-    takes over into its epoch's folder. ``lists``: of a merged diff, what lists its parts.
+    The keys of ``artifact`` are the names that its objects should get. ``contents``: its bytes, by
+    format, for uploads; a base that was streamed has none, and is copied from a destination that
+    has it. ``keys``: its objects' keys, by destination's location and format. ``folders``: for a
+    base, which takes over diffs. ``lists``: for a merged diff, which has parts.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class PendingCommit:
         self.artifact = artifact
         self._lists = lists
         self.merges = lists is not None
-        """True if the artifact replaces others, of which it was merged."""
+        """True if the artifact replaces the diffs that it was merged from."""
         self._folders = folders
         self._contents = contents
         self._keys = dict(keys)
@@ -175,15 +175,15 @@ class PendingCommit:
 
     @property
     def begun(self) -> bool:
-        """True if a manifest has it; then it has to come into the others too.
+        """True if a manifest has the artifact; then the others must get it too.
 
-        A swap of unclear outcome doesn't count: its objects are only ever deleted after
-        another version of that manifest has retired them, which voids it.
+        A swap of unclear outcome doesn't count: the objects are deleted only after a later version
+        of that manifest has retired them, and such a version makes that swap fail.
         """
         return self._begun
 
     def finish(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
-        """Bring the artifact to every destination, and into every manifest.
+        """Upload the artifact to every destination, and enter it into every manifest.
 
         :raises Fenced: if another writer has taken one over.
         :raises ArtifactMissing: if its bytes are gone everywhere.
@@ -193,9 +193,9 @@ class PendingCommit:
         self.commit(stores, claim)
 
     def upload_missing(self, stores: Sequence[ManifestStore]) -> None:
-        """Upload the objects that a destination doesn't have yet, and check that all are there.
+        """Upload the objects that a destination lacks, and check that all exist.
 
-        Everywhere at once; the check is for the manifests as they are now.
+        All destinations at the same time; the check counts for the manifests as they are now.
         """
         self._found.clear()
         at_once = stores[0].environment.at_once
@@ -215,7 +215,7 @@ class PendingCommit:
         return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
 
     def _provide(self, store: ManifestStore, stores: Sequence[ManifestStore]) -> bool:
-        """Upload and check the objects if the manifest lacks the artifact: True if it does."""
+        """Upload and check the objects if the manifest lacks the artifact; True if it does."""
         manifest = store.current()
         if manifest is None or self._is_in(manifest):
             return False
@@ -250,7 +250,7 @@ class PendingCommit:
         for format_id in self.artifact.formats:
             key = self._keys[store.destination.location, format_id]
             if key in retired or not self._is_there(store, manifest, format_id):
-                self._upload_one(store, stores, manifest, format_id, unheard_of=True)
+                self._upload_one(store, stores, manifest, format_id, under_new_name=True)
         if self._folders is not None:
             manifest = self._folders.taken_over(store, manifest, self.artifact)
         artifact = self._as_named_by(store)
@@ -260,9 +260,9 @@ class PendingCommit:
         return self._follow(manifest, artifact)
 
     def _is_there(self, store: ManifestStore, manifest: Manifest, format_id: str) -> bool:
-        # A check counts for one swap of the manifest version that it was made with: a program
-        # that deletes an object changes the manifest first.
-        # What else deletes objects does so at any time: a check counts for a minute.
+        # A check counts for one swap of the manifest version that it was made with: our programs
+        # change the manifest before they delete an object. Others may delete one at any time, so
+        # a check counts for a minute.
         target = store.destination.location, format_id
         seen, at, when = self._found.pop(target, (None, "", 0.0))
         if seen is manifest and at == self._keys[target] and time.monotonic() < when + _COUNTS_S:
@@ -289,7 +289,7 @@ class PendingCommit:
         manifest: Manifest,
         format_id: str,
         *,
-        unheard_of: bool = False,
+        under_new_name: bool = False,
     ) -> None:
         key = self.artifact.formats[format_id].key
         avoid = manifest.known_keys()
@@ -297,7 +297,7 @@ class PendingCommit:
         with store.asked():
             self._keys[store.destination.location, format_id] = store_object(
                 store.destination,
-                self._new_names.instead_of(key) if unheard_of else key,
+                self._new_names.instead_of(key) if under_new_name else key,
                 content,
                 avoid=avoid,
                 new_names=self._new_names,

@@ -57,7 +57,7 @@ class Window:
 class EncodedDiff:
     """A diff encoded in every format; its last owner closes the spool."""
 
-    #: Its manifest entry, but for keys.
+    #: Its manifest entry, without keys.
     artifact: Artifact
     #: Its bytes, by format, for any number of readers at once.
     contents: dict[str, Content]
@@ -77,12 +77,12 @@ def encode(
     spool_directory: Path | None,
     go_keys: bool = False,
 ) -> EncodedDiff:
-    """Encode ``changes``, which are those of ``window``, sorted by key, the TRUNCATE apart.
+    """Encode the ``changes`` of ``window``, sorted by key, without the TRUNCATE.
 
     :raises SpoolUnavailable: if there is no room for it.
     """
     if not formats:
-        raise ValueError(f"{table}: a diff in no format would be lost")
+        raise ValueError(f"{table}: a diff needs at least one format")
     with ExitStack() as spool:
         try:
             files = {id_: spool.enter_context(_file(spool_directory)) for id_ in formats}
@@ -151,7 +151,7 @@ def _artifact(
 
 
 def entry_of(encoded: EncodedFile, key: str, *, exact: bool = True) -> FormatEntry:
-    """A manifest's entry of what an encoder made; each destination adds its own URI."""
+    """Manifest entry of an encoded file; each destination adds its own URI."""
     return FormatEntry(
         uri="",
         size_bytes=encoded.size_bytes,

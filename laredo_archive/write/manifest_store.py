@@ -1,9 +1,8 @@
 """One destination's manifest and catalog, as one writer or collector holds them.
 
-The only module that swaps manifests. A swap whose outcome is unclear is settled
-by reading the manifest. If it contains the change, the swap took effect. If not, the swap may yet
-take effect: unless another writer has claimed the manifest, the change is applied to what was read,
-and swapped again.
+The only module that swaps manifests. A swap of unclear outcome is settled by reading the manifest.
+If it contains the change, the swap took effect. If not, it may yet do so: unless another writer has
+claimed the manifest, the change is applied to the version that was read, and swapped again.
 """
 
 import random
@@ -43,8 +42,6 @@ from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.destination import Destination, ObjectVersion
 from laredo_service.retry import Backoff
 
-# Keeps, for one writer, whether each destination is available, since when, and why not.
-
 
 class Availability(NamedTuple):
     """The availability of one destination."""
@@ -65,7 +62,7 @@ class Availabilities:
 
     @contextmanager
     def asking(self, location: str) -> Iterator[None]:
-        """Note for the block that the destination at ``location`` is waited for."""
+        """Note that the block waits for the destination at ``location``."""
         request = object()
         with self._lock:
             self._asked[request] = location, time.monotonic()
@@ -102,20 +99,21 @@ class Availabilities:
                 self._found[location] = Availability(datetime.now(UTC), None)
 
 
-# Sends several requests at the same time: a commit waits for the slowest, not for the sum.
-
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
 
 class AtOnce(Protocol):
-    """Runs tasks at the same time: in threads, or in order in a simulation."""
+    """Runs tasks at the same time: in threads, or in order in a simulation.
+
+    So a commit waits for its slowest request, not for the sum.
+    """
 
     def __call__(self, tasks: Sequence[Callable[[], T]], /) -> list[T]:
-        """The tasks' results, in their order; the first failure in that order is raised.
+        """The tasks' results, in order; the first failure in that order is raised.
 
-        All tasks have ended by then, also those after one that failed.
+        All tasks have ended by then, also those after a failed one.
         """
 
 
@@ -136,12 +134,12 @@ def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
 
 
 ATTEMPTS = 12
-"""Tries of one change before the caller has to come back later."""
+"""Tries of one change before it fails as unavailable."""
 
 RETRY = Backoff(initial=0.02, maximum=2.0)
 
 Change = Callable[[Manifest], Manifest | None]
-"""A manifest made from the one given; None if that one has it already."""
+"""Makes the next manifest from the current one; None if that has the change already."""
 
 UTC_NOW = partial(datetime.now, UTC)
 
@@ -156,7 +154,7 @@ class Environment:
     at_once: AtOnce = in_threads
 
     def back_off(self, attempt: int) -> None:
-        """Wait before try number ``attempt`` + 1."""
+        """Wait after the failed try ``attempt``, counted from 0."""
         self.pause(RETRY.delay(attempt + 1, self.chance.random))
 
 
@@ -185,7 +183,7 @@ class Counts:
         self.availabilities.failed(location, str(failure))
 
     def count_error(self, location: str) -> None:
-        """Count a failed request to ``location`` for which nothing waits."""
+        """Count a failed request to ``location``."""
         with self._lock:
             self.destination_errors[location] += 1
 
@@ -233,7 +231,7 @@ class ManifestStore:
         return self._manifest
 
     def asked(self) -> AbstractContextManager[None]:
-        """Note for a block that the destination is waited for."""
+        """Note that a block waits for the destination."""
         return self.counts.availabilities.asking(self.destination.location)
 
     @property
@@ -267,7 +265,7 @@ class ManifestStore:
             raise OfTheOriginal(self.uri)
         if manifest.table != self._table:
             raise ManifestDamaged(
-                self.uri, f"it is that of table {manifest.table}, not of {self._table}"
+                self.uri, f"it belongs to table {manifest.table}, not to {self._table}"
             )
         for contradiction in rules.check(manifest):
             raise ManifestDamaged(self.uri, contradiction)
@@ -276,7 +274,7 @@ class ManifestStore:
     def swap(self, changed: Manifest) -> Manifest:
         """Replace the version that was last seen by ``changed``.
 
-        :raises CommitConflict, CommitStateUnknown: it has to be read again.
+        :raises CommitConflict, CommitStateUnknown: the manifest has to be read again.
         """
         shown, version = self._manifest, self._version
         if shown is not None and version is not None:
@@ -298,14 +296,14 @@ class ManifestStore:
     def rewrite(
         self, change: Change, claim: Claim | None, *, absent: Manifest | None = None
     ) -> Manifest:
-        """Apply ``change`` to the manifest by compare-and-swap, until it is in.
+        """Apply ``change`` to the manifest by compare-and-swap, until the manifest has it.
 
-        With a ``claim`` the manifest must be the claimant's; without, it is changed
-        whichever writer owns it. ``absent`` is the manifest to change if there is none.
+        With a ``claim`` the manifest must be the claimant's; without one, any writer may own it.
+        ``absent`` is the manifest to change if there is none.
 
         :raises Fenced: if another writer has claimed it.
         :raises ManifestLost: if it is gone, and ``absent`` not given.
-        :raises DestinationUnavailable: if it isn't in, or may not be, after all tries.
+        :raises DestinationUnavailable: if no try was confirmed.
         """
         trouble: CommitConflict | CommitStateUnknown | None = None
         for attempt in range(ATTEMPTS):
@@ -325,7 +323,7 @@ class ManifestStore:
                 return done
         raise DestinationUnavailable(
             self.uri,
-            f"not swapped in {ATTEMPTS} attempts, and tried again later; the last error: {trouble}",
+            f"not swapped in {ATTEMPTS} attempts; it is tried again later. Last error: {trouble}",
         ).at(self.destination.location)
 
     def _claimed(self, manifest: Manifest | None, claim: Claim | None) -> Manifest:
@@ -361,16 +359,13 @@ def _location_of(uri: str, stores: Sequence[ManifestStore]) -> str | None:
     return max(within, key=lambda destination: len(destination.uri)).location if within else None
 
 
-# One destination's catalog.json, as one writer process changes it: by compare-and-swap.
-
-
 class CatalogStore:
-    """The catalog of one destination, and this process's group in it. For one thread."""
+    """The catalog.json of one destination, and this process's group in it. For one thread."""
 
     def __init__(
         self, destination: Destination, group: str, environment: Environment | None = None
     ) -> None:
-        """``group``: of this process, new with every start."""
+        """``group``: that of this process, new with every start."""
         self._destination = destination
         self._group = group
         self._environment = environment or Environment()
@@ -385,7 +380,7 @@ class CatalogStore:
     ) -> None:
         """Record this process's archives in the catalog, and leave those of others.
 
-        :raises CatalogUnusable: if what is there isn't a catalog; it stays.
+        :raises CatalogUnusable: if the object isn't a catalog; it stays.
         :raises DestinationError: if it can't be read or written now.
         """
         newest = list(boundaries)
@@ -410,11 +405,11 @@ class CatalogStore:
                 return
         raise DestinationUnavailable(
             self.uri,
-            f"not swapped in {ATTEMPTS} attempts, and tried again later; the last error: {trouble}",
+            f"not swapped in {ATTEMPTS} attempts; it is tried again later. Last error: {trouble}",
         ).at(self._destination.location)
 
     def _current(self) -> DatabaseCatalog | None:
-        """As last seen; read again only where that may be out of date."""
+        """The catalog as last seen; read again only if that may be out of date."""
         if not self._is_read:
             found = self._destination.get(CATALOG)
             self._known = None if found is None else catalog.parse(found.data, self.uri)

@@ -1,7 +1,7 @@
 """The writer's side of compaction: a merged diff takes the place of its parts on every destination.
 
-What is merged is read and encoded while commits go on, by maintain/compact.py; only the manifests'
-change takes its turn among them.
+maintain/compact.py reads and encodes diffs while commits go on; only the change of the manifests
+waits for its turn among them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -108,10 +108,9 @@ class Merging:
     def commit(self, run: DiffRun, merged: EncodedDiff) -> bool:
         """Put ``merged`` in the place of ``run`` in every manifest; closes its spool.
 
-        Whether it came to that: the diffs may have left meanwhile.
+        Returns False if the diffs have left the manifest meanwhile.
 
-        :raises CommitUnavailable: if a destination is unavailable; whichever commit is next
-            finishes it.
+        :raises CommitUnavailable: if a destination is unavailable; the next commit finishes it.
         :raises Fenced: if another writer has taken over.
         """
         begun = False
@@ -123,7 +122,7 @@ class Merging:
                     self._commits.begin(self._pending(merged), merged.spool)
                     self._finish()
         finally:
-            # Once begun it is the commit's.
+            # Once begun, the commit closes it.
             if not begun:
                 merged.spool.close()
         return begun
@@ -166,5 +165,5 @@ class Merging:
 
 
 def _without_old(store: ManifestStore, keep: timedelta, manifest: Manifest) -> Manifest | None:
-    # By the store's clock: the writer's may have been set forward, and parts don't come back.
+    # By the store's clock: dropped parts don't come back, and the writer's clock may be wrong.
     return None if store.date is None else merged_.without_parts(manifest, store.date - keep)

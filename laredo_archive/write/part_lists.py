@@ -23,7 +23,7 @@ class PartsLists:
     def __init__(self, new_names: NewNames) -> None:
         self._new_names = new_names
         self.in_files: set[str] = set()
-        """Keys of the objects that the files written so far name: no manifest does."""
+        """Keys of the objects that only the files written so far name, and no manifest."""
 
     def with_parts(
         self, store: ManifestStore, manifest: Manifest, merged: Artifact
@@ -41,7 +41,7 @@ class PartsLists:
     def listed(
         self, store: ManifestStore, manifest: Manifest, merged: Artifact, parts: Parts
     ) -> Parts:
-        """``parts``, which ``manifest`` itself would hold, in a file if they are many.
+        """``parts``, for ``manifest`` itself, or in a file if there are many.
 
         :raises DestinationError: if it can't be uploaded.
         """
@@ -77,14 +77,10 @@ def _in_memory(data: bytes) -> Content:
     return Content("a list of parts", len(data), sha256(data).hexdigest(), opened)
 
 
-# Takes a merged diff apart again, where a base begins at a boundary that it hides.
-
-
 def with_boundary(store: ManifestStore, manifest: Manifest, base: Artifact) -> Manifest:
-    """``manifest`` with the merged diff taken apart that hides the position of ``base``.
+    """``manifest`` with a boundary at the position of ``base``, even if a merged diff hid it.
 
-    The merged diff's parts take its place, and it is retired. If no merged diff hides the position,
-    ``manifest`` itself.
+    Such a merged diff is retired, and its parts take its place. Without one, ``manifest`` itself.
 
     :raises ArtifactMissing, ArtifactDamaged: if a file that lists them can't be read.
     """

@@ -1,7 +1,7 @@
 """The writer's interface to one table's archive on all its destinations (commit protocol).
 
-Durable means: on every destination. Artifact k+1 is committed nowhere before k
-is everywhere, so an unfinished commit is finished before anything else.
+An artifact is durable once every destination has it. The next one is committed nowhere before that,
+so an unfinished commit is finished before anything else.
 """
 
 import secrets
@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 
 class CommitsInTurn:
-    """At most one commit is unfinished: it waits for a destination that was unavailable."""
+    """Commits one after the other; one may be unfinished, and wait for a destination."""
 
     def __init__(self, stores: Sequence[ManifestStore], claim: Claim, table: str) -> None:
         self._stores = tuple(stores)
@@ -90,7 +90,7 @@ class CommitsInTurn:
         self._pending, self._spool = commit, spool
 
     def finish(self) -> PendingCommit | None:
-        """Bring the unfinished commit, if there is one, into every manifest; gives it."""
+        """Enter the unfinished commit, if there is one, into every manifest; return it."""
         pending = self._pending
         if pending is None:
             return None
@@ -119,12 +119,11 @@ class CommitsInTurn:
 class TableArchive:
     """A table's archive on all its destinations, claimed by this writer.
 
-    Every method may be called from any thread; they take turns, but for the properties, which never
-    wait, and for a base's upload, during which diffs go on.
+    Every method may be called from any thread; they take turns. Properties never wait, and diffs
+    are committed during a base's upload.
 
-    After Fenced it can't be used any more, and its process must not open it again.
-    After CommitUnavailable call the same again, with the same arguments: it goes
-    on where it was.
+    After Fenced it can't be used any more, and its process must not open it again. After
+    CommitUnavailable call the same method again, with the same arguments, to continue.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class TableArchive:
         environment: Environment | None = None,
         counts: Counts | None = None,
     ) -> "TableArchive":
-        """Claim the table's manifest on every destination, and bring all to one state.
+        """Claim the table's manifest on every destination, and reconcile the destinations.
 
         ``writer_id`` defaults to a random one and must be new with every start of the process;
         ``keep_epochs``: None keeps all; ``sinks``: the ARNs or URLs that are notified of artifacts,
@@ -233,7 +232,7 @@ class TableArchive:
 
     @property
     def heads(self) -> dict[str, Position | None]:
-        """The head of each destination's manifest, by location; one may be an artifact behind."""
+        """The head of each destination's manifest, by location; one may lag by an artifact."""
         return {
             store.destination.location: store.manifest.head_position if store.manifest else None
             for store in self._stores
@@ -251,7 +250,7 @@ class TableArchive:
 
     @property
     def notices(self) -> Notices:
-        """The artifacts that each sink was notified of, and those still outstanding."""
+        """The artifacts that each sink was notified of, and the outstanding ones."""
         return self._notices
 
     @property
@@ -294,11 +293,10 @@ class TableArchive:
 
         ``continues``: no change was missed between the epoch before and this one; then
         an artifact must end at the base's position, with the same rows and checksum.
-        ``reason``: else, why it doesn't.
-        Epochs beyond keep_epochs leave the manifest.
+        ``reason``: why the base doesn't continue. Epochs beyond keep_epochs leave the manifest.
 
-        :raises ChecksumDiffers: if they aren't the same; nothing was committed.
-        :raises OutOfOrder: if it can't follow what is there; nothing was committed.
+        :raises ChecksumDiffers: if rows or checksum differ; nothing was committed.
+        :raises OutOfOrder: if it can't follow the archive's head; nothing was committed.
         :raises ArtifactMissing: if it was deleted meanwhile; make it again.
         :raises CommitUnavailable: if a destination is unavailable; call it again.
         :raises Fenced: if another writer has taken over.
@@ -348,12 +346,11 @@ class TableArchive:
     ) -> Artifact:
         """Write the net changes over (from, to] and commit them to the current epoch.
 
-        ``changes``: sorted by key, the TRUNCATE apart (``truncate``); ``rows`` and
-        ``checksum`` describe the table after them; ``cancelled``: how many keys changed
-        and have no net change, None if unknown; ``unchanged_until``: the last position at which
-        the table is as at ``from_position``, which is the head, if that is known to be later;
-        ``history``: that of ``to_position``, in which the head's position means the same, None:
-        the head's.
+        ``changes``: sorted by key, without the TRUNCATE (``truncate``); ``rows`` and
+        ``checksum`` describe the table after them; ``cancelled``: number of keys that changed
+        without a net change, None if unknown; ``unchanged_until``: the last position at which
+        the table is known to be as at ``from_position``, if that is later; ``history``: that of
+        ``to_position``, in which the head's position means the same, None: the head's.
 
         :raises OutOfOrder: if it doesn't begin at the head, or ``history`` can't go on from there.
         :raises SpoolUnavailable: if there is no room to encode it; nothing was committed.
@@ -410,8 +407,8 @@ class TableArchive:
     def see(self, position: Position, unchanged_until: Position | None = None) -> None:
         """Raise seen_position: the stream is complete up to ``position``, without a net change.
 
-        ``unchanged_until``: up to there without any.
-        The artifacts that sinks were notified of are recorded with it.
+        ``unchanged_until``: up to there without any change at all. The
+        artifacts that sinks were notified of are recorded too.
 
         :raises OutOfOrder: if ``position`` is before the head, or there is none.
         :raises CommitUnavailable: if a destination is unavailable; nothing depends on it.

@@ -48,7 +48,7 @@ class Content:
 
 
 def stored(destination: Destination, key: str, size_bytes: int, sha256: str | None) -> Content:
-    """The content of an object that is stored already."""
+    """The content of a stored object."""
     return Content(
         destination.uri_of(key), size_bytes, sha256, lambda: closing(destination.open(key))
     )
@@ -91,7 +91,7 @@ def store_object(
     An object of that name with the same bytes is adopted. Names in ``avoid`` (named by
     another entry, or retired) are neither taken nor adopted.
 
-    :raises ArtifactDamaged: if what is read differs from ``content``.
+    :raises ArtifactDamaged: if the bytes that are read differ from ``content``.
     :raises DestinationUnavailable: if the destination is unavailable.
     """
     put = partial(_put, destination, content=content, environment=environment)
@@ -110,9 +110,9 @@ def copy_object(
     new_names: NewNames,
     environment: Environment,
 ) -> str:
-    """Give the object ``source``, whose bytes are ``content``, another name; as store_object().
+    """Store the object ``source``, with the bytes ``content``, under another name too.
 
-    The store copies it where it can, else its bytes are uploaded again.
+    The store copies it where it can, else its bytes are uploaded again. As store_object().
 
     :raises ArtifactMissing: if there is no object ``source``.
     """
@@ -154,7 +154,7 @@ def _under_free_name(
         name = new_names.instead_of(key)
         environment.back_off(attempt)
     raise DestinationUnavailable(
-        destination.uri_of(key), f"no free name for it found in {ATTEMPTS} tries"
+        destination.uri_of(key), f"no free name was found for it in {ATTEMPTS} tries"
     ).at(destination.location)
 
 
@@ -187,9 +187,9 @@ def finish(upload: UnfinishedObject, environment: Environment) -> None:
             environment.back_off(attempt)
         else:
             return
-    raise DestinationUnavailable(unclear.uri, f"unclear after {ATTEMPTS} tries: {unclear}").at(
-        unclear.location
-    )
+    raise DestinationUnavailable(
+        unclear.uri, f"its upload is unconfirmed after {ATTEMPTS} tries: {unclear}"
+    ).at(unclear.location)
 
 
 def _copy(content: Content, upload: Upload) -> None:

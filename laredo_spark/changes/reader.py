@@ -246,7 +246,7 @@ def _narrowed(
 ) -> list[tuple[ObjectSlice, bool]]:
     """The slices that may hold the keys; a diff that may truncate is read from its start."""
     is_diff, format_id, entry = not artifact.is_snapshot, whole.format_id, whole.entry
-    may_truncate = is_diff and (artifact.truncate or not artifact.says_truncation)
+    may_truncate = is_diff and (artifact.truncate or not artifact.records_truncation)
     if may_truncate or not entry.sorted or not entry.splits or format_id == codec.PARQUET:
         return _slices(format_id, entry)
     part = key_ranges.narrowed(whole, keys)

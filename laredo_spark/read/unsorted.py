@@ -23,7 +23,7 @@ def folded(spark: SparkSession, table: TableRead, options: Mapping[str, str]) ->
     base, diffs = base_and_diffs(spark, options)
     if not table.boundary.diffs:
         return chosen(_of_key(base, table), names)
-    if not all(diff.says_truncation for diff in table.boundary.diffs):
+    if not all(diff.records_truncation for diff in table.boundary.diffs):
         base, diffs = _since_truncation(base, diffs)
     changes = diffs.where(F.col(ACTION) != TRUNCATE)
     unique = _with_unique_keys(_of_key(base, table), table.archive.uri)

@@ -124,7 +124,7 @@ def test_check_tells_a_server_that_is_away(tmp_path: Path, served: Served) -> No
 @pytest.mark.parametrize(
     ("settings", "environment", "said"),
     [
-        ("", {}, "no region for s3 as profile ambient: give region"),
+        ("", {}, "no region for s3 as profile ambient: set region"),
         ("region = eu-west-1", {}, "Unable to locate credentials. What to do: give this program"),
         ("credentials = team", {}, "credentials.team: "),
         ('region = nowhere-1, bucket = "a_b..c"', {"AWS_ACCESS_KEY_ID": "A"}, "a_b..c"),

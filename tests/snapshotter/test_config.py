@@ -203,7 +203,7 @@ TOPIC = '"arn:aws:sns:eu-central-1:123456789012:changes"'
             )
             for value in ("true", "false", "null")
         ),
-        (f"{{ {S3}, storage_class = GLACIER }}", "can't be read without restoring them"),
+        (f"{{ {S3}, storage_class = GLACIER }}", "can't be read before they are restored"),
         (
             f"{{ {S3}, tags {{ a=1,b=1,c=1,d=1,e=1,f=1,g=1,h=1,i=1,j=1,k=1 }} }}",
             "has at most 10 tags, not 11",
@@ -229,8 +229,11 @@ def test_a_wrong_s3_destination_is_told_with_file_line_and_path(
     [
         ("main { type = assume_role }", "credentials.main: type = assume_role needs role_arn"),
         ("main { type = asume_role }", "credentials.main.type"),
-        ("main { type = ambient, base = other }", "credentials.main: base means something only"),
-        (f"main {{ {ROLE}, profile = p }}", "credentials.main: profile names one of"),
+        (
+            "main { type = ambient, base = other }",
+            "credentials.main: base is for type = assume_role only",
+        ),
+        (f"main {{ {ROLE}, profile = p }}", "credentials.main: profile names a profile of"),
         (f"main {{ {ROLE}, base = nobody }}", "credentials.main: base names nobody"),
         (
             f"a {{ {ROLE}, base = b }}, b {{ {ROLE}, base = a }}",

@@ -286,7 +286,7 @@ def test_a_store_without_conditional_writes_is_refused(
         wait_until(lambda: writer.program.get("/status"), "HTTP")
         status = writer.wait_status({"state": "failed", "ready": False})
         assert "doesn't honour conditional writes" in status["problem"]
-        assert "else use a store" in status["problem"]
+        assert "otherwise use a store" in status["problem"]
         assert (bucket / "unconditional").names() == []
         assert writer.program.stop() == 0
 

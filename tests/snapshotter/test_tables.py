@@ -29,7 +29,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
             (
                 b'{"manifest_version": 1, "table": "public.users", "epoch": 0, "artifacts": [],'
                 b' "updated_at": "2026-01-01T00:00:00Z", "head_position": null}',
-                "it is that of table public.users",
+                "it belongs to table public.users",
                 "holding",
             ),
             (b'{"manifest_version": 1, "table": "public.ord', "damaged", "holding"),

@@ -178,7 +178,7 @@ def test_formats_and_versions_that_arent_known(builder: Builder) -> None:
         formats["avro"] = formats.pop("jsonl")
 
     manifest_of(archive, only_avro)
-    with pytest.raises(FormatUnknown, match="it is there as avro only"):
+    with pytest.raises(FormatUnknown, match="the artifact exists as avro only"):
         Reading(archive).rows()
     manifest_of(archive, lambda described: described.update(manifest_version=3))
     with pytest.raises(ManifestNewer, match="manifest_version is 3"):

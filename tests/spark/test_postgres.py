@@ -147,7 +147,7 @@ def _check_choices(spark: SparkSession, made: Road) -> None:
         [found] = frame.selectExpr("free", "parse_json(doc):big::decimal(38,2) AS big").collect()
         assert (found.free, found.big) == (ROW["free"], doc["big"])
         asked = {"columns": "free", "numeric_as": "decimal(38,0)", "format": format_id}
-        with pytest.raises(Exception, match=r"column free: 1234.* isn't among .*decimal128"):
+        with pytest.raises(Exception, match=r"column free: 1234.* can't be a decimal128"):
             read_table(spark, place, **asked).collect()
 
 
@@ -180,5 +180,5 @@ def _check_special(spark: SparkSession, made: Road, format_id: str) -> None:
     nulls = read_table(spark, place, special_values="null", format=format_id)
     found = nulls.selectExpr("id", "day IS NULL AS no_day", "exact IS NULL AS no_exact")
     assert in_order(collected(found)) == [(1, True, True), (2, True, False), (3, False, False)]
-    with pytest.raises(Exception, match="column day: infinity isn't among the values of date32"):
+    with pytest.raises(Exception, match="column day: infinity can't be a date32"):
         read_table(spark, place, format=format_id).collect()

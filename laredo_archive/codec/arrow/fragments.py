@@ -1,9 +1,13 @@
 """Columns of JSON fragments, split off blocks of lines by the fastest exact method.
 
-What is between two values, ``,"name":``, can't be inside of a string, where its quotes
-would have backslashes, nor of an array, which has no colons; only an object may hold it. So from
-the left the first one is the right one up to the first column that may hold objects, and from the
-right the last one is. Between two such columns it has to be the only one there is.
+A column's head, ``,"name":``, can't occur inside of a string, where its quotes would have
+backslashes, nor of an array, which has no colons; only an object may contain it. So before the
+first column that may contain objects, the first occurrence from the left is the head, and after the
+last such column, the first one from the right. Between two such columns it must be the only one.
+
+A fragment is a value verbatim, as it is in the line: ``42``, ``"a\\n"``, ``null``, ``{"b": 1}``.
+Compiled code splits blocks; where there is none, lines as docs/archive-format.md has them are
+peeled (:class:`Peeler`), others are matched by one regular expression, or value by value.
 """
 
 import re
@@ -38,7 +42,7 @@ class Peeler:
         self._usable = _AMBIGUOUS not in names
 
     def peel(self, block: bytes) -> list[pa.StringArray] | None:
-        """Each column's fragments; None if a line is no row, or that can't be found in this way.
+        """Each column's fragments; None if a line is no row, or can't be split in this way.
 
         ``block`` ends with a newline.
         """
@@ -47,7 +51,7 @@ class Peeler:
         try:
             found = self._peeled(_inside(_lines(block), self._heads[0]))
         except pa.ArrowInvalid:
-            # A line without that column: its list has no second part. Or bytes that aren't UTF-8.
+            # A line without the column, whose list has no second part; or bytes that aren't UTF-8.
             return None
         return found if self._are_whole(found) else None
 
@@ -83,7 +87,7 @@ def _lines(block: bytes) -> pa.StringArray:
 
 
 def _inside(lines: pa.StringArray, head: str) -> pa.StringArray:
-    """Text between ``head``, with which each line has to begin, and the brace at its end."""
+    """Text of each line between ``head``, which it must begin with, and the brace at its end."""
     begun = pc.starts_with(lines, head)
     if not (pc.all(begun).as_py() and pc.all(pc.ends_with(lines, "}")).as_py()):
         raise pa.ArrowInvalid(f"a line doesn't begin with {head}, or has no end")
@@ -104,11 +108,11 @@ def _parted(
 ) -> tuple[pa.StringArray, pa.StringArray]:
     """Split texts at the first ``at``, or the last one if ``reverse``.
 
-    :raises ArrowInvalid: if it isn't in all of them.
+    :raises ArrowInvalid: if a text doesn't contain it.
     """
     parts = pc.split_pattern(texts, at, max_splits=1, reverse=reverse).values
     if len(parts) != 2 * len(texts):
-        raise pa.ArrowInvalid(f"{at} isn't in all of them")
+        raise pa.ArrowInvalid(f"{at} isn't in every line")
     before, after = _alternating(len(texts))
     return parts.take(before), parts.take(after)
 
@@ -121,7 +125,10 @@ def _alternating(pairs: int) -> tuple[pa.Int32Array, pa.Int32Array]:
 
 
 def _is_whole(fragments: pa.StringArray) -> bool:
-    """By the bytes of all of them at once; not for a column with backslashes."""
+    """True if each fragment is a whole value, by a count of brackets or quotes.
+
+    A column with backslashes isn't checked.
+    """
     arrays = _count(pc.starts_with(fragments, "["))
     if arrays:
         return arrays == _count(pc.ends_with(fragments, "]"))
@@ -134,25 +141,18 @@ def _count(found: pa.BooleanArray) -> int:
     return int(found.true_count)
 
 
-# Splits blocks of lines into columns of JSON fragments, by the fastest exact method.
-#
-# A fragment is a value verbatim, as it is in the line: ``42``, ``"a\n"``, ``null``, ``{"b": 1}``.
-# Only the wanted columns are made. Compiled code does it (``structs.compiled``); where there is
-# none, lines as docs/archive-format.md has them are peeled (``peeled``), others are matched by one
-# regular expression, or value by value.
-
 _OFFSET_BYTES = 4
 
 
 def nesting(columns: Sequence[Column]) -> Collection[str]:
-    """The columns whose values may hold objects: by docs/archive-format.md no other rule does."""
+    """The columns whose values may contain objects, by docs/archive-format.md."""
     return {column.name for column in columns if column.type in JSONS}
 
 
 def strings(buffers: tuple[bytes, bytes]) -> pa.StringArray:
-    """The array of these 32-bit offsets and texts on end.
+    """The array of these 32-bit offsets and joined texts.
 
-    :raises ArrowInvalid: if one isn't UTF-8.
+    :raises ArrowInvalid: if a text isn't UTF-8.
     """
     offsets, text = buffers
     rows = len(offsets) // _OFFSET_BYTES - 1
@@ -162,7 +162,7 @@ def strings(buffers: tuple[bytes, bytes]) -> pa.StringArray:
 
 
 def rows_of(fragments: Mapping[str, pa.StringArray], block: bytes) -> int:
-    """The number of lines in ``block``, which ``fragments`` are of."""
+    """Number of lines in ``block``, whose columns ``fragments`` are."""
     return len(next(iter(fragments.values()))) if fragments else block.count(b"\n")
 
 
@@ -177,11 +177,10 @@ class BlockSplitter:
         *,
         whole: bool = True,
     ) -> None:
-        """``wanted``: the columns to give; all if None.
+        """``wanted``: the columns to return; all if None.
 
-        ``nesting``: those that may hold objects; None if that isn't known.
-        ``whole``: whether each line has to be one to its end; else what follows the last wanted
-        column may pass unseen.
+        ``nesting``: those that may contain objects; None if that isn't known. ``whole``: each line
+        is checked to its end; else only up to its last wanted column.
         """
         self._wanted = [name for name in names if wanted is None or name in set(wanted)]
         self._chosen = [number for number, name in enumerate(names) if name in set(self._wanted)]
@@ -220,7 +219,7 @@ class BlockSplitter:
         }
 
     def _scanned(self, block: bytes) -> Mapping[str, pa.StringArray] | None:
-        """By compiled code; None if there is none, or a line isn't such an object."""
+        """The fragments by compiled code; None if there is none, or a line isn't such an object."""
         if struct_reader.module is None:
             return None
         found = struct_reader.module.lines(block, self._heads, self._is_wanted, self._whole)
@@ -228,11 +227,11 @@ class BlockSplitter:
             return None
         try:
             return dict(zip(self._wanted, map(strings, found), strict=True))
-        except pa.ArrowInvalid:  # text that isn't UTF-8: the exact way says where
+        except pa.ArrowInvalid:  # text that isn't UTF-8: another way reports where
             return None
 
     def _one_by_one(self, block: bytes) -> Mapping[str, pa.StringArray]:
-        """Lines with values that are nested deeper than the expression reaches."""
+        """Split lines with values that are nested deeper than the expression reaches."""
         rows = [self._split(line) for line in block.split(b"\n") if line]
         return {
             name: pa.array([row[number] for row in rows], pa.string())

@@ -33,7 +33,7 @@ OpenSlice = Callable[[ObjectSlice], AbstractContextManager[ByteSource]]
 
 @contextmanager
 def fetched(base: ObjectSlice, block: Block, open_slice: OpenSlice) -> Iterator[bytes]:
-    """One block's bytes, checked; errors in them are raised as the file's damage.
+    """One block's bytes, checked; an error that the block raises is the file's damage.
 
     :raises BadBytes: if the file ends before the block does.
     """
@@ -50,9 +50,9 @@ def fetched(base: ObjectSlice, block: Block, open_slice: OpenSlice) -> Iterator[
 
 
 def file_of(base: ObjectSlice, open_slice: OpenSlice) -> BinaryIO:
-    """The blocks of the slice as a seekable file, as long as the base's.
+    """The blocks of the slice as a seekable file of the base's size.
 
-    Reading raises BadBytes beside them.
+    Reading elsewhere raises BadBytes.
     """
     return cast(BinaryIO, io.BufferedReader(_Blocks(base, base.blocks, open_slice)))
 
@@ -91,13 +91,13 @@ class _Blocks(Seekable):
 
 
 MOST_ROWS = 16_384
-"""Decoded at once, if their values are short."""
+"""Rows decoded at once, if their values are short."""
 BYTES_AT_ONCE = 32 << 20
-"""Of values from dictionaries, decoded at once; a row of its own may have more."""
+"""Bytes of values from dictionaries decoded at once; a single row may have more."""
 LARGEST_ARRAYS = 1 << 30
 """Bytes. https://www.postgresql.org/docs/current/storage-toast.html: a value has at most 1 GB."""
 MOST_VALUES = 1 << 26
-"""In a column of one row group. Ours has the values of about 16 MB of lines."""
+"""Values in a column of one row group. Ours has those of about 16 MB of lines."""
 _EXPANDING = frozenset({"DELTA_BYTE_ARRAY"})
 """Encodings whose values repeat earlier ones; our writers don't use them."""
 
@@ -106,9 +106,9 @@ OpenWith = Callable[[Sequence[str]], pq.ParquetFile]
 
 
 def check(metadata: pq.RowGroupMetaData) -> None:
-    """See that a row group is one that can be read in bounded memory.
+    """Check that a row group can be read in bounded memory.
 
-    :raises BadBytes: if it isn't.
+    :raises BadBytes: if it can't.
     """
     for number in range(metadata.num_columns):
         column = metadata.column(number)
@@ -121,7 +121,7 @@ def check(metadata: pq.RowGroupMetaData) -> None:
         if expanding:
             raise BadBytes(
                 f"the column {column.path_in_schema} is encoded as {', '.join(expanding)}, which"
-                " isn't read: write it with dictionaries, or plain"
+                " isn't read; write it with dictionary encoding, or plain"
             )
 
 
@@ -163,7 +163,7 @@ def bounds(
 
 
 def _longest(open_with: OpenWith, group: int, paths: list[str]) -> dict[str, int]:
-    """By path the bytes of the longest value in the column's dictionary."""
+    """Bytes of the longest value in each column's dictionary, by path."""
     found = dict.fromkeys(paths, 0)
     names = list(dict.fromkeys(path.split(".")[0] for path in paths))
     first = next(open_with(paths).iter_batches(1, row_groups=[group], columns=names), None)
@@ -233,7 +233,7 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 # A parquet snapshot, opened: row groups by the splits' byte offsets, their batches checked.
 #
 # Every page has a checksum (CRC-32); page headers and the footer have none. The caller has compared
-# the file with its sha256, or its blocks with theirs (``parquet_blocks``).
+# the file with its sha256, or its blocks with their checksums.
 # https://parquet.apache.org/docs/file-format/data-pages/checksumming/
 
 _ROWS_AT_ONCE = 16_384
@@ -247,11 +247,11 @@ class ParquetSnapshot:
     def __init__(
         self, file: BinaryIO, columns: Sequence[Column] | None, footer: bytes | None = None
     ) -> None:
-        """``columns``: the table's; as the file has them if None.
+        """``columns``: those of the table; None: those of the file.
 
         ``footer``: the file's last bytes, if they were read already.
 
-        :raises BadBytes: if it isn't a parquet file, or lacks one of them.
+        :raises BadBytes: if it isn't a parquet file, or lacks one of the columns.
         """
         with _as_damage():
             self._known = None if footer is None else pq.read_metadata(io.BytesIO(footer))
@@ -276,7 +276,7 @@ class ParquetSnapshot:
         return self._rest is not None
 
     def groups(self, start: int = 0, stop: int | None = None) -> list[int]:
-        """The row groups that begin in these bytes, which splits gave.
+        """The row groups that begin in these bytes, which come from splits.
 
         :raises BadBytes: if none begins at ``start``, or inside of the file at ``stop``.
         """
@@ -295,7 +295,7 @@ class ParquetSnapshot:
     ) -> Iterator[StoredBatch]:
         """The rows of these groups, some thousand at a time, with the columns ``names`` only.
 
-        :raises BadBytes: where a page isn't what it was.
+        :raises BadBytes: where a page differs from its checksum.
         """
         wanted = [column.name for column in self.columns] if names is None else list(names)
         read = [*wanted, *([] if self._rest is None else [self._rest])]
@@ -311,7 +311,7 @@ class ParquetSnapshot:
                         yield StoredBatch(batch, self.columns, self._rest)
 
     def _bounded(self, group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows in batches of bounded bytes, however small the file is that they come from."""
+        """The rows in batches of bounded size, even if a small file expands to many bytes."""
         metadata = self._file.metadata.row_group(group)
         check(metadata)
         found = bounds(self._open, metadata, group, names)
@@ -323,7 +323,7 @@ class ParquetSnapshot:
             yield decoded(batch, found.counted)
 
     def _open(self, dictionaries: Sequence[str]) -> pq.ParquetFile:
-        """``dictionaries``: the columns that come as they are in the file, not decoded."""
+        """Open the file; the columns ``dictionaries`` aren't decoded."""
         return pq.ParquetFile(
             self._source,
             metadata=self._known,
@@ -354,7 +354,7 @@ def _column(field: pa.Field, ordinal: int) -> Column:
     return Column(field.name, "text" if is_text else str(field.type), ordinal=ordinal)
 
 
-# A parquet base's part in a key range: its row groups, opened so that only they are fetched.
+# A parquet base's part of a key range: only its row groups are fetched.
 
 _TAIL_BYTES = 64 << 10
 """First read of pyarrow: the file's end, where the row groups are described."""
@@ -399,7 +399,7 @@ def _opened(
 
 @contextmanager
 def _unchecked(base: ObjectSlice, open_slice: OpenSlice) -> Iterator[BinaryIO]:
-    """A file whose manifest has no checksums of its blocks: only what is needed is fetched."""
+    """A file whose entry has no checksums of its blocks; only the needed bytes are fetched."""
     size = base.entry.size_bytes
     tail = max(1, size - _TAIL_BYTES)
 

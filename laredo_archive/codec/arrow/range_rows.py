@@ -1,7 +1,7 @@
 """Merges base and diffs of one key range of a table into Arrow batches.
 
-The newest change of each key wins. What the diffs of the range touch is held in
-memory, so a range is to be cut so that it fits (``ranges.plan``); the base goes by.
+The newest change of each key wins. The rows that the range's diffs touch are held in
+memory, so ranges are cut to fit (``key_ranges.plan``); the base is streamed.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,10 +26,10 @@ _ROWS_AT_ONCE = 10_000
 _LINE_BEGINS = 0x7B
 
 Newest = Mapping[bytes, bytes | None]
-"""By key its new row, as its diff has it: a line, or a SnapshotRow message; None: deleted.
+"""New row of each key, as its diff has it: a line, or a SnapshotRow message; None: deleted.
 
-They differ in their first byte: a line's is a brace, a message's the tag of its only part. Where
-its reader has a projection, they have the columns of that only.
+They differ in their first byte: a line's is a brace, a message's the tag of its only part. If the
+reader has a projection, rows have its columns only.
 """
 
 
@@ -41,7 +41,7 @@ def newest(
     for part in order(reads):
         with open_slice(part) as source:
             bounded = _Bounded(source, part)
-            # A TRUNCATE begins what is read, so there is nothing yet that it could empty.
+            # A TRUNCATE is the first change that is read: there are no rows yet to remove.
             made = codec.read_new_rows(
                 part.format_id,
                 columns,
@@ -50,7 +50,7 @@ def newest(
                 found,
                 projection=rows.projection,
             )
-            b"\n".join(made).decode()  # a key that isn't UTF-8 is this file's damage
+            b"\n".join(made).decode()  # raises: a key that isn't UTF-8 is this file's damage
             found.update(made)
     return found
 
@@ -77,7 +77,7 @@ def _some(rows: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def order(reads: RangeRead) -> Sequence[ObjectSlice]:
-    """The range's diffs as they are read: the newest first, so that no older row is parsed."""
+    """The range's diffs in the order of reading: newest first, so that no older row is parsed."""
     return reads.diffs[::-1]
 
 
@@ -91,9 +91,9 @@ def batches(
     """
     changed = newest(reads, rows, columns, open_slice)
     if reads.base is not None:
-        left = _Left(reads.keys, changed)
+        untouched = _UntouchedRows(reads.keys, changed)
         made = _of_parquet if reads.base.format_id == codec.PARQUET else _of_lines
-        yield from made(reads.base, rows, columns, left, open_slice)
+        yield from made(reads.base, rows, columns, untouched, open_slice)
     yield from _new_batches(changed, rows, columns, reads.keys)
 
 
@@ -115,14 +115,14 @@ def _of_lines(
     base: ObjectSlice,
     rows: RowReader,
     columns: Sequence[Column],
-    left: "_Left",
+    untouched: "_UntouchedRows",
     open_slice: OpenSlice,
 ) -> Iterator[pa.RecordBatch]:
     with open_slice(base) as source:
-        for found, of in _split(base, rows, columns, left.keys, _Bounded(source, base)):
+        for found, of in _split(base, rows, columns, untouched.keys, _Bounded(source, base)):
             fragments, count = found, of
-            if not left.takes_all:
-                kept = left.of(keys_of(found, columns))
+            if not untouched.takes_all:
+                kept = untouched.mask(keys_of(found, columns))
                 count = kept.true_count
                 fragments = {name: column.filter(kept) for name, column in found.items()}
             if count:
@@ -154,14 +154,14 @@ def _of_parquet(
     base: ObjectSlice,
     rows: RowReader,
     columns: Sequence[Column],
-    left: "_Left",
+    untouched: "_UntouchedRows",
     open_slice: OpenSlice,
 ) -> Iterator[pa.RecordBatch]:
     for batch in parquet_file.batches(base, columns, rows, open_slice):
         found = batch
-        if not (left.takes_all and left.keys.whole):
+        if not (untouched.takes_all and untouched.keys.whole):
             own = keys_of(parquet_file.key_fragments(batch, columns), columns)
-            found = batch.filter(pc.and_(left.of(own), _inside(own, left.keys)))
+            found = batch.filter(pc.and_(untouched.mask(own), _inside(own, untouched.keys)))
         if found.rows:
             yield rows.stored(found)
 
@@ -175,8 +175,8 @@ def _inside(own: pa.StringArray, keys: KeyRange) -> pa.BooleanArray:
     return found
 
 
-class _Left:
-    """Leaves out the base's rows that a diff touches."""
+class _UntouchedRows:
+    """Selects the base's rows that no diff touches."""
 
     def __init__(self, keys: KeyRange, changed: Newest) -> None:
         self.keys = keys
@@ -187,15 +187,15 @@ class _Left:
         """True if no row is touched."""
         return not self._touched
 
-    def of(self, keys: pa.StringArray) -> pa.BooleanArray:
-        """Which rows are left, by their keys, one or more and in their order."""
+    def mask(self, keys: pa.StringArray) -> pa.BooleanArray:
+        """True for each row that no diff touches; ``keys``: one or more, in order."""
         first, last = keys[0].as_py().encode(), keys[-1].as_py().encode()
         start, stop = bisect_left(self._touched, first), bisect_right(self._touched, last)
         return pc.invert(pc.is_in(keys, pa.array(self._touched[start:stop], pa.string())))
 
 
 class _Bounded:
-    """A slice's bytes: ends at its stop, and refuses a file that ends before."""
+    """A slice's bytes: ends at the slice's stop, and refuses a file that ends earlier."""
 
     def __init__(self, source: ByteSource, part: ObjectSlice) -> None:
         self._source = source

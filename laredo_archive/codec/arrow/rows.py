@@ -1,9 +1,9 @@
 """A table's rows as Arrow record batches, in memory and in a parquet snapshot.
 
-The last column, ``_laredo_rest``, is null but for rows with a value that its column's type
-can't hold so that the line comes out again: infinity, BC, NaN in a decimal, an array with other
-dimensions than the column's. Such a value is null in its column, and a member of the JSON object
-in ``_laredo_rest``, as it is in the line. So no value is lost, and every line can be restored.
+Some values have no exact place in their column's type: infinity, BC, NaN in a decimal, an array
+with other dimensions than the column's. Such a value is null in its column, and a member, as it is
+in the line, of a JSON object in the last column, ``_laredo_rest``, which is null in all other rows.
+So no value is lost, and every line can be restored.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from laredo_model.column import Column, key_columns
 
 REST = "_laredo_rest"
 REST_NAME = b"laredo.rest"
-"""In a file's metadata: the name of the last column, which says that lines can be restored."""
+"""Key in a file's metadata with the last column's name; files with it can restore lines."""
 _JSON_ARRAYS = frozenset({"_json", "_jsonb"})
 
 
@@ -97,7 +97,7 @@ class _StoredColumn:
     def store(
         self, fragments: Mapping[str, pa.StringArray], rests: dict[int, list[tuple[str, str]]]
     ) -> pa.Array:
-        """The column's array; what it lacks is added to its rows' ``rests``."""
+        """The column's array; values that it can't have are added to their rows' ``rests``."""
         given = fragments[self._name]
         found = self._fitting(given)
         lost = pc.not_equal(self._restore(found), given)
@@ -110,7 +110,7 @@ class _StoredColumn:
         return found.take(kept)
 
     def _fitting(self, given: pa.StringArray) -> pa.Array:
-        """As typed as it gets; null where a value doesn't fit."""
+        """The typed array; null where a value doesn't fit."""
         try:
             return self._convert(given)
         except ArrowError:
@@ -147,7 +147,7 @@ class StoredBatch:
         return found
 
     def typed(self, name: str, wanted: pa.DataType) -> pa.Array | None:
-        """The column as it is stored; None if it isn't stored so, or not all of it."""
+        """The column as it is stored; None if it has another type, or lacks some values."""
         array = self._batch.column(name)
         if array.type != wanted or any(name in rest for rest in self._rests.values()):
             return None
@@ -183,9 +183,6 @@ def _members(rests: pa.StringArray) -> Iterator[tuple[int, dict[str, str]]]:
         yield row, {orjson.loads(name): value.decode() for name, value in items}
 
 
-# A table's rows as Arrow record batches: blocks of lines in, typed columns out.
-
-
 class RowReader:
     """Makes record batches of a table's lines.
 
@@ -193,7 +190,7 @@ class RowReader:
     """
 
     as_format_says = True
-    """True if lines are as in docs/archive-format.md: our own writer made them."""
+    """True if lines are as in docs/archive-format.md, where our own writer made them."""
 
     def __init__(
         self,
@@ -207,7 +204,7 @@ class RowReader:
         self._columns = [c for c in columns if wanted is None or c.name in set(wanted)]
         needed = {c.name for c in (*self._columns, *key_columns(columns))}
         self._split_names = needed
-        #: What new rows are reduced to before they are taken apart; None: they stay as they stand.
+        #: The columns to which new rows are reduced before they are split; None: all.
         self.projection: Projection | None = None
         if self.as_format_says and len(needed) < len(columns):
             self.projection = Projection([c.name for c in columns], needed)
@@ -218,7 +215,7 @@ class RowReader:
             [c.name for c in columns],
             list(needed),
             nesting(columns) if self.as_format_says else None,
-            # The checksum of its block says whether a line is as it was written.
+            # The checksum of its block shows whether a line is as it was written.
             whole=not self.as_format_says,
         )
         self._converters = {c.name: converter(c, chosen) for c in self._columns}
@@ -274,10 +271,10 @@ class RowReader:
     def _scanned(
         self, messages: list[bytes], reader: StructRowReader
     ) -> Mapping[str, pa.StringArray] | None:
-        """By compiled code; None where they have to be read row by row."""
+        """The columns by compiled code; None if the messages have to be read row by row."""
         columns = reader.columns(messages, self._split_names)
         if columns is not None:
-            with suppress(pa.ArrowInvalid):  # text that isn't UTF-8: row by row says where
+            with suppress(pa.ArrowInvalid):  # text that isn't UTF-8: row by row reports where
                 return {name: strings((offsets, text)) for name, offsets, text in columns}
         return None
 
@@ -287,7 +284,7 @@ class RowReader:
         return [column.name for column in self._columns]
 
     def stored(self, batch: StoredBatch) -> pa.RecordBatch:
-        """The record batch of rows that were typed already, as far as they are typed so here."""
+        """The record batch of stored rows; columns that are stored in their type are reused."""
         arrays = []
         for name, convert in self._converters.items():
             found = batch.typed(name, self.schema.field(name).type)
@@ -295,13 +292,13 @@ class RowReader:
         return self._of_arrays(arrays, batch.rows)
 
     def typed(self, fragments: Mapping[str, pa.StringArray], rows: int) -> pa.RecordBatch:
-        """The record batch of columns that were taken apart already; ``rows`` is their length."""
+        """The record batch of split columns; ``rows`` is their length."""
         arrays = [convert(fragments[name]) for name, convert in self._converters.items()]
         return self._of_arrays(arrays, rows)
 
     def _of_arrays(self, arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
         if not arrays:
-            # Of a batch without columns only the number of rows is left.
+            # A batch without columns has only a number of rows.
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
         return pa.record_batch(arrays, schema=self.schema)
 

@@ -25,26 +25,17 @@ import pyarrow as pa
 from laredo_archive.errors import ArchiveError
 from laredo_model.column import Column
 
-# Errors of converting lines to typed columns.
-#
-# ArrowError
-# ├── TypingRefused        an option that no column can have
-# ├── ValueLacking         a value of PostgreSQL's that the column can't have as it is read
-# │   ├── SpecialValue     infinity, NaN, BC: the column's Arrow type lacks it
-# │   └── ArrayTooDeep     an array with more dimensions than its column was given
-# └── ValueUnfit           a value that isn't of its column's type at all: damage
-
 
 class ArrowError(ArchiveError):
-    """The root of this package's errors."""
+    """The root of errors of converting lines to typed columns."""
 
 
 class TypingRefused(ArrowError):
-    """An option about types that can't be had."""
+    """An option about types that can't be satisfied."""
 
 
 class ValueLacking(ArrowError):
-    """A value of PostgreSQL's that the column can't have as it is read."""
+    """A value of PostgreSQL that the column's Arrow type, as chosen, can't have."""
 
     has_location = False
     """True if the message begins with the value's location."""
@@ -58,24 +49,24 @@ class ValueLacking(ArrowError):
 
 
 class SpecialValue(ValueLacking):
-    """A value that PostgreSQL's type has and the column's Arrow type hasn't."""
+    """A value that PostgreSQL's type has and the Arrow type lacks: infinity, NaN, BC."""
 
     def __init__(self, column: str, value: str, arrow_type: object) -> None:
         super().__init__(
-            f"column {column}: {value} isn't among the values of {arrow_type}. Read such columns"
-            ' as text (special_values = "string"), or such values as null (special_values = "null")'
+            f"column {column}: {value} can't be a {arrow_type}. Read such columns as text"
+            ' (special_values = "string"), or such values as null (special_values = "null")'
         )
         self.column = column
         self.value = value
 
 
 class ArrayTooDeep(ValueLacking):
-    """PostgreSQL lets every value of an array column have dimensions of its own; Arrow doesn't."""
+    """An array with other dimensions than its column's; PostgreSQL allows that, Arrow doesn't."""
 
     def __init__(self, column: str, value: str, dimensions: int) -> None:
         super().__init__(
-            f"column {column}: {value} hasn't the {dimensions} dimension(s) of its type."
-            f' Set their number (array_dimensions = "{column}=N"), or read it as JSON text'
+            f"column {column}: {value} doesn't have the {dimensions} dimension(s) that are read."
+            f' Set their number (array_dimensions = "{column}=N"), or read the column as JSON text'
             f' (array_dimensions = "{column}=0")'
         )
         self.column = column
@@ -111,7 +102,7 @@ _PLAIN: Mapping[str, pa.DataType] = {
 }
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)\Z")
 _MODIFIER_OFFSET = 4
-"""VARHDRSZ, which every type modifier of numeric has added to it."""
+"""VARHDRSZ, which is added to every type modifier of numeric."""
 
 
 class Special(StrEnum):
@@ -189,7 +180,7 @@ def is_array(column: Column) -> bool:
 
 
 def dimensions(column: Column, typing: Typing) -> int:
-    """Depth of the column's lists; 0: no list."""
+    """Depth of the column's lists; 0: none."""
     return typing.array_dimensions.get(column.name, 1) if is_array(column) else 0
 
 

@@ -114,7 +114,11 @@ class _Values:
         return pa.array(found, pa.binary())
 
     def _cast_with_specials(self, given: pa.StringArray) -> pa.Array:
-        """After a cast that failed: which value was it, and what is to become of it?"""
+        """Cast value by value after a cast that failed: special values as chosen.
+
+        :raises SpecialValue: if there is one, and it isn't read as null.
+        :raises ValueUnfit: if a value isn't of the column's type.
+        """
         kept: list[str | None] = []
         for text in given.to_pylist():
             if text is None or self._fits(text):
@@ -143,7 +147,7 @@ class _Values:
 
 
 def texts(fragments: pa.StringArray) -> pa.StringArray:
-    """Strings without quotes and escapes; what isn't a string, as it stands; null stays null.
+    """Strings without quotes and escapes; other values and nulls stay.
 
     :raises BadLine: at an escape that JSON has not.
     """
@@ -191,14 +195,12 @@ def _shown(fragment: bytes) -> str:
 
 # Converts Arrow columns to JSON fragments: the inverse of :mod:`.values`.
 #
-# By the array's own type, so that files of other writers read too. What comes out is what
-# PostgreSQL printed in all but a few cases (floats with a digit more than they need); who must have
-# the very fragments compares.
+# By the array's own type, so that files of other writers can be read too. The fragments are what
+# PostgreSQL printed in all but a few cases (floats with a digit more than they need); a caller that
+# needs exactly these compares.
 
 Restore = Callable[[pa.Array], pa.StringArray]
 
-_RESTORED_NULL = "null"
-_JSONS = frozenset({"json", "jsonb"})
 _ESCAPED = r'["\\\x00-\x1f]'
 _PLAIN_FLOAT = r"^-?\d+(\.\d+)?$"
 _EXPONENT_BELOW = 1e-4
@@ -213,7 +215,7 @@ def restorer(arrow_type: pa.DataType, type_name: str) -> Restore:
         inner = restorer(arrow_type.value_type, type_name.removeprefix("_"))
         return lambda array: _lists(array, inner)
     restore = _restore_of(arrow_type, type_name)
-    return lambda array: pc.fill_null(restore(array), _RESTORED_NULL)
+    return lambda array: pc.fill_null(restore(array), _NULL)
 
 
 def _restore_of(arrow_type: pa.DataType, type_name: str) -> Restore:
@@ -221,7 +223,7 @@ def _restore_of(arrow_type: pa.DataType, type_name: str) -> Restore:
         if is_such(arrow_type):
             return restore
     # An array that is stored as its text is JSON too.
-    is_json = type_name in _JSONS or type_name.startswith("_")
+    is_json = type_name in _VERBATIM or type_name.startswith("_")
     return _as_text if is_json else _strings
 
 
@@ -295,13 +297,13 @@ def _byteas(array: pa.Array) -> pa.StringArray:
 
 def _lists(array: pa.Array, inner: Restore) -> pa.StringArray:
     array = array.cast(pa.list_(array.type.value_type))
-    # A null list or a slice may have values beside those that count: flatten() leaves them out.
+    # A null list or a slice may have values that don't count: flatten() leaves them out.
     values = inner(array.flatten())
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0))
     offsets = pa.concat_arrays([pa.array([0], ends.type), ends])
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, values), ",")
     found = pc.binary_join_element_wise("[", joined, "]", "")
-    return pc.if_else(array.is_valid(), found, _RESTORED_NULL)
+    return pc.if_else(array.is_valid(), found, _NULL)
 
 
 _BY_TYPE: tuple[tuple[Callable[[pa.DataType], bool], Restore], ...] = (

@@ -30,17 +30,17 @@ class BadS3Location(DestinationError):
 
 @dataclass(frozen=True)
 class S3Location:
-    """A prefix of a bucket. It ends with ``/``, or is empty, whatever it was given as.
+    """A prefix of a bucket, with ``/`` at its end, or empty.
 
     ``credentials``: a profile's name, None for the ambient one. ``region``, ``endpoint``: the
     service's, unless the profile or the environment sets them. ``storage_class`` is that of
     artifacts; a manifest, overwritten with each commit, has the bucket's usual one. ``tags`` are
     put on every object. ``requester_pays``: our account pays for the requests.
 
-    :raises BadS3Location: if it can't be one.
+    :raises BadS3Location: if it isn't a valid location.
     """
 
-    #: Its name, or the ARN of an access point, whose region counts unless ``region`` is given.
+    #: The bucket's name, or the ARN of an access point, whose region counts without ``region``.
     bucket: str
     prefix: str = ""
     region: str | None = None
@@ -66,7 +66,7 @@ class S3Location:
 
     @property
     def uri(self) -> str:
-        """``s3://bucket/prefix/``. Keys are in it as they are, as in every tool for S3."""
+        """``s3://bucket/prefix/``, unquoted, as in every tool for S3."""
         return f"s3://{self.bucket}/{self.prefix}"
 
     @property
@@ -92,8 +92,8 @@ class S3Location:
             wrong.append("kms_key_id needs server_side_encryption = aws:kms")
         if self.storage_class in _FROZEN:
             wrong.append(
-                f"objects of the storage class {self.storage_class} can't be read without"
-                " restoring them; use GLACIER_IR, or a lifecycle rule for what is retired"
+                f"objects of the storage class {self.storage_class} can't be read before they are"
+                " restored; use GLACIER_IR, or a lifecycle rule for retired objects"
             )
         return [*wrong, *self._wrong_tags()]
 
@@ -120,8 +120,8 @@ class S3Location:
             host != address.netloc and _is_aws(self.endpoint)
         ):
             yield (
-                f"the endpoint {self.endpoint} names the bucket, which is put there by itself;"
-                f" write {address.scheme}://{host}"
+                f"the endpoint {self.endpoint} names the bucket, which requests add to it; write"
+                f" {address.scheme}://{host}"
             )
 
     def _wrong_tags(self) -> Iterator[str]:
@@ -145,7 +145,7 @@ def parse(uri: str) -> S3Location:
         if uri.lower().startswith(scheme):
             place = uri[len(scheme) :]
             point = _ACCESS_POINT.match(place)
-            # An ARN that isn't one of these is refused whole, as it was written.
+            # Any other ARN is refused whole, as it was written.
             parts = 2 if place.startswith("arn:") else 1
             bucket = point[0] if point is not None else "/".join(place.split("/")[:parts])
             return S3Location(bucket, place[len(bucket) :])

@@ -40,16 +40,16 @@ from laredo_archive.storage.s3.upload import Lanes, Part, S3Upload
 # A copy within a bucket that the store makes by itself, of any size, and that replaces nothing.
 #
 # CopyObject takes 5 GB at most, and not every store that has conditional writes has them for
-# CopyObject too. An upload in parts is put together with If-None-Match, as all our uploads are; its
-# parts may be ranges of an object that is there ("Copying an object using multipart upload", Amazon
-# S3 User Guide).
+# CopyObject too. A multipart upload is completed with If-None-Match, as all our uploads are; its
+# parts may be ranges of an existing object ("Copying an object using multipart upload", Amazon S3
+# User Guide).
 
 COPIED_PART_BYTES = 512 << 20
-"""One request's; 5 TB, the largest object, are fewer than the 10,000 parts that there may be."""
+"""Bytes of a part. The largest object, of 5 TB, then has fewer than the allowed 10,000 parts."""
 
 
 class S3Copy(S3Upload):
-    """An object of the bucket on its way to another name."""
+    """A copy of one of the bucket's objects under another name."""
 
     def __init__(
         self, bucket: Bucket, source: str, key: str, size_bytes: int, lanes: Lanes
@@ -60,9 +60,9 @@ class S3Copy(S3Upload):
         self._sent_all = False
 
     def finish(self) -> None:
-        """Have the parts copied and put together; may be called again after CommitStateUnknown.
+        """Copy the parts and complete the upload; may be called again after CommitStateUnknown.
 
-        :raises ArtifactMissing: if what is to be copied isn't there.
+        :raises ArtifactMissing: if the source doesn't exist.
         """
         if not self._sent_all:
             self._refuse_missing()
@@ -95,7 +95,7 @@ class S3Copy(S3Upload):
             CopySourceRange=f"bytes={start}-{stop - 1}",
         )
         reach("s3.copy.part")
-        copied = answer["CopyPartResult"]
+        copied = self._bucket.required(answer, "CopyPartResult", self._uri)
         named = ("ETag", "ChecksumSHA256")
         return {"PartNumber": number, **{name: copied[name] for name in named if name in copied}}
 
@@ -109,18 +109,18 @@ log = structlog.get_logger(__name__)
 
 NAME = ".laredo-probe-"
 _OWN = re.compile(re.escape(NAME) + "[0-9a-f]{16}")
-"""Names of probes' objects: no other object is removed."""
+"""Name of a probe's object; no other object is removed."""
 _AGAIN = RETRY_CONDITIONAL | {Cause.CONNECT}
 _AGAIN_AFRESH = PASSING - _AGAIN
-"""Causes after which a conditional write may be done or not: the probe begins anew."""
+"""Causes after which a conditional write may have been done or not: the probe starts over."""
 _LEFT_BEHIND = timedelta(hours=1)
 
 
 def run(bucket: Bucket) -> None:
     """Run the test, and remove its objects.
 
-    :raises ConditionalWritesMissing: if it can't.
-    :raises DestinationUnavailable: if it can't be found out now.
+    :raises ConditionalWritesMissing: if the store ignores a condition.
+    :raises DestinationUnavailable: if that can't be tested now.
     """
     try:
         lacking = bucket.repeatedly("probe", _AGAIN_AFRESH, partial(_lacking, bucket))
@@ -131,7 +131,7 @@ def run(bucket: Bucket) -> None:
 
 
 def _lacking(bucket: Bucket) -> str | None:
-    """The first condition that isn't honoured, by an object that no earlier attempt may have."""
+    """The first condition that isn't honoured, tested with an object of a new name."""
     key = f"{NAME}{secrets.token_hex(8)}"
     try:
         return next(_Probe(bucket, key).lacking(), None)
@@ -232,7 +232,7 @@ def _remove(bucket: Bucket, key: str) -> None:
 
 
 def _abort_uploads(bucket: Bucket, key: str) -> None:
-    """They lie outside of every table's prefix, so that no claim and no collector sees them."""
+    """Abort probes' uploads; they are outside of every table's prefix, so nothing else does."""
     page = bucket.ask_all("list_multipart_uploads", NAME)
     limit = bucket.date(page) - _LEFT_BEHIND
     for upload in page.get("Uploads", ()):
@@ -246,9 +246,9 @@ def _abort_uploads(bucket: Bucket, key: str) -> None:
 
 
 HIDDEN = "."
-"""Names with this prefix are probes, not objects."""
+"""Prefix of probes' names, which listings leave out."""
 
-# Amazon S3 API reference: where a listing goes on, by what the page before says.
+# Amazon S3 API reference: parameters of the next page, by the fields of a page that give them.
 _MARKS = {
     "list_objects_v2": {"ContinuationToken": "NextContinuationToken"},
     "list_multipart_uploads": {
@@ -261,7 +261,7 @@ _MARKS = {
 class S3Destination:
     """A prefix of a bucket; see :class:`laredo_archive.storage.destination.Destination`.
 
-    Making one asks nothing of the store. ``pause``: how waits between tries are made.
+    Making one sends no request. ``pause`` waits between tries.
 
     :raises AwsError: if there can be no client for ``location``.
     """
@@ -294,7 +294,7 @@ class S3Destination:
         """Check, by writing and removing small objects, that the store has conditional writes.
 
         :raises ConditionalWritesMissing: if it can't compare and swap.
-        :raises DestinationUnavailable: if it can't be found out now.
+        :raises DestinationUnavailable: if that can't be tested now.
         """
         run(self._bucket)
 
@@ -303,7 +303,7 @@ class S3Destination:
         return self._bucket.uri_of(key)
 
     def get(self, key: str) -> StoredObject | None:
-        """The object and its ETag, whatever that is made of."""
+        """The object and its ETag."""
         try:
             return read_whole(self._bucket, key)
         except FailedRequest as refused:
@@ -328,7 +328,7 @@ class S3Destination:
         return open_object(self._bucket, key, offset)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """The objects below ``prefix``, hidden ones and folders of a console apart."""
+        """The objects below ``prefix``, without hidden ones and a console's folders."""
         for page in self._pages("list_objects_v2", prefix):
             for found in page.get("Contents", ()):
                 key = found["Key"].removeprefix(self._bucket.location.prefix)
@@ -365,7 +365,7 @@ class S3Destination:
         return S3Upload(self._bucket, key, self._lanes)
 
     def copy(self, source: str, key: str, size_bytes: int) -> S3Copy | None:
-        """Begin a copy that the store makes, of an object of more than a part; else None."""
+        """Begin a copy that the store makes; None if the object isn't larger than a part."""
         if size_bytes <= uploads.PART_BYTES:
             return None  # a GET and a PUT are fewer requests, and our sha256 goes with them
         return S3Copy(self._bucket, source, key, size_bytes, self._lanes)
@@ -373,8 +373,8 @@ class S3Destination:
     def delete(self, key: str) -> None:
         """Delete the object."""
         try:
-            # A request without an answer may yet come, when the name has been given out
-            # again: that one isn't followed by another, whose answer would hide it.
+            # An unanswered request may still take effect later, when the name is used again.
+            # Another request's answer would hide that, so none is sent.
             self._bucket.ask("delete_object", key, again=(Cause.CONNECT, Cause.THROTTLED))
         except FailedRequest as refused:
             if refused.kind is not Cause.NO_SUCH_KEY:
@@ -383,10 +383,10 @@ class S3Destination:
     def collect_unfinished(
         self, prefix: str, older_than: timedelta, is_ours: Callable[[str], bool]
     ) -> int:
-        """Abort multipart uploads that were begun that long ago, by the store's Date."""
+        """Abort multipart uploads that are older, by the store's Date."""
         dropped = 0
         for page in self._pages("list_multipart_uploads", prefix):
-            # A Date has whole seconds, the time of an upload's beginning may have fractions.
+            # A Date has whole seconds, the time of an upload's start may have fractions.
             limit = self._bucket.date(page) + timedelta(seconds=1) - older_than
             for upload in page.get("Uploads", ()):
                 key = upload["Key"].removeprefix(self._bucket.location.prefix)
@@ -404,7 +404,7 @@ class S3Destination:
         return True
 
     def _pages(self, method: str, prefix: str) -> Iterator[Answer]:
-        """Each answer of a listing; the next is asked for where the one before ends."""
+        """Each page of a listing."""
         marks: dict[str, str] = {}
         while True:
             try:

@@ -1,7 +1,7 @@
 """Reads objects: a small one whole, a large one as a stream that resumes when interrupted.
 
-A stream is pinned to the version that was opened (If-Match), so it never mixes two;
-what ends before the object does is never taken for its end.
+A stream is pinned to the version that was opened (If-Match), so it never mixes two.
+An answer that is cut off is never taken for the object's end.
 """
 
 import io
@@ -29,7 +29,8 @@ _BEYOND_THE_END = 416
 def read_whole(bucket: Bucket, key: str) -> StoredObject:
     """A small object and its version.
 
-    :raises Refused: if it can't be read. :raises TooLarge: if it has more than LARGEST_WHOLE bytes.
+    :raises FailedRequest: if it can't be read.
+    :raises TooLarge: if it has more than LARGEST_WHOLE bytes.
     :raises DestinationUnavailable: if the answer doesn't name its version.
     """
 
@@ -111,7 +112,7 @@ class PinnedObject(io.RawIOBase):
         return target
 
     def readinto(self, buffer: Any) -> int:
-        """Fill as much of ``buffer`` as comes at once; 0 at the object's end."""
+        """Read into ``buffer`` what the next part of the answer has; 0 at the object's end."""
         if self._position >= self._size or not len(buffer):
             return 0
         try:
@@ -124,7 +125,7 @@ class PinnedObject(io.RawIOBase):
         return count
 
     def readall(self) -> bytes:
-        """All that is left, in large pieces."""
+        """The rest of the object, read in large pieces."""
         pieces = []
         while piece := self.read(_BUFFER_BYTES):
             pieces.append(piece)
@@ -169,8 +170,8 @@ class PinnedObject(io.RawIOBase):
             raise DestinationUnavailable(
                 self._uri,
                 f"asked for the bytes from {self._position} on, the store answered with"
-                f" {answer.get('ContentRange', 'all of them')}; it, or a proxy before it, has no"
-                " range requests",
+                f" {answer.get('ContentRange', 'all of them')}. Use a store that honours Range, and"
+                " check whether a proxy in front of it drops that header",
             ).at(self._bucket.location.identity)
         return int(content_range[2])
 
@@ -183,7 +184,9 @@ class PinnedObject(io.RawIOBase):
 
     def _replaced(self) -> DestinationUnavailable:
         return DestinationUnavailable(
-            self._uri, "it was replaced while it was being read; none of our programs does that"
+            self._uri,
+            "it was replaced while it was being read. Our programs never do that: find out which"
+            " program wrote it",
         ).at(self._bucket.location.identity)
 
     def _drop_body(self) -> None:

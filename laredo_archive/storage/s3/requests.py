@@ -1,8 +1,8 @@
 """Sends requests to one bucket, with retries, and translates failures into a commit's errors.
 
 The client doesn't repeat anything by itself; this module decides what is repeated, request by
-request. A read, and an upload that is invisible until completed, may be. A change may only be where
-the store's answer shows that it didn't happen.
+request. A read is repeated, and so is an upload that is invisible until it is completed. A change
+is repeated only if the store's answer shows that it didn't happen.
 """
 
 import base64
@@ -47,11 +47,11 @@ ATTEMPTS = 6
 """Tries of one request that may be repeated."""
 RETRY = Backoff(initial=0.2, maximum=5.0)
 PATIENCE_S = 120.0
-"""Time for which such a request is repeated, if each attempt takes long."""
+"""Time after which such a request isn't repeated any more."""
 PARALLEL_PARTS = 4
 _CONNECTIONS = 64
-"""Kept open at most: all tables that write to a bucket share them, and a new one costs a
-handshake with each commit."""
+"""Most connections kept open. All tables that write to a bucket share them; a new connection for
+each commit would cost a handshake."""
 
 RETRY_IDEMPOTENT = PASSING | {Cause.CHECKSUM}
 """Causes for repeating a request without visible effect: a part, the beginning of an upload."""
@@ -73,10 +73,12 @@ _SET_UP_WRONG = frozenset(
 )
 
 _NEEDED_FOR = {
-    "Date": "by which retention goes, never by our clock",
-    "ETag": "by which a version is known from the next",
-    "LastModified": "by which it is known how old it is",
-    "ContentLength": "without which a cut-off answer seems to be a whole one",
+    "Date": "which retention needs, as it never goes by this machine's clock",
+    "ETag": "which tells one version from the next",
+    "LastModified": "which shows the object's age",
+    "ContentLength": "without which a cut-off answer looks whole",
+    "UploadId": "which names the upload",
+    "CopyPartResult": "which names the part",
 }
 
 Answer = Mapping[str, Any]
@@ -89,7 +91,7 @@ Pause = Callable[[Event, float], object]
 
 
 class FailedRequest(Exception):
-    """A request that failed. It stays inside this package; :meth:`error` is raised outside."""
+    """A request that failed. Only this package sees it; :meth:`error` is raised outside."""
 
     def __init__(self, uri: str, location: str, explained: Explained) -> None:
         super().__init__(explained.message)
@@ -100,7 +102,7 @@ class FailedRequest(Exception):
         self._explained = explained
 
     def error(self, *, changing: bool = False) -> DestinationError:
-        """The destination's error; ``changing``: the request was to change what others see."""
+        """The destination's error; ``changing``: the request changes what others see."""
         return self._meant(changing)(self._uri, self._explained.message).at(self._location)
 
     def _meant(self, changing: bool) -> type[DestinationError]:
@@ -153,16 +155,16 @@ class Bucket:
 
         ``ended``: set when its result isn't needed any more.
 
-        :raises Refused: if it keeps failing, or fails otherwise.
+        :raises FailedRequest: if it keeps failing, or fails otherwise.
         :raises BadKey: if ``key`` leads out of the prefix.
         """
         uri, more["Key"] = self.uri_of(key), self.location.prefix + key
         return self.repeatedly(method, again, partial(self._once, method, uri, more), ended)
 
     def ask_all(self, method: str, prefix: str, **more: str) -> Answer:
-        """One page of what there is below ``prefix``.
+        """One page of a listing of ``prefix``.
 
-        :raises Refused: if it keeps failing, or fails otherwise.
+        :raises FailedRequest: if it keeps failing, or fails otherwise.
         """
         uri, more["Prefix"] = f"{self.location.uri}{prefix}", self.location.prefix + prefix
         return self.repeatedly(method, PASSING, partial(self._once, method, uri, more))
@@ -176,7 +178,7 @@ class Bucket:
     ) -> T:
         """Do ``work``; retry the failures in ``again``, with growing waits.
 
-        :raises Refused: if it keeps failing, or fails otherwise.
+        :raises FailedRequest: if it keeps failing, or fails otherwise.
         """
         ended = ended or Event()
         retrying = Retrying(
@@ -235,9 +237,9 @@ class Bucket:
         )
 
     def version(self, key: str, answer: Answer) -> ObjectVersion:
-        """Which version ``answer`` shows, and the Date it carries.
+        """The version that ``answer`` shows, and its Date.
 
-        :raises DestinationUnavailable: if it doesn't say.
+        :raises DestinationUnavailable: if the answer lacks one of them.
         """
         return ObjectVersion(self.required(answer, "ETag", self.uri_of(key)), self.date(answer))
 
@@ -255,7 +257,7 @@ class Bucket:
     def modified(self, answer: Answer, uri: str) -> datetime:
         """Time when the object was last changed, by the store's clock.
 
-        :raises DestinationUnavailable: if the answer has no time that UTC has.
+        :raises DestinationUnavailable: if the answer has no such time, or none that UTC has.
         """
         try:
             return files.in_utc(self.required(answer, "LastModified", uri))
@@ -265,7 +267,7 @@ class Bucket:
     def required(self, answer: Answer, name: str, uri: str) -> Any:
         """A required field of ``answer``.
 
-        :raises DestinationUnavailable: if it doesn't.
+        :raises DestinationUnavailable: if it is missing.
         """
         value = answer.get(name)
         if value is None:
@@ -275,7 +277,9 @@ class Bucket:
     def _lacking(self, name: str, uri: str) -> DestinationUnavailable:
         why = _NEEDED_FOR[name]
         return DestinationUnavailable(
-            uri, f"the store's answer has no {name}, {why}; did a proxy before it drop that?"
+            uri,
+            f"the store's answer has no {name}, {why}; check whether a proxy in front of it drops"
+            " that",
         ).at(self.location.identity)
 
 

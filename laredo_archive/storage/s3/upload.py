@@ -1,9 +1,9 @@
 """Writes an object: by one PUT when it is small, else in parts, sent by a few threads.
 
-A part is held in memory until the store has it. What all uploads to one
-destination hold is bounded: PARALLEL_PARTS parts on their way, and one per upload
-that is being filled. The sha256 of each part is sent with it and checked by the
-store, and listed again when the parts are put together.
+A part is held in memory until the store has it. All uploads to one destination
+together hold PARALLEL_PARTS parts that are being sent, and each one that is being
+filled. The sha256 of each part is sent with it and checked by the store, and listed
+again when the upload is completed.
 
 "Uploading and copying objects using multipart upload", Amazon S3 User Guide.
 """
@@ -44,13 +44,13 @@ def part_bytes(number: int) -> int:
     """Size of part ``number`` (from 1): doubled every 1,000 parts.
 
     So an object of up to 8 GB is sent in parts of 8 MB, and one of 5 TB in fewer than the
-    10,000 that there may be, of at most 5 GB each ("Amazon S3 multipart upload limits").
+    allowed 10,000 parts of at most 5 GB ("Amazon S3 multipart upload limits").
     """
     return PART_BYTES << (number - 1) // _PARTS_OF_ONE_SIZE
 
 
 class Lanes:
-    """The threads that send one destination's parts, and the bound of what is on its way."""
+    """The threads that send one destination's parts, and the limit of bytes being sent."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(PARALLEL_PARTS, thread_name_prefix="s3-part")
@@ -61,7 +61,7 @@ class Lanes:
     def send(self, size: int, work: Callable[[], Part]) -> "Future[Part]":
         """Do ``work`` in a thread, once there is room for ``size`` more bytes.
 
-        What is larger than all the room goes alone.
+        A part that is larger than the limit is sent alone.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._taken or self._taken + size <= self._room)
@@ -77,7 +77,7 @@ class Lanes:
 
 
 class S3Upload:
-    """One object on its way; see :class:`laredo_archive.storage.destination.Upload`."""
+    """An upload of one object; see :class:`laredo_archive.storage.destination.Upload`."""
 
     def __init__(self, bucket: Bucket, key: str, lanes: Lanes) -> None:
         self._bucket = bucket
@@ -93,7 +93,7 @@ class S3Upload:
         self._ended = threading.Event()
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append; waits while as much as is allowed is on its way."""
+        """Append; waits while the limit of bytes is being sent."""
         rest = memoryview(data)
         while rest:
             room = part_bytes(self._number) - self._filling.tell()
@@ -105,7 +105,7 @@ class S3Upload:
         return len(data)
 
     def finish(self) -> None:
-        """PUT it, or have its parts put together; may be called again after CommitStateUnknown."""
+        """PUT it, or complete its parts; may be called again after CommitStateUnknown."""
         self._refuse_lost()
         if self._upload_id is not None:
             if self._filling.tell():
@@ -120,13 +120,13 @@ class S3Upload:
         reach("s3.upload.done")
 
     def abort(self) -> None:
-        """Have the store drop the parts that it holds."""
+        """Have the store drop the parts that it has."""
         if self._ended.is_set():
             return
         self._end()
         for sending in self._on_their_way:
             sending.cancel()
-        # A part that arrives after the abort would be kept, and paid for.
+        # A part that arrives after the abort would be stored, and billed.
         wait(self._on_their_way)
         if self._upload_id is not None:
             self._drop_parts(self._upload_id)
@@ -134,8 +134,6 @@ class S3Upload:
     def _end(self) -> None:
         self._ended.set()
         self._filling = io.BytesIO()
-
-    # Parts.
 
     def _send_part(self) -> None:
         self._settle_parts(every=False)
@@ -159,7 +157,7 @@ class S3Upload:
             )
         except FailedRequest as refused:
             raise self._lose(refused) from refused
-        upload_id = str(answer["UploadId"])
+        upload_id = str(self._bucket.required(answer, "UploadId", self._uri))
         self._upload_id = upload_id
         return upload_id
 
@@ -176,10 +174,11 @@ class S3Upload:
             ChecksumSHA256=digest,
         )
         reach("s3.upload.part")
-        return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": digest}
+        etag = self._bucket.required(answer, "ETag", self._uri)
+        return {"PartNumber": number, "ETag": etag, "ChecksumSHA256": digest}
 
     def _settle_parts(self, *, every: bool) -> None:
-        """Take note of the parts that the store has; of ``every`` one, or as far as they are."""
+        """Take the results of parts that were sent; ``every``: wait for all of them."""
         self._refuse_lost()
         waiting = self._on_their_way
         while waiting and (every or waiting[0].done()):
@@ -197,8 +196,6 @@ class S3Upload:
             raise self._lost
         if self._ended.is_set():
             raise DestinationUnavailable(self._uri, "this upload has ended before")
-
-    # The end.
 
     def _put(self) -> None:
         self._bucket.ask(
@@ -240,8 +237,8 @@ class S3Upload:
 
     def _drop_parts(self, upload_id: str) -> None:
         try:
-            # Not again where the store is unavailable: a claim, the collector and the bucket's
-            # lifecycle rule drop what is left.
+            # Not retried while the store is unavailable: a claim, the collector, or the bucket's
+            # lifecycle rule drops the parts.
             self._bucket.ask(
                 "abort_multipart_upload",
                 self._key,

@@ -34,9 +34,9 @@ def named(*profiles: Profile) -> dict[str, Profile]:
             [role("a", base="b"), role("b", base="c"), role("c", base="b")],
             "base leads back to itself (a -> b -> c -> b)",
         ),
-        ([Profile("p", "ambient", role_arn=ARN)], "role_arn means something only for type ="),
-        ([Profile("p", "ambient", external_id="xx")], "external_id means something only"),
-        ([Profile("p", "ambient", base="q")], "base means something only"),
+        ([Profile("p", "ambient", role_arn=ARN)], "role_arn is for type = assume_role"),
+        ([Profile("p", "ambient", external_id="xx")], "external_id is for type = assume_role only"),
+        ([Profile("p", "ambient", base="q")], "base is for type = assume_role only"),
     ],
 )
 def test_a_profile_that_contradicts_itself_is_refused(profiles: list[Profile], says: str) -> None:

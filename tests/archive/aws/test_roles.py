@@ -300,7 +300,7 @@ def test_a_session_that_has_ended_as_it_comes_is_a_wrong_clock(
     explained = refused(AwsClients(writer(sts), now=clock), store)
     assert (explained.kind, explained.sent) == (Cause.ROLE, False)
     assert "ends at 2026-03-01T13:00:00Z" in explained.message
-    assert "this machine's clock says 2026-03-01T15:00:00Z" in explained.message
+    assert "this machine's clock shows 2026-03-01T15:00:00Z" in explained.message
 
 
 def test_threads_share_one_client_and_one_session(

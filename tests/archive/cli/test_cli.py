@@ -177,7 +177,7 @@ def no_archive(directory: Path) -> None:
         (wrong_hash, "snapshot-0_258.jsonl: its sha256 is", "Restore it from another"),
         (truncated_file, "diff-0_258-0_2BC.jsonl: cut off", "Restore it from another"),
         (missing_file, "snapshot-0_258.jsonl: the manifest names", "Restore it"),
-        (unknown_format, "snapshot-0_258.jsonl: it is there as avro only", "Read it with"),
+        (unknown_format, "snapshot-0_258.jsonl: the artifact exists as avro only", "Read it with"),
     ],
 )
 def test_bad_input_is_one_line_that_names_place_and_cure(
@@ -244,7 +244,7 @@ def test_gc_refuses_a_renamed_copy(archive: Path) -> None:
     archive.rename(copied)
     done = run("gc", copied, "--cut-off-hours", 0)
     assert done.returncode == 1
-    assert "it is a copy" in done.stderr
+    assert "was the archive moved" in done.stderr
     assert rows(run("cat", copied)) == lines(TWO)
 
 
@@ -256,7 +256,7 @@ def test_export_writes_whole_files_only(archive: Path, tmp_path: Path) -> None:
     assert target.read_text().split("\n")[:-1] == lines(ONE)
     refused = run("export", archive, target)
     assert refused.returncode == 1
-    assert "it is there already; --force replaces it" in refused.stderr
+    assert "it exists already; --force replaces it" in refused.stderr
     assert run("export", archive, target, "--force").returncode == 0
     assert target.read_text().split("\n")[:-1] == lines(TWO)
     wrong_hash(archive)

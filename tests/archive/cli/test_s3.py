@@ -219,7 +219,7 @@ def test_copy_says_what_it_did(
     assert first[0].startswith(f"{target.as_uri()}/manifest.json: public.users up to 0/2BC (epoch")
     assert "7 objects copied" in first[0]
     assert (
-        "0 objects copied, 0 B, 0 adopted, 7 known before"
+        "0 objects copied, 0 B, 0 adopted, 7 unchanged"
         in run("copy", place, target, env=environment).stdout
     )
     assert (target / "epoch=1").exists()
@@ -261,7 +261,7 @@ def test_refusals_and_stops_are_one_line(
         rebased(writer, 10, BASE, continues=False)
     refused = run("copy", place, tmp_path / "other" / TABLE, env=environment)
     assert refused.returncode == 1
-    assert "there is the archive of public.t, not of public.users" in refused.stderr
+    assert "it is the archive of public.t, not of public.users" in refused.stderr
     wrong_hash(local)
     stopped = run("copy", local, place.replace("eu/users", "us/users"), env=environment)
     (line,) = stopped.stderr.splitlines()

@@ -164,6 +164,21 @@ def test_lock_decides_and_keeps_writers_out(live: Live) -> None:
     assert live.compare(lock=True).outcome is Comparison.EQUAL
 
 
+def test_a_lock_ends_if_the_program_hangs(live: Live) -> None:
+    with (
+        pytest.raises(DatabaseUnusable, match="idle-in-transaction timeout"),
+        Database.connected(live.dsn) as asked,
+        asked.locked(asked.table("public.users", None), 0.1),
+    ):
+        live.execute("UPDATE users SET n = 1 WHERE id = 1")
+
+
+def test_an_unreachable_server_is_noticed(live: Live) -> None:
+    with Database.connected(live.dsn) as asked:
+        given = asked._connection.info.get_parameters()
+    assert given["keepalives_idle"] == "30"
+
+
 def test_difference_isn_t_claimed_while_somebody_writes(live: Live) -> None:
     """A transaction that holds the table's lock may have committed without being visible yet."""
     live.built.diff(live.position(), {})
@@ -239,7 +254,7 @@ def test_a_database_that_can_t_be_asked(live: Live) -> None:
     assert "hush" not in str(refused.value)
     live.execute("CREATE ROLE nobody_much LOGIN")
     try:
-        with pytest.raises(DatabaseUnusable, match="let this role SELECT"):
+        with pytest.raises(DatabaseUnusable, match="grant this role SELECT"):
             compare(archive, psycopg.conninfo.make_conninfo(live.dsn, user="nobody_much"))
     finally:
         live.execute("DROP ROLE nobody_much")
@@ -317,7 +332,7 @@ def test_partitioned_table_and_odd_names(database: OwnDatabase, tmp_path: Path) 
     archive.manifest = replace(archive.manifest, table='public.we ird.tab"le')
     with Database.connected(database.dsn) as asked:
         measured = asked.measure(asked.table(archive.manifest.table, columns))
-        with asked.locked(asked.table(archive.manifest.table, columns)) as locked:
+        with asked.locked(asked.table(archive.manifest.table, columns), 60) as locked:
             assert (locked.rows, locked.checksum) == (measured.rows, measured.checksum)
     last = archive.boundary().last
     assert (measured.rows, measured.checksum) == (last.rows, last.state_checksum)

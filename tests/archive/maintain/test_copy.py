@@ -236,7 +236,7 @@ def test_not_over_another_table_s_archive(source: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     with TableArchive.open([LocalDestination(other)], "public.u", key_prefix="x/") as archive:
         rebased(archive, 10, ONE, continues=False)
-    untouched(other, lambda: copied(source, other / "x"), "there is the archive of public.u")
+    untouched(other, lambda: copied(source, other / "x"), "it is the archive of public.u")
 
 
 def released(place: Path) -> None:

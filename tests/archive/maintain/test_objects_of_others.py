@@ -197,7 +197,10 @@ def test_a_first_claim_says_what_else_is_there_once(destination: Destination) ->
         said = [entry for entry in logs if entry["event"] == "foreign objects found"]
         assert len(said) == times
         if said:
-            assert "1 objects of others, such as public.t/photos/holiday.jpg" in said[0]["found"]
+            assert (
+                "1 objects of other programs, such as public.t/photos/holiday.jpg"
+                in said[0]["found"]
+            )
             assert f"such as {OURS[0]}, which the collector will delete" in said[0]["found"]
 
 
@@ -265,7 +268,7 @@ def test_check_says_what_else_is_there(tmp_path: Path) -> None:
     put(LocalDestination(tmp_path), "users/photos/\x1bholiday.jpg")
     finding, _ = _archive(table, place, Stores())
     assert finding.good
-    assert "1 objects of others, such as users/photos/" in finding.detail
+    assert "1 objects of other programs, such as users/photos/" in finding.detail
     archived(LocalDestination(tmp_path / "old"), key_prefix="users")
     other = tmp_path / "old" / "usersmanifest.json"
     other.rename(tmp_path / "usersmanifest.json")

@@ -83,7 +83,7 @@ def test_a_flipped_byte(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"Rob", b"Tob"))
     report = report_of(built)
     assert "diff-0_64-0_C8.jsonl: its sha256 is" in report.problems[0]
-    assert "epoch 1: damaged files keep its states" in report.problems[1]
+    assert "epoch 1: its states can't be checked, as files are damaged" in report.problems[1]
     assert len(report.problems) == 2
     assert report.boundaries == 4  # the other epochs are still proven
 
@@ -103,7 +103,7 @@ def test_a_missing_and_a_truncated_file_in_any_format(tmp_path: Path) -> None:
 def test_formats_that_hold_different_rows(tmp_path: Path) -> None:
     built = several_epochs(tmp_path, formats=("jsonl", "protobuf"))
     rewrite(built, 0, lambda data: data.replace(b"Ada", b"Eda"))
-    assert "snapshot 0/64 of epoch 1: its formats (jsonl, protobuf) don't hold the same" in (
+    assert "snapshot 0/64 of epoch 1: its formats (jsonl, protobuf) don't have the same rows" in (
         report_of(built).problems
     )
 
@@ -121,7 +121,7 @@ def test_a_changed_row_whose_file_fits_its_entry(tmp_path: Path) -> None:
     [
         (Change(Action.INSERT, *[row(1, "x")[0], None, row(1, "x")[1]]), "such a row already"),
         (Change(Action.DELETE, *[*row(5, "x"), None]), "there is no such row"),
-        (Change(Action.UPDATE, *[*row(1, "x"), row(1, "y")[1]]), "its old row isn't the row"),
+        (Change(Action.UPDATE, *[*row(1, "x"), row(1, "y")[1]]), "its old row isn't the key's row"),
     ],
 )
 def test_a_change_that_doesn_t_fit(tmp_path: Path, change: Change, reason: str) -> None:
@@ -194,7 +194,7 @@ def test_parquet_beside_jsonl_is_compared_with_it(tmp_path: Path) -> None:
     names = pa.array(["somebody else"] * table.num_rows, pa.string())
     _replaced(built, 0, table.set_column(table.schema.get_field_index("name"), "name", names))
     [problem, _] = report_of(built).problems
-    assert "its formats (jsonl, parquet) don't hold the same" in problem
+    assert "its formats (jsonl, parquet) don't have the same rows" in problem
 
 
 def test_parquet_that_gives_no_lines_back_is_counted_only(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_parquet_that_gives_no_lines_back_is_counted_only(tmp_path: Path) -> Non
             _written_by_another_tool(built, index)
     report = report_of(built)
     assert report.problems == []
-    assert "its base is there only in a form that doesn't give the lines back" in report.remarks[0]
+    assert "its base exists only in a format that doesn't restore the lines" in report.remarks[0]
     built.artifacts[0]["row_count"] += 1
     assert "rows, the manifest has" in report_of(built).problems[0]
 

@@ -52,7 +52,7 @@ def test_what_was_cleared_is_gone() -> None:
 def test_no_room_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     sorter = Sorter(300)
-    with pytest.raises(TemporarySpaceLacking, match=r"gone: no room to sort in .* TMPDIR"):
+    with pytest.raises(TemporarySpaceLacking, match=r"gone: no room for sorting .* TMPDIR"):
         for number in range(10):
             sorter.add((b"a", number), 100)
 

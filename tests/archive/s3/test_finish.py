@@ -29,6 +29,7 @@ from tests.support.faults.fault import (
     late,
     reset,
     truncate_request,
+    without_header,
 )
 from tests.support.processes import wait_until
 
@@ -110,6 +111,16 @@ def test_in_the_end_it_is_there_once_under_its_name(way: Way, data: bytes, fault
     way.proxy.settle()
     assert name == KEY
     assert [(found.key, found.size_bytes) for found in way.direct.list("")] == [(KEY, len(data))]
+
+
+def test_a_part_without_an_etag_is_refused(way: Way) -> None:
+    way.meets(without_header("ETag"), "UploadPart", times=None)
+    upload = way.faulty.upload(KEY)
+    with pytest.raises(DestinationUnavailable, match="answer has no ETag"):
+        upload.write(LARGE)
+        upload.finish()
+    upload.abort()
+    assert way.read(KEY) is None
 
 
 @sizes

@@ -58,7 +58,7 @@ def test_one_that_cant_is_refused(
     with pytest.raises(ConditionalWritesMissing, match=what) as caught:
         way.faulty.probe()
     assert "two writers could overwrite each other's manifest" in str(caught.value)
-    assert "else use a store" in str(caught.value)
+    assert "otherwise use a store" in str(caught.value)
     assert not isinstance(caught.value, DestinationUnavailable), "it isn't tried again"
     assert caught.value.location == way.faulty.location
     assert nothing_left(way, s3)

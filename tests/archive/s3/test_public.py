@@ -42,5 +42,5 @@ def test_authorities_that_arent_there_are_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "authorities.pem"))
-    with pytest.raises(AwsError, match=r"authorities.pem isn't there, and AWS_CA_BUNDLE"):
+    with pytest.raises(AwsError, match=r"authorities.pem doesn't exist, and AWS_CA_BUNDLE"):
         open_archive("s3://bucket/users/", region="eu-central-1")

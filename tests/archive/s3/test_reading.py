@@ -189,7 +189,7 @@ def test_one_that_is_deleted_meanwhile_is_missing(way: Way) -> None:
 def test_a_store_without_ranges_is_refused(way: Way) -> None:
     put(way.direct)
     way.meets(without("Range"), "GetObject", times=None)
-    with pytest.raises(DestinationUnavailable, match="has no range requests"):
+    with pytest.raises(DestinationUnavailable, match="store that honours Range"):
         way.faulty.open(KEY, 5)
     assert read(way.faulty) == LARGE
 

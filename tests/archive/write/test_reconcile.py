@@ -179,7 +179,7 @@ def test_a_head_that_is_no_boundary_of_the_other_is_refused(new_stores: NewStore
     diffed(diffed_archive, 20, 30, TWO, THREE)
     archive = based([other])
     diffed(archive, 10, 25, ONE, TWO)
-    refused([one, other], r"isn't an artifact's end of the other .*head 0/1E.*head 0/19")
+    refused([one, other], r"isn't the end of an artifact of the other .*head 0/1E.*head 0/19")
 
 
 def test_other_contents_at_the_same_boundary_are_refused(new_stores: NewStores) -> None:

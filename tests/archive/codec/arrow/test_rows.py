@@ -178,7 +178,7 @@ SPECIAL = [
 def test_values_that_arrow_lacks(column: Column, value: str) -> None:
     given = f'{{"{column.name}":"{value}"}}\n{{"{column.name}":null}}\n'.encode()
     with pytest.raises(
-        SpecialValue, match=re.escape(f"column {column.name}: {value} isn't")
+        SpecialValue, match=re.escape(f"column {column.name}: {value} can't be a")
     ) as raised:
         RowReader([column]).batch(given)
     assert 'special_values = "string"' in str(raised.value)
