@@ -142,7 +142,7 @@ class SuspectRangeReader:
             or not records[0].first_sequence < suspect_range.first <= records[0].last_sequence
         ):
             return []
-        whole = journal_.cut_behind(records[0], suspect_range.first - 1)
+        whole = journal_.cut_after(records[0], suspect_range.first - 1)
         messages = yield from form.changes(whole)
         return [Part(messages, whole.last_sequence, whole.last_position)]
 
