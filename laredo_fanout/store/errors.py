@@ -89,7 +89,7 @@ class StoreFormatUnknown(StoreError):
     def __init__(self, path: str, found: object, supported: int, slot: str | None) -> None:
         dropping = f", drop its slot ({_DROP_SLOT.format(slot)})" if slot else ""
         super().__init__(
-            f"the store {path} has format {found}, but this version reads only format {supported}:"
+            f"the store {path} has format {found}, this version reads format {supported} alone:"
             f" run the version that wrote it, or move {path} elsewhere{dropping} and start the"
             " server again, which then copies every table"
         )
@@ -121,7 +121,7 @@ class DiskFull(StoreFull):
     def __init__(self, path: str, wanted: int, why: str) -> None:
         super().__init__(
             f"no room on the disk of the store {path}: about {figures.size(wanted)} more are"
-            f" needed in all ({why}); free that much space, and the server goes on by itself"
+            f" needed in all ({why}); free some space there, and the server goes on by itself"
         )
 
 

@@ -21,7 +21,7 @@ from tests.support.writer.archiving_programs import Named, configured
 
 pytestmark = pytest.mark.thorough
 
-NEVER_USED = "exists and this store has never used it, or another program has moved it"
+NEVER_USED = "exists, but this store has never used it, or another program has advanced it"
 SIZE = "state.max_size = 64 MB\n"
 
 
