@@ -25,7 +25,7 @@ class Column:
     type: str
     #: pg_attribute.atttypmod, such as a numeric's precision and scale; -1 for none.
     type_modifier: int = -1
-    #: Whether the column may be NULL.
+    #: True if the column may be NULL.
     nullable: bool = True
     #: The column's number in the row's line, from 1.
     ordinal: int = 0
@@ -67,7 +67,7 @@ def from_json(described: Mapping[str, Any]) -> Column:
 
 
 def key_columns(columns: Iterable[Column]) -> list[Column]:
-    """The key's columns, in the key's (its index's) order."""
+    """The key's columns, in the order of its index."""
     return sorted(
         (column for column in columns if column.key_ordinal is not None),
         key=lambda column: column.key_ordinal or 0,
@@ -181,7 +181,7 @@ def element_of(array: TypeInfo) -> TypeInfo:
 
 
 class TypeRow(NamedTuple):
-    """One row that :data:`TYPES_SQL` selects: a :class:`TypeInfo` whose types are still oids."""
+    """One row of :data:`TYPES_SQL`: a :class:`TypeInfo` whose types are still oids."""
 
     oid: int
     name: str
@@ -210,8 +210,8 @@ JOIN pg_catalog.pg_type t ON t.oid = wanted.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
 LEFT JOIN pg_catalog.pg_type element ON element.oid = t.typelem AND element.typarray = t.oid
 """
-"""Types by oid, and all that they are made of. A true array is the typarray of its element,
-which int2vector and oidvector are not; its elements are parted by the element's typdelim."""
+"""Types by oid, and all types that they are made of. A true array is the typarray of its element,
+which int2vector and oidvector are not; the element's typdelim separates its elements."""
 
 
 def type_infos(rows: Iterable[TypeRow]) -> dict[int, TypeInfo]:

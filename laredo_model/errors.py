@@ -3,15 +3,15 @@
 ModelError (ValueError)
 ├── BadPosition      not a WAL position
 ├── BadHistory       not a history
-├── BadTime          not a time, or none that UTC has
-├── BadMessage       a message that breaks its contract
+├── BadTime          not a time, or one outside of the years 1 to 9999
+├── BadMessage       a message of the wire that breaks its contract
 ├── BadColumn        not a column definition
 └── BadLine          not a row, or not one of this table
 """
 
 
 class ModelError(ValueError):
-    """The root: a text or a row that can't be parsed."""
+    """Root of the errors of texts and rows that can't be parsed."""
 
 
 class BadPosition(ModelError):
@@ -43,4 +43,4 @@ class BadColumn(ModelError):
 
 
 class BadLine(ModelError):
-    """Bytes that are not a row's line, or lack a column that the table has."""
+    """Bytes that are not a row's line, or a line that lacks a column of its table."""

@@ -18,7 +18,6 @@ from typing import Any
 import orjson
 
 from laredo_model import line as line_
-from laredo_model import line as lines_
 from laredo_model.errors import BadLine
 
 
@@ -32,7 +31,7 @@ def of_fragments(fragments: Sequence[bytes]) -> bytes:
 def of_fragment(fragment: bytes) -> bytes:
     """The key of a row whose one key column has this JSON value.
 
-    :raises BadLine: if it is a string with escapes that JSON has not.
+    :raises BadLine: if it is a string with an escape that JSON doesn't have.
     """
     if fragment[:1] != b'"':
         return fragment
@@ -66,7 +65,7 @@ def number_of(key: bytes) -> int:
 
 
 class EqualRows:
-    """Makes the keys of a keyless table's rows, which must come in the order of their keys."""
+    """Keys of a keyless table's rows, which must come in the order of their keys."""
 
     def __init__(self) -> None:
         self._digest, self._number = b"", 0
@@ -74,13 +73,15 @@ class EqualRows:
     def of(self, line: bytes) -> bytes:
         """The key of the next row.
 
-        :raises BadLine: if it comes before the last one in that order.
+        :raises BadLine: if its key comes before the last row's.
         """
         found = digest(line)
         if found == self._digest:
             self._number += 1
         elif found < self._digest:
-            raise BadLine(f"rows without a key come out of their order: {line[:80]!r}")
+            raise BadLine(
+                f"the rows of a table without a key aren't in the order of their md5: {line[:80]!r}"
+            )
         else:
             self._digest, self._number = found, 1
         return numbered(found, self._number)
@@ -100,28 +101,28 @@ def of_line(line: bytes, key_fields: Sequence[str]) -> bytes:
         ) from None
 
 
-# The key of a row as Go's fmt prints it (%v), for readers that find rows by such keys.
+# Keys as Go's fmt prints them (%v), for readers that find rows by such keys.
 #
-# The original program's readers parse rows of JSON, whose numbers become float64, and print the key
-# column's value, or a slice of several: ``1.000001e+06``, ``[r2 14]``.
+# The original program's readers parse rows as JSON, whose numbers become float64. They print the
+# key column's value, or a slice of several: ``1.000001e+06``, ``[r2 14]``.
 
 _PLAIN_EXPONENTS = range(-4, 6)
 """Powers of ten of numbers that strconv.FormatFloat(x, 'g', -1, 64) prints without an exponent."""
 
 
 def go_key_of_line(line: bytes, key_fields: Sequence[str]) -> bytes:
-    """The key of a row.
+    """The key of a row as Go prints it.
 
     :raises BadLine: if ``line`` isn't a row's line.
     :raises KeyError: if it lacks a key column.
     """
-    fragments = dict(lines_.items(line))
+    fragments = dict(line_.items(line))
     values = [orjson.loads(fragments[orjson.dumps(name)]) for name in key_fields]
     return printed(values[0] if len(values) == 1 else values).encode()
 
 
 def printed(value: Any) -> str:
-    """A value of JSON as %v prints it."""
+    """A JSON value as %v prints it."""
     if isinstance(value, str):
         return value
     if value is None:

@@ -1,14 +1,13 @@
 """Rows as lines of compact JSON, their values, and changes between two lines.
 
-Nothing downstream parses a line unless it must, and where it must, values stay
-verbatim: a json column may hold duplicate keys, blanks or 30-digit numbers
-that a parse would lose. So a line is taken apart into *fragments*, the bytes
-of its top-level values.
+Values stay verbatim: a json column may contain duplicate keys, blanks or
+30-digit numbers that a parser would lose. So a line is split into *fragments*,
+the bytes of its top-level values.
 
 A *partial* line is an update whose unchanged TOAST values PostgreSQL didn't
 send. It starts with byte 0x01, and each missing value is the single byte 0x02;
-neither occurs in JSON. Partial lines live only between the source and the
-store, which fills them from the row it knows.
+neither occurs in JSON. Partial lines occur only between the source and the
+store, which fills them from its row.
 """
 
 import re
@@ -70,7 +69,7 @@ def items(line: bytes) -> list[tuple[bytes, bytes]]:
         if line[at : at + 1] not in (b",", b"}"):
             raise BadLine(f"not a row's line, at byte {at}: {line[:80]!r}")
     if at != len(line) - 1:
-        raise BadLine(f"more after the row, at byte {at + 1}: {line[:80]!r}")
+        raise BadLine(f"bytes after the row's end, at byte {at + 1}: {line[:80]!r}")
     return found
 
 
@@ -94,14 +93,14 @@ def names(line: bytes) -> list[str]:
 
 
 def is_partial(line: bytes) -> bool:
-    """True if some value is missing."""
+    """True if a value of the line is missing."""
     return line[:1] == PARTIAL
 
 
 def fill(partial: bytes, other: bytes) -> bytes:
     """``partial`` with its missing values taken, by column name, from ``other``.
 
-    What is missing in ``other`` too, or isn't a column of it, stays missing.
+    A value that ``other`` lacks too stays missing.
 
     :raises BadLine: if either isn't a row's line.
     """
@@ -141,12 +140,12 @@ def elements(array: bytes) -> list[bytes]:
 def _value_end(line: bytes, start: int) -> int:
     """The end of the value from ``start``; a json column's may have blanks on both sides."""
     if line[start : start + 1] in _BLANK:
-        start = _behind_blanks(line, start)
+        start = _after_blanks(line, start)
     end = _bare_value_end(line, start)
-    return _behind_blanks(line, end) if line[end : end + 1] in _BLANK else end
+    return _after_blanks(line, end) if line[end : end + 1] in _BLANK else end
 
 
-def _behind_blanks(line: bytes, at: int) -> int:
+def _after_blanks(line: bytes, at: int) -> int:
     blanks = _BLANKS.match(line, at)
     assert blanks is not None, "no blank is matched too"
     return blanks.end()
@@ -170,11 +169,11 @@ def _nested_end(line: bytes, start: int) -> int:
     while depth:
         stop = _NESTED_STOP.search(line, at)
         if stop is None:
-            raise BadLine(f"a value from byte {start} has no end: {line[:80]!r}")
+            raise BadLine(f"the value at byte {start} has no end: {line[:80]!r}")
         if stop[0] == b'"':
             string = _STRING.match(line, stop.start())
             if string is None:
-                raise BadLine(f"a string from byte {stop.start()} has no end: {line[:80]!r}")
+                raise BadLine(f"the string at byte {stop.start()} has no end: {line[:80]!r}")
             at = string.end()
             continue
         depth += 1 if stop[0] in b"{[" else -1
@@ -184,8 +183,8 @@ def _nested_end(line: bytes, start: int) -> int:
 
 # Convert a value from pgoutput's text to JSON, by its type's rule.
 #
-# The text is what a type's output function prints under the session settings of ``select.SESSION``;
-# pgoutput sends it so
+# pgoutput sends the text that a type's output function prints under the settings of
+# ``value_sql.SESSION``
 # (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html).
 
 Encode = Callable[[bytes], bytes]

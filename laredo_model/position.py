@@ -1,4 +1,4 @@
-"""WAL positions, and histories of a source's data: what a position means, and what it doesn't.
+"""WAL positions, and histories: the lines of WAL within which positions can be compared.
 
 A failover, another cluster or a restored backup starts another history.
 """
@@ -37,7 +37,7 @@ def text(position: int) -> str:
 
 
 def object_name(position: int) -> str:
-    """A position as object keys have it, with ``_`` for ``/``: ``0_19F000``."""
+    """A position as object keys contain it, with ``_`` for ``/``: ``0_19F000``."""
     return f"{position >> 32:X}_{position & 0xFFFFFFFF:X}"
 
 
@@ -47,14 +47,14 @@ _HISTORY = re.compile(r"(\d{1,20}):(\d{1,10}):(\d{1,10})(?:\+([1-9]\d{0,9}))?\Z"
 class History(NamedTuple):
     """The identity of one line of WAL: ``system_identifier:timeline:database_oid``."""
 
-    #: The cluster's, from pg_control_system().
+    #: The cluster's identifier, from pg_control_system().
     system_identifier: int
     #: The WAL timeline; a failover starts a new one.
     timeline: int
     #: pg_database.oid.
     database_oid: int
-    #: 0, except for a database that went back to an earlier state without a new timeline (a
-    #: disk's copy was restored): the Unix time at which that was noticed, written as ``+time``.
+    #: 0, except for a database that went back to an earlier state without a new timeline (from a
+    #: disk snapshot): the Unix time at which that was noticed, written as ``+time``.
     restored: int = 0
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def parse_history(history: str) -> History:
 
 
 def goes_on(before: History, after: History) -> bool:
-    """True if ``after`` may go on from ``before``: a server of the cluster was promoted since."""
+    """True if ``after`` may continue ``before``: a server of the cluster was promoted since."""
     cluster, timeline, database, _ = before
     same_database = (cluster, database) == (after.system_identifier, after.database_oid)
     return same_database and timeline < after.timeline
@@ -91,10 +91,10 @@ class Ancestor(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """A history, and those that it comes from by failovers.
+    """A history, and its ancestors: the histories before each failover.
 
     https://www.postgresql.org/docs/current/continuous-archiving.html, Timelines: a promoted
-    server's history file has the switch point of each timeline before its own.
+    server's history file contains the switch point of each timeline before its own.
     """
 
     #: The database's present history.

@@ -18,7 +18,7 @@ from laredo_model.column import Rule, TypeInfo, base_of, rule_of
 # rights of the role that reads. https://www.postgresql.org/docs/current/sql-createcast.html
 
 _OUTPUT = {"e": "enum_out", "c": "record_out", "r": "range_out", "m": "multirange_out"}
-"""By typtype: the output functions of types that are made in SQL are PostgreSQL's own."""
+"""Output functions by typtype: those of types that are created in SQL are PostgreSQL's own."""
 
 _MOST_DIMENSIONS = 6
 """MAXDIM."""
@@ -28,24 +28,24 @@ def of_value(value: str, declared: TypeInfo) -> str:
     """The text of ``value``, an expression of this type."""
     base = base_of(declared)
     output = "array_out" if base.element is not None else _OUTPUT.get(base.typtype)
-    # anyenum is the one of these pseudo-types that takes no domain.
+    # Of these functions' pseudo-types only anyenum takes no domain.
     if output is not None and (base is declared or output != "enum_out"):
         return f"textin({output}({value}))"
-    # An extension's function need not be one that this role may call; format may, as COPY does.
+    # This role may lack the right to call an extension's function; format calls it, as COPY does.
     return f"CASE num_nonnulls({value}) WHEN 1 THEN format('%s', {value}) END"
 
 
 def of_elements(value: str, element_sql: Callable[[str], str]) -> str:
     """The JSON array (json) of the array ``value``, made element by element.
 
-    It is slow, and for arrays whose text isn't that of a text[]: those with a delimiter of their
-    own, and those of domains over arrays.
+    It is slow, and needed only for arrays whose text isn't that of a text[]: those with a delimiter
+    of their own, and those of domains over arrays.
 
     :param element_sql: gives, for an element's expression, the one whose to_json is its value.
     """
     lengths = [f"array_length(s.a, {number})" for number in range(1, _MOST_DIMENSIONS + 1)]
-    # Elements below each dimension: what the number of an element is divided by says where
-    # brackets stand. Dimensions that the array doesn't have are NULL.
+    # Numbers of elements below each dimension. Brackets open and close where an element's number
+    # is a multiple of one. Dimensions that the array doesn't have are NULL.
     steps = ", ".join(
         " * ".join([length, *(f"coalesce({deeper}, 1)" for deeper in lengths[number:])])
         for number, length in enumerate(lengths, 1)
@@ -70,8 +70,8 @@ SESSION = {
     "bytea_output": "hex",
     "search_path": "pg_catalog",
 }
-"""The settings of every connection that reads rows, copy and replication alike: ALTER DATABASE
-and ALTER ROLE settings change the text of values otherwise."""
+"""Settings of every connection that reads rows, for a copy or a stream. Without them, settings by
+ALTER DATABASE and ALTER ROLE would change the text of values."""
 
 
 def session_options() -> str:
@@ -84,7 +84,7 @@ class Selected(NamedTuple):
 
     #: The column's name.
     name: str
-    #: Its type, by whose rule the SELECT makes JSON.
+    #: The column's type, whose rule defines the JSON.
     type_info: TypeInfo
 
 
@@ -174,14 +174,14 @@ def lines_sql(
 
     :param where: an SQL condition on the table's columns.
     :param key: the key's columns; with them a row's key (text) is selected before its line.
-    :param only: leaves out the rows of inheritance children, which a partitioned table needs.
+    :param only: leaves out the rows of inheritance children; False for a partitioned table.
     """
     row = identifier("laredo row")
     values = ", ".join(f"{value_sql(column)} AS {identifier(column.name)}" for column in columns)
     condition = f" WHERE {where}" if where else ""
     selected_key = f"{key_sql(key)} AS key, " if key else ""
     return (
-        # With the star it is the sub-select, also where a column has its name.
+        # With the star it is the sub-select, even if a column has the same name.
         f"SELECT {selected_key}row_to_json({row}.*) AS line "
         f"FROM (SELECT * FROM {'ONLY ' if only else ''}{table_name(schema, table)}{condition}) t, "
         f"LATERAL (SELECT {values}) {row}"

@@ -1,1 +1,1 @@
-"""Each configured table on its way into the store: what is followed, and the open write batch."""
+"""The configured tables, the open write batch, and the ingest's status."""

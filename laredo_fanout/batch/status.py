@@ -1,4 +1,4 @@
-"""The ingest's status and counters, as /status and /metrics show them: plain values."""
+"""The ingest's status and counters, for /status and /metrics."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 class CopyProgress(NamedTuple):
     """Progress of a copy."""
 
-    #: What is being done for it, in a word or two.
+    #: Phase of the copy, in a word or two.
     phase: str
     #: Rows read, those that were read again included.
     rows: int
-    #: PostgreSQL's estimate of the table's rows; None: unknown.
+    #: PostgreSQL's estimate of the table's rows; None if unknown.
     estimated_rows: int | None
-    #: Key ranges that it is read in.
+    #: Number of key ranges.
     ranges: int
     #: Ranges that are finished.
     ranges_done: int
     #: Pids whose transactions must end before the copy can begin.
     waiting_for: tuple[int, ...]
-    #: Since this session began to read.
+    #: Average since this session began to read.
     rows_per_second: float
     #: None while it is unknown.
     seconds_left: float | None
@@ -47,55 +47,55 @@ class CopyProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplicatedTableStatus:
-    """One table, as /status shows it."""
+    """Status of one table."""
 
-    #: What is being done for it, in a word or two.
+    #: Phase of the table, in a word or two.
     phase: str = "waiting"
-    #: Why it can't be replicated, if it can't.
+    #: The reason if the table can't be replicated.
     error: str | None = None
     #: Rows read by copies, those that were read again included.
     copied_rows: int = 0
-    #: PostgreSQL's estimate of the table's rows; None: unknown.
+    #: PostgreSQL's estimate of the table's rows; None if unknown.
     estimated_rows: int | None = None
-    #: Key ranges that its copy is read in.
+    #: Number of key ranges of its copy.
     ranges: int = 0
     #: Ranges that are finished.
     ranges_done: int = 0
     #: Pids whose transactions must end before the copy can begin.
     waiting_for: tuple[int, ...] = ()
-    #: How far its copy, or the re-copy that an operator asked for, is.
+    #: Progress of its copy or re-copy.
     copy: CopyProgress | None = None
-    #: Whether that is a re-copy.
+    #: True if ``copy`` is that of a re-copy.
     recopying: bool = False
-    #: How its last re-copy ended.
+    #: The result of its last re-copy.
     last_recopy: LastRecopy | None = None
     #: Rows that re-copies found to differ.
     recopied_rows: int = 0
-    #: How often partitions had moved rows without a change in the stream.
+    #: Number of repairs because partitions had moved rows without a change in the stream.
     repaired: int = 0
-    #: How often damage on disk was found in its rows or journal.
+    #: Number of times that damage on disk was found in its rows or journal.
     damages: int = 0
     #: Pids that held a lock for DDL on it in the last catalog snapshot (0: a prepared
-    #: transaction): until they are done the verified position doesn't advance.
+    #: transaction). Until they are done the verified position doesn't advance.
     altered_by: tuple[int, ...] = ()
 
 
 class FaultStatus(NamedTuple):
-    """A place of the WAL that the stream doesn't get past."""
+    """A fault in the WAL that the stream can't pass."""
 
     #: decoding or protocol.
     kind: str
-    #: The error, with its place and what to do.
+    #: The error, with its place and cure.
     text: str
-    #: The store's position: the fault lies after it.
+    #: The store's position, which is before the fault.
     position: int
-    #: Sessions in a row that ended there.
+    #: Number of successive sessions that ended there.
     attempts: int
-    #: Unix time of the first.
+    #: Unix time of the first attempt.
     since: float
 
     def shown(self) -> dict[str, object]:
-        """The JSON of /status."""
+        """The fault as JSON for /status."""
         since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="seconds")
         return {
             **self._asdict(),
@@ -106,42 +106,42 @@ class FaultStatus(NamedTuple):
 
 @dataclass(frozen=True)
 class IngestStatus:
-    """The source as a whole; sizes in bytes, times in seconds."""
+    """Status of the source; sizes in bytes, times in seconds."""
 
-    #: Whether the stream is followed just now.
+    #: True if the stream is followed just now.
     connected: bool = False
-    #: What is being done, in a few words.
+    #: Phase of the session, in a few words.
     phase: str = "starting"
-    #: Why the stream isn't followed, or the side connection fails.
+    #: The error of the stream, or of the side connection.
     error: str | None = None
-    #: The store's: everything that PostgreSQL committed up to here is durable.
+    #: The store's position: everything that PostgreSQL committed up to here is durable.
     position: int = 0
-    #: WAL that the server has written beyond ``position``.
+    #: WAL that the server has written after ``position``.
     lag_bytes: int = 0
-    #: How long ago the newest durable transaction was committed; 0 when nothing newer is known.
+    #: Time since the newest durable transaction was committed; 0 if nothing newer is known.
     #: It grows while the stream isn't followed.
     lag_seconds: float = 0.0
-    #: The slot's, as pg_replication_slots says.
+    #: wal_status of the slot in pg_replication_slots.
     wal_status: str | None = None
-    #: WAL that may be written before the slot is lost; None: without a limit.
+    #: WAL that may be written before the slot is lost; None if there is no limit.
     safe_wal_bytes: int | None = None
     #: WAL that the slot keeps.
     retained_bytes: int | None = None
     #: The slot as it was at ``slot_seen_at``.
     slot: Slot | None = None
-    #: Unix time.
+    #: Unix time of ``slot``.
     slot_seen_at: float | None = None
-    #: What an operator should do something about.
+    #: Warnings that need an operator.
     slot_warnings: tuple[SlotWarning, ...] = ()
     #: Slots that had to be created again.
     slot_losses: int = 0
-    #: Walsenders that an earlier connection of ours had left.
+    #: Walsenders of earlier connections of ours that were ended.
     senders_ended: int = 0
-    #: Messages in the WAL that have our prefix and that nobody awaited.
+    #: Messages in the WAL that have our prefix and weren't expected.
     strange_messages: int = 0
     #: Sessions that ended with an error.
     reconnects: int = 0
-    #: Those of them that will end there again, by kind (decoding, protocol).
+    #: Sessions that ended at a fault in the WAL, by kind (decoding, protocol).
     stream_faults: Mapping[str, int] = field(default_factory=dict)
     #: The fault that isn't passed yet.
     stream_fault: FaultStatus | None = None
@@ -155,14 +155,14 @@ class IngestStatus:
     asked_recopies: Mapping[tuple[str, str], int] = field(default_factory=dict)
     #: Connections that copy rows, or are being opened for that.
     copy_connections: int = 0
-    #: Of copied rows that were read and aren't written yet.
+    #: Size of copied rows that were read and aren't written yet.
     copy_bytes: int = 0
-    #: By qualified name.
+    #: Status of each table, by qualified name.
     tables: Mapping[str, ReplicatedTableStatus] = field(default_factory=dict)
 
     @property
     def known_lag_bytes(self) -> int | None:
-        """``lag_bytes``; None while the source can't be asked how far it has written."""
+        """``lag_bytes``; None while the end of the source's WAL is unknown."""
         return self.lag_bytes if self.connected or self.slot is not None else None
 
 
@@ -174,16 +174,16 @@ class Counters:
     changes: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
     #: Rows read by copies, by table.
     copied_rows: dict[str, int] = field(default_factory=dict)
-    #: How they ended, by table; the store keeps them too.
+    #: The results of the last re-copies, by table; the store keeps them too.
     last_recopies: dict[str, LastRecopy] = field(default_factory=dict)
     #: Re-copies that operators asked for and that have ended, by table and outcome (done,
     #: given_up).
     asked_recopies: dict[tuple[str, str], int] = field(default_factory=dict)
     #: Rows that re-copies found to differ, by table.
     recopied_rows: dict[str, int] = field(default_factory=dict)
-    #: How often a table had to be repaired, as partitions had moved rows.
+    #: Number of repairs because partitions had moved rows, by table.
     repaired: dict[str, int] = field(default_factory=dict)
-    #: How often damage on disk was found, by table.
+    #: Number of times that damage on disk was found, by table.
     damages: dict[str, int] = field(default_factory=dict)
     #: Tables copied again.
     recopies: int = 0
@@ -191,47 +191,47 @@ class Counters:
     copied_again_at: dict[str, float] = field(default_factory=dict)
     #: Sessions that ended with an error.
     reconnects: int = 0
-    #: Sessions whose stream ended at a fault of the WAL, by kind.
+    #: Sessions whose stream ended at a fault in the WAL, by kind.
     stream_faults: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("decoding", "protocol"), 0)
     )
     #: Slots that had to be created again.
     slot_losses: int = 0
-    #: Walsenders that an earlier connection of ours had left.
+    #: Walsenders of earlier connections of ours that were ended.
     senders_ended: int = 0
-    #: Messages in the WAL that have our prefix and that nobody awaited.
+    #: Messages in the WAL that have our prefix and weren't expected.
     strange_messages: int = 0
-    #: The slot, as catalog checks show it.
+    #: The slot in the last catalog checks.
     slot: SlotWatch = field(default_factory=SlotWatch)
 
     def count_strange_message(self) -> None:
-        """A message in the WAL has our prefix, and nobody awaits it."""
+        """Count a message in the WAL that has our prefix and wasn't expected."""
         self.strange_messages += 1
 
     def count_damage(self, table: str) -> None:
-        """Damage on disk was found in this table's rows or journal."""
+        """Count damage on disk in this table's rows or journal."""
         self.damages[table] = self.damages.get(table, 0) + 1
 
     def count_recopy(self, table: str) -> None:
-        """A table is copied again."""
+        """Count a table that is copied again."""
         self.recopies += 1
         self.note_copied_again(table)
 
     def note_copied_again(self, table: str) -> None:
-        """A copy of a table that was copied before is scheduled."""
+        """Note the time at which another copy of a table was scheduled."""
         self.copied_again_at[table] = time.time()
 
     def count_repaired(self, table: str) -> None:
-        """Rows moved with a partition of this table."""
+        """Count a repair of this table because rows moved with a partition."""
         self.repaired[table] = self.repaired.get(table, 0) + 1
 
 
 class CommitInfo(NamedTuple):
-    """A commit of the store that is durable."""
+    """A durable commit of the store."""
 
-    #: Everything that PostgreSQL committed up to here is in it.
+    #: Position up to which PostgreSQL's changes are durable.
     position: int
-    #: The newest commit time up to there, microseconds since 1970.
+    #: The newest commit time up to that position, microseconds since 1970.
     time_us: int
-    #: Ids of the incarnations that it changed.
+    #: Ids of the incarnations that the commit changed.
     tables: frozenset[int]

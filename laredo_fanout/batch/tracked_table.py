@@ -25,40 +25,40 @@ if TYPE_CHECKING:
 class TrackedTable:
     """One configured table in a session, and the incarnation of it that takes changes, if any."""
 
-    #: How it is configured.
+    #: The table's configuration.
     options: SourceTableOptions
-    #: How the catalog describes it.
+    #: The table's definition in the catalog.
     source: SourceTable | None = None
-    #: Why it can't be replicated, if it can't.
+    #: The reason if the table can't be replicated.
     problem: TableRefused | None = None
     #: The incarnation that takes changes.
     table_id: int | None = None
-    #: The form that its changes must have.
+    #: The shape that its changes must have.
     shape: Shape | None = None
-    #: What shows a silent rewrite of it.
+    #: The marks by which silent DDL is noticed.
     version: Version | None = None
-    #: Of an append-only table: which transactions it takes.
+    #: The transactions that an append-only table takes; None for other tables.
     transaction_filter: TransactionFilter | None = None
-    #: The incarnation that is copied beside it because an operator asked, or rows moved.
+    #: The incarnation of a re-copy, which an operator requested, or which repairs rows.
     recopy_id: int | None = None
-    #: Why its incarnation must be closed.
+    #: The reason if its incarnation must be closed.
     closing: str | None = None
-    #: The CheckRequest that must be answered before it begins again.
+    #: The CheckRequest that must be answered before another incarnation begins.
     wanted_check: int = 0
-    #: The stream showed its new form, perhaps before the catalog did.
+    #: True if the stream showed its new definition, perhaps before the catalog did.
     closed_by_stream: bool = False
     #: Pids that held a lock for DDL on it in the last catalog snapshot; a prepared transaction
     #: is 0.
     altered_by: frozenset[int] = frozenset()
-    #: How often its copy failed.
+    #: Number of failed copies.
     retries: int = 0
-    #: When it is tried again (monotonic).
+    #: Time of the next attempt (monotonic).
     retry_at: float = 0.0
-    #: Whether the last catalog snapshot that was passed says what became of its partitions.
+    #: True if the last catalog snapshot that was passed accounts for its partitions.
     partitions_judged: bool = False
-    #: How often a repair was begun.
+    #: Number of repairs that were begun.
     repair_retries: int = 0
-    #: When the next one may begin (monotonic).
+    #: Earliest time of the next repair (monotonic).
     repair_at: float = 0.0
 
     def may_have_been_partition(self, source: SourceTable) -> bool:
@@ -67,14 +67,13 @@ class TrackedTable:
         return source.is_partition or source.version.attributes != self.version.attributes
 
     def resume(self, record: TableRecord, snapshot: CatalogSnapshot) -> None:
-        """Take up the store's incarnation; ``closing`` is the reason why it can't go on, if it
-        can't."""
+        """Take up the store's incarnation; ``closing`` is set if it can't go on."""
         source = snapshot.tables.get(record.qualified)
         kept = shape_.from_json(record.copy)
         self.table_id = record.id
         self.source = source
         if kept is None:
-            self.closing = "the store doesn't know its shape"
+            self.closing = "the store has no definition of it"
             return
         self.shape, self.version = kept
         if self.options.append_only:
@@ -86,17 +85,14 @@ class TrackedTable:
         elif self.transaction_filter is not None and not record.live and "splits" in record.copy:
             self.closing = "its copy was interrupted, and with it its snapshot"
         elif record.live and self.transaction_filter is None:
-            # What moved with partitions is repaired.
+            # Rows that moved with partitions are repaired by a re-copy.
             self.closing = source.rewritten_since(self.version)
         else:
             self.closing = source.changed_since(self.version)
 
 
-# Routes for tracked tables' relations: how their rows are decoded.
-
-
 def of(tracked: TrackedTable, xid: Callable[[], int]) -> Route:
-    """A route for the incarnation that takes changes; ``xid`` is of the transaction they are in."""
+    """The route of the incarnation that takes changes; ``xid`` returns the transaction's."""
     source, transaction_filter = tracked.source, tracked.transaction_filter
     assert source is not None
     route = Route(tracked.table_id)
@@ -116,7 +112,7 @@ def of(tracked: TrackedTable, xid: Callable[[], int]) -> Route:
 
 
 def surprised(table_id: int | None) -> Route:
-    """A route for changes that mustn't come."""
+    """A route whose changes are an error."""
 
     def put(message: bytes, action: int) -> None:
         raise ReplicationStreamBroken("a change arrived in a form older than the catalog's")

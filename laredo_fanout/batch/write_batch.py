@@ -1,4 +1,4 @@
-"""The write batch: the open store transaction that stream and copies write into together."""
+"""The write batch: the open store transaction to which the stream and copies write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = structlog.get_logger()
 OnCommit = Callable[[CommitInfo], None]
 
 _SHARE = 10
-"""Divisor of the time: under load at most a tenth of it goes into commits."""
+"""Ratio of the interval between commits to their cost: under load commits take a tenth of it."""
 _SHORTEST_INTERVAL = 0.05
 _UNNOTICED = 5
 """Divisor of the stream's lag: at a lag of L seconds, commits may be L/5 apart."""
@@ -38,14 +38,11 @@ _LACKING = "a change names a row that the store doesn't have"
 
 
 class _Abandoned(Exception):
-    """Ends a transaction that isn't to be committed."""
+    """End of a transaction that must not be committed."""
 
 
 class WriteBatch:
-    """Begins a store transaction when something is to be written, and commits it.
-
-    ``transaction`` begins one if need be. Used by the ingest thread alone.
-    """
+    """A store transaction that begins with the first change; used by the ingest thread alone."""
 
     def __init__(
         self,
@@ -65,19 +62,19 @@ class WriteBatch:
         self.cost = 0.0
         """Seconds that the last commit took."""
         self._counters = counters
-        self.copy_beside: dict[int, int] = {}
-        """Live incarnations with a re-copy, which takes the same changes: its id."""
+        self.recopy_of: dict[int, int] = {}
+        """Ids of re-copies, which take the same changes, by the live incarnation's id."""
         self.ahead: dict[int, int] = {}
-        """Tables that have everything up to a position beyond the stream's, after a takeover."""
+        """Positions of tables that are ahead of the stream after a takeover, by id."""
 
     @property
     def is_open(self) -> bool:
-        """True if something isn't committed yet."""
+        """True if a transaction is open."""
         return self._transaction is not None
 
     @property
     def transaction(self) -> Transaction:
-        """The open transaction."""
+        """The open transaction, which begins if there is none."""
         if self._transaction is None:
             self._context = self._store.transaction()
             self._transaction = self._context.__enter__()
@@ -86,10 +83,10 @@ class WriteBatch:
     def interval(self, behind: float, *, waiting: bool) -> float:
         """Time to gather changes under load before the next commit, in seconds.
 
-        Half of a commit's work is for pages that each commit writes again, whatever it changes in
-        them. So commits are fewer where nobody sees the delay: for rows that are only copied, and
-        in a backlog, whose newest change was committed ``behind`` seconds ago. ``waiting``: the
-        stream has changes that aren't written yet.
+        Half of a commit's work is writing pages that every commit changes. So commits are fewer if
+        nobody notices the delay: for rows that are only copied, and in a backlog, whose newest
+        change was committed ``behind`` seconds ago. With ``waiting`` the stream has changes that
+        aren't written yet.
         """
         shortest, longest = _SHORTEST_INTERVAL, self._intervals.backlog
         if waiting or self._tables or self._when_durable:
@@ -104,12 +101,12 @@ class WriteBatch:
         return time.monotonic() - self._committed_at
 
     def apply(self, pending: Sequence[RoutedChanges], to_come: int = 0) -> Iterator[None]:
-        """Write these changes; stops after each bounded piece.
+        """Write these changes; yields after each bounded piece.
 
-        ``to_come``: bytes of changes, about, that the next commit needs in addition.
+        ``to_come`` is about the number of bytes of changes that the next commit needs in addition.
 
-        :raises ResyncRequired: if a live table's row lacks what the store doesn't
-            know, or replaces what was damaged on disk; the batch must be abandoned.
+        :raises ResyncRequired: if a live table's row lacks columns that the store lacks too, or
+            replaces a row that was damaged on disk; the batch must be abandoned.
         """
         sizes = [sum(map(len, each.changes.lines)) for each in pending]
         to_come += sum(sizes)
@@ -133,7 +130,7 @@ class WriteBatch:
             except (RowIncomplete, RowDamaged) as unknown:
                 raise ResyncRequired(table_id, str(unknown)) from unknown
             self._suspect_if_lacking(table_id)
-            if (copied := self.copy_beside.get(table_id)) is not None:
+            if (copied := self.recopy_of.get(table_id)) is not None:
                 try:
                     yield from self.transaction.apply_in_pieces(copied, changes, to_come)
                 except RowDamaged as damaged:
@@ -144,8 +141,10 @@ class WriteBatch:
                 self._counters.changes[action] += changes.actions.count(action)
 
     def _suspect_if_lacking(self, table_id: int) -> None:
-        """Begin a suspect range if a change named a row that the store doesn't have: it went with
-        a partition, or its key was damaged on disk. A re-copy shows which, and repairs it."""
+        """Begin a suspect range if the row of a change is missing.
+
+        The row went with a partition, or its key was damaged on disk. A re-copy repairs either.
+        """
         if not self.transaction.take_lacking(table_id):
             return
         record = self.transaction.tables[table_id]
@@ -155,7 +154,7 @@ class WriteBatch:
             _log.warning("repair scheduled: row of a change missing", table=record.qualified)
 
     def table(self, table_id: int) -> TableRecord:
-        """The table's record, as far as it was written."""
+        """The table's record in the open transaction, or in the store."""
         tables = self._store.tables if self._transaction is None else self._transaction.tables
         return tables[table_id]
 
@@ -180,7 +179,7 @@ class WriteBatch:
         self.transaction.fill(table_id, keys, lines, generation)
 
     def verified(self, table_id: int, position: int) -> None:
-        """No statement at or before ``position`` has rewritten the table's values silently."""
+        """Advance the table's verified position to ``position``, unless it is after that."""
         tables = self._store.tables if self._transaction is None else self._transaction.tables
         if table_id in tables and tables[table_id].verified < position:
             self.transaction.set_verified(table_id, position)
@@ -190,7 +189,7 @@ class WriteBatch:
         self._tables.add(table_id)
 
     def commit(self, position: int, time_us: int) -> None:
-        """Make it durable together with the stream's position, and notify who waits for that."""
+        """Commit the batch with the stream's position, then call the callbacks."""
         begun = time.monotonic()
         transaction = self.transaction
         if position > transaction.position:
@@ -209,29 +208,29 @@ class WriteBatch:
             call()
 
     def _share_positions(self, transaction: Transaction) -> None:
-        """The stream has reached tables that were ahead of it."""
+        """Make the stream's position that of tables which the stream has reached."""
         reached = [each for each, known in self.ahead.items() if known <= transaction.position]
         transaction.share_position(each for each in reached if each in transaction.tables)
         for each in reached:
             del self.ahead[each]
 
     def when_durable(self, call: Callable[[], None]) -> None:
-        """Have ``call`` run after the next commit; the commit is made soon."""
+        """Run ``call`` after the next commit, which follows soon."""
         self._when_durable.append(call)
 
     @property
     def awaited(self) -> bool:
-        """True if something waits for the next commit."""
+        """True if a callback waits for the next commit."""
         return bool(self._when_durable)
 
     def generation(self, table_id: int) -> int:
-        """Number of the table's truncations, as far as changes were written."""
+        """Number of the table's TRUNCATEs in the open transaction, or in the store."""
         return self.table(table_id).generation
 
     def abandon(self, because: Exception | None = None) -> None:
-        """Forget what isn't committed.
+        """Forget the changes that aren't committed.
 
-        :raises StoreError: if that is what ``because`` means, which LMDB raised.
+        :raises StoreError: if ``because`` is an error of LMDB, as the store's error.
         """
         context, self._context, self._transaction = self._context, None, None
         self._tables.clear()
@@ -242,8 +241,11 @@ class WriteBatch:
 
 
 def _followers(pending: Sequence[RoutedChanges]) -> list[RoutedChanges | None]:
-    """For each the next ones of the same table: within a transaction a table may get another
-    route, as it was announced with another replica identity."""
+    """The next changes of the same table, for each of ``pending``.
+
+    Within a transaction a table may get another route, if it is announced with another replica
+    identity.
+    """
     next_of: dict[int, RoutedChanges] = {}
     found: list[RoutedChanges | None] = []
     for each in reversed(pending):

@@ -1,5 +1,3 @@
-"""Fall-behind mode: a backlog is split by copies of the slot, decoded side by side, released in
-commit order.
-
-Above the source and the store, below the app: the ingest knows only its ``change_source``.
+"""Fall-behind mode: copies of the slot decode parts of a backlog at the same time, and the parts
+are released in commit order. The ingest knows it only as its ``change_source``.
 """

@@ -17,6 +17,7 @@ from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.segment_stream import Anchor
 from laredo_fanout.pg_catalog import requirements
 from laredo_model import position as position_
+from laredo_service.figures import size
 
 if TYPE_CHECKING:
     from laredo_fanout.batch.write_batch import WriteBatch
@@ -32,7 +33,7 @@ _CHECKS = 3
 _SMALL_PART = 4
 _PREFIX = "plan-"
 _REST_S = 600.0
-_TRY_AGAIN_S = 60.0  # slots and walsenders get free
+_TRY_AGAIN_S = 60.0  # slots and walsenders may be free then
 _LAST_MOVE_S = 10.0
 _MOST_SESSIONS = 5
 
@@ -57,9 +58,9 @@ class Room(NamedTuple):
 
 
 class FallBehind:
-    """The ingest's change source (``ingest.change_source.ChangeSource``) over all of its sessions.
+    """The ingest's change source (``ingest.change_source.ChangeSource``) for all of its sessions.
 
-    The ingest's thread and the side connection's call it; each attribute is written by one of them.
+    The ingest's thread and the side connection's call it; only one of them writes each attribute.
     """
 
     def __init__(
@@ -74,19 +75,19 @@ class FallBehind:
         self._level = 0
         self._above = 0
         self._fitting: int | None = None
-        """Number of segments that there is room for; None: not measured."""
+        """Number of segments for which there is room; None if not measured."""
         self._is_logged = False
         """True once the log has the reason why this backlog isn't split."""
         self._planned_to = 0
         """End of the WAL when the segments were opened."""
         self._is_wanted = False
-        """True if the next session is to have a new plan."""
+        """True if the next session needs a new plan."""
         self._asked = threading.Event()
         self._rest_until = 0.0
         self._sessions = (0, 0)
         self._anchor = Anchor("")
         self._is_moved = False
-        """True once the slot was moved after the last release, if it could be."""
+        """True once the slot was moved after the last release, or couldn't be."""
         self._restarts = 0
         self._plans = 0
         self._given_up = 0
@@ -100,9 +101,9 @@ class FallBehind:
         return self._options.check_interval
 
     def measure(self, connection: Connection) -> None:
-        """See how far the server is; move the slot on while nobody streams from it.
+        """Measure the backlog; advance the slot while nobody streams from it.
 
-        :raises psycopg.Error: if the server can't be asked.
+        :raises psycopg.Error: if PostgreSQL can't be queried.
         """
         self._inserted = _inserted(connection)
         release = self._release
@@ -116,9 +117,9 @@ class FallBehind:
         self._fitting = self._number(connection, behind) if needed else None
 
     def open(self, connection: Connection, batch: WriteBatch) -> Release | None:
-        """The release of the stored plan, or of a new one if one is wanted; None: no segments.
+        """Open the release of the stored plan, or of a new one; None if no backlog is split.
 
-        :raises psycopg.Error: if the server can't be asked.
+        :raises psycopg.Error: if PostgreSQL can't be queried.
         """
         self._forget_release()
         plan = self._usable_plan()
@@ -147,7 +148,7 @@ class FallBehind:
         """True if segments must begin, or have reached their end."""
         release = self._release
         if release is not None and release.over:
-            # Where the slot lags, the next session first compares all WAL in between.
+            # If the slot lags, the next session first compares all WAL in between.
             return self._is_moved or time.monotonic() - release.over_at > _LAST_MOVE_S
         self._level = level if release is None else max(level, release.reached)
         if release is None:
@@ -158,11 +159,11 @@ class FallBehind:
         return False
 
     def change_source(self, source: SourceOptions) -> None:
-        """Connect with these options from now on; from any thread."""
+        """Connect with these options from now on; may be called from any thread."""
         self._source = source
 
     def ask(self) -> None:
-        """Have the backlog split now, even below the threshold; from any thread."""
+        """Request that the backlog is split now, even below the threshold, from any thread."""
         self._asked.set()
 
     @property
@@ -171,7 +172,7 @@ class FallBehind:
         return self._options.mode
 
     def status(self) -> CatchupStatus:
-        """Current status; callable from any thread."""
+        """Current status; may be called from any thread."""
         release = self._release
         return CatchupStatus(
             mode=self._options.mode,
@@ -192,10 +193,10 @@ class FallBehind:
     def _may_split(self, release: Release | None) -> bool:
         """True if a new plan would lose no work.
 
-        That is so once only the last segment is left, and everything that its plan was made for is
-        released. A large transaction that is being decoded would be restarted again and again. Only
-        if the backlog has grown by the threshold meanwhile is it restarted, once, as a segment that
-        ends.
+        Only the last segment must be left, and everything up to the plan's end must be released:
+        otherwise a large transaction that is being decoded would be restarted again and again. If
+        the backlog has grown by the threshold meanwhile, the transaction is restarted once, as part
+        of a segment that ends.
         """
         if release is None:
             return True
@@ -224,20 +225,20 @@ class FallBehind:
     def _not_split(self, backlog: int, fitting: int) -> None:
         self._rest_until = time.monotonic() + _TRY_AGAIN_S
         self._trouble = (
-            f"a backlog of {backlog} bytes isn't split: there is room for {max(0, fitting)}"
-            f" segments of {self._options.min_segment_bytes} bytes and more; see"
+            f"a backlog of {size(backlog)} isn't split: there is room for {max(0, fitting)}"
+            f" segments of at least {size(self._options.min_segment_bytes)}, and 2 are needed; see"
             " catchup { max_segments, min_segment_bytes, reserve_slots }, max_replication_slots,"
             " max_wal_senders"
         )
         if not self._is_logged:
             self._is_logged = True
-            _log.info(self._trouble)
+            _log.info("backlog not split", reason=self._trouble)
 
     def _may_end(self, level: int) -> bool:
         """True if the segments may end at ``level``.
 
-        Little is left then, and the slot has been moved close to it, so that its own stream resumes
-        at once.
+        Little of the backlog must be left, and the slot must have been moved close to ``level``, so
+        that its own stream resumes at once.
         """
         least = self._options.threshold_bytes
         return max(self._lag(level), level - self._anchor.tried) * _SMALL_PART < least
@@ -276,7 +277,7 @@ class FallBehind:
         return plan
 
     def _usable_plan(self) -> CatchupPlan | None:
-        """The stored plan, unless it is another history's, or no session gets on with it."""
+        """The stored plan, unless it is another history's, or sessions made no progress with it."""
         stored = self._store.catchup_plan
         if stored is None:
             return None
@@ -285,9 +286,9 @@ class FallBehind:
         self._sessions = position, sessions + 1 if before == position else 1
         why = None
         if plan.source != self._identity():
-            why = "its positions mean nothing in the present history"
+            why = "its positions are another history's"
         elif self._sessions[1] > _MOST_SESSIONS:
-            why = f"{_MOST_SESSIONS} attempts made no progress with it"
+            why = f"{_MOST_SESSIONS} successive sessions made no progress with it"
         if why is None:
             return plan
         _log.warning("split backlog given up", reason=why)
@@ -315,7 +316,7 @@ class FallBehind:
 
     @property
     def _slot(self) -> str:
-        """The slot that is followed; the configured name isn't it where that was another's."""
+        """Name of the slot that is followed, which may differ from the configured default."""
         source = self._store.source
         return self._source.slot_name if source is None else source.slot
 
@@ -351,9 +352,9 @@ class FallBehind:
         )
 
     def _advance(self, connection: Connection, release: Release) -> None:
-        """Move the slot after what is durable; at once where the segments are to end.
+        """Advance the slot to the durable position; at once if the segments are about to end.
 
-        :raises StoreRemoved: if a later start wouldn't find it.
+        :raises StoreRemoved: if a later start wouldn't find the store.
         """
         self._store.check_reachable()
         if not release.over:
@@ -363,16 +364,16 @@ class FallBehind:
             )
             self._anchor.advance(connection, durable, at_once=at_once)
         elif not self._is_moved:
-            # The end is known before the position is: the store has it.
+            # release.durable may lag here: the store has the final position.
             self._anchor.advance(connection, self._store.position, at_once=True)
             self._is_moved = True
             release.wake()
 
 
 def _inserted(connection: Connection) -> int:
-    """End of the server's WAL, in its memory at least.
+    """End of the server's WAL, written to disk or not.
 
-    :raises psycopg.Error: if the server can't be asked, or is a standby.
+    :raises psycopg.Error: if PostgreSQL can't be queried, or is a standby.
     """
     row = connection.execute(_INSERTED).fetchone()
     assert row is not None
@@ -382,7 +383,7 @@ def _inserted(connection: Connection) -> int:
 def _free(connection: Connection, slot: str) -> Room:
     """Free slots and walsenders; the stream of this slot isn't counted.
 
-    :raises psycopg.Error: if the server can't be asked.
+    :raises psycopg.Error: if PostgreSQL can't be queried.
     """
     row = connection.execute(_ROOM, (f"laredo-fanout {slot} ",)).fetchone()
     assert row is not None

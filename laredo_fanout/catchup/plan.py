@@ -1,7 +1,7 @@
 """The plan of fall-behind mode: options, segments, orders to their processes, status.
 
-The first line on its stdin is the :class:`Order`; then single bytes: :data:`PAUSE`,
-:data:`GO_ON`, :data:`FINISH`. When its stdin ends, so does it.
+A segment's process reads from stdin its :class:`Order`, a line, and then single bytes:
+:data:`PAUSE`, :data:`GO_ON`, :data:`FINISH`. It ends when its stdin ends.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import orjson
 from laredo_fanout.source_options import PublicationOptions, SourceOptions
 from laredo_model import position as position_
 
-# The plan: which segment owns which transactions, and what of them is safe in spools.
-#
-# Segment k owns exactly the transactions whose commit record begins in [S_k, S_k+1): the server
-# skips a transaction iff its commit record begins before the position that streaming starts at, so
-# any position is a boundary. The last segment is open.
+# Segment k owns exactly the transactions whose commit record begins in [S_k, S_k+1): PostgreSQL
+# skips a transaction iff its commit record begins before the stream's start position, so any
+# position can be a boundary. The last segment is open-ended.
 
 
 class SpoolPiece(NamedTuple):
@@ -34,7 +32,7 @@ class SpoolPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """``stop`` is None for the last one. ``done``: every transaction of it is in its pieces."""
+    """A segment; the last has no ``stop``. If ``done``, its pieces have all its transactions."""
 
     number: int
     start: int
@@ -44,25 +42,25 @@ class Segment:
 
     @property
     def position(self) -> int:
-        """Position where its decoding resumes."""
+        """Position at which its decoding resumes."""
         return self.pieces[-1].position if self.pieces else self.start
 
     @property
     def next_piece(self) -> int:
-        """A number that no piece has had."""
+        """Number of the next piece."""
         return self.pieces[-1].number + 1 if self.pieces else 0
 
 
 @dataclass(frozen=True, slots=True)
 class CatchupPlan:
-    """``source`` identifies the positions' source; ``token`` names the plan's spools."""
+    """A plan; ``source`` identifies the history of its positions, ``token`` names its spools."""
 
     token: str
     source: str
     segments: tuple[Segment, ...]
 
     def to_bytes(self) -> bytes:
-        """As JSON, for the store."""
+        """The plan as JSON, for the store."""
         return orjson.dumps(
             {
                 "token": self.token,
@@ -73,7 +71,7 @@ class CatchupPlan:
 
 
 def from_bytes(stored: bytes) -> CatchupPlan:
-    """The plan that ``to_bytes`` wrote."""
+    """Parse the result of ``to_bytes``."""
     read = orjson.loads(stored)
     return CatchupPlan(
         read["token"], read["source"], tuple(map(_segment_from_json, read["segments"]))
@@ -87,7 +85,7 @@ def split(start: int, end: int, number: int) -> tuple[Segment, ...]:
 
 
 def bounded(starts: list[int]) -> tuple[Segment, ...]:
-    """The segments that begin at these ascending positions."""
+    """The segments with these ascending starts."""
     stops = [*starts[1:], None]
     pairs = zip(starts, stops, strict=True)
     return tuple(Segment(number, start, stop) for number, (start, stop) in enumerate(pairs))
@@ -113,26 +111,23 @@ def _segment_from_json(read: dict[str, Any]) -> Segment:
     )
 
 
-# The settings of fall-behind mode.
-
-
 class CatchupMode(StrEnum):
-    """Trigger for the splitting of a backlog: the threshold, or a command."""
+    """Trigger that splits a backlog: the threshold, or a command."""
 
     AUTO = "auto"
-    """A backlog is split when it is larger than the threshold."""
+    """A backlog is split if it is larger than the threshold."""
     MANUAL = "manual"
-    """A backlog is split when an operator asks for it."""
+    """A backlog is split when an operator requests it."""
 
 
 @dataclass(frozen=True)
 class CatchupOptions:
-    """Sizes in bytes of WAL, times in seconds.
+    """Settings of fall-behind mode; sizes are in bytes of WAL, times in seconds.
 
-    ``auto`` begins when the lag was above ``threshold_bytes`` at three checks in a row,
-    and ends below a quarter of it. ``reserve`` slots and walsenders are left to
-    others. What is decoded and not yet released is in ``spool_directory``, at
-    most about ``spool_max_bytes`` of it.
+    ``auto`` splits a backlog that was above ``threshold_bytes`` in three successive
+    checks, and ends below a quarter of that. ``reserve`` slots and walsenders are left
+    for others. Decoded changes that aren't released yet are in ``spool_directory``, at
+    most about ``spool_max_bytes`` of them.
     """
 
     spool_directory: Path
@@ -144,20 +139,17 @@ class CatchupOptions:
     reserve: int = 2
     spool_max_bytes: int = 8 << 30
     piece_bytes: int = 64 << 20
-    """A spool's files are about so large, and removed one by one."""
+    """Approximate size of a spool's files, which are removed one by one."""
     keep_interval: float = 5.0
     """Seconds between two records of the segments' progress in the store."""
 
 
-# The status of fall-behind mode: plain values, made for each request.
-
-
 class SegmentStatus(NamedTuple):
-    """One segment: transactions from ``start`` on, before ``stop`` (None: as they come).
+    """Status of a segment: transactions from ``start`` on, before ``stop`` (None for the last one).
 
-    ``position`` is the end of the last one in its spool, ``reached`` how far the
-    server has decoded for it; ``state`` is waiting, decoding, paused, decoded,
-    releasing or released.
+    ``position`` is the end of the last transaction in its spool, ``reached`` the
+    position that the walsender has decoded; ``state`` is waiting, decoding, paused,
+    decoded, releasing or released.
     """
 
     number: int
@@ -170,7 +162,7 @@ class SegmentStatus(NamedTuple):
     pid: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """As /status shows it."""
+        """The segment as JSON for /status."""
         positions = {
             name: None if position is None else position_.text(position)
             for name, position in (
@@ -184,13 +176,15 @@ class SegmentStatus(NamedTuple):
 
 
 class CatchupStatus(NamedTuple):
-    """Sizes in bytes. ``lag_bytes`` is what the server has written beyond what is durable
-    here, ``checks_above`` how many times in a row it was above the threshold;
-    ``release_position`` and ``segments`` are there while a backlog is split.
+    """Status of fall-behind mode; sizes are in bytes.
 
-    ``restarts`` counts segments' processes that were restarted, ``plans`` backlogs
-    that were split, ``given_up`` those of them that were read through the one slot
-    after all; ``trouble`` has the reason why the last one was, or wasn't split.
+    ``lag_bytes`` is the WAL after the durable position, ``checks_above`` the number of
+    successive checks above the threshold. ``release_position`` and ``segments`` are set
+    while a backlog is split.
+
+    ``plans`` counts backlogs that were split, ``given_up`` those of them whose rest was
+    read through the one slot, ``restarts`` segments' processes that were restarted.
+    ``trouble`` has the reason why the last backlog was given up, or wasn't split.
     """
 
     mode: str
@@ -206,7 +200,7 @@ class CatchupStatus(NamedTuple):
     segments: tuple[SegmentStatus, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As /status shows it."""
+        """The status as JSON for /status."""
         released = self.release_position
         return {
             **self._asdict(),
@@ -229,7 +223,7 @@ class Failure(StrEnum):
     NO_ROOM = "no room"
     """No free slot or walsender."""
     GAP = "gap"
-    """The slot is beyond the segment's start, or gone."""
+    """The slot was moved beyond the segment's start, or is gone."""
     NO_SPACE = "no space"
     """The spool can't be written."""
     BROKEN = "broken"
@@ -240,7 +234,7 @@ class Failure(StrEnum):
 class Order:
     """Order to decode transactions from ``start`` up to, not including, ``stop``.
 
-    They go into pieces, the first of which has number ``piece``.
+    The first piece to write has the number ``piece``.
     """
 
     connection: str
@@ -260,7 +254,7 @@ class Order:
 
     @property
     def source(self) -> SourceOptions:
-        """The source as its own connections see it."""
+        """The source's options for the process's own connections."""
         return SourceOptions(
             self.connection,
             slot_name=self.slot,
@@ -275,7 +269,7 @@ class Order:
         return Path(self.directory)
 
     def to_bytes(self) -> bytes:
-        """A line of JSON."""
+        """The order as a line of JSON."""
         return orjson.dumps(asdict(self)) + b"\n"
 
 
@@ -285,7 +279,7 @@ class Report:
 
     The piece has ``size`` bytes of whole transactions, the last of which ends at ``position``;
     ``reached`` is the position up to which the walsender has decoded. If ``synced``, these bytes
-    and all pieces before survive a power loss. ``changes`` counts rows.
+    and all earlier pieces survive a power loss. ``changes`` counts rows.
     """
 
     piece: int
@@ -299,7 +293,7 @@ class Report:
     error: str = ""
 
     def to_bytes(self) -> bytes:
-        """A line of JSON."""
+        """The report as a line of JSON."""
         return orjson.dumps(asdict(self)) + b"\n"
 
 

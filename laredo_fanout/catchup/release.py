@@ -1,9 +1,7 @@
-"""Segments' transactions, released: what a session of the stream takes instead of the slot's own
-stream.
+"""The release of segments' transactions, which a session reads instead of the slot's own stream.
 
-The head segment is read, while it is still being decoded, then the next. What is released
-goes through the very same decoder, tables, copies, catalog checks and barriers as the slot's own
-stream does.
+The head segment is read while it is still being decoded, then the next segment. Released messages
+go through the same decoder, tables, copies, catalog checks and barriers as the slot's own stream.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,8 +39,8 @@ _CHECK_INTERVAL = 0.1
 class Release:
     """The feed of one session. ``durable`` is the position that was confirmed last.
 
-    ``over``: another session must follow, because everything is released, or because
-    of ``trouble`` (the plan is given up; nothing is lost by it); since ``over_at``.
+    ``over`` is True from ``over_at`` on, if another session must follow: everything is
+    released, or the plan was given up because of ``trouble``, which loses nothing.
     """
 
     local = True
@@ -66,6 +65,8 @@ class Release:
         self._may_end = may_end
         self._poll = select.epoll()
         self._more = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waking = threading.Lock()
+        self._closed = False
         self._poll.register(self._more, select.EPOLLIN)
         remaining = [spool.remaining(self._directory, each, position) for each in plan.segments]
         self.runs = [SegmentRun(segment, order, watchdog) for segment in remaining]
@@ -81,18 +82,18 @@ class Release:
     # ------------------------------------------------------------ as a feed
 
     def fileno(self) -> int:
-        """Readable when a process has reported, or more can be read."""
+        """Descriptor that is readable when a process has reported, or spools have more."""
         return self._poll.fileno()
 
     @property
     def get(self) -> Callable[[int], tuple[int, bytes]]:
-        """Gives the head segment's messages."""
+        """Function that returns the head segment's messages."""
         return self._reader.get
 
     def read_available(self) -> int:
-        """Supervise the segments, and bring more of the head; how many bytes.
+        """Supervise the segments, and read more of the head; returns the bytes.
 
-        :raises SourceUnavailable: if the server can't be reached.
+        :raises SourceUnavailable: if PostgreSQL can't be reached.
         """
         heard = [run.take_reports() for run in self.runs]
         now = time.monotonic()
@@ -108,7 +109,7 @@ class Release:
         return max(taken, int(any(heard)))
 
     def read_ahead(self) -> int:
-        """Nothing: what the segments decode waits in their spools."""
+        """Read nothing: decoded messages can wait in the spools."""
         return 0
 
     def confirm(self, position: int, *, reply: bool = False) -> None:
@@ -117,16 +118,18 @@ class Release:
         self.durable = position
 
     def end(self) -> SourceError:
-        """Never asked for: this feed has no end that is an error."""
+        """The error of an ended feed, which never occurs here: ``get`` never returns -1."""
         return SourceUnavailable("the segments' release ended")
 
     def close(self) -> None:
-        """End every process; what is in spools stays for the next session, if the plan does."""
+        """End every process; the spools stay for the next session, if the plan does."""
         for run in self.runs:
             run.kill()
         self._reader.close()
         self._poll.close()
-        os.close(self._more)
+        with self._waking:
+            self._closed = True
+            os.close(self._more)
 
     # ------------------------------------------------------------ segments
 
@@ -142,7 +145,7 @@ class Release:
 
     @property
     def reached(self) -> int:
-        """Up to where nothing that was decoded isn't durable; 0 where that isn't known."""
+        """Position up to which all decoded changes are durable; 0 if unknown."""
         run = self.runs[self.head]
         level = self._reader.at_end and self.durable >= run.position
         return run.reached if self.only_tail and level else 0
@@ -154,16 +157,10 @@ class Release:
 
     @property
     def waits_for_tail(self) -> bool:
-        """True if only the last segment is left, and its spool has little that is unread."""
+        """True if only the last segment is left, and little of its spool is unread."""
         unread = self._reader.unread_bytes
         heard = self.runs[-1].heard
         return self.only_tail and heard and unread < self._options.min_segment_bytes
-
-    @property
-    def is_kept(self) -> bool:
-        """True if a power loss would lose nothing that the segments have reported."""
-        kept = {segment.number: segment for segment in self._plan.segments}
-        return all(kept.get(run.number) == run.segment for run in self.runs[self.head :])
 
     @property
     def restarts(self) -> int:
@@ -171,7 +168,7 @@ class Release:
         return sum(run.restarts for run in self.runs)
 
     def status(self) -> tuple[SegmentStatus, ...]:
-        """The segments; from any thread."""
+        """Status of the segments; may be called from any thread."""
         return tuple(
             SegmentStatus(
                 number=run.number,
@@ -199,16 +196,18 @@ class Release:
         return "releasing" if run.number == head else "decoding"
 
     def wake(self) -> None:
-        """Have the ingest take a turn; from any thread, before it is closed."""
-        os.eventfd_write(self._more, 1)
+        """Make the ingest take a turn, unless the feed is closed; may be called from any thread."""
+        with self._waking:
+            if not self._closed:
+                os.eventfd_write(self._more, 1)
 
     def end_early(self) -> None:
-        """End it: what comes next begins with what is durable."""
+        """End the release, so that another plan can begin at the durable position."""
         if not self._ending:
             self._end()
 
     def give_up(self, why: str) -> None:
-        """End it: the slot's own stream goes on from what is durable."""
+        """End the release, so that the slot's own stream resumes at the durable position."""
         if not self._ending:
             self.trouble = why
             self._end()
@@ -238,9 +237,9 @@ class Release:
             case Failure.NO_SPACE if self._make_room():
                 run.failures = min(run.failures, _MOST_FAILURES - 1)
             case Failure.NO_SPACE:
-                self.give_up(f"its spool can't be written: {run.error}")
+                self.give_up(f"the spool of segment {run.number} can't be written: {run.error}")
             case Failure.NO_ROOM if not is_head:
-                # Its turn comes: the segments before it give their slots back.
+                # It waits: the segments before it will release their slots.
                 run.failures = min(run.failures, _MOST_FAILURES - 1)
             case Failure.NO_ROOM:
                 self.give_up(run.error)
@@ -248,9 +247,9 @@ class Release:
                 self.give_up(f"segment {run.number} can't be decoded: {run.error or 'killed'}")
 
     def _make_room(self) -> bool:
-        """Free disk space for a spool that can't be written; False if there is none to free.
+        """Free disk space for a spool that can't be written; False if that is impossible.
 
-        Remove what was released, or have the last segment give up its spool.
+        Released pieces are removed, or else the last segment gives up its spool.
         """
         released = any(run.pieces for run in self.runs[: self.head])
         read = any(piece.number < self._reader.piece for piece in self.runs[self.head].pieces)
@@ -262,7 +261,7 @@ class Release:
     # ------------------------------------------------------------ release
 
     def _reader_of(self, run: SegmentRun) -> SegmentReader:
-        """A reader of what wasn't released of the segment that is the head now."""
+        """A reader of the unreleased transactions of the segment that is the head now."""
         return SegmentReader(self._directory, run.number, self._after)
 
     def _read(self) -> int:
@@ -281,7 +280,7 @@ class Release:
         try:
             taken = self._reader.read()
         except OSError as failed:
-            self.give_up(f"its spool can't be read: {failed}")
+            self.give_up(f"the spool of segment {run.number} can't be read: {failed}")
             return 0
         return taken
 
@@ -297,7 +296,7 @@ class Release:
     # ------------------------------------------------------------ the plan in the store
 
     def _keep(self) -> None:
-        """Write the plan as it is into the store's transaction; then remove what was released."""
+        """Write the present plan in the store's transaction; remove released pieces afterwards."""
         self._kept_at = time.monotonic()
         for run in self.runs:
             gone = [piece for piece in run.pieces if self._is_over(run, piece)]
@@ -328,15 +327,12 @@ class Release:
             path.unlink(missing_ok=True)
 
     def _end(self) -> None:
-        """Forget the plan in the very commit that has all that was taken of it."""
+        """Forget the plan in the commit that has the last released changes."""
         self._ending = True
         for run in self.runs:
             run.kill()
         if self.trouble is not None:
-            _log.error(
-                "split backlog given up; no change lost",
-                reason=self.trouble,
-            )
+            _log.error("split backlog given up; no change lost", reason=self.trouble)
         self._batch.transaction.set_catchup_plan(None)
         self._batch.when_durable(self._ended)
 

@@ -1,7 +1,7 @@
-"""Decodes one segment: ``python -m laredo_fanout.catchup.segment_process BEAT_FD``.
+"""Process that decodes a segment: ``python -m laredo_fanout.catchup.segment_process BEAT_FD``.
 
-It streams from a copy of the slot of its own and puts what it owns into the
-segment's spool, until it has all of it. Its order and its reports: ``orders``.
+It streams from its own copy of the slot, and writes the segment's transactions to the
+segment's spool. ``plan.py`` has its order and its reports.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _STATUS_INTERVAL = 5.0
 _ATTEMPTS, _ATTEMPT_PAUSE = 4, 0.3
 _NEVER = (1 << 64) - 1
 _NICE = 10
-"""Lower priority of decoding: where cores are few, the release has to go first."""
+"""Lower priority of decoding: if there are few cores, the release must go first."""
 
 
 class SegmentDecoder:
-    """One segment's decoding, from its start or where an earlier process left it."""
+    """Decoding of a segment, from its start or from the end of an earlier process's work."""
 
     def __init__(self, order: Order, stream: SegmentStream, send: Callable[[Report], None]) -> None:
         self._order = order
@@ -73,15 +73,15 @@ class SegmentDecoder:
 
     @property
     def busy(self) -> bool:
-        """True if libpq's buffer has more messages, so that there is no need to wait."""
+        """True if libpq's buffer has more messages, which need no wait."""
         return self._more and not self.paused
 
     _more = False
 
     def turn(self) -> None:
-        """Take what has come, write it, report it.
+        """Read messages, write them to the spool, and report that.
 
-        :raises SourceError: if the stream was cut, or sent what this segment doesn't own.
+        :raises SourceError: if the stream was cut, or sent another segment's transaction.
         :raises OSError: if the spool can't be written.
         """
         if not self.paused:
@@ -92,20 +92,20 @@ class SegmentDecoder:
             self._piece.flush()
             self._gathered = self._gathered + taken if taken or self._more else 0
             if self._gathered > _BUSY_BYTES and not self._more:
-                # The server's sender gets faster when its reader isn't woken for each message.
+                # The walsender is faster if its reader isn't woken for each message.
                 time.sleep(_SHORT_NAP if self._stream.local else _NAP)
         if self.finishing and not self._in_transaction:
             self.done = True
         self._stay_in_touch()
 
     def end(self) -> None:
-        """Everything is durable; say that it is done."""
+        """Make the spool durable, and report that the segment is done."""
         self._piece.sync()
         self._send(self._report(synced=True, done=True))
         self._piece.close()
 
     def _drain(self) -> bool:
-        """Put messages into the piece; whether there may be more."""
+        """Add messages to the piece; False if there are no more."""
         left = _MESSAGES_A_TURN
         of = b""
         while left > 0:
@@ -128,7 +128,10 @@ class SegmentDecoder:
         return True
 
     def _put(self, message: bytes) -> bytes:
-        """One that doesn't just follow a row of its relation; the oid whose rows may follow it."""
+        """Add a message that isn't another row of the same relation.
+
+        Returns the oid of the relation whose rows may follow.
+        """
         kind = message[message_.ENVELOPE]
         if kind in _ROWS:
             self._changes += 1
@@ -144,19 +147,19 @@ class SegmentDecoder:
             pass  # another slot's
         elif self._in_transaction:
             self._rare(kind, message)
-        # Outside a transaction come only messages that belong to none.
+        # Messages outside of a transaction belong to none.
         return b""
 
     def _begin(self, final: int, stop: int) -> bool:
-        """A transaction begins; whether it is the next segment's."""
+        """Begin a transaction; True if it is the next segment's, and this one is done."""
         if final >= stop:
             self._reached = stop
             self.done = True
             return True
         if final < max(self._order.start, self._begun):
             raise ReplicationStreamBroken(
-                f"segment {self._order.segment} begins at {position.text(self._order.start)} and"
-                f" was sent a transaction that committed at {position.text(final)}"
+                f"segment {self._order.segment} begins at {position.text(self._order.start)}, but"
+                f" PostgreSQL sent a transaction that committed at {position.text(final)}"
             )
         self._begun = final
         self._in_transaction = True
@@ -192,7 +195,7 @@ class SegmentDecoder:
         self._reply_wanted = self._reply_wanted or keepalive.wants_reply
         if self._in_transaction:
             return
-        # All that committed before has been sent.
+        # Every transaction that committed before this position has been sent.
         self._reached = max(self._reached, keepalive.wal_end)
         if keepalive.wal_end >= self._stop:
             self.done = True
@@ -200,9 +203,9 @@ class SegmentDecoder:
     def _stay_in_touch(self) -> None:
         now = time.monotonic()
         if not self.paused and now - self._heard_at > self._order.receive_timeout:
-            raise SourceUnavailable(f"the stream brought nothing for {now - self._heard_at:.0f} s")
+            raise SourceUnavailable(f"PostgreSQL sent nothing for {now - self._heard_at:.0f} s")
         if self._reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL:
-            # Nothing is lost by it: the copy dies with this process, and the slot stays.
+            # This loses nothing: the copy of the slot ends with this process, and the slot stays.
             self._piece.check_reachable()
             self._stream.confirm(
                 self._position, reply=now - self._heard_at > self._order.receive_timeout / 3
@@ -260,7 +263,7 @@ def main() -> int:
 
 
 def _connect(order: Order) -> SegmentStream:
-    """A connection with its copy of the slot; what others just let go may be free in a moment."""
+    """Connect and copy the slot; several attempts, as others may just be releasing a slot."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return _connect_once(order)

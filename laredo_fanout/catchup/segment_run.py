@@ -1,4 +1,4 @@
-"""One segment, seen from the ingest: its process, its reports, its share of the disk."""
+"""A segment in the ingest: its process, its reports, its share of the disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _END_PATIENCE_S = 5.0
 
 
 def temporary_name(slot: str, segment: int) -> str:
-    """A name for a copy of the slot that nobody else uses."""
+    """A unique name for a copy of the slot."""
     ending = f"_segment_{segment}_{secrets.token_hex(4)}"
     return slot[: _SLOT_NAME_BYTES - len(ending)] + ending
 
@@ -41,9 +41,9 @@ def temporary_name(slot: str, segment: int) -> str:
 class SegmentRun:
     """A segment that is being decoded, or has been.
 
-    ``segment`` is what a power loss leaves of it, ``pieces`` all that its processes
-    have reported, ``heard`` whether one has reported yet. ``failures`` counts
-    processes in a row that ended without getting further.
+    ``segment`` is its part that survives a power loss, ``pieces`` everything that its
+    processes have reported. ``heard`` is True once a process has reported. ``failures``
+    counts successive processes that ended without progress.
     """
 
     def __init__(self, segment: Segment, source: Order, watchdog: Watchdog) -> None:
@@ -67,32 +67,32 @@ class SegmentRun:
         self.error = ""
         self.paused = False
         self.held_back = False
-        """True if it has to wait until it is the head."""
+        """True if the segment must wait until it is the head."""
         self.done = segment.done
 
     @property
     def number(self) -> int:
-        """Which one it is; the first is 0."""
+        """Number of the segment, from 0."""
         return self.segment.number
 
     @property
     def pid(self) -> int | None:
-        """Its process, if there is one."""
+        """Pid of the segment's process, or None."""
         return None if self._process is None else self._process.pid
 
     @property
     def spooled_bytes(self) -> int:
-        """Size of its pieces, in bytes."""
+        """Size of the segment's pieces, in bytes."""
         return sum(piece.size for piece in self.pieces)
 
     @property
     def due(self) -> bool:
-        """True if a process should be started."""
+        """True if a process must be started now."""
         waits = self.held_back or time.monotonic() < self._start_at
         return not self.done and self._process is None and not waits
 
     def start(self, after: int) -> int:
-        """Start a process that goes on where the last one was, at ``after`` at least.
+        """Start a process that continues the last one's work, but not before ``after``.
 
         Returns the descriptor to wait for.
         """
@@ -126,12 +126,12 @@ class SegmentRun:
         os.set_blocking(process.stdout.fileno(), False)
         self._unread = b""
         self.paused = False
-        with suppress(BrokenPipeError):  # it is gone already: its stdout ends, too
+        with suppress(BrokenPipeError):  # the process has ended already, and so does its stdout
             process.stdin.write(order.to_bytes())
         return process.stdout.fileno()
 
     def take_reports(self) -> bool:
-        """Take the reports of its process; whether there was any."""
+        """Take the reports of the segment's process; False if there were none."""
         process = self._process
         if process is None or process.stdout is None:
             return False
@@ -147,17 +147,17 @@ class SegmentRun:
         return reported
 
     def pause(self, *, paused: bool) -> None:
-        """Have it take nothing more from the server for a while, or go on."""
+        """Make the process read nothing more from PostgreSQL for a while, or continue."""
         if paused != self.paused:
             self.paused = paused
             self._say(plan.PAUSE if paused else plan.GO_ON)
 
     def finish(self) -> None:
-        """Have it stop at the end of the transaction that it is in."""
+        """Make the process stop at the end of its present transaction."""
         self._say(plan.FINISH)
 
     def forget(self, pieces: Sequence[SpoolPiece]) -> None:
-        """These were released and removed."""
+        """Forget pieces that were released and removed."""
         gone = {piece.number for piece in pieces}
         self.pieces = [piece for piece in self.pieces if piece.number not in gone]
         kept = tuple(piece for piece in self.segment.pieces if piece.number not in gone)
@@ -165,7 +165,7 @@ class SegmentRun:
         self.segment = replace(self.segment, start=max(self.segment.start, start), pieces=kept)
 
     def give_way(self) -> None:
-        """End its process, forget its pieces, and begin again when its turn comes."""
+        """End the process, forget the pieces, and begin again when the segment is the head."""
         self.kill()
         self.pieces = []
         self.segment = replace(self.segment, pieces=(), done=False)
@@ -175,7 +175,7 @@ class SegmentRun:
         self.held_back = True
 
     def kill(self) -> None:
-        """End its process, whatever it is doing; its copy of the slot goes with it."""
+        """Kill the process; PostgreSQL drops its copy of the slot."""
         process = self._process
         if process is None:
             return
@@ -185,7 +185,7 @@ class SegmentRun:
 
     def _say(self, byte: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it is gone, which its stdout's end will show
+            with suppress(BrokenPipeError):  # the process has ended, as its stdout will show
                 self._process.stdin.write(byte)
 
     def _take(self, report: Report) -> None:
@@ -215,7 +215,7 @@ class SegmentRun:
         if self._watched is not None and self._watched.verdict is not None:
             self.error = f"it was {self._watched.verdict}"
         self._close(process)
-        # What it wrote and did not report is of no use: the next one begins another piece.
+        # Bytes that weren't reported are of no use: the next process begins another piece.
         newest = self._next_piece - 1
         known = self.pieces[-1].size if self.pieces and self.pieces[-1].number == newest else 0
         spool.drop_unreported(self._order.path, self.number, newest, known)
@@ -247,7 +247,7 @@ class SegmentRun:
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Of a process that has closed its stdout, and so is about to be gone."""
+    """Exit code of a process that has closed its stdout, and so is about to end."""
     try:
         return process.wait(_END_PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -255,16 +255,14 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-# Limit of the spools' disk space: the last segments are the first to wait.
-
 _PAUSE_FROM, _GO_ON_BELOW = 0.9, 0.7
 
 
 def bound(runs: Sequence[SegmentRun], unread_bytes: int, options: CatchupOptions) -> None:
     """Pause segments if the spools are too large, the last one first.
 
-    ``runs`` begin with the head, which has ``unread_bytes`` left to read. The head is paused only
-    if that is enough to go on with.
+    ``runs`` begin with the head, of which ``unread_bytes`` aren't read yet. The head is paused only
+    if these are enough for a while.
     """
     head = runs[0]
     most, spooled = options.spool_max_bytes, sum(run.spooled_bytes for run in runs)
@@ -282,10 +280,12 @@ def bound(runs: Sequence[SegmentRun], unread_bytes: int, options: CatchupOptions
         head.pause(paused=False)
 
 
-def give_back(behind: Sequence[SegmentRun], directory: Path) -> bool:
-    """Have the last of these that has spooled anything give its room back, and wait for its turn;
-    whether there was one."""
-    spooling = [run for run in behind if run.pieces or run.pid is not None]
+def give_back(later: Sequence[SegmentRun], directory: Path) -> bool:
+    """Remove the spool of the last of these segments that has one; False if none has.
+
+    The segment waits until it is the head.
+    """
+    spooling = [run for run in later if run.pieces or run.pid is not None]
     if not spooling:
         return False
     run = spooling[-1]

@@ -1,4 +1,4 @@
-"""Copies of the slot: the stream of each, and the anchor that they are made from.
+"""Copies of the slot: the stream of each, and the anchor, from which they are copied.
 
 https://www.postgresql.org/docs/current/functions-admin.html, pg_copy_logical_replication_slot.
 """
@@ -22,41 +22,39 @@ from laredo_model import position
 if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
 
-# The anchor: the slot itself, moved on while segments are decoded by copies of it.
-#
-# It keeps the WAL that a restart would need, and its own stream goes on where the segments end.
+# The anchor is the slot itself, which is advanced while copies of it decode the segments. It keeps
+# the WAL that a restart needs, and its own stream resumes at the segments' end.
 
 _log = structlog.get_logger()
 
 _INTERVAL_S = 3.0
 _SHARE = 10
-"""Divisor of the time for it: it reads the WAL in between."""
+"""Ratio of the pause between two advances to an advance's duration, which reads the WAL."""
 
 _ADVANCE = "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)"
 ADVANCE = "SELECT pg_replication_slot_advance('{slot}', '{position}')"
-"""SQL that moves the slot, for a replication connection, which takes no parameters.
+"""SQL that advances the slot, for a replication connection, which takes no parameters.
 
-To be run twice. The first moves confirmed_flush_lsn, but restart_lsn only to the first place
-that the server finds then; the second, from there, moves it close to ``position``. A stream
-would otherwise decode everything from restart_lsn on before it sends anything."""
+Run it twice. The first call moves confirmed_flush_lsn, but restart_lsn only to the first possible
+position that PostgreSQL finds; the second call, from there, moves restart_lsn close to
+``position``. Otherwise a stream would decode everything from restart_lsn on before it sends
+anything."""
 
 
 class Anchor:
-    """Moves one slot; used by the side connection's thread."""
+    """The slot's advances; used by the side connection's thread."""
 
     def __init__(self, slot: str) -> None:
         self._slot = slot
         self._due_at = 0.0
         self._moved_to = 0
         self.tried = 0
-        """Last position to which the slot was to be moved; segments don't wait for a slot that
-        can't be."""
+        """Position of the last attempt; segments don't wait for a slot that can't be advanced."""
 
     def advance(self, connection: Connection, durable: int, *, at_once: bool) -> None:
-        """Move it to what is durable, so that it keeps no WAL that nobody needs; ``at_once``, or
-        when that is due.
+        """Advance the slot to the durable position, ``at_once`` or when that is due.
 
-        :raises psycopg.Error: if the connection broke.
+        :raises psycopg.Error: if the connection was cut.
         """
         began = time.monotonic()
         if durable <= self._moved_to or not (at_once or began >= self._due_at):
@@ -76,18 +74,18 @@ class Anchor:
 
 
 _LIMITS = ("max_wal_senders", "connection slots are reserved", "too many clients")
-"""A refused connection has no SQLSTATE on the client's side."""
+"""Texts of refusals: a refused connection has no SQLSTATE on the client's side."""
 _WORTH_MOVING = 16 << 20
 _FULL = b"53400"
 _GONE = (b"42704", b"55000", b"0A000")
 
 
 class SegmentStream(ReplicationStream):
-    """A replication connection with a slot of its own."""
+    """A replication connection with a temporary copy of the slot."""
 
     @classmethod
     def connect(cls, options: SourceOptions, segment: int) -> SegmentStream:
-        """Connect.
+        """Open the connection of this segment.
 
         :raises SourceUnfit: if there is no free walsender.
         :raises SourceUnavailable: if the server can't be reached.
@@ -103,11 +101,11 @@ class SegmentStream(ReplicationStream):
     def copy_slot(self, slot: str, temporary: str, start: int) -> None:
         """Copy ``slot``; the copy streams everything from ``start`` on.
 
-        It is moved there, which passes over the WAL in between without gathering its changes.
+        The copy is advanced to ``start``, which reads the WAL in between without decoding rows.
 
         :raises SourceUnfit: if there is no free slot.
-        :raises SlotLost: if the slot is gone, or beyond ``start``: the stream would begin
-            there without an error.
+        :raises SlotLost: if the slot is gone, or after ``start``: the stream would begin there
+            without an error.
         """
         result = self._execute(
             f"SELECT lsn FROM pg_copy_logical_replication_slot('{slot}', '{temporary}',"
@@ -124,8 +122,8 @@ class SegmentStream(ReplicationStream):
         copied = position.parse((result.get_value(0, 0) or b"0/0").decode())
         if copied > start:
             raise SlotLost(
-                f"slot {slot} was moved to {position.text(copied)}, beyond"
-                f" {position.text(start)}, where decoding must go on"
+                f"slot {slot} was advanced to {position.text(copied)}, after"
+                f" {position.text(start)}, where decoding must continue"
             )
         if start - copied > _WORTH_MOVING:
             self._move(temporary, start)
@@ -149,4 +147,4 @@ class SegmentStream(ReplicationStream):
             raise connections.refusal(cut, command) from cut
         if failed:
             text = " ".join(self.pgconn.get_error_message().split())
-            raise SourceUnavailable(f"slot {temporary} can't be moved: {text}")
+            raise SourceUnavailable(f"slot {temporary} can't be advanced: {text}")

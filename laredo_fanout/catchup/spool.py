@@ -1,9 +1,9 @@
-"""A segment's spool: the stream's messages as they came, in files that each can be read alone.
+"""A segment's spool: the stream's unchanged messages, in files that can be read independently.
 
-A file holds whole transactions: frames of a u32 size and the message with its
-envelope. The server announces a relation once in a session; here it is repeated in
-each file before its first row, so that files can be removed one by one and a reader
-may begin with any of them.
+A file, a *piece*, contains whole transactions: frames of a u32 size and the message with
+its envelope. PostgreSQL announces a relation once in a session. The announcement is
+repeated in each piece before the relation's first row, so that pieces can be removed one
+by one, and a reader may begin with any of them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ def path(directory: Path, segment: int, piece: int) -> Path:
 
 
 def paths(directory: Path, segment: int) -> list[Path]:
-    """All pieces of a segment that there are, whether they were reported or not."""
+    """Paths of all pieces of a segment, reported or not."""
     return list(directory.glob(f"{segment:04d}-*"))
 
 
 def drop_unreported(directory: Path, segment: int, newest: int, size: int) -> None:
-    """Remove what a process that is gone wrote behind ``size`` bytes of the piece ``newest``, the
-    last that it reported: nobody reads it, and it would take the room of what comes next."""
+    """Remove what an ended process wrote after its last report.
+
+    The report was of ``size`` bytes of the piece ``newest``. Nobody reads the rest, which would
+    only take disk space.
+    """
     for file in paths(directory, segment):
         number = int(file.name.rpartition("-")[2])
         if number > newest or (number == newest and not size):
@@ -52,9 +55,9 @@ def drop_unreported(directory: Path, segment: int, newest: int, size: int) -> No
 
 
 def remaining(directory: Path, segment: Segment, position: int) -> Segment:
-    """The segment as its files are, without what the store has, which is at ``position``.
+    """The segment's part that its files have and the store, which is at ``position``, lacks.
 
-    Where a file isn't as it should be, decoding goes on before it.
+    If a file is missing or too short, decoding continues before it.
     """
     pieces: list[SpoolPiece] = []
     start, done = segment.start, segment.done
@@ -83,7 +86,7 @@ def final_position(message: bytes | memoryview) -> int:
 
 
 class Announcements:
-    """The relations and types that were announced, and which of them must be repeated."""
+    """The announced relations and types, and those of them that must be repeated."""
 
     def __init__(self) -> None:
         self._relations: dict[bytes, bytes] = {}
@@ -92,12 +95,12 @@ class Announcements:
         self._types_missing = False
 
     def forget(self) -> None:
-        """From here on a reader may know none of them."""
+        """Mark all announcements as unknown to a reader that begins here."""
         self._missing = set(self._relations)
         self._types_missing = bool(self._types)
 
     def add(self, message: bytes) -> None:
-        """One is announced."""
+        """Add the announcement of a relation or type."""
         oid = message[_OID]
         if message[_KIND] == message_.TYPE:
             self._types[oid] = message
@@ -129,7 +132,7 @@ class Announcements:
 
 
 class PieceWriter:
-    """Writes one piece; used by a segment's process."""
+    """Writer of one piece; used by a segment's process."""
 
     def __init__(self, directory: Path, segment: int, number: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -143,15 +146,15 @@ class PieceWriter:
 
     @property
     def size(self) -> int:
-        """Bytes in it, with those that aren't written yet."""
+        """Size of the piece, with bytes that aren't written yet."""
         return self._written + len(self.buffer)
 
     def add(self, message: bytes) -> None:
-        """Put a message after the others; it is written by :meth:`flush`."""
+        """Append a message, which :meth:`flush` writes."""
         self.buffer += framed(message)
 
     def flush(self) -> None:
-        """Write what was added.
+        """Write the appended messages.
 
         :raises OSError: if there is no room.
         """
@@ -163,7 +166,7 @@ class PieceWriter:
         self.buffer.clear()
 
     def sync(self) -> None:
-        """Make it durable.
+        """Make the piece durable.
 
         :raises OSError: if that fails, or if the file was deleted or replaced meanwhile.
         """
@@ -172,9 +175,9 @@ class PieceWriter:
         os.fdatasync(self._descriptor)
 
     def check_reachable(self) -> None:
-        """See whether the file is where its reader expects it.
+        """Check that the file still has its path.
 
-        :raises OSError: if it was deleted or replaced.
+        :raises OSError: if the file was deleted or replaced.
         """
         if not os.path.samestat(self._path.stat(), os.fstat(self._descriptor)):
             raise FileNotFoundError(errno.ENOENT, "the spool was replaced", str(self._path))
@@ -185,10 +188,10 @@ class PieceWriter:
 
 
 class SegmentReader:
-    """Reads the whole transactions of one segment's pieces, as far as they are known to be there.
+    """Reader of the reported transactions in one segment's pieces.
 
-    Transactions whose commit record begins before ``after`` are passed over.
-    ``piece`` is the number of the one that is being read, -1 at first.
+    Transactions whose commit record begins before ``after`` are skipped.
+    ``piece`` is the number of the piece that is being read, -1 at first.
     """
 
     def __init__(self, directory: Path, segment: int, after: int) -> None:
@@ -205,21 +208,21 @@ class SegmentReader:
         self.piece = -1
 
     def know(self, pieces: Sequence[SpoolPiece]) -> None:
-        """Take note of the pieces that exist now: they grow, get successors, and go when read."""
+        """Set the pieces that exist now."""
         self._pieces = pieces
 
     @property
     def at_end(self) -> bool:
-        """True if everything in the known pieces was given."""
+        """True if all messages of the known pieces were returned."""
         if self._frames.left or self._repeated:
             return False
         newest = self._pieces[-1] if self._pieces else None
         return newest is None or (newest.number, newest.size) <= (self.piece, self._offset)
 
     def read(self) -> int:
-        """Bring more messages for :attr:`get`; how many bytes.
+        """Read more messages for :attr:`get`; returns the bytes.
 
-        :raises OSError: if they can't be read.
+        :raises OSError: if a piece can't be read.
         """
         if self._frames.left > _ENOUGH_BYTES:
             return 0
@@ -231,15 +234,15 @@ class SegmentReader:
         assert self._descriptor is not None
         block = os.read(self._descriptor, min(_READ_BYTES, here.size - self._offset))
         if not block and self._offset < here.size:
-            raise OSError(errno.EIO, "it is shorter than it was", str(self._path))
+            raise OSError(errno.EIO, "the file is shorter than was reported", str(self._path))
         self._frames.add(block)
         self._offset += len(block)
         return len(block)
 
     @property
     def get(self) -> Callable[[int], tuple[int, bytes]]:
-        """Gives messages like ``get_copy_data``: 0 when there are no more for now."""
-        return self._get_behind if self._passing else self._frames.get
+        """Function that returns messages like ``get_copy_data``: 0 if there are none for now."""
+        return self._get_after if self._passing else self._frames.get
 
     @property
     def unread_bytes(self) -> int:
@@ -269,8 +272,8 @@ class SegmentReader:
         self._passing = not self._passed
         return True
 
-    def _get_behind(self, _: int) -> tuple[int, bytes]:
-        """Next message after position ``after``; announcements from before it are repeated."""
+    def _get_after(self, _: int) -> tuple[int, bytes]:
+        """Next message after position ``after``; earlier announcements are repeated."""
         while not self._repeated:
             size, message = self._frames.get(1)
             if size <= 0:

@@ -1,1 +1,1 @@
-"""The copy of tables, first and later ones, while the stream goes on."""
+"""Copies and re-copies of tables while the stream goes on."""

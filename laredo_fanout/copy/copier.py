@@ -1,9 +1,10 @@
 """The copies of all tables of a session, and the connections that read rows for them.
 
-Stream writes win; copied rows fill absent keys, and a deleted key counts as present; a
-chunk that began before a TRUNCATE is discarded; nothing is shown before the barrier
-that was sent after the last chunk comes back in the stream. Then every key holds what
-its last streamed change made of it, or, if none touched it, the one version there was.
+Changes of the stream win: a copied row is written only if its key is absent, and a
+deleted key counts as present. A chunk that began before a TRUNCATE is discarded. The
+table is live when the barrier, which was sent after the last chunk, comes back in the
+stream. Then every key has the row of its last streamed change, or, if no change
+touched it, its only version.
 """
 
 from __future__ import annotations
@@ -39,12 +40,11 @@ if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions
 
-# The connections that read rows for copies: how many there are, what each reads, how fast, and what
-# is done when one fails. What becomes of a chunk that was read: TableCopies.
+# Connections that read rows for copies: their number, chunks, rate and failures.
 
 _ROWS_A_FILL = 512
-"""While they are written nobody reads. A socket's buffer holds about as many, so that backends go
-on meanwhile; with more of them they and we take turns, each on one core."""
+"""Number of rows to write at a time. Nobody reads meanwhile, but a socket's buffer has room for
+about as many, so the backends go on; with more rows, they and the ingest would take turns."""
 _BYTES_A_FILL = 8 << 20
 _SMALLEST_FILL = 64 << 10
 
@@ -63,8 +63,7 @@ class _ChunkJob:
 
 
 class Copier:
-    """Reads rows for all copies of one session of the stream; the ingest loop drives it, it never
-    waits."""
+    """Reader of rows for all copies of a session. The ingest loop calls it, and it never waits."""
 
     def __init__(
         self,
@@ -81,12 +80,12 @@ class Copier:
         self._request = request
         self._idle: list[CopyReader] = []
         self.reading: dict[CopyReader, _ChunkJob] = {}
-        """The chunk that each connection reads; the sockets of these are to be waited for."""
+        """The chunk that each connection reads; the loop waits for these connections' sockets."""
         self._requested = 0
         self._not_before = 0.0
         self._paced_until = 0.0
         configured = options.copy
-        # Half of the memory is for what libpq holds of each connection.
+        # Half of the memory is for libpq's buffers.
         share = configured.max_memory // (2 * configured.connections)
         self._bytes_a_fill = max(_SMALLEST_FILL, min(_BYTES_A_FILL, share))
 
@@ -97,16 +96,16 @@ class Copier:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Number of bytes that were read and not written yet; callable from any thread."""
+        """Number of bytes that were read and not written yet; may be called from any thread."""
         return sum(job.bytes for job in list(self.reading.values()))
 
     def connected(self, connection: Connection) -> None:
-        """A connection that was asked for."""
+        """Add a connection that was requested."""
         self._requested -= 1
         self._idle.append(CopyReader(connection, self._bytes_a_fill))
 
     def assign(self) -> None:
-        """Give idle readers something to do, tables side by side; open and close readers."""
+        """Give chunks of all tables to idle readers; open and close readers."""
         now = time.monotonic()
         while self._idle:
             copy = self._next(now)
@@ -121,14 +120,14 @@ class Copier:
         for reader, job in list(self.reading.items()):
             # It may wait for a lock; then it waits again, with a new connection.
             if now - job.heard_at > self._options.receive_timeout:
-                silent = f"nothing came for {now - job.heard_at:.0f} s"
+                silent = f"PostgreSQL sent nothing for {now - job.heard_at:.0f} s"
                 self._reading_failed(reader, job, ReadFailed(silent, "08006", connection_lost=True))
         if not self._copies.under_way:
             while self._idle:
                 self._idle.pop().close()
 
     def pump(self, ready: Iterable[CopyReader]) -> int:
-        """Take what these readers have got; how many rows that were."""
+        """Take the rows that these readers have read; returns their number."""
         rows = 0
         for reader in ready:
             job = self.reading[reader]
@@ -175,14 +174,14 @@ class Copier:
             self._reading_failed(reader, job, failed)
 
     def _may_use(self, reader: CopyReader, job: _ChunkJob) -> bool:
-        """True if an append-only table's snapshot sees all that was streamed before it."""
+        """True if an append-only table's snapshot shows all transactions that were left out."""
         if job.copy.transaction_filter is None or reader.snapshot is None or job.snapshot_known:
             return True
         taken = requirements.snapshot(reader.snapshot)
         if job.copy.machine.ended or job.copy.transaction_filter.read_at(taken):
             job.snapshot_known = True
             return True
-        # A commit reaches the stream a moment before all others see it.
+        # A commit reaches the stream a moment before other transactions see it.
         del self.reading[reader]
         reader.close()
         job.copy.machine.put_back(job.reading)
@@ -212,7 +211,7 @@ class Copier:
     def _pace(self, rows: int) -> None:
         """Delay the next range after these rows, to keep the configured rate.
 
-        Inside a range nothing waits, since its lock and its snapshot would live longer.
+        Within a range there is no delay: its lock and its snapshot would live longer.
         """
         rate = self._options.copy.max_rows_per_second
         if rate is not None:
@@ -237,7 +236,7 @@ class Copier:
         self._copies.finished(job.copy, job.reading)
 
     def _is_ignored(self, job: _ChunkJob) -> bool:
-        """True if its rows have no use: the incarnation has ended, or was truncated since."""
+        """True if the rows can't be used: the incarnation has ended, or was truncated since."""
         return (
             job.copy.machine.ended
             or self._batch.generation(job.copy.table_id) != job.reading.generation
@@ -245,7 +244,7 @@ class Copier:
 
     def _reading_failed(self, reader: CopyReader, job: _ChunkJob, failed: ReadFailed) -> None:
         self.reading.pop(reader, None)
-        # A refused statement leaves a transaction behind that takes no other.
+        # A refused statement leaves an aborted transaction, which takes no other statement.
         reader.close()
         if failed.connection_lost:
             self._not_before = time.monotonic() + random.uniform(0.5, 1.5)
@@ -259,7 +258,7 @@ _MOST_PARTIAL_KEYS = 100_000
 
 
 class TableCopies:
-    """The copies under way in one session of the stream; used by the ingest thread, never waits."""
+    """The running copies of one session; used by the ingest thread, and never waits."""
 
     def __init__(
         self,
@@ -279,27 +278,27 @@ class TableCopies:
 
     @property
     def under_way(self) -> list[TableCopy]:
-        """The copies that aren't done; from any thread."""
+        """The copies that aren't done; may be called from any thread."""
         return list(self._copies.values())
 
     def get(self, table_id: int) -> TableCopy | None:
-        """The copy of this incarnation."""
+        """The running copy of this incarnation, or None."""
         return self._copies.get(table_id)
 
     def add(self, copy: TableCopy) -> None:
-        """Begin, or go on with, a table's copy."""
+        """Begin or continue a table's copy."""
         self._copies[copy.table_id] = copy
         self._request(PrepareRequest(copy.table_id, copy.table, copy.splits))
 
     def remove(self, table_id: int) -> None:
         """Discard the copy of an incarnation that has ended, and its re-copy."""
         for copy in self.under_way:
-            if table_id in (copy.table_id, copy.beside):
+            if table_id in (copy.table_id, copy.live_id):
                 del self._copies[copy.table_id]
                 copy.machine.discard()
 
     def prepared(self, prepared: CopyPlan) -> None:
-        """The side connection found that the copy may begin."""
+        """Start a copy that may begin."""
         copy = self._copies.get(prepared.table_id)
         if copy is None:
             return
@@ -314,7 +313,7 @@ class TableCopies:
         self._progressed(copy)
 
     def waiting(self, waiting: WriterWait) -> None:
-        """The side connection waits for these processes."""
+        """Note the processes for which the side connection waits."""
         copy = self._copies.get(waiting.table_id)
         if copy is None or copy.waiting_for == waiting.pids:
             return
@@ -326,16 +325,18 @@ class TableCopies:
         )
 
     def prepare_failed(self, failed: PrepareFailed) -> None:
-        """The side connection can't read the table."""
+        """Give up the copy of a table that the side connection can't read."""
         copy = self._copies.get(failed.table_id)
         if copy is not None:
             copy.machine.give_up()
-            problem = CopyFailed(copy.table.qualified, failed.problem, "see the server's log")
+            problem = CopyFailed(copy.table.qualified, failed.problem, "see PostgreSQL's log")
             self._failed(copy.table_id, problem)
 
     def finished(self, copy: TableCopy, reading: CopyChunk) -> None:
-        """The chunk was read to its end; its rows are in the store's transaction unless a
-        TRUNCATE came meanwhile: then it is read again."""
+        """Finish a chunk whose rows are in the store's transaction.
+
+        If a TRUNCATE came meanwhile, it is read again.
+        """
         copy.machine.finish(reading, self._batch.generation(copy.table_id))
         if copy.machine.state is CopyState.FAILED:
             self._give_up(copy, "it was truncated while its rows were read")
@@ -343,7 +344,7 @@ class TableCopies:
             self._progressed(copy)
 
     def reading_failed(self, copy: TableCopy, reading: CopyChunk, failed: ReadFailed) -> None:
-        """The chunk is read again, unless that was tried often enough."""
+        """Read the chunk again, or give up after several refusals."""
         machine = copy.machine
         if failed.connection_lost:
             machine.repeat(reading)
@@ -364,19 +365,21 @@ class TableCopies:
     def barrier_arrived(
         self, payload: str, position: int, time_us: int, between: Callable[[], None]
     ) -> tuple[int, int] | None:
-        """The stream has a barrier: the table that it makes live, if it is an awaited one, and,
-        if it is a re-copy, how many rows differed. ``between`` is called while they are compared.
+        """End the copy whose barrier has arrived, or read partial rows again.
+
+        Returns the table's id and the number of rows that differed (0 unless it is a re-copy); None
+        if no copy ends. ``between`` is called while a re-copy's rows are compared.
         """
         copy = next((each for each in self.under_way if each.machine.awaits(payload)), None)
         if copy is None:
             return None
         partial = self._partial_keys(copy)
         if partial:
-            # Keys that moved with a TOAST value after the chunk with the old key was read.
+            # Rows whose key changed, with a TOAST value, after the chunk of the old key was read.
             copy.machine.reread(partial)
             return None
         differing = 0
-        if copy.beside is None:
+        if copy.live_id is None:
             self._publish(copy, position, time_us)
         else:
             differing = self._publish_differences(copy, position, time_us, between)
@@ -385,7 +388,7 @@ class TableCopies:
         return copy.table_id, differing
 
     def _publish(self, copy: TableCopy, position: int, time_us: int) -> None:
-        """A copy's barrier has passed: the table is live."""
+        """Make the table of a copy live."""
         transaction = self._batch.transaction
         record = transaction.publish(copy.table_id, position, time_us)
         kept = {name: copy.to_json()[name] for name in ("shape", "version")}
@@ -402,8 +405,7 @@ class TableCopies:
     def _publish_differences(
         self, copy: TableCopy, position: int, time_us: int, between: Callable[[], None]
     ) -> int:
-        """A re-copy's barrier has passed: what differs goes into the live table; how many rows
-        that are."""
+        """Write a re-copy's differences to the live table; returns the number of rows."""
         begun = time.monotonic()
         transaction = self._batch.transaction
         live, differing = recopy.publish(copy, transaction, position, time_us, between)
@@ -426,13 +428,13 @@ class TableCopies:
         return differing
 
     def _progressed(self, copy: TableCopy) -> None:
-        """Store how far it is; if all is read, go on when that is durable."""
+        """Store the copy's progress; if all is read, continue when that is durable."""
         self._store_progress(copy)
         if copy.machine.state in (CopyState.READ, CopyState.REREAD):
             self._batch.when_durable(lambda: self._all_durable(copy))
 
     def _all_durable(self, copy: TableCopy) -> None:
-        """Everything read is durable: read partial rows once more, then choose the barrier."""
+        """Read partial rows again, or choose the barrier, once everything read is durable."""
         if copy.machine.ended:
             return
         if copy.machine.state is CopyState.READ and (partial := self._partial_keys(copy)):
@@ -446,12 +448,12 @@ class TableCopies:
         if copy.machine.ended:
             return
         copy.machine.barrier_durable()
-        payload, beside = copy.machine.barrier, copy.beside is not None
+        payload, is_recopy = copy.machine.barrier, copy.live_id is not None
         assert payload is not None, "it was chosen"
-        self._request(BarrierRequest(payload, copy.options, copy.shape, copy.version, beside))
+        self._request(BarrierRequest(payload, copy.options, copy.shape, copy.version, is_recopy))
 
     def _partial_keys(self, copy: TableCopy) -> list[bytes]:
-        """Keys of rows that lack unchanged TOAST values; not all of them at once."""
+        """Keys of rows that lack unchanged TOAST values, a bounded number."""
         keys = self._batch.transaction.partial_keys(copy.table_id)
         return list(islice(keys, _MOST_PARTIAL_KEYS))
 
@@ -461,7 +463,6 @@ class TableCopies:
         transaction.put_table(replace(record, copy=copy.to_json()))
 
     def _give_up(self, copy: TableCopy, problem: str) -> None:
-        """Discard the rows of a copy that failed, and report the problem."""
-        name = copy.table.qualified
-        then = "it is tried again later" if copy.beside is None else "ask again for the re-copy"
-        self._failed(copy.table_id, CopyFailed(name, problem, then))
+        """Report the problem of a copy that failed."""
+        then = "another copy follows" if copy.live_id is None else "request the re-copy again"
+        self._failed(copy.table_id, CopyFailed(copy.table.qualified, problem, then))

@@ -1,9 +1,9 @@
 """The reader of one chunk of a table, and the partitions that the chunk may have read.
 
-COPY (SELECT key, line) in binary: no escapes to undo
-(https://www.postgresql.org/docs/current/sql-copy.html, Binary Format). It is
-driven by the loop that also reads the stream, because threads that take turns
-with the interpreter's lock cost more than they bring.
+COPY (SELECT key, line) in binary: there are no escapes to decode
+(https://www.postgresql.org/docs/current/sql-copy.html, Binary Format). The loop
+that reads the stream calls it too, because threads that share the interpreter's
+lock cost more than they save.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psycopg
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
 from laredo_fanout.pg_catalog import partitions
-from laredo_fanout.postgres.replication_stream import SocketReader
+from laredo_fanout.postgres.replication_stream import FLUSH_S, SocketReader, flush
 from laredo_model import value_sql
 
 if TYPE_CHECKING:
@@ -26,43 +26,43 @@ if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.store.transaction import Transaction
 
-# Which partitions a chunk of a copy may have read: a row in front of theirs names them.
+# The partitions that a chunk of a copy may have read, named in a row before the chunk's own rows.
 #
-# A filled table that is attached and detached again between two catalog snapshots, with no change
-# through the root, is in neither the stream nor the catalog; a chunk that reads the root in between
-# brings its rows. So each chunk names the leaves that it may read, in front of its rows, and those
-# that the copy's catalog snapshot doesn't have are kept with the table's record like leaves that
-# brought rows in the stream (AnnouncedLeaves), no later than the chunk's first row. A chunk that is
-# cut off leaves rows, too: what it may have read must not be known at its end only.
+# A filled table may be attached and detached again between two catalog snapshots, without a change
+# through the root. It is in neither the stream nor the catalog, but a chunk that reads the root in
+# between has its rows. So each chunk names the leaves that it may read, before its rows. Leaves
+# that the copy's catalog snapshot lacks are kept with the table's record, like leaves that brought
+# rows in the stream (AnnouncedLeaves), before the chunk's first row is written: a chunk that is cut
+# off leaves rows too.
 #
-# The plan is made, and has locked each partition that it reads, before pg_partition_tree is called:
-# DETACH and DROP need AccessExclusiveLock on a partition before it leaves pg_inherits, so none of
-# them can be missing. pg_partition_tree reads pg_inherits as it is then, not as the transaction's
-# snapshot has it: one that is attached after the snapshot was taken and before the SELECT is
-# planned is there. DETACH CONCURRENTLY hides a partition from both alike, by the snapshot of the
-# SELECT.
+# The SELECT is planned, and has locked each partition that it reads, before pg_partition_tree is
+# called: DETACH and DROP need AccessExclusiveLock on a partition before it leaves pg_inherits, so
+# none of them can be missing. pg_partition_tree reads the present pg_inherits, not that of the
+# transaction's snapshot: it has a partition that is attached after the snapshot was taken and
+# before the SELECT is planned. DETACH CONCURRENTLY hides a partition from both, by the SELECT's
+# snapshot.
 
 
 class ChunkLeaves(NamedTuple):
     """The leaf partitions that a chunk may read."""
 
     position: int
-    """A WAL position that was reached when it began to read."""
+    """A WAL position that was reached when the chunk began to read."""
     leaves: Sequence[int]
-    """Their oids."""
+    """The partitions' oids."""
 
 
 _FRONT = b"\0\2\xff\xff\xff\xff"
-"""Of the row that names them, in COPY's binary format: two fields, and the first of them, the key,
-is NULL. No row of a table has such a key."""
+"""Start of the row that names the leaves, in COPY's binary format: two fields, of which the first,
+the key, is NULL. No row of a table has such a key."""
 _LENGTH_BYTES = 4
 
 
 def with_leaves(table: SourceTable, rows: str) -> str:
-    """The SELECT ``rows`` of key and line, behind the row that names its leaves.
+    """The SELECT ``rows`` of key and line, after the row that names its leaves.
 
-    Rows of a UNION ALL come in its order, unless workers share it: a CTE keeps them out. OFFSET
-    lets them share the second half.
+    The rows of a UNION ALL come in order, unless parallel workers share it, which the CTE prevents.
+    OFFSET lets workers share the second half.
     """
     return (
         "WITH tree AS MATERIALIZED (SELECT json_build_array("
@@ -74,7 +74,7 @@ def with_leaves(table: SourceTable, rows: str) -> str:
 
 
 def parse(row: bytes) -> ChunkLeaves | None:
-    """The leaves that this row of COPY's binary format names; None: it is a row of the table."""
+    """The leaves that this row of COPY's binary format names; None for a row of the table."""
     if not row.startswith(_FRONT):
         return None
     position, oids = orjson.loads(row[len(_FRONT) + _LENGTH_BYTES :])
@@ -82,8 +82,10 @@ def parse(row: bytes) -> ChunkLeaves | None:
 
 
 def keep(found: ChunkLeaves, known: Set[int], table_id: int, transaction: Transaction) -> None:
-    """Keep with the table's record those leaves that the copy's catalog snapshot doesn't have
-    (``known`` are those that it has), until a later one accounts for them."""
+    """Keep leaves with the table's record until a catalog snapshot accounts for them.
+
+    ``known`` are those of the copy's catalog snapshot, which aren't kept.
+    """
     new = [
         partitions.read_by_a_chunk(oid, found.position) for oid in found.leaves if oid not in known
     ]
@@ -117,11 +119,11 @@ class ReadFailed(Exception):
 
 
 def statement(table: SourceTable, condition: str) -> bytes:
-    """SQL that reads the rows under ``condition`` in a transaction with a snapshot of its own.
+    """SQL that reads the rows with ``condition``, in a transaction with a snapshot of its own.
 
-    The lock comes first, in a statement of its own: COPY takes its snapshot
-    before it waits for a lock, and a snapshot from before an ALTER TABLE that
-    rewrites sees the new file as empty.
+    The lock is taken first, in a statement of its own: COPY takes its snapshot before
+    it waits for a lock, and to a snapshot from before an ALTER TABLE that rewrites
+    the table, the new file is empty.
     """
     filters = [f"({part})" for part in (condition, _row_filter(table)) if part]
     rows = value_sql.lines_sql(
@@ -164,7 +166,7 @@ def append_only_statement(table: SourceTable) -> bytes:
 
 
 class CopyReader:
-    """One connection that reads one chunk after the other, about ``read_bytes`` at once."""
+    """A connection that reads one chunk after another, about ``read_bytes`` at a time."""
 
     def __init__(self, connection: Connection, read_bytes: int = _READ_BYTES) -> None:
         self._connection = connection
@@ -175,19 +177,19 @@ class CopyReader:
         self._awaits_leaves = False
         self._failure: ReadFailed | None = None
         self.snapshot: str | None = None
-        """The snapshot of an append-only table's reading, once it is there."""
+        """The snapshot with which an append-only table is read, once it has arrived."""
         self.leaves: ChunkLeaves | None = None
-        """The partitions that it may read, of a partitioned table; known before its first row."""
+        """The leaves of a partitioned table's chunk, which arrive before its first row."""
         self.progress = Progress.DONE
 
     def fileno(self) -> int:
-        """The socket, to wait for."""
+        """The socket's descriptor, to wait for."""
         return self._pgconn.socket
 
     def begin(self, command: bytes, *, with_leaves: bool = False) -> None:
-        """Send the statement that :func:`statement` made; ``with_leaves``: of a partitioned table.
+        """Send a result of :func:`statement`, with ``with_leaves`` for a partitioned table.
 
-        :raises ReadFailed: if the connection is gone.
+        :raises ReadFailed: if the connection was cut, or PostgreSQL doesn't read it.
         """
         self._copying = False
         self._awaits_leaves = with_leaves
@@ -196,18 +198,19 @@ class CopyReader:
         self.progress = Progress.WAITING
         try:
             self._pgconn.send_query(command)
-            while self._pgconn.flush():
-                pass
+            is_sent = flush(self._pgconn)
         except psycopg.OperationalError as cut:
             raise self._lost(str(cut)) from cut
+        if not is_sent:
+            raise self._lost(f"PostgreSQL read nothing for {FLUSH_S:.0f} s")
 
     def read(self) -> tuple[list[bytes], list[bytes]]:
-        """Keys and lines that have arrived; then see ``progress``.
+        """Return the keys and lines that have arrived, and set ``progress``.
 
-        All that libpq holds is taken: for what stays there no socket wakes us.
+        libpq's buffer is emptied: no socket would wake the loop for rows that stay in it.
 
-        :raises ReadFailed: if the server refused; the reader can be used again
-            unless the connection is lost.
+        :raises ReadFailed: if PostgreSQL refused; the reader can be used again unless the
+            connection is lost.
         """
         keys: list[bytes] = []
         lines: list[bytes] = []
@@ -226,11 +229,11 @@ class CopyReader:
         return keys, lines
 
     def close(self) -> None:
-        """Close the connection; what it was reading ends."""
+        """Close the connection, which ends the chunk."""
         self._connection.close()
 
     def _take_leaves(self) -> None:
-        """Take what precedes the rows, if it has arrived."""
+        """Take the row that names the leaves, if it has arrived."""
         while True:
             size, data = self._pgconn.get_copy_data(1)
             if size == -1:
@@ -244,7 +247,7 @@ class CopyReader:
             self.leaves = parse(row)
             if self.leaves is None:
                 raise ReadFailed(
-                    "a row came before the partitions that it may be of",
+                    "a row arrived before the row that names its partitions",
                     "XX000",
                     connection_lost=False,
                 )
@@ -300,7 +303,7 @@ class CopyReader:
 
 
 def _without_header(row: bytes) -> bytes:
-    """The row behind the header; b"" for the trailer, which has no row."""
+    """The row without COPY's header; b"" for the trailer, which has no row."""
     if row.startswith(_HEADER):
         row = row[_HEADER_BYTES:]
     return b"" if row[:2] == _TRAILER else row

@@ -1,12 +1,12 @@
-"""Re-copies: a live table is read again while its readers go on, and what differs is repaired.
+"""Re-copies: a live table is read again while its readers go on, and differences are repaired.
 
-The copy is a second incarnation, hidden, which takes the stream's changes as the live one
-does, and copied rows where none are yet. At its barrier both are consistent at one
-position: what differs is what the live one had wrong, and enters its journal there as
-ordinary changes. Until then the store holds the table's rows twice.
+The re-copy is a second, hidden incarnation, which takes the stream's changes as the live one
+does, and copied rows where there are none. At its barrier both are consistent at one
+position: rows that differ were wrong in the live one, and enter its journal there as
+ordinary changes. Until then the store has the table's rows twice.
 
-The hidden incarnation's record names the live one, so a restart goes on. Whatever ends the live
-incarnation (another schema, a lost slot) ends it too: the table is then copied again anyway.
+The hidden incarnation's record names the live one, so a restart continues it. If the live
+incarnation ends (another schema, a lost slot), so does the re-copy: the table is copied again.
 """
 
 from __future__ import annotations
@@ -37,37 +37,39 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-BESIDE = "beside"
-"""In a record's ``copy``: the id of the live incarnation."""
+RECOPY_OF = "beside"
+"""Name of the live incarnation's id in the ``copy`` of a re-copy's record."""
 
 
 class RecopyAsked(NamedTuple):
     """An operator's request for a re-copy."""
 
     table: str
-    """Its qualified name."""
+    """The table's qualified name."""
     answer: Future[None]
-    """Done when the request is durable. Its exception is a :class:`RecopyRefused`, or a
-    SourceUnavailable if the stream ended."""
+    """Future that is done when the request is durable. Its exception is a :class:`RecopyRefused`,
+    or a SourceUnavailable if the stream ended."""
 
     def is_awaited(self) -> bool:
-        """True if the caller is still waiting for an answer; ask once."""
+        """True if the caller still waits for an answer; call it once."""
         return self.answer.set_running_or_notify_cancel()
 
     def refuse_ended(self) -> None:
-        """Answer that the session of the stream ended before it was acted on."""
+        """Answer that the session of the stream ended before the re-copy began."""
         if self.is_awaited():
-            self.answer.set_exception(SourceUnavailable("the stream has just ended"))
+            self.answer.set_exception(
+                SourceUnavailable("the stream has just ended; request the re-copy again")
+            )
 
 
 class Copies(Protocol):
-    """The copies under way, as a re-copy needs them."""
+    """Interface of a session's copies for a re-copy."""
 
     def get(self, table_id: int) -> TableCopy | None:
-        """The copy that makes this incarnation, if there is one."""
+        """The running copy of this incarnation, or None."""
 
     def add(self, copy: TableCopy) -> None:
-        """Begin it."""
+        """Begin or continue a table's copy."""
 
 
 class Recopies:
@@ -80,11 +82,11 @@ class Recopies:
     def begin(self, tracked: TrackedTable, transaction: Transaction, copies: Copies) -> None:
         """Begin a re-copy of this table.
 
-        :raises RecopyRefused: if there is one, or the table isn't live, or is append-only.
+        :raises RecopyRefused: if one is running, or the table isn't live, or is append-only.
         """
         name = tracked.options.qualified
         if tracked.recopy_id is not None:
-            raise RecopyRefused(name, "a re-copy is under way", "wait for its end")
+            raise RecopyRefused(name, "a re-copy is running", "wait for its end")
         source, known = tracked.source, tracked.shape
         record = None if tracked.table_id is None else transaction.tables[tracked.table_id]
         if record is None or source is None or known is None or tracked.version is None:
@@ -105,17 +107,17 @@ class Recopies:
             record.oid,
             record.columns,
             identity=record.identity,
-            copy={**shape.to_json(known, tracked.version), BESIDE: record.id},
+            copy={**shape.to_json(known, tracked.version), RECOPY_OF: record.id},
         )
         self._connect(tracked, record.id, copied.id)
         self._add(tracked, source, copied, copies)
         _log.info("re-copy requested", table=name)
 
     def resume(self, tracked: TrackedTable, record: TableRecord, transaction: Transaction) -> None:
-        """Take up the one that an earlier session began, if the live table is still the same."""
-        beside = record.copy[BESIDE]
-        if tracked.table_id == beside and transaction.tables[beside].status is Status.LIVE:
-            self._connect(tracked, beside, record.id)
+        """Continue an earlier session's re-copy if the live incarnation is still the same."""
+        live_id = record.copy[RECOPY_OF]
+        if tracked.table_id == live_id and transaction.tables[live_id].status is Status.LIVE:
+            self._connect(tracked, live_id, record.id)
             return
         transaction.drop_table(record.id)
         self._gave_up(tracked, transaction, "the table is copied again")
@@ -123,7 +125,7 @@ class Recopies:
     def keep(
         self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copies: Copies
     ) -> None:
-        """The table is as it was: a re-copy that an earlier session began goes on."""
+        """Begin to read for an earlier session's re-copy of an unchanged table."""
         if tracked.recopy_id is not None and copies.get(tracked.recopy_id) is None:
             self._add(tracked, source, transaction.tables[tracked.recopy_id], copies)
 
@@ -131,7 +133,7 @@ class Recopies:
         """End the table's re-copy, if there is one, without a result."""
         if tracked.recopy_id is None:
             return
-        if tracked.recopy_id in transaction.tables:  # and not forgotten before it was durable
+        if tracked.recopy_id in transaction.tables:  # unless it was never durable
             transaction.drop_table(tracked.recopy_id)
         self._disconnect(tracked)
         self._gave_up(tracked, transaction, error)
@@ -148,12 +150,12 @@ class Recopies:
 
     def _connect(self, tracked: TrackedTable, live_id: int, copied_id: int) -> None:
         tracked.recopy_id = copied_id
-        self._batch.copy_beside[live_id] = copied_id
+        self._batch.recopy_of[live_id] = copied_id
 
     def _disconnect(self, tracked: TrackedTable) -> None:
-        beside = self._batch.copy_beside
-        for live_id in [key for key, value in beside.items() if value == tracked.recopy_id]:
-            del beside[live_id]
+        recopies = self._batch.recopy_of
+        for live_id in [key for key, value in recopies.items() if value == tracked.recopy_id]:
+            del recopies[live_id]
         tracked.recopy_id = None
 
     def _gave_up(self, tracked: TrackedTable, transaction: Transaction, error: str) -> None:
@@ -179,13 +181,12 @@ def publish(
     time_us: int,
     between: Callable[[], None],
 ) -> tuple[TableRecord, int]:
-    """The barrier of a re-copy has passed: the live table as it is now, and how many rows of it
-    differed.
+    """Publish a re-copy's differences at its barrier; returns the live table and their number.
 
-    :raises ResyncRequired: if its rows were damaged on disk, and nobody knows which its readers
+    :raises ResyncRequired: if rows were damaged on disk, and nobody knows which rows the readers
         have.
     """
-    live_id = copy.beside
+    live_id = copy.live_id
     assert live_id is not None
     try:
         differing = transaction.publish_differences(copy.table_id, position, time_us, between)

@@ -1,7 +1,5 @@
 """The copy of one table: its state machine, its SQL, and its progress.
 
-chunks are left to read.
-
     WAITING --planned--> READING --all read--> READ --barrier chosen--> BARRIER_CHOSEN
                                                 |                         ^      |
                                           rows partial             barrier chosen|
@@ -16,11 +14,11 @@ chunks are left to read.
                                                                              PUBLISHED
 
     READING and REREADING hand out chunks. A chunk that a TRUNCATE made stale, or whose connection
-    was lost, goes back to those left to read. WAITING, READING and REREADING end in FAILED when
-    the table can't be read; every state but PUBLISHED ends in DISCARDED when the incarnation does.
+    was lost, is read again. WAITING, READING and REREADING end in FAILED if the table can't be
+    read; every state but PUBLISHED ends in DISCARDED if the incarnation ends.
 
-Nothing here waits, reads or writes: copier.py does what each state calls for, and reads the
-chunks. The algorithm and its proof: docs/streaming.md.
+This module waits, reads and writes nothing: copier.py acts on each state, and reads the chunks.
+docs/streaming.md has the algorithm and its proof.
 """
 
 from __future__ import annotations
@@ -42,35 +40,35 @@ if TYPE_CHECKING:
     from laredo_fanout.source_options import SourceTableOptions
 
 MOST_REFUSALS = 5
-"""Number of chunks refused in a row that ends the copy."""
+"""Number of successive refusals of chunks that ends the copy."""
 
 KEYS_A_CHUNK = 500
-"""Rows that one SELECT reads again by their keys."""
+"""Number of rows that one SELECT reads again by their keys."""
 
 
 class CopyState(Enum):
     """A copy's state."""
 
     WAITING = auto()
-    """Transactions that wrote to the table are still running, or its split points aren't known."""
+    """Transactions that wrote to the table are still running, or the split points aren't known."""
     READING = auto()
-    """Its key ranges are read."""
+    """The key ranges are being read."""
     READ = auto()
     """Every range is in the store's transaction, which isn't durable yet."""
     REREADING = auto()
     """Rows that lack unchanged TOAST values are read again by their keys."""
     REREAD = auto()
-    """They are in the store's transaction, which isn't durable yet."""
+    """These rows are in the store's transaction, which isn't durable yet."""
     BARRIER_CHOSEN = auto()
     """The barrier's payload is in the store's transaction, which isn't durable yet."""
     BARRIER_SENT = auto()
-    """The barrier is being emitted into the WAL; the stream will bring it."""
+    """The barrier is being written into the WAL, and will arrive in the stream."""
     PUBLISHED = auto()
-    """The stream brought the barrier, and no row was incomplete: the table is live."""
+    """The barrier has arrived, and no row lacked columns: the table is live."""
     FAILED = auto()
     """The table can't be read."""
     DISCARDED = auto()
-    """Its incarnation has ended; what is still being read for it is ignored."""
+    """The incarnation has ended; rows that are still being read for it are ignored."""
 
     @property
     def phase(self) -> str:
@@ -90,8 +88,8 @@ class Event(Enum):
     PLANNED = "the first chunk may be read"
     CHUNK_TAKEN = "a reader was given a chunk"
     CHUNK_READ = "a chunk is in the store's transaction"
-    CHUNK_AGAIN = "a chunk has to be read again"
-    ALL_READ = "nothing is left to read"
+    CHUNK_AGAIN = "a chunk must be read again"
+    ALL_READ = "all chunks were read"
     ROWS_PARTIAL = "rows lack unchanged TOAST values"
     BARRIER_CHOSEN = "a barrier was chosen"
     BARRIER_DURABLE = "the barrier is durable in the store"
@@ -163,15 +161,16 @@ _PHASES = {
 
 
 class IllegalTransition(Exception):
-    """An event that can't happen in the copy's state: a defect of ours.
+    """An event that can't happen in the copy's state: a defect of the server.
 
-    The server ends; the next start goes on from what is durable.
+    The server ends; the next start continues from the durable chunks.
     """
 
     def __init__(self, table: str, state: CopyState, problem: str) -> None:
         super().__init__(
-            f"the copy of {table} is {state.name}: {problem} can't happen now. Restart the"
-            " server: the copy continues from its durable chunks. Report this with the log"
+            f"the copy of {table} is in state {state.name}, in which an event must not happen:"
+            f" {problem}. Restart the server: the copy continues from its durable chunks. Report"
+            " this with the log"
         )
 
 
@@ -179,19 +178,21 @@ class CopyChunk(NamedTuple):
     """One chunk: a key range, or the rows with some keys."""
 
     number: int | None
-    """The range's; None: the rows with ``keys``."""
+    """Number of the range; None for the rows with ``keys``."""
     keys: tuple[bytes, ...] = ()
     generation: int = 0
-    """The table's when a reader was given it; each TRUNCATE raises it."""
+    """The table's generation, which each TRUNCATE raises, when a reader was given the chunk."""
 
 
 class CopyMachine:
-    """One copy's state and its chunks. An event that its state doesn't know raises
-    :class:`IllegalTransition` and changes nothing. ``state`` may be read from any thread."""
+    """One copy's state and its chunks. Any thread may read ``state``.
+
+    An event that can't happen in the state raises :class:`IllegalTransition` and changes nothing.
+    """
 
     def __init__(self, table: str, done: Iterable[int] = (), *, repeatable: bool = True) -> None:
-        """``done``: ranges that an earlier session finished. Not ``repeatable``: a table without
-        a key, whose rows would be there twice if a chunk were read again."""
+        """``done`` are ranges that an earlier session finished. A table without a key isn't
+        ``repeatable``: if a chunk were read again, its rows would be stored twice."""
         self._table = table
         self._repeatable = repeatable
         self._todo: deque[CopyChunk] = deque()
@@ -199,15 +200,15 @@ class CopyMachine:
         self._done = set(done)
         self.state = CopyState.WAITING
         self.waiting_for: tuple[int, ...] = ()
-        """Pids whose transactions wrote to the table, while it is WAITING."""
+        """Pids whose transactions wrote to the table, while the state is WAITING."""
         self.refusals = 0
-        """Chunks in a row that the server refused to read."""
+        """Number of successive chunks that PostgreSQL refused to read."""
         self.barrier: str | None = None
-        """The payload that the stream has to bring, from BARRIER_CHOSEN on."""
+        """The payload that must arrive in the stream, from BARRIER_CHOSEN on."""
 
     @property
     def ended(self) -> bool:
-        """True if nothing more is read or written for it."""
+        """True if nothing more is read or written for the copy."""
         return self.state.ended
 
     @property
@@ -226,29 +227,32 @@ class CopyMachine:
         return bool(self._todo) and Event.CHUNK_TAKEN in _TRANSITIONS[self.state]
 
     def wait_for(self, pids: Sequence[int]) -> None:
-        """Transactions of these processes wrote to the table and haven't ended."""
+        """Note processes whose transactions wrote to the table and haven't ended."""
         self._move(Event.WRITERS_LEFT)
         self.waiting_for = tuple(pids)
 
     def plan(self, ranges: int) -> None:
-        """The first chunk may be read: the number of ranges, less those that were done before."""
+        """Begin to read ``ranges`` ranges, without those that were done before."""
         self._move(Event.PLANNED)
         self.waiting_for = ()
         self._todo.extend(CopyChunk(number) for number in range(ranges) if number not in self._done)
         self._move_if_all_read()
 
     def take(self, generation: int) -> CopyChunk:
-        """The chunk to read next, of the table at this generation."""
+        """Take the chunk to read next, of the table at this generation."""
         if not self._todo:
-            raise IllegalTransition(self._table, self.state, "a reader with nothing left to read")
+            raise IllegalTransition(self._table, self.state, "no chunk is left for a reader")
         self._move(Event.CHUNK_TAKEN)
         reading = self._todo.popleft()._replace(generation=generation)
         self._active.add(reading)
         return reading
 
     def finish(self, reading: CopyChunk, generation: int) -> None:
-        """The chunk was read to its end, and the table is at this ``generation`` now: its rows
-        are in the store's transaction, unless a TRUNCATE has made them stale."""
+        """Finish a chunk whose rows are in the store's transaction.
+
+        If the table is at another ``generation`` now, a TRUNCATE made the chunk stale, and it is
+        read again.
+        """
         if generation != reading.generation:
             self.repeat(reading)
             return
@@ -259,38 +263,37 @@ class CopyMachine:
         self._move_if_all_read()
 
     def put_back(self, reading: CopyChunk) -> None:
-        """Nothing of the chunk was written; it is read again."""
+        """Read again a chunk of which nothing was written."""
         self._end(reading, Event.CHUNK_AGAIN)
         self._todo.appendleft(reading)
 
     def repeat(self, reading: CopyChunk) -> None:
-        """Some of the chunk may be written; it is read again, if it can be."""
+        """Read again a chunk that may be written in part; give up if that is impossible."""
         self.put_back(reading)
         if not self._repeatable:
             self.give_up()
 
     def refuse(self, reading: CopyChunk) -> None:
-        """The server refused to read the chunk; it is tried again, but not for ever."""
+        """Read again a chunk that PostgreSQL refused; give up after MOST_REFUSALS."""
         self.repeat(reading)
         self.refusals += 1
         if self.refusals >= MOST_REFUSALS and not self.ended:
             self.give_up()
 
     def reread(self, keys: Sequence[bytes]) -> None:
-        """The rows with these keys lack TOAST values: they are read again, then a barrier follows,
-        another one if one was sent."""
+        """Read again the rows with these keys, which lack TOAST values; another barrier follows."""
         self._move(Event.ROWS_PARTIAL)
         self.barrier = None
         for start in range(0, len(keys), KEYS_A_CHUNK):
             self._todo.append(CopyChunk(None, tuple(keys[start : start + KEYS_A_CHUNK])))
 
     def choose_barrier(self, payload: str) -> None:
-        """All that was read is durable; ``payload`` is in the store's transaction."""
+        """Choose the barrier ``payload``, which the store's transaction has, after all rows."""
         self._move(Event.BARRIER_CHOSEN)
         self.barrier = payload
 
     def barrier_durable(self) -> None:
-        """It may be sent."""
+        """Send the barrier, which is durable."""
         self._move(Event.BARRIER_DURABLE)
 
     def awaits(self, payload: str) -> bool:
@@ -298,22 +301,20 @@ class CopyMachine:
         return self.state is CopyState.BARRIER_SENT and self.barrier == payload
 
     def publish(self) -> None:
-        """The stream has passed the barrier, and every row is whole."""
+        """End the copy: the stream has passed the barrier, and every row is whole."""
         self._move(Event.BARRIER_PASSED)
 
     def give_up(self) -> None:
-        """The table can't be read."""
+        """End the copy of a table that can't be read."""
         self._move(Event.GIVEN_UP)
 
     def discard(self) -> None:
-        """The incarnation has ended."""
+        """End the copy of an incarnation that has ended."""
         self._move(Event.DISCARDED)
 
     def _end(self, reading: CopyChunk, event: Event) -> None:
         if reading not in self._active:
-            raise IllegalTransition(
-                self._table, self.state, "the end of a chunk that isn't being read"
-            )
+            raise IllegalTransition(self._table, self.state, "a chunk ended that wasn't being read")
         self._move(event)
         self._active.remove(reading)
 
@@ -328,13 +329,10 @@ class CopyMachine:
             raise IllegalTransition(self._table, self.state, event.value) from None
 
 
-# The copy of one table: its state (CopyState), its SQL, and what its record keeps of it.
-
-
 class TableCopy:
-    """One table's copy: what is read, how far it is, and what a restart needs to know.
+    """One table's copy: its chunks and progress, and the data that a restart needs.
 
-    Its progress is stored in the transactions that store its rows.
+    The progress is stored in the transactions that store the rows.
     """
 
     def __init__(
@@ -351,20 +349,20 @@ class TableCopy:
         self.table = table
         self.shape = shape.of_table(table)
         self.transaction_filter = transaction_filter
-        """Of an append-only table, which is read in one piece, with one snapshot."""
-        self.beside: int | None = stored.get("beside")
-        """Of a re-copy: the live incarnation, if this is a re-copy of it."""
+        """The filter of an append-only table, which is read in one piece, with one snapshot."""
+        self.live_id: int | None = stored.get("beside")
+        """The live incarnation's id; None unless this is a re-copy."""
         self.splits: list[Split] | None = None
-        """Split points between the key ranges; None: not chosen yet."""
+        """Split points between the key ranges; None if they aren't chosen yet."""
         if "splits" in stored:
             self.splits = [tuple(split) for split in stored["splits"]]
         done = {number for run in stored.get("done", []) for number in range(*run)}
         self.machine = CopyMachine(table.qualified, done, repeatable=transaction_filter is None)
-        """Its state, and the chunks that are left to read."""
+        """The copy's state, and the chunks that are left to read."""
         self.rows = int(stored.get("rows", 0))
-        """Rows read, those read again included."""
+        """Number of rows read, those read again included."""
         self.not_before = 0.0
-        """No chunk is begun before this monotonic time."""
+        """Monotonic time before which no chunk begins."""
         kept = shape.from_json(stored)
         self.version = table.version if kept is None else kept[1]
         """The table's version when the copy began."""
@@ -378,17 +376,17 @@ class TableCopy:
 
     @property
     def shown_id(self) -> int:
-        """The incarnation whose readers are affected: the live one, of a re-copy."""
-        return self.table_id if self.beside is None else self.beside
+        """The incarnation whose readers are affected: for a re-copy, the live one."""
+        return self.table_id if self.live_id is None else self.live_id
 
     @property
     def phase(self) -> str:
-        """Phase in /status; callable from any thread."""
+        """Phase in /status; may be called from any thread."""
         return self.machine.state.phase
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        """Pids whose transactions must end before the first chunk is read; from any thread."""
+        """Pids whose transactions must end before the first chunk is read."""
         return self.machine.waiting_for
 
     @property
@@ -402,13 +400,13 @@ class TableCopy:
         return len(self.machine.done)
 
     def plan(self, splits: Sequence[Split]) -> None:
-        """The first chunk may be read; what an earlier session finished isn't read again."""
+        """Begin to read, without the ranges that an earlier session finished."""
         self.splits = list(splits)
         self._reads_since = time.monotonic()
         self.machine.plan(self.ranges)
 
     def progress(self, now: float) -> CopyProgress:
-        """Progress of the copy; callable from any thread."""
+        """Progress of the copy; may be called from any thread."""
         estimated = int(self.table.rows_estimated)
         seconds = now - self._reads_since if self._reads_since else 0.0
         rate = (self.rows - self._rows_before) / seconds if seconds > 0 else 0.0
@@ -429,7 +427,7 @@ class TableCopy:
         return self.machine.has_work and now >= self.not_before
 
     def statement(self, reading: CopyChunk) -> bytes:
-        """The SQL that reads it."""
+        """The SQL that reads a chunk."""
         if self.transaction_filter is not None:
             return append_only_statement(self.table)
         if reading.number is None:
@@ -444,8 +442,8 @@ class TableCopy:
         if self.splits is not None:
             stored["splits"] = [list(split) for split in self.splits]
             stored["done"] = _runs(sorted(self.machine.done))
-        if self.beside is not None:
-            stored["beside"] = self.beside
+        if self.live_id is not None:
+            stored["beside"] = self.live_id
         if self.machine.barrier is not None:
             stored["barrier"] = self.machine.barrier
         return stored

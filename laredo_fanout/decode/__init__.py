@@ -1,1 +1,1 @@
-"""From the stream's messages to changes of tables, in whole transactions."""
+"""Decoding of the stream's messages into changes of tables, in whole transactions."""

@@ -1,4 +1,4 @@
-/* Messages of a spool, framed and taken apart: see frames.py, which says the same in Python. */
+/* Frames of a spool's messages, written and split: the compiled form of frames.py. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -191,7 +191,7 @@ static PyTypeObject FramesType = {
 /* ------------------------------------------------------------------ module */
 
 static PyMethodDef methods[] = {
-    {"gather", gather, METH_VARARGS, "See frames.py, which says the same in Python."},
+    {"gather", gather, METH_VARARGS, "The compiled form of frames.gather_plainly."},
     {NULL, NULL, 0, NULL},
 };
 

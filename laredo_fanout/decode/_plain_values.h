@@ -1,14 +1,14 @@
-/* Values of a plain row, as JSON, and the line that they are added to.
+/* Values of a plain row, as JSON, and the line to which they are added.
 
-   Part of _row_scan.c, which includes it: every function is inlined where it is called. */
+   Only _row_scan.c includes it, so that every function can be inlined. */
 
 #include <Python.h>
 #include <string.h>
 
 enum { PARTIAL = 1, MISSING = 2 }; /* laredo_model/line.py */
 
-/* How a column's text becomes JSON: laredo_model/column.py, where a test compares the letters. What a
-   rule does is in laredo_model/line.py. */
+/* The rules of laredo_model/column.py, by which a column's text becomes JSON; a test compares the
+   letters. laredo_model/line.py implements them in Python. */
 enum rule {
     BOOLEAN = 'b', INTEGER = 'i', OID = 'o', FLOAT = 'f', DECIMAL = 'd', TIMESTAMP = 't',
     JSON = 'j', NESTING = 'n', TEXT = 's', ARRAY = 'a'

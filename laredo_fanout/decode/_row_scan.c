@@ -3,15 +3,15 @@
    A row is a list of columns, each a kind byte (n null, t text, u unchanged TOAST) and, for text,
    a length and that many bytes
    (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, TupleData).
-   Whatever isn't plain (another message, an old row, anything that can't be used) is handed back
-   as it came, for row_decoder.py: what is rare, and every error, is handled there once. A property
-   test holds the two equal, byte by byte. */
+   Every message that isn't a plain row (another kind, an old row, a value that can't be decoded) is
+   handed back unchanged for row_decoder.py, which decodes rare messages and raises every error. A
+   property test compares the two byte by byte. */
 
 #define PY_SSIZE_T_CLEAN
 #include "_plain_values.h"
 
 enum { ENVELOPE = 25, RELATION = 26, TUPLE = 30, FIRST_COLUMN = 33 };
-enum { MESSAGE_KEPT = 1024 }; /* message.KEPT_BYTES */
+enum { MESSAGE_KEPT = 1024 }; /* pgoutput.KEPT_BYTES */
 enum { INSERT = 1, UPDATE = 2 };
 
 /* ------------------------------------------------------------------ rows */
@@ -120,7 +120,7 @@ composite_key(const PlainRows *self)
     return key;
 }
 
-/* Without key columns it is made of the line. */
+/* Without key columns the key is made of the line. */
 static PyObject *
 key_of_row(const PlainRows *self, PyObject *line)
 {
@@ -226,7 +226,7 @@ static int
 take_columns(PlainRows *self, const char *rules, Py_ssize_t count)
 {
     if (PyTuple_GET_SIZE(self->prefixes) != count || PyTuple_GET_SIZE(self->encoders) != count) {
-        PyErr_SetString(PyExc_ValueError, "rules, prefixes and encoders must be one a column");
+        PyErr_SetString(PyExc_ValueError, "every column needs one rule, prefix and encoder");
         return 0;
     }
     for (Py_ssize_t i = 0; i < count; i++)
@@ -295,7 +295,7 @@ typedef struct {
     unsigned char relation[4];
 } Way;
 
-/* How rows of this relation lie; its route is touched. */
+/* Find the relation's layout, and add its route to the touched ones. */
 static Outcome
 find_way(Way *way, const unsigned char *relation)
 {
@@ -331,8 +331,8 @@ take(Way *way, const unsigned char *message, Py_ssize_t size)
     return outcome == DONE ? decode(way->plain, message, size) : outcome;
 }
 
-/* How much of a message is handed back: of another program's logical message, as much as one of ours
-   has. Any role may write one of a gigabyte, of which libpq has two copies already. */
+/* Number of a message's bytes to hand back: at most MESSAGE_KEPT of a logical message, as ours are
+   short. Any role may write one of a gigabyte, of which libpq has two copies already. */
 static Py_ssize_t
 kept(const unsigned char *message, Py_ssize_t size)
 {
@@ -380,7 +380,7 @@ scan(PyObject *module, PyObject *args)
         if (outcome == NOT_PLAIN && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
             outcome = FAILED; /* a signal handler raised */
         } else if (outcome == NOT_PLAIN) {
-            /* Whatever went wrong goes wrong again where it is handled. */
+            /* The Python decoder meets the error again, and raises it. */
             PyErr_Clear();
             left = PyBytes_FromStringAndSize(view.buf, kept(view.buf, view.len));
         } else if (outcome == DONE) {
@@ -401,7 +401,7 @@ end:
 }
 
 static PyMethodDef methods[] = {
-    {"scan", scan, METH_VARARGS, "As row_scan.scan_plainly, which is Python."},
+    {"scan", scan, METH_VARARGS, "The compiled form of row_scan.scan_plainly."},
     {NULL, NULL, 0, NULL},
 };
 

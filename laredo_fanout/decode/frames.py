@@ -1,7 +1,7 @@
-"""A spool's frames: a u32 size and the message with its envelope, gathered and given in bulk.
+"""A spool's frames: a u32 size and the message with its envelope, written and read in bulk.
 
-Compiled (``_frames.c``) where the installation found a C compiler: a row then costs less
-than half of what it costs here. Both do the same, which a property test holds.
+Compiled (``_frames.c``) if the installation found a C compiler: a row then costs less
+than half of what it costs here. A property test compares the two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from laredo_fanout.postgres import pgoutput as message_
 
 Get = Callable[[int], "tuple[int, bytes | memoryview]"]
-"""psycopg's PGconn.get_copy_data: 1 asks without waiting; 0 is nothing yet, -1 the end."""
+"""psycopg's PGconn.get_copy_data: 1 means without waiting; size 0 is nothing yet, -1 the end."""
 
 SIZE = Struct(">I")
 _KIND = message_.ENVELOPE
@@ -28,9 +28,9 @@ class GatherEnd(NamedTuple):
     size: int
     """``get``'s last result: 0 nothing has arrived, -1 the end; else a message or the limit."""
     message: bytes | None
-    """The message that isn't a row of the relation: it is to be handled elsewhere."""
+    """The message that isn't a row of the relation, for the caller to handle."""
     messages: int
-    """Number of messages that were taken, that one included."""
+    """Number of messages that were taken, ``message`` included."""
 
 
 class Frames(Protocol):
@@ -51,7 +51,7 @@ class Gather(Protocol):
 
 
 def gather_plainly(get: Get, limit: int, relation: bytes, into: bytearray) -> GatherEnd:
-    """Frame rows of ``relation``, an oid's four bytes, until there comes something else."""
+    """Frame rows of ``relation``, an oid's four bytes, until another message comes."""
     for taken in range(limit):
         size, data = get(1)
         if size <= 0:
@@ -69,7 +69,7 @@ def _is_row(message: bytes | memoryview) -> bool:
 
 
 class PlainFrames:
-    """Takes frames apart, in whatever blocks they come."""
+    """Splits blocks, which may end anywhere, into the messages of their frames."""
 
     def __init__(self) -> None:
         self._block = b""
@@ -77,16 +77,16 @@ class PlainFrames:
 
     @property
     def left(self) -> int:
-        """Bytes that weren't given yet."""
+        """Number of bytes that :meth:`get` hasn't returned yet."""
         return len(self._block) - self._at
 
     def add(self, more: bytes, /) -> None:
-        """The next block."""
+        """Append the next block."""
         self._block = self._block[self._at :] + more
         self._at = 0
 
     def get(self, _: int, /) -> tuple[int, bytes]:
-        """The next message like ``get_copy_data``: a size of 0 if no whole one is left."""
+        """The next message, as ``get_copy_data`` returns it: size 0 if no whole one is left."""
         block, start = self._block, self._at + SIZE.size
         if start > len(block):
             return 0, b""
@@ -99,7 +99,7 @@ class PlainFrames:
 
 
 def framed(message: bytes | memoryview) -> bytes:
-    """One message with its size."""
+    """The frame of one message."""
     return SIZE.pack(len(message)) + message
 
 

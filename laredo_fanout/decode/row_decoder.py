@@ -3,9 +3,9 @@
 A row is a list of columns, each a kind byte (n null, u unchanged TOAST, t text)
 and, for text, a length and that many bytes
 (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html,
-TupleData). How a type's text becomes JSON is in ``laredo_model.column`` (its rule)
-and ``laredo_model.line`` (what that does). The compiled scan (``_row_scan.c``) does the
-same for plain rows; what it hands back is decoded here, and every error is raised here.
+TupleData). ``laredo_model.column`` has the rule by which a type's text becomes JSON,
+and ``laredo_model.line`` the rule's function. The compiled scan (``_row_scan.c``) decodes
+plain rows; every other row is decoded here, and every error is raised here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from laredo_model import key, line
 from laredo_model.column import TypeInfo, rule_of
 from laredo_model.line import Action
 
-# The layout of a relation's plain rows, as the compiled scan (``_row_scan.c``) is given it.
+# The layout of a relation's plain rows, for the compiled scan (``_row_scan.c``).
 #
-# For each column its rule's letter defines how its text becomes JSON. What C doesn't do itself is
-# encoded by the rule's function, called from there.
+# Each column's rule is given by its letter. C calls the rule's function for the rules that it
+# doesn't implement.
 
 try:
     from laredo_fanout.decode._row_scan import PlainRows as PlainRows  # noqa: PLC0414
@@ -44,10 +44,7 @@ class ChangeSink(Protocol):
 def plain_rows(
     names: Sequence[str], types: Sequence[TypeInfo], key_positions: Sequence[int], sink: ChangeSink
 ) -> PlainRows | None:
-    """Decoder that splits rows with these columns and puts them into ``sink``.
-
-    None where nothing is compiled.
-    """
+    """Decoder of plain rows with these columns into ``sink``; None without the compiled scan."""
     if not COMPILED:
         return None
     return PlainRows(
@@ -74,16 +71,16 @@ _Values = list[bytes | None]
 
 
 class RowDecoder(NamedTuple):
-    """Decodes the messages of one relation into its sink.
+    """Functions that decode the messages of one relation into its sink.
 
-    Each raises ReplicationStreamBroken when a message isn't one of this relation.
+    Each raises ReplicationStreamBroken if a message isn't one of this relation.
     """
 
     put: Callable[[bytes, int], None]
     """INSERT and UPDATE messages; the number is the action."""
     delete: Callable[[bytes], None]
     plain: PlainRows | None = None
-    """Decoder of plain rows, where it is compiled."""
+    """Decoder of plain rows; None without the compiled scan."""
 
 
 def row_decoder(
@@ -91,7 +88,7 @@ def row_decoder(
 ) -> RowDecoder:
     """The decoder of a relation with these columns, whose key is ``key_names`` in key order.
 
-    Without a key it takes inserts only, and takes the digest of the line as the key.
+    Without a key it takes inserts only, and the line's digest is the key.
     """
     positions = [list(names).index(name) for name in key_names]
     rows = _Rows(names, types, positions, sink)
@@ -117,7 +114,7 @@ class _Rows:
         self._pieces.append(b"}")
 
     def put(self, message: bytes, action: int) -> None:
-        """An INSERT or UPDATE."""
+        """Decode an INSERT or UPDATE."""
         if message[_TUPLE : _TUPLE + 1] != _NEW:
             self._update_with_old(message)
             return
@@ -126,7 +123,7 @@ class _Rows:
         self._add(action, self._key(values, message), self._line(values))
 
     def put_keyless(self, message: bytes, action: int) -> None:
-        """An INSERT into a table without a key, of which nothing else may come."""
+        """Decode an INSERT into a table without a key, which may send nothing else."""
         if action != Action.INSERT or message[_TUPLE : _TUPLE + 1] != _NEW:
             self._no_key(message)
         values, end = self._values(message, _TUPLE)
@@ -137,15 +134,15 @@ class _Rows:
         self._add(action, key.digest(row_line), row_line)
 
     def delete(self, message: bytes) -> None:
-        """A DELETE: the old key or row."""
+        """Decode a DELETE, which has the old key or row."""
         old, end = self._old_values(message)
         self._check_end(message, end)
         self._add(Action.DELETE, self._key(old, message), b"")
 
     def _update_with_old(self, message: bytes) -> None:
-        """An UPDATE whose old key, or with REPLICA IDENTITY FULL whose old row, is sent along.
+        """Decode an UPDATE that has the old key, or with REPLICA IDENTITY FULL the old row.
 
-        The old key is sent when it changed, and also when a part of it is TOASTed
+        PostgreSQL sends the old key if it changed, and also if a part of it is TOASTed
         (ExtractReplicaIdentity in heapam.c).
         """
         old, at = self._old_values(message)
@@ -170,12 +167,13 @@ class _Rows:
         return self._values(message, _TUPLE)
 
     def _values(self, message: bytes, at: int) -> tuple[_Values, int]:
-        """The values of the tuple whose kind is at ``at``, and where it ends."""
+        """The values of the tuple whose kind is at ``at``, and the offset of its end."""
         values: _Values = []
         try:
             if _column_count(message, at + 1)[0] != len(self._columns):
                 raise ReplicationStreamBroken(
-                    f"a row has another number of columns: {message[:80]!r}"
+                    f"a row hasn't the {len(self._columns)} columns of its relation:"
+                    f" {message[:80]!r}"
                 )
             at += 3
             for encode, null in self._columns:
@@ -190,7 +188,9 @@ class _Rows:
                 elif kind == _UNCHANGED:
                     values.append(None)
                 else:
-                    raise ReplicationStreamBroken(f"a column is of kind {kind}: {message[:80]!r}")
+                    raise ReplicationStreamBroken(
+                        f"a column is of the unknown kind {kind}: {message[:80]!r}"
+                    )
         except (IndexError, beyond_the_end):
             self._cut(message)
         return values, at

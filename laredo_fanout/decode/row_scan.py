@@ -1,8 +1,8 @@
 """Routes of relations' rows, and the bulk decoding of plain rows straight into them.
 
 A plain row is that of an INSERT, or of an UPDATE that comes without its old row. Every other
-message is handed back. Compiled (``_row_scan.c``) where the installation found a C compiler: a row
-then costs a twentieth of what it costs here. Both do the same, which a property test holds.
+message is handed back. Compiled (``_row_scan.c``) if the installation found a C compiler: a row
+then costs a twentieth of what it costs here. A property test compares the two.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def _ignore(message: bytes, action: int) -> None:
-    """An INSERT or UPDATE of a relation that isn't ours."""
+    """Ignore an INSERT or UPDATE of a relation that isn't replicated."""
 
 
 def _ignore_delete(message: bytes) -> None:
-    """A DELETE of a relation that isn't ours."""
+    """Ignore a DELETE of a relation that isn't replicated."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,20 +37,20 @@ class Route:
     changes: TableChanges = field(default_factory=TableChanges)
     """Decoded changes that the store hasn't taken. Decoders are bound to these lists."""
     counted: int = 0
-    """Number of them in whole transactions, or in closed pieces of one."""
+    """Number of ``changes`` that belong to whole transactions, or to closed pieces of one."""
     open: bool = False
-    """True if a piece of a transaction that goes on was closed."""
+    """True if a piece of a transaction was closed and the transaction goes on."""
     put: Callable[[bytes, int], None] = _ignore
     delete: Callable[[bytes], None] = _ignore_delete
     plain: PlainRows | None = None
     """Layout of plain rows for the compiled scan; None: ``put`` takes every row."""
     takes: Callable[[], bool] | None = None
-    """Predicate for the transaction that is being decoded; None: every transaction counts."""
+    """True if the transaction that is being decoded counts; None: every transaction does."""
     numbered: bool = False
-    """Keys are digests of lines, which the store distinguishes by numbers."""
+    """True if keys are digests of lines, to which the store adds numbers."""
 
     def decode_by(self, decoder: RowDecoder) -> None:
-        """Take rows apart by ``decoder``, whose sink is this route's ``changes``."""
+        """Decode rows by ``decoder``, whose sink is this route's ``changes``."""
         self.put, self.delete, self.plain = decoder
 
 
@@ -70,11 +70,11 @@ class ScanEnd(NamedTuple):
     """Last result of ``get``: 0 nothing has arrived, -1 the end; else a message, or the limit was
     reached."""
     message: bytes | None
-    """The message that isn't a plain row: it is to be handled elsewhere."""
+    """The message that isn't a plain row, for the caller to handle."""
     messages: int
-    """Number of messages that were taken, that one included."""
+    """Number of messages that were taken, ``message`` included."""
     received: int
-    """Their bytes."""
+    """Number of bytes of these messages."""
     wal_end: int
     """End of the server's WAL in the last plain row; 0 if there was none."""
 
@@ -90,11 +90,9 @@ class Scan(Protocol):
 def scan_plainly(
     get: Get, limit: int, routes: dict[bytes, Route], touched: dict[Route, None]
 ) -> ScanEnd:
-    """Put rows into their relation's route, until a message that isn't a plain row.
+    """Put plain rows of relations in ``routes`` into their route, until another message.
 
-    A plain row is that of an INSERT, or of an UPDATE that comes without its old row, of a
-    relation in ``routes``. One that can't be decoded is handed back; the row decoder raises its
-    error.
+    A row that can't be decoded is handed back; the row decoder raises its error.
     """
     current = b""
     put = IGNORED.put

@@ -1,7 +1,7 @@
 """The decoder of pgoutput's messages: changes of each relation, in whole transactions.
 
-Plain rows, of which a backlog consists, are taken in bulk (row_scan.py), straight
-into the lists that the store is handed; what comes between them passes here.
+Plain rows, of which most of a backlog consists, are decoded in bulk (row_scan.py),
+straight into the lists that the store takes. All other messages are decoded here.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from laredo_model.line import Action
 if TYPE_CHECKING:
     from laredo_fanout.postgres.pgoutput import Relation
 
-# The relations that the replication stream has announced, and where each one's changes go.
+# The relations that the stream has announced, and the route of each one's changes.
 #
-# The decoder records what the stream announces; whoever knows the tables (``RelationRoutes``) sends
-# relations elsewhere. Neither knows the other by this.
+# The decoder records the relations; ``RelationRoutes``, which knows the tables, sets the routes.
+# Neither has a reference to the other.
 
 
 class ResyncRequired(Exception):
-    """A table must be closed at the durable position, and the stream restarted from there."""
+    """The table must be closed at the durable position, and the stream restarted from there."""
 
     def __init__(self, table_id: int, reason: str) -> None:
         super().__init__(reason)
@@ -53,18 +53,18 @@ class StreamRelations:
 
     def __init__(self) -> None:
         self.announced: dict[int, Relation] = {}
-        """By oid, as it was announced last."""
+        """Relations by oid, as they were announced last."""
         self.routes: dict[bytes, Route] = {}
-        """By oid, in the messages' bytes."""
+        """Routes by oid, as the messages' four bytes."""
         self.touched: dict[Route, None] = {}
-        """The routes that the transaction which is being decoded has changes for."""
+        """Routes for which the transaction that is being decoded has changes."""
         self.xid_bytes = b""
         self.must_stop = False
-        """Decoding is to stop at the end of the transaction."""
+        """True if decoding must stop at the end of the transaction."""
 
     @property
     def xid(self) -> int:
-        """The 32 bits of the (top-level) transaction that is being decoded."""
+        """32-bit xid of the (top-level) transaction that is being decoded."""
         return int.from_bytes(self.xid_bytes, "big")
 
     def route_of(self, oid: int) -> Route:
@@ -72,7 +72,7 @@ class StreamRelations:
         return self.routes.get(oid.to_bytes(4, "big"), IGNORED)
 
     def set_route(self, oid: int, route: Route | None) -> None:
-        """Send the changes of relation ``oid`` elsewhere; call it between transactions."""
+        """Change the route of relation ``oid``; call it between transactions."""
         self.routes[oid.to_bytes(4, "big")] = route or IGNORED
 
     def stop(self) -> None:
@@ -80,9 +80,9 @@ class StreamRelations:
         self.must_stop = True
 
     def forget(self, table_id: int | None, reason: str) -> None:
-        """Drop the unfinished transaction's changes of this table, and stop at its end.
+        """Drop the unfinished transaction's changes of this table, and stop at the next commit.
 
-        :raises ResyncRequired: if a part of them was applied already.
+        :raises ResyncRequired: if a part of the changes was applied already.
         """
         self.must_stop = True
         for route in self.touched:
@@ -95,35 +95,36 @@ class StreamRelations:
 
 
 class Tables(Protocol):
-    """Interface to the tables: which relations are wanted."""
+    """Interface to the tables, which know the relations that are replicated."""
 
     def route(self, relation: Relation) -> Route:
-        """Destination for the changes of a relation that was just announced."""
+        """Return the route of a relation that was just announced."""
 
     def announced_again(self, relation: Relation) -> None:
-        """A relation was announced as it was before: something of it may have been altered."""
+        """Note that a relation was announced again, unchanged: other parts of its definition may
+        have been altered."""
 
-    def announced_behind(self, root: int, leaf: int) -> None:
-        """Relation ``leaf`` was announced right behind ``root``, in whose place its rows follow:
-        it is a partition of that."""
+    def announced_after(self, root: int, leaf: int) -> None:
+        """Note that ``leaf`` was announced right after ``root`` and before rows: it is a partition
+        of ``root``."""
 
     def broken(self, route: Route, error: Exception) -> None:
-        """A row of ``route`` can't be decoded; its changes from here on are ignored."""
+        """Note that a row of ``route`` can't be decoded; its changes from here on are ignored."""
 
 
 class RoutedChanges(NamedTuple):
-    """Changes of one table, of one route, that the store is to take."""
+    """One route's changes of one table, for the store to take."""
 
     table_id: int
     changes: TableChanges
     numbered: bool
-    """Keys are digests of lines, which the store distinguishes by numbers."""
+    """True if keys are digests of lines, to which the store adds numbers."""
 
 
 class PendingChanges:
-    """The decoded changes that are to be applied next: of whole transactions, or a piece of one.
+    """The decoded changes to apply next: those of whole transactions, or a piece of one.
 
-    ``touched``: the routes of the transaction that is being decoded.
+    ``touched`` has the routes of the transaction that is being decoded.
     """
 
     def __init__(self, touched: dict[Route, None]) -> None:
@@ -131,16 +132,16 @@ class PendingChanges:
         self._taken: list[Route] = []
         """Routes whose counted changes were handed over."""
         self.routes: dict[Route, None] = {}
-        """The routes that have some."""
+        """Routes that have pending changes."""
         self.count = 0
-        """Number of changes."""
+        """Number of pending changes."""
         self.bytes = 0
-        """Bytes of all messages that were decoded since changes were taken."""
+        """Number of bytes of all messages that were decoded since changes were taken."""
         self.to_come = 0
-        """Of the spooled transaction that is being decoded: the bytes that follow, about."""
+        """About the number of bytes of the spooled transaction that aren't decoded yet."""
 
     def commit(self, position: int, time_us: int) -> None:
-        """The transaction that is being decoded is whole."""
+        """Mark the transaction that is being decoded as whole."""
         for route in self._touched:
             self._count(route, position, time_us)
             if route.counted or route.open:
@@ -149,7 +150,7 @@ class PendingChanges:
         self.to_come = 0
 
     def add_piece(self, position: int, time_us: int, to_come: int) -> None:
-        """Close a piece of the transaction that is being decoded; the piece is open at its end."""
+        """Close a piece of the transaction that is being decoded; more of it follows."""
         for route in self._touched:
             self._count(route, position, time_us)
             if route.counted:
@@ -166,7 +167,7 @@ class PendingChanges:
         return any(route.open for route in self.routes)
 
     def take(self) -> list[RoutedChanges]:
-        """Hand the changes over. They are valid until the decoder is called again."""
+        """Hand the changes over; they are valid until the decoder is called again."""
         taken = []
         for route in self.routes:
             if route.table_id is not None:
@@ -178,7 +179,7 @@ class PendingChanges:
         return taken
 
     def drop_taken(self) -> None:
-        """Forget what was handed over. The lists stay, decoders are bound to them."""
+        """Forget the changes that were handed over. The lists stay: decoders are bound to them."""
         for route in self._taken:
             changes, counted = route.changes, route.counted
             del changes.actions[:counted]
@@ -191,7 +192,7 @@ class PendingChanges:
         self._taken.clear()
 
     def _count(self, route: Route, position: int, time_us: int) -> None:
-        """The route's changes since the last call were one transaction's, or its next piece."""
+        """Count the route's changes since the last call as one transaction, or its next piece."""
         changes = route.changes
         added = len(changes.keys) - route.counted
         if added:
@@ -222,7 +223,7 @@ _SPOOL_FROM_BYTES = 32 << 20
 _PIECE_CHANGES = 20_000
 _ROWS = (message_.UPDATE, message_.INSERT, message_.DELETE)
 _WHOLE = 0
-"""The xid of a transaction that comes at its commit; no real one has it."""
+"""In place of the xid of a transaction that comes at its commit; no real one is 0."""
 
 
 class DrainEnd(Enum):
@@ -236,7 +237,7 @@ class DrainEnd(Enum):
     """The pending changes end with a piece of a giant transaction: apply it before the next
     drain."""
     EVENT = auto()
-    """A transaction ended that has ``events``: handle them before the next drain."""
+    """A transaction with ``events`` ended: handle them before the next drain."""
     ENDED = auto()
     """The server ended the stream."""
 
@@ -244,15 +245,15 @@ class DrainEnd(Enum):
 class StreamDecoder:
     """Decodes one replication connection's messages, of protocol version 1 or 2.
 
-    A transaction that is streamed before its commit, and one of version 1 that
-    is giant, is spooled in ``spool_directory`` (within a directory that is
-    emptied here, so no two decoders may share one) until its commit says its
-    position, and is then decoded in pieces.
+    A transaction that is streamed before its commit, and one of version 1 that is
+    giant, is spooled until its commit gives its position, and is then decoded in
+    pieces. The spools are in a subdirectory of ``spool_directory`` that is emptied
+    here, so no two decoders may share one.
 
-    ``position`` and ``time_us`` are those of the last whole transaction (at first
-    where the stream starts), ``position_before`` of the one before it;
-    ``wal_end`` is how far the server's WAL reached; ``events`` are the emitted
-    messages of the transaction that made :meth:`drain` stop; ``pending`` is what
+    ``position`` and ``time_us`` are those of the last whole transaction (at first the
+    stream's start), ``position_before`` is that of the transaction before it;
+    ``wal_end`` is the end of the server's WAL; ``events`` are the emitted messages of
+    the transaction that made :meth:`drain` stop; ``pending`` has the changes that
     the store is to take next.
     """
 
@@ -272,13 +273,13 @@ class StreamDecoder:
         self._is_awaited = is_awaited
         self._spools = TransactionSpools(spool_directory / "streamed")
         self._announced: list[int] = []
-        """The relations that were announced last, if nothing else has come since."""
+        """Relations that were announced last, if no other message has come since."""
         self._part: TransactionSpool | None = None
-        """Spool for the messages that come now: a part of a transaction."""
+        """Spool of the transaction of which a part is arriving."""
         self._streamed: tuple[int, Commit] | None = None
         """The transaction that was spooled and must be decoded now."""
         self._pieces: Iterator[None] | None = None
-        """Decodes it, piece by piece."""
+        """Decoding of the spooled transaction, piece by piece."""
         self._bytes = 0
         self._emitted_messages = EmittedMessages()
         self.events: list[bytes] = []
@@ -294,9 +295,9 @@ class StreamDecoder:
         return self._emitted_messages.oversized_at
 
     def drain(self, get: Get, limit: int) -> DrainEnd:
-        """Decode what libpq's buffer holds, at most about ``limit`` messages.
+        """Decode the messages in libpq's buffer, at most about ``limit``.
 
-        :raises ReplicationStreamBroken: if the stream isn't the protocol's.
+        :raises ReplicationStreamBroken: if the stream breaks the protocol.
         """
         self.pending.drop_taken()
         try:
@@ -322,7 +323,7 @@ class StreamDecoder:
                 return result
 
     def _drain(self, get: Get, limit: int) -> DrainEnd | None:
-        """Take messages; None: what follows goes elsewhere."""
+        """Decode messages; None if the following ones must be spooled, or read from a spool."""
         received = begun = 0
         left = limit
         result: DrainEnd | None = DrainEnd.MORE
@@ -367,7 +368,7 @@ class StreamDecoder:
         return result
 
     def _row(self, kind: int, message: bytes) -> None:
-        """A row that isn't plain."""
+        """Decode a row that isn't plain."""
         if self._announced:
             self._rows_follow()
         relation = message[26:30]
@@ -384,9 +385,12 @@ class StreamDecoder:
             self._routes[relation] = IGNORED
 
     def _rows_follow(self) -> None:
-        """A row follows what was announced last: two relations are a root and its partition."""
+        """Report that a row follows the relations that were announced last.
+
+        If there are two, they are a root and its partition.
+        """
         if len(self._announced) > 1:
-            self._tables.announced_behind(*self._announced[-2:])
+            self._tables.announced_after(*self._announced[-2:])
         self._announced.clear()
 
     def _commit(self, commit: Commit) -> None:
@@ -412,7 +416,7 @@ class StreamDecoder:
                 else:
                     self._tables.announced_again(relation)
             case message_.TRUNCATE:
-                # Each table of it is announced for itself.
+                # PostgreSQL announces each of its tables: two in a row aren't root and partition.
                 self._announced.clear()
                 for oid in message_.truncate(message).oids:
                     self._truncate(self._relations.route_of(oid))
@@ -427,8 +431,8 @@ class StreamDecoder:
                 self._spools.roll_back(*message_.stream_abort(message))
             case _:
                 raise ReplicationStreamBroken(
-                    f"the stream has a message of kind {chr(kind)!r}, which this protocol"
-                    " version doesn't know"
+                    f"the stream has a message of kind {chr(kind)!r}, which pgoutput's protocol"
+                    " versions 1 and 2 don't have"
                 )
 
     def _truncate(self, route: Route) -> None:
@@ -450,7 +454,7 @@ class StreamDecoder:
     def _other(self, message: bytes) -> None:
         if message[0] != message_.KEEPALIVE:
             raise ReplicationStreamBroken(
-                f"the stream has a message {message[:40]!r}, not of the protocol"
+                f"the stream has a message that isn't of the protocol: {message[:40]!r}"
             )
         keepalive = message_.keepalive(message)
         self.wal_end = max(self.wal_end, keepalive.wal_end)
@@ -486,13 +490,14 @@ class StreamDecoder:
         return DrainEnd.EVENT if self._relations.must_stop else DrainEnd.MORE
 
     def _decode_spooled(self, xid: int, commit: Commit) -> Iterator[None]:
-        """Decode the messages of a transaction that was spooled; stops where a piece of it is
-        pending. One that is small becomes pending like any other.
+        """Decode a spooled transaction; yields whenever a piece of it is pending.
+
+        A small transaction becomes pending without pieces.
         """
         first = True
         if xid != _WHOLE:
             self._relations.xid_bytes = xid.to_bytes(4, "big")
-        spool = self._spools.take(xid)
+        spool = self._spools.get(xid)
         for get in spool.pieces():
             if not first or self._touched:
                 self.pending.add_piece(commit.position, commit.time_us, spool.to_read)
@@ -508,20 +513,20 @@ class StreamDecoder:
             yield
 
     def advance(self) -> None:
-        """Go on from ``wal_end``: every transaction that is still to come ends after it.
+        """Set the position to ``wal_end``: every transaction that is still to come ends after it.
 
-        Call it between transactions. A transaction that is streamed before its commit may be
-        under way: it comes again from its beginning, wherever the stream starts before its commit.
+        Call it between transactions. A transaction whose first parts were streamed already comes
+        again from its beginning if the stream starts before its commit.
         """
         if self.wal_end > self.position:
             self.position_before = self.position = self.wal_end
 
     def take_events(self) -> list[bytes]:
-        """The events that stopped the last drain, once."""
+        """Return the events that stopped the last drain, and forget them."""
         events, self.events, self._relations.must_stop = self.events, [], False
         return events
 
     def close(self) -> None:
-        """Drop what was spooled."""
+        """Drop the spooled transactions."""
         self._pieces = None
         self._spools.close()

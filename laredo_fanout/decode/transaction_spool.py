@@ -1,8 +1,7 @@
 """Spools of transactions whose messages come before their commit.
 
-A subtransaction that is rolled back takes everything with it that came since
-its first message: subtransactions are nested, so what came later is its own or
-its children's.
+If a subtransaction is rolled back, all messages since its first one are dropped:
+subtransactions are nested, so these are its own or its children's.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ _PIECE_BYTES = 4 << 20
 
 
 class TransactionSpool:
-    """One transaction's messages. The file is open while messages are added, not between.
-
-    ``xid`` is the top-level transaction's.
-    """
+    """Messages of the top-level transaction ``xid``, in a file that is open only during a part."""
 
     def __init__(self, path: Path, xid: int) -> None:
         self._path = path
@@ -39,20 +35,20 @@ class TransactionSpool:
         self._unwritten_bytes = 0
         self._written = 0
         self.to_read = 0
-        """Bytes that :meth:`pieces` hasn't given, or whose reader isn't done with them."""
+        """Number of bytes that :meth:`pieces` hasn't yielded, or that are still being decoded."""
         self._subtransactions = array("I")
         self._starts = array("Q")
         self._seen = array("I")
-        """The subtransactions above, sorted by their distance from the top-level xid, which is
-        nearly the order in which they come: a set of millions wouldn't be small."""
+        """Distances of ``_subtransactions`` from the top-level xid, sorted, which is nearly the
+        order in which they come: an array, as a set of millions needs much memory."""
 
     @property
     def size(self) -> int:
-        """Bytes of messages."""
+        """Number of bytes of all messages."""
         return self._written + self._unwritten_bytes
 
     def add(self, *parts: bytes | memoryview) -> None:
-        """Put a message, in parts, after the others.
+        """Append a message, given in parts.
 
         :raises OSError: if it can't be written.
         """
@@ -63,7 +59,7 @@ class TransactionSpool:
             self._write()
 
     def begin(self, xid: int) -> None:
-        """The messages from here on are of this subtransaction, or the top-level one."""
+        """Note that the next messages are of this subtransaction, or the top-level one."""
         distance, seen = self._distance(xid), self._seen
         if not distance:
             return
@@ -78,7 +74,7 @@ class TransactionSpool:
         self._starts.append(self.size)
 
     def roll_back(self, xid: int) -> None:
-        """Drop the messages of this subtransaction; nothing if it has none."""
+        """Drop the messages of this subtransaction, if it has any."""
         if not self._has_seen(xid):
             return
         while True:
@@ -92,9 +88,9 @@ class TransactionSpool:
             self._written = start
 
     def pieces(self) -> Iterator[Get]:
-        """The messages in their order, a bounded number of bytes at a time.
+        """Yield the messages in their order, a bounded number of bytes at a time.
 
-        Each item gives its messages like ``get_copy_data``, and 0 after its last.
+        Each item returns its messages as ``get_copy_data`` does, and 0 after its last.
 
         :raises OSError: if they can't be read.
         :raises ReplicationStreamBroken: if the file isn't whole.
@@ -105,7 +101,7 @@ class TransactionSpool:
             return
         frames = new_frames()
         with self._path.open("rb", buffering=0) as file:
-            # A message may be of more bytes than a piece: then the next piece takes twice as many.
+            # A message may be larger than a piece: then the next piece is twice as large.
             while block := file.read(max(_PIECE_BYTES, frames.left)):
                 frames.add(block)
                 yield frames.get
@@ -118,7 +114,7 @@ class TransactionSpool:
     def rest(self) -> None:
         """Close the file until messages are added again.
 
-        :raises OSError: if what is left can't be written.
+        :raises OSError: if the last messages can't be written.
         """
         self._write()
         self._close()
@@ -157,9 +153,9 @@ class TransactionSpool:
 
 
 class TransactionSpools:
-    """The transactions that have no commit yet, by top-level xid, at most one file of theirs open.
+    """Spools of the transactions that have no commit yet, of which at most one has an open file.
 
-    ``directory`` is theirs alone: what an earlier session left there is removed.
+    ``directory`` contains nothing else; files of an earlier session are removed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -169,15 +165,15 @@ class TransactionSpools:
         shutil.rmtree(directory, ignore_errors=True)
 
     def part(self, xid: int, *, first: bool) -> TransactionSpool:
-        """A part of this transaction comes; where its messages go.
+        """Return the spool for the next part of this transaction.
 
-        :raises OSError: if what an other one has left can't be written.
-        :raises ReplicationStreamBroken: if an earlier part must have come and hasn't.
+        :raises OSError: if the last messages of the current spool can't be written.
+        :raises ReplicationStreamBroken: if an earlier part is missing.
         """
         if first:
             self.drop(xid)
             self._spools[xid] = TransactionSpool(self._directory / str(xid), xid)
-        spool = self._known(xid)
+        spool = self.get(xid)
         if self._current is not None and self._current is not spool:
             self._current.rest()
         self._current = spool
@@ -188,49 +184,46 @@ class TransactionSpools:
         return xid in self._spools
 
     def roll_back(self, xid: int, subtransaction: int) -> None:
-        """The transaction, or a subtransaction of it, was rolled back."""
+        """Drop the messages of a subtransaction, or of the transaction if they are equal."""
         if subtransaction == xid:
             self.drop(xid)
         elif xid in self._spools:
             self._spools[xid].roll_back(subtransaction)
 
-    def take(self, xid: int) -> TransactionSpool:
-        """The transaction is committed; :meth:`drop` it after it was read.
+    def get(self, xid: int) -> TransactionSpool:
+        """Return the spool of this transaction.
 
-        :raises ReplicationStreamBroken: if nothing of it has come.
+        :raises ReplicationStreamBroken: if no part of it has come.
         """
-        return self._known(xid)
+        try:
+            return self._spools[xid]
+        except KeyError:
+            raise ReplicationStreamBroken(
+                f"transaction {xid} goes on, but its beginning wasn't streamed; the stream is"
+                " restarted"
+            ) from None
 
     def drop(self, xid: int) -> None:
-        """Forget it."""
+        """Remove the transaction's spool, if it has one."""
         spool = self._spools.pop(xid, None)
         if spool is not None:
             self._current = None if self._current is spool else self._current
             spool.remove()
 
     def close(self) -> None:
-        """Forget all of them."""
+        """Remove all spools."""
         for xid in list(self._spools):
             with suppress(OSError):
                 self.drop(xid)
 
-    def _known(self, xid: int) -> TransactionSpool:
-        try:
-            return self._spools[xid]
-        except KeyError:
-            raise ReplicationStreamBroken(
-                f"transaction {xid} goes on, and its beginning wasn't streamed; the stream is"
-                " restarted"
-            ) from None
-
 
 # Spooling of messages that are decoded only at their transaction's commit.
 #
-# Those of a transaction that is streamed before its commit, and the rest of a giant one. What isn't
-# to be spooled is handed back, as a scan does.
+# These are parts of a transaction that is streamed before its commit, and the rest of a giant one.
+# Any other message is handed back, as by a scan.
 
 LARGE_BYTES = 16 << 20
-"""Of a logical message of another program."""
+"""Size from which a logical message of another program is reported."""
 
 _PREFIX = message_.PREFIX.encode()
 _KIND_END = message_.ENVELOPE + 1
@@ -244,24 +237,24 @@ class SpoolEnd(NamedTuple):
     """Last result of ``get``: 0 nothing has arrived, -1 the end; else a message, or the limit was
     reached."""
     message: bytes | None
-    """A keepalive, or the end of what is spooled: it is to be handled elsewhere."""
+    """A keepalive, or the end of the part or transaction, for the caller to handle."""
     messages: int
-    """Number of messages that were taken, that one included."""
+    """Number of messages that were taken, ``message`` included."""
 
 
 class EmittedMessages:
-    """Which of the messages that pg_logical_emit_message wrote may be ours; no other is spooled."""
+    """Filter of messages of pg_logical_emit_message: only those that may be ours are spooled."""
 
     def __init__(self) -> None:
         self.oversized_at = 0
         """Position of another program's large message, for which libpq's buffer grew for good."""
 
     def large_at(self, position: int) -> None:
-        """A large one that isn't ours was at ``position``."""
+        """Record the position of a large message that isn't ours."""
         self.oversized_at = max(self.oversized_at, position)
 
     def may_be_ours(self, data: bytes | memoryview, fields: int) -> bool:
-        """True if the message in ``data``, whose fields begin at ``fields``, has our prefix."""
+        """True if the message in ``data``, with fields from ``fields`` on, has our prefix."""
         if len(data) <= message_.KEPT_BYTES and message_.is_emitted_with(_PREFIX, data, fields):
             return True
         if len(data) > LARGE_BYTES:
@@ -276,7 +269,7 @@ Spooling = Callable[[Get, int, TransactionSpool, EmittedMessages], SpoolEnd]
 def spool_part(get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMessages) -> SpoolEnd:
     """Spool a part of a transaction that is streamed before its commit, until STREAM_STOP.
 
-    Messages are kept as they would come at the commit, without the xid.
+    Messages are spooled without the xid, as they would come at the commit.
     """
     add = spool.add
     of = b""
@@ -304,7 +297,7 @@ def spool_part(get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMe
 def spool_transaction(
     get: Get, limit: int, spool: TransactionSpool, emitted: EmittedMessages
 ) -> SpoolEnd:
-    """Spool a transaction that comes at its commit and turned out giant, until COMMIT."""
+    """Spool the rest of a giant transaction that comes at its commit, until COMMIT."""
     size = 1
     for taken in range(limit):
         size, data = get(1)

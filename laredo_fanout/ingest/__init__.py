@@ -1,1 +1,1 @@
-"""The PostgreSQL source: one slot's stream and the tables' copies, into the store."""
+"""The ingest: it writes one slot's stream, and copies of tables, to the store."""

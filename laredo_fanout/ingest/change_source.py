@@ -1,9 +1,7 @@
-"""A source of changes for a session, and changes of its tables and options between sessions.
+"""Sources of a session's messages other than the slot's own stream, and changes of configuration.
 
-backlog.
-
-It gives the same messages in the same order, so decoding, tables, copies, catalog checks and
-barriers know nothing of it: each session takes either the slot's stream or such a source.
+A split backlog is such a source. It has the messages of the slot's stream in the same order, so
+decoding, tables, copies, catalog checks and barriers work in the same way with either.
 """
 
 from __future__ import annotations
@@ -26,67 +24,65 @@ class MessageFeed(Protocol):
 
     @property
     def local(self) -> bool:
-        """True if waiting for more messages at once only costs time."""
+        """True if it doesn't pay to wait until more messages have arrived."""
 
     @property
     def get(self) -> Get:
-        """Function that returns the next message of a read; get it again after each read."""
+        """Function that returns the next message; it may be another one after each read."""
 
     def fileno(self) -> int:
-        """Readable when there is something."""
+        """Descriptor that is readable when messages have arrived."""
 
     def read_available(self) -> int:
-        """Bring what has come; how many bytes, 0 only where there was no message at all.
+        """Read the messages that have arrived; returns the bytes, 0 only if there were none.
 
-        :raises SourceError: if it was cut.
+        :raises SourceError: if the feed was cut.
         """
 
     def read_ahead(self) -> int:
-        """Bring more while what was brought before is written, if that helps; how many bytes.
+        """Read more messages, if that helps, while earlier ones are written; returns the bytes.
 
-        :raises SourceError: if it was cut.
+        :raises SourceError: if the feed was cut.
         """
 
     def confirm(self, position: int, *, reply: bool = False) -> None:
-        """Everything up to ``position`` is durable here."""
+        """Confirm that everything up to ``position`` is durable here."""
 
     def end(self) -> SourceError:
-        """The error behind a feed that ended (``get`` gave -1)."""
+        """The error of a feed that ended (``get`` returned -1)."""
 
     def close(self) -> None:
-        """Let everything go."""
+        """Close connections and files."""
 
 
 class ChangeSource(Protocol):
-    """Decides whether the next session takes its messages from the slot's own stream."""
+    """Decision whether the next session takes its messages from the slot's own stream."""
 
     @property
     def interval(self) -> float:
         """Seconds between two calls of :meth:`measure`."""
 
     def measure(self, connection: Connection) -> None:
-        """Measure how far the server is, in the side connection's thread.
+        """Measure the server's backlog, in the side connection's thread.
 
-        :raises psycopg.Error: if it can't be asked.
+        :raises psycopg.Error: if PostgreSQL can't be queried.
         """
 
     def open(self, connection: Connection, batch: WriteBatch) -> MessageFeed | None:
-        """The feed of the session that begins now; None: the slot's own stream.
+        """Open the feed of the session that begins now; None for the slot's own stream.
 
-        What it keeps in the store it writes into ``batch``, which isn't open now.
+        Changes of the store are written to ``batch``, which isn't open now.
 
-        :raises SourceError: if the server isn't as it must be.
-        :raises psycopg.Error: if it can't be asked.
+        :raises SourceError: if the slot or PostgreSQL can't be used.
+        :raises psycopg.Error: if PostgreSQL can't be queried.
         """
 
     def is_over(self, level: int) -> bool:
-        """True if this session must end, for one with another source of changes.
+        """True if this session must end for one with another source of messages.
 
         ``level`` is the position up to which nothing is missing in the store.
         """
 
-
-# Other tables, or other options of the source, for the sessions to come.
 
 Options = TypeVar("Options")
 """The options of the source: PostgreSQL's or those of a relay."""
@@ -101,7 +97,7 @@ class SourceChange(Generic[Options]):
 
 
 class PendingSourceChange(Generic[Options]):
-    """The change that no session has begun with yet; its methods are called from any thread."""
+    """A change that no session has taken yet; any thread may call its methods."""
 
     def __init__(self) -> None:
         self._change: SourceChange[Options] | None = None
@@ -114,7 +110,7 @@ class PendingSourceChange(Generic[Options]):
         return self._change is not None
 
     def put(self, options: Options, tables: Sequence[SourceTableOptions]) -> Future[None]:
-        """Ask for this change, in place of any that waits; done when it is followed, or a later."""
+        """Replace the pending change; the future is done once this or a later change is in use."""
         asked = Future[None]()
         with self._lock:
             self._change = SourceChange(options, tuple(tables))
@@ -122,13 +118,13 @@ class PendingSourceChange(Generic[Options]):
         return asked
 
     def take(self) -> SourceChange[Options] | None:
-        """The change that waits, if there is one: the session that begins now is the first."""
+        """Take the pending change, or None, for the session that begins now."""
         with self._lock:
             change, self._change = self._change, None
         return change
 
     def followed(self) -> None:
-        """A session has connected: whoever asked for what it follows is answered."""
+        """Complete the futures of the changes that the session, which has connected, uses."""
         with self._lock:
             asked, self._asked = ([], self._asked) if self.waits else (self._asked, [])
         for each in asked:

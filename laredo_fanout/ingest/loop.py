@@ -1,5 +1,4 @@
-"""The way of a change through the ingest, turn by turn: wait, copy rows, read the socket, decode,
-apply to the batch, commit, confirm.
+"""The ingest's loop. Each turn: wait, copy rows, read the socket, decode, apply, commit, confirm.
 
 A batch is committed at once when the stream is idle, about once a second under load, and less
 often in a backlog.
@@ -44,14 +43,14 @@ _STATUS_WITHIN_S = 1.0
 
 
 class StopRequested(Exception):
-    """We are to stop, and a giant transaction is applied, or a re-copy compared, in part."""
+    """The server must stop while a giant transaction is applied, or a re-copy compared, in part."""
 
 
 class IngestLoop:
-    """Takes one session's changes, turn by turn. ``mail`` is readable when there are reports.
+    """Loop over one session's changes. The descriptor ``mail`` is readable when there are reports.
 
-    ``patience``: seconds for which the stream may be silent. ``busy``: the stream brought more
-    than a turn takes.
+    The stream may be silent for ``patience`` seconds. ``busy`` is True if the last turn left
+    messages.
     """
 
     def __init__(
@@ -68,8 +67,8 @@ class IngestLoop:
         stopping: threading.Event,
         confirmable: Callable[[], int] | None = None,
     ) -> None:
-        """``confirmable``: position that may be confirmed, of a slot that is shared; else all that
-        is durable may."""
+        """``confirmable`` returns the position that may be confirmed to a shared slot; without it
+        the durable position is confirmed."""
         self._feed = feed
         self._decoder = decoder
         self._batch = batch
@@ -84,16 +83,16 @@ class IngestLoop:
         self._confirmable = confirmable
         self._heard_at = self._confirmed_at = time.monotonic()
         self._gathered = 0
-        """Bytes since the last commit, about."""
+        """About the number of bytes since the last commit."""
         self._more = False
         """True if the decoder left messages in libpq's buffer."""
         self.busy = False
         self._background_reading = BackgroundReading(self._read_ahead)
 
     def turn(self) -> None:
-        """Wait until there is something, take some of it, commit if that is due.
+        """Wait for messages or reports, take some of them, commit if that is due.
 
-        :raises SourceError: if the stream was cut, ended, or is silent for too long.
+        :raises SourceError: if the stream was cut, has ended, or is silent for too long.
         :raises StoreError: if the store can't be written.
         """
         ready = self._wait()
@@ -111,11 +110,11 @@ class IngestLoop:
         self._reclaim_if_idle(drained)
 
     def close(self) -> None:
-        """No turn follows."""
+        """End the reading thread; no turn may follow."""
         self._background_reading.close()
 
     def commit_rest(self) -> None:
-        """Commit what whole transactions there are: no turn follows."""
+        """Commit the pending whole transactions; no turn may follow."""
         decoder = self._decoder
         has_changes = decoder.pending.routes or self._batch.is_open
         if has_changes or decoder.position > self._store.position:
@@ -135,7 +134,7 @@ class IngestLoop:
 
     @property
     def caught_up_to(self) -> int:
-        """Up to where nothing is missing in the store."""
+        """Position up to which nothing is missing in the store."""
         decoder = self._decoder
         is_behind = decoder.pending.routes or decoder.position > self._store.position
         if decoder.in_transaction or is_behind:
@@ -145,7 +144,7 @@ class IngestLoop:
     # ------------------------------------------------------------ wait
 
     def _wait(self) -> set[int]:
-        """Wait for a socket; the ones that have something."""
+        """Wait for a descriptor; returns those that are readable."""
         poll = select.poll()
         descriptors = [self._feed.fileno(), self._mail]
         descriptors += [reader.fileno() for reader in self._copier.reading]
@@ -166,12 +165,11 @@ class IngestLoop:
     # ------------------------------------------------------------ read and decode
 
     def _read(self) -> int:
-        """Take what the stream has brought into libpq's buffer, unless that holds some still; how
-        many bytes."""
+        """Read the stream, unless libpq's buffer still has messages; returns the bytes."""
         return 0 if self._more else self._heard(self._feed.read_available())
 
     def _decode(self, taken: int) -> DrainEnd:
-        """Decode a bounded part of what was read. A giant transaction's pieces are applied."""
+        """Decode a bounded number of messages, and apply a giant transaction's pieces."""
         pending = self._decoder.pending.bytes
         while (drained := self._drain()) is DrainEnd.PIECE:
             self._apply()
@@ -179,7 +177,7 @@ class IngestLoop:
         if drained is DrainEnd.ENDED:
             raise self._feed.end()
         self._more = drained is DrainEnd.MORE
-        # What came before the last commit, and is used only now, counts too.
+        # Bytes that were read before the last commit, and are decoded only now, count too.
         self._gathered += max(0, self._decoder.pending.bytes - pending - taken)
         return drained
 
@@ -189,38 +187,37 @@ class IngestLoop:
         except OSError as failed:
             raise SpoolFull(
                 f"a giant transaction can't be spooled in {self._store.path}: {failed};"
-                " free some space there, the server then goes on where it stopped"
+                " free some space there, and the server goes on by itself"
             ) from failed
 
     def _pace(self, taken: int, drained: DrainEnd, reached: int) -> None:
-        """Judge how busy the stream is. In a backlog: do something else for a moment, so that the
-        buffer fills.
+        """Set ``busy``. In a backlog, apply changes or sleep for a moment while the buffer fills.
 
-        Reading each message as it comes wakes the server's sender for each, and
-        costs both sides half as much again.
+        Reading each message as it arrives wakes the walsender each time, and costs
+        both sides half as much again.
         """
         decoder = self._decoder
         if decoder.wal_end > reached:
-            # Until here the stream wasn't silent: nobody listened.
+            # The stream wasn't silent: this loop didn't read it until now.
             self._heard_at = time.monotonic()
         self.busy = drained in (DrainEnd.MORE, DrainEnd.EVENT) or taken > _BUSY_BYTES
         if drained is not DrainEnd.EMPTY:
             return
         if not taken and not decoder.pending.routes and not self._batch.is_open:
-            # What was spooled, or isn't ours, is over: the next commit needn't wait.
+            # A transaction that was spooled, or of other tables, has ended: don't wait to commit.
             self._gathered = 0
         if self._gathered <= _BUSY_BYTES:
             return
         if decoder.pending.bytes > _BUSY_BYTES and self._feed.local:
             self._apply()
         else:
-            # A unix socket's buffer is full, and its sender asleep, much sooner.
+            # A unix socket's buffer is full, and the walsender asleep, much sooner.
             time.sleep(_SHORT_NAP_S if self._feed.local else _NAP_S)
 
     # ------------------------------------------------------------ read ahead
 
     def _read_ahead(self) -> None:
-        """Empty the socket, within a bound: with a full one the server's sender would sleep."""
+        """Empty the socket, within a bound: if it is full, the walsender sleeps."""
         self._heard(self._feed.read_ahead())
 
     def _heard(self, taken: int) -> int:
@@ -238,16 +235,18 @@ class IngestLoop:
             self._apply()
 
     def _apply(self) -> None:
-        """Write what is pending into the batch, and read ahead between its pieces."""
+        """Write the pending changes to the batch, and read ahead between its pieces."""
         pending = self._decoder.pending
         pieces = self._batch.apply(pending.take(), pending.to_come)
-        next(pieces, None)  # one takes half a millisecond, and little is one
+        next(pieces, None)  # half a millisecond; few changes are a single piece
         for _ in pieces:
             self._read_ahead()
 
     def _copy(self, ready: set[int]) -> None:
-        """Take copied rows. While the stream has a backlog they have a share of the time: a chunk
-        that is read slowly keeps its lock and its snapshot for long."""
+        """Take copied rows, during a backlog for a share of the time.
+
+        A chunk that is read slowly keeps its lock and its snapshot for long.
+        """
         copier = self._copier
         if not copier.connections and not self._copies.under_way:
             return
@@ -266,14 +265,14 @@ class IngestLoop:
 
     @property
     def _holds_some(self) -> bool:
-        """True if there is more to commit than a position."""
+        """True if there is more to commit than the position."""
         return bool(self._decoder.pending.routes) or self._batch.is_open or self._batch.awaited
 
     def _due_in(self) -> float:
-        """Seconds until what there is should be committed; at once when little came.
+        """Seconds until the next commit; 0 if little has arrived.
 
-        While a backlog comes piece by piece, each piece alone isn't worth a sync: not before the
-        stream was silent for as long as one takes, and PostgreSQL isn't only busy elsewhere.
+        While a backlog arrives piece by piece, a single piece isn't worth a sync: the commit waits
+        until the stream was silent for as long as a sync takes, and at least for _SILENCE_S.
         """
         is_idle = not self.busy and not self._copier.reading
         if is_idle and self._gathered < _BUSY_BYTES:
@@ -288,7 +287,7 @@ class IngestLoop:
 
     @property
     def _behind(self) -> float:
-        """Seconds since PostgreSQL committed the newest transaction that has come."""
+        """Seconds since PostgreSQL committed the newest transaction that has arrived."""
         newest = self._decoder.time_us
         return time.time() - newest / 1e6 if newest else 0.0
 
@@ -304,7 +303,7 @@ class IngestLoop:
 
     def _commit(self) -> None:
         self._apply()
-        # What comes while the commit waits for the disk is for the next one.
+        # Bytes that arrive while the commit waits for the disk count for the next one.
         gathered, self._gathered = self._gathered, 0
         is_much = gathered > _BUSY_BYTES
         with self._background_reading.meanwhile() if is_much else nullcontext():
@@ -319,32 +318,34 @@ class IngestLoop:
     # ------------------------------------------------------------ confirm
 
     def _confirm(self, *, reply: bool = False) -> None:
-        """Confirm to the server what is durable; ``reply`` asks it for a keepalive."""
+        """Confirm the durable position to PostgreSQL; ``reply`` asks it for a keepalive."""
         may = self._confirmable
         self._feed.confirm(self._store.position if may is None else may(), reply=reply)
         self._confirmed_at = time.monotonic()
 
     def _confirm_again(self, *, reply: bool = False) -> None:
-        """Confirm it without a commit, which sees by itself that the store is there.
+        """Confirm the position without a commit, so check first that the store still exists.
 
-        :raises StoreRemoved: if a later start wouldn't find it.
+        :raises StoreRemoved: if a later start wouldn't find the store.
         """
         self._store.check_reachable()
         self._confirm(reply=reply)
 
     def _answer(self) -> None:
-        """Answer the server when it asked or some time has passed; break off what is silent.
+        """Answer PostgreSQL when it asked or some time has passed; end a silent stream.
 
         :raises SourceUnavailable: if the stream brought nothing for too long.
-        :raises StoreRemoved: if what is to be confirmed is gone.
+        :raises StoreRemoved: if a later start wouldn't find the store.
         """
         now = time.monotonic()
         silence = now - self._heard_at
         if silence > self._patience:
-            raise SourceUnavailable(f"the stream brought nothing for {silence:.0f} s")
+            raise SourceUnavailable(
+                f"PostgreSQL sent nothing for {silence:.0f} s, not even a keepalive"
+            )
         decoder = self._decoder
         if decoder.reply_wanted and self.caught_up_to > self._store.position:
-            # A server that shuts down asks until the end of its WAL is confirmed, whatever that is.
+            # A server that shuts down asks until the end of its WAL is confirmed.
             decoder.advance()
             self._commit()
         elif decoder.reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL_S:
@@ -352,10 +353,11 @@ class IngestLoop:
         decoder.reply_wanted = False
 
     def _keep_alive(self) -> None:
-        """Within one long step (a giant transaction's pieces, a re-copy's comparison): confirm now
-        and then, so that PostgreSQL doesn't end a silent connection.
+        """Confirm now and then within a long step, so that PostgreSQL keeps the connection.
 
-        :raises StopRequested: if we are to stop.
+        Long steps are a giant transaction's pieces, and a re-copy's comparison.
+
+        :raises StopRequested: if the server must stop.
         """
         if self._stopping.is_set():
             raise StopRequested

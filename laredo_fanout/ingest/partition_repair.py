@@ -1,15 +1,16 @@
-"""Repair of partitioned tables whose partitions took rows with them, or brought some, without a
-change in the stream (ATTACH, DETACH), and of tables that were a partition for a while: what
-differs is journaled, while readers go on.
+"""Repair of tables whose rows came or went with partitions, without a change in the stream.
 
-A catalog snapshot whose message the stream passes is compared with what the table's record keeps.
-Where rows may have moved (pg_catalog/partitions.py), a suspect range begins at the last verified
-position, and a re-copy is made meanwhile (recopy.py). At its barrier what differs enters the
+Partitioned tables are repaired after ATTACH and DETACH, other tables after they were a partition
+for a while. The differences enter the journal, while readers go on.
+
+When the stream passes a catalog snapshot's message, the snapshot is compared with the table's
+record. If rows may have moved (pg_catalog/partitions.py), a suspect range begins at the last
+verified position, and a re-copy begins (recopy.py). At its barrier the differences enter the
 journal as ordinary changes, and the range ends. No position in between ever counts as verified.
 
 The range is kept with the table's record: a re-copy that ended without a result, or with the
-server, is restarted. Where rows move while one is made, it goes on to its end, so that one that
-takes longer than partitions stay as they are repairs what it can; then another one follows.
+server, is restarted. If rows move during a re-copy, it goes on to its end and repairs what it can,
+and another one follows: otherwise partitions that move often would never let one end.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _log = structlog.get_logger()
 
 _RETRY = Backoff(initial=1.0, maximum=60.0)
 _CHECK_AGAIN_S = 0.1
-_NEW_FILE = "it was truncated, or rewritten, as a partition"
+_NEW_FILE = "it was truncated or rewritten while it was a partition"
 
 
 class PartitionVerdict(NamedTuple):
@@ -54,9 +55,9 @@ class PartitionVerdict(NamedTuple):
     closing: str | None = None
     """Reason why the table must be copied again."""
     keeps: bool = False
-    """Its record keeps the partitions that it had."""
+    """True if the table's record keeps its former partitions."""
     settled: bool = True
-    """All partitions are accounted for that brought rows up to the snapshot."""
+    """True if all partitions that brought rows up to the snapshot are accounted for."""
 
 
 _SETTLED = PartitionVerdict()
@@ -89,9 +90,9 @@ class PartitionRepair:
         xid: int,
         position: int,
     ) -> None:
-        """Keep which partitions brought rows, in the store transaction that has these.
+        """Record the partitions that brought rows, in the store transaction that has the rows.
 
-        ``tables`` are those that are followed, by oid.
+        ``tables`` are the followed tables, by oid.
         """
         shown = self.shown.ended(xid, position)
         if not shown:
@@ -112,10 +113,10 @@ class PartitionRepair:
     def begun(
         self, record: TableRecord, snapshot: CatalogSnapshot, transaction: Transaction
     ) -> None:
-        """The table is copied again, with the partitions that ``snapshot`` shows.
+        """Record the announced partitions of a table that is copied again.
 
-        The stream announces a partition once: one that it showed before and that came after
-        the snapshot was taken would bring rows unnoticed.
+        The stream announces a partition once: without this, one that was announced already but
+        isn't in the ``snapshot`` would bring rows unnoticed.
         """
         source = snapshot.tables[record.qualified]
         own = self.shown.elsewhere(source.oid, source.oids)
@@ -124,7 +125,7 @@ class PartitionRepair:
         self.shown.settled(source.oid, left)
 
     def reconciled(self) -> None:
-        """Every table has been reconciled with the snapshot that was passed."""
+        """Forget partitions that no table needs, after all were reconciled with a snapshot."""
         self.shown.reconciled()
 
     def judge(
@@ -152,12 +153,12 @@ class PartitionRepair:
             if because is not None and (moved or live):
                 return PartitionVerdict(because)
             if not live:
-                # Until it is live its record keeps what it began with; then it is repaired.
+                # Until it is live its record keeps the first partitions; then it is repaired.
                 return PartitionVerdict(keeps=True, settled=because is None)
         elif because is not None or record.suspect_range is not None:
             return self._repair(tracked, source, snapshot, transaction, copies, because=because)
         left = self._settle(tracked, source, snapshot, transaction)
-        # One that is gone, and brought rows since, may have been there, with others, before.
+        # A partition that is gone, and brought rows since, may have had other rows before.
         return PartitionVerdict(settled=not left)
 
     def _settle(
@@ -167,7 +168,7 @@ class PartitionRepair:
         snapshot: CatalogSnapshot,
         transaction: Transaction,
     ) -> tuple[Leaf, ...]:
-        """All partitions are accounted for that brought rows, but for those that came since."""
+        """Forget partitions that are accounted for; returns those that came since the snapshot."""
         assert tracked.table_id is not None
         record = transaction.tables[tracked.table_id]
         shown = partitions.merged(record.leaves, self.shown.of(source.oid))
@@ -189,7 +190,7 @@ class PartitionRepair:
         *,
         because: str | None,
     ) -> PartitionVerdict:
-        """Rows moved, or aren't repaired yet: have re-copies made, one at a time."""
+        """Begin the re-copy that repairs moved rows, unless one is running."""
         assert tracked.table_id is not None and tracked.shape is not None
         record = transaction.tables[tracked.table_id]
         under_way = tracked.recopy_id is not None
@@ -201,7 +202,7 @@ class PartitionRepair:
             return _SETTLED
         if under_way or time.monotonic() < tracked.repair_at:
             return _UNSETTLED
-        # The copy is compared with what this snapshot shows, and so is what comes after it.
+        # The copy and later snapshots are compared with this snapshot.
         self._settle(tracked, source, snapshot, transaction)
         tracked.version = source.version
         kept = shape.to_json(tracked.shape, source.version)
@@ -229,7 +230,7 @@ class PartitionRepair:
         )
 
     def begin(self, tracked: TrackedTable, transaction: Transaction, copies: TableCopies) -> None:
-        """Begin a repair's re-copy; if it is refused, it may be tried again after a pause."""
+        """Begin a repair's re-copy; if it is refused, another attempt is due after a pause."""
         tracked.repair_retries += 1
         pause = _RETRY.delay(tracked.repair_retries)
         tracked.repair_at = time.monotonic() + pause

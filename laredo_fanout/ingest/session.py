@@ -1,8 +1,6 @@
-"""One session of the replication stream: connections opened, changes taken in, faults met.
+"""One session of the replication stream, from its connections to their end, and stream faults.
 
-stop, everything closed.
-
-Whatever isn't committed when it ends is forgotten; the next session goes on from the store.
+Changes that aren't committed when it ends are forgotten; the next session goes on from the store.
 """
 
 from __future__ import annotations
@@ -50,12 +48,11 @@ _log = structlog.get_logger()
 
 _STREAMS_KEPT = 20
 _SESSION_AT_LEAST_S = 60.0
-"""Before a large message that has passed ends it: they may come again and again."""
+"""Shortest session that ends because of a large message: such messages may come repeatedly."""
 
 
 class IngestSession:
-    """One session of the stream. ``run`` returns when :meth:`stop` was called, and raises when
-    something broke."""
+    """One session of the stream: ``run`` returns after :meth:`stop`, and raises any error."""
 
     def __init__(
         self,
@@ -73,8 +70,8 @@ class IngestSession:
         connected: Callable[[], None] | None = None,
         sharing: SlotSharing | None = None,
     ) -> None:
-        """``connected`` is called when the stream begins; ``sharing``: other servers read the
-        slot too, in turn."""
+        """``connected`` is called when the stream begins; with ``sharing`` other servers may hold
+        the slot too, one at a time."""
         self._claim = claim = None if sharing is None else sharing.claim(options.slot_name)
         self._on_connected = connected
         self._discovery = discovery
@@ -123,31 +120,31 @@ class IngestSession:
         self.phase = "connecting"
 
     def stop(self) -> None:
-        """Have ``run`` end soon; from any thread, after ``stopping`` was set."""
+        """Make ``run`` end soon, after ``stopping`` was set; may be called from any thread."""
         self._mail.notify()
         preparing = self._preparing
         if preparing is not None and not self.connected:
             connections.cancel(preparing)
 
     def make_way(self) -> None:
-        """End between two commits, for a session with other tables; from any thread.
+        """End between two commits for a session with other tables; may be called from any thread.
 
-        Not while it takes the segments of a split backlog.
+        A session that takes the segments of a split backlog goes on.
         """
         self._makes_way = True
         self._mail.notify()
 
     def check_catalog_soon(self) -> None:
-        """Have the catalog checked; from any thread."""
+        """Request a catalog check; may be called from any thread."""
         self._side_connection.request(CheckSoonRequest())
 
     def recopy(self, asked: RecopyAsked) -> None:
-        """Have a table copied again while its readers go on; from any thread."""
+        """Request a re-copy of a table; may be called from any thread."""
         if not self._mail.put(asked):
             asked.refuse_ended()
 
     def repair(self, found: Damage) -> None:
-        """Have damage in the store repaired; from any thread."""
+        """Request the repair of damage in the store; may be called from any thread."""
         self._mail.put(found)
 
     @property
@@ -164,13 +161,13 @@ class IngestSession:
 
     @property
     def busy(self) -> bool:
-        """True if the stream brings more than is taken at once."""
+        """True if the last turn of the loop left messages."""
         return self._loop is not None and self._loop.busy
 
     def run(self) -> None:
         """Connect, take changes, close.
 
-        :raises SourceError: if PostgreSQL isn't there or not fit, or the stream was cut.
+        :raises SourceError: if PostgreSQL can't be reached or used, or the stream was cut.
         :raises StoreError: if the store can't be written.
         """
         with ExitStack() as opened:
@@ -193,7 +190,7 @@ class IngestSession:
                 loop.turn()
             loop.commit_rest()
         except StopRequested:
-            # What is applied of it is forgotten; it comes again.
+            # The applied part is forgotten; the transaction comes again.
             self._batch.abandon()
         except ResyncRequired as found:
             self._batch.abandon()
@@ -226,7 +223,7 @@ class IngestSession:
         self._counters.slot.update(snapshot.slot)
         self._preparing = None
         if self._discovery is not None:
-            # Only now: what it finds is of the history that is followed.
+            # Only now, so that it finds tables of the history that is followed.
             discovery = self._discovery
             self._side_connection.every(discovery.interval, discovery.check, at_once=True)
         self._side_connection.start(side)
@@ -263,14 +260,14 @@ class IngestSession:
         return stream
 
     def _prepare(self, side: connections.Connection, stream: ReplicationStream) -> CatalogSnapshot:
-        """Have slot, publication and the store's tables as they must be."""
+        """Prepare slot and publication, and take up the store's tables."""
         self.phase = "preparing slot and publication"
         with connections.translated("prepare slot and publication"):
             side.execute(LOCK_TIMEOUT)
             snapshot = self._preparation.run(side, stream)
         source = self._store.source
         if source is not None:
-            # A slot's stream begins with it.
+            # A slot's stream begins with this message.
             made = pgoutput.made_payload(self._options.slot_name, source.token, source.since)
             self._awaited.add(made)
         position = self._store.position
@@ -284,7 +281,7 @@ class IngestSession:
     def _start(
         self, side: connections.Connection, stream: ReplicationStream, opened: ExitStack
     ) -> MessageFeed:
-        """Have the changes come: from the slot, or from the change source."""
+        """Start the feed of changes: the slot's stream, or the change source."""
         appends = requirements.streamed(self._options, self._store.tables.values())
         source = self._change_source
         feed = None if source is None else source.open(side, self._batch)
@@ -304,7 +301,7 @@ class IngestSession:
             appends=appends,
             in_parts=self._faults.in_parts,
         )
-        # Whoever held the slot before us doesn't any more.
+        # No earlier connection holds the slot any more.
         name = connections.application_name(self._options, "stream")
         self._batch.transaction.set_streams((name,))
         return stream
@@ -331,10 +328,10 @@ class IngestSession:
         return source is not None and source.is_over(loop.caught_up_to)
 
     def _is_swollen(self, loop: IngestLoop) -> bool:
-        """True if libpq's buffer, which never shrinks, had to hold a large message of others.
+        """True if libpq's buffer, which never shrinks, grew for another program's large message.
 
-        If the message would come again, another connection gains nothing. Copies aren't disturbed
-        for it.
+        The message must have been confirmed, or the next connection would get it again. Copies
+        aren't interrupted for this.
         """
         return (
             0 < loop.oversized_at <= self._store.position
@@ -350,20 +347,21 @@ class IngestSession:
         self.phase = phase
 
 
-# Faults of the stream at one place of the WAL, and the way round them.
+# Faults of the stream at one place of the WAL, and the way around them.
 #
-# PostgreSQL can't decode a transaction, or sends what the protocol doesn't allow: another session
-# meets it again. PostgreSQL decodes a transaction in two ways: in parts while it runs (protocol
-# version 2), or whole at its commit. What fails in one often passes in the other, so each attempt
-# takes the other way than the last one. After a fault in parts transactions come whole until the
-# slot's restart_lsn has passed it, as a session decodes again everything from there on.
+# PostgreSQL can't decode a transaction, or sends a message that the protocol doesn't allow: the
+# next session meets the fault again. PostgreSQL decodes a transaction in two ways: in parts while
+# it runs (protocol version 2), or whole at its commit. If one way fails, the other often works, so
+# each attempt takes the other way than the last one. After a fault in parts, transactions come
+# whole until the slot's restart_lsn has passed the fault: each session decodes everything from
+# there.
 
 
 class StreamFaults:
-    """The fault that isn't passed yet, and whether the next session is sent transactions in parts.
+    """The fault that isn't passed yet, and the way in which transactions are sent.
 
-    ``current`` may be read in any thread; the ingest's thread does everything else. It stays while
-    attempts connect and fail, so that nobody takes one that has connected for a cure.
+    Any thread may read ``current``; the ingest's thread does everything else. ``current`` stays
+    while attempts connect and fail, because a connection alone is no cure.
     """
 
     def __init__(self, store: Store, counters: Counters) -> None:
@@ -372,15 +370,17 @@ class StreamFaults:
         self._ways: frozenset[bool] = frozenset()
         """Ways in which the current fault was met: True for transactions in parts."""
         self._until = 0
-        """End of the WAL when the fault was met last: the fault is before it."""
+        """End of the WAL when the fault was met last; the fault is before it."""
         self._slot = ""
-        """The slot in whose stream it was met, by its token."""
+        """Token of the slot in whose stream the fault was met."""
         self.in_parts = True
         self.current: FaultStatus | None = None
 
     def begin(self) -> None:
-        """A session begins: where the fault is of a former slot, or nothing before it is decoded
-        again, transactions come in parts."""
+        """Choose the way for a session that begins.
+
+        Transactions come in parts if the fault was a former slot's, or won't be decoded again.
+        """
         if self.is_left_behind or self._slot != self._token():
             if not self.in_parts:
                 _log.info("streaming of large transactions resumed")
@@ -388,9 +388,9 @@ class StreamFaults:
             self.passed(self._until)
 
     def met(self, error: StreamFault, wal_end: int) -> StreamFault:
-        """A session ended with this fault; returns it with its place, and what is done next.
+        """Record the fault that ended a session; returns it with its place and the next attempt.
 
-        ``wal_end``: how far WAL was written by then.
+        ``wal_end`` is the end of the server's WAL at that time.
         """
         before, at = self.current, self._store.position
         is_known = before is not None and before.position == at and self._slot == self._token()
@@ -406,14 +406,14 @@ class StreamFaults:
         return StreamFault(text)
 
     def passed(self, level: int) -> None:
-        """Nothing up to ``level`` is missing in the store: a fault before it is over."""
+        """Clear a fault before ``level``, the position up to which nothing is missing."""
         if self.current is not None and (level >= self._until or self._slot != self._token()):
             _log.info("stream fault passed", position=position.text(self._store.position))
             self.current = None
 
     @property
     def is_left_behind(self) -> bool:
-        """True if transactions come whole, and no session will decode again what must be."""
+        """True if transactions come whole, and the fault's part of the WAL isn't decoded again."""
         if self.in_parts or self.current is not None:
             return False
         slot = self._counters.slot.slot
@@ -428,16 +428,16 @@ class StreamFaults:
             what = f"PostgreSQL can't decode a transaction after {position.text(at)}"
             what, why = f"{what} ({error.sqlstate})", error.text
         else:
-            what, why = f"the stream after {position.text(at)} isn't the protocol's", str(error)
+            what, why = f"the stream after {position.text(at)} breaks the protocol", str(error)
         if len(self._ways) == 1:
             way, other = ("whole", "in parts") if self.in_parts else ("in parts", "whole")
-            return f"{what}, {way}: {why}; it is tried {other} next"
+            return f"{what}, {way}: {why}; the next attempt decodes {other}"
         slot = "" if self._store.source is None else self._store.source.slot
         cure = "check the network between the server and PostgreSQL"
         if isinstance(error, DecodingFailed):
             cure = "a larger logical_decoding_work_mem of the role may help"
         return (
-            f"{what}, neither in parts nor whole: {why}; it is tried again, {cure}. If nothing"
+            f"{what}, neither in parts nor whole: {why}; attempts go on, {cure}. If nothing"
             f" helps, SELECT pg_drop_replication_slot('{slot}'): with on_slot_lost = recreate"
             " every table is copied again"
         )

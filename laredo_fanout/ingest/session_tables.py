@@ -1,4 +1,4 @@
-"""Tables of one ingest session: messages, catalog checks, orders of other threads."""
+"""Tables of one ingest session: WAL messages, catalog checks, requests of other threads."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from laredo_fanout.slot.sharing import SlotClaim
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
 
-# Catalog snapshots that were requested, and those whose message the stream hasn't brought yet.
-
 
 class CatalogChecks:
-    """The catalog snapshots that are under way. Numbers of requests are ours, numbers of snapshots
-    are the side connection's."""
+    """Catalog snapshots that were requested, or whose message hasn't arrived in the stream yet.
+
+    This class numbers requests; the side connection numbers snapshots.
+    """
 
     def __init__(self, request: Callable[[CheckRequest], None]) -> None:
         self._request = request
@@ -52,19 +52,19 @@ class CatalogChecks:
         self._coming: dict[bytes, CatalogSnapshot] = {}
 
     def ask(self, after_s: float = 0.0) -> int:
-        """Request a catalog snapshot; the number of the request, which it will answer."""
+        """Request a catalog snapshot; returns the number that its ``answers`` will reach."""
         self._requests += 1
         self._request(CheckRequest(self._requests, after_s))
         return self._requests
 
     def keep(self, snapshot: CatalogSnapshot) -> None:
-        """The side connection took this snapshot; its message will come in the stream."""
+        """Keep a snapshot that was taken until its message arrives in the stream."""
         self._coming[snapshot.message.encode()] = snapshot
 
     def passed(self, content: bytes) -> CatalogSnapshot | None:
-        """The stream has passed this message; None: it isn't a snapshot's.
+        """The snapshot whose message has arrived; None if the message isn't a snapshot's.
 
-        Earlier ones, whose messages didn't come, don't count any more.
+        Earlier snapshots, whose messages haven't arrived, are forgotten.
         """
         snapshot = self._coming.pop(content, None)
         if snapshot is not None:
@@ -80,7 +80,7 @@ _log = structlog.get_logger()
 class SessionTables:
     """Tracked tables and their copies; used by the ingest thread.
 
-    ``mail`` is where reports, and requests of operators, come from other threads.
+    ``mail`` has reports and requests from other threads.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class SessionTables:
         )
         self.copier = Copier(options, batch, self.copies, request, counters)
         self.trouble: SourceError | None = None
-        """Error that keeps the side connection from working at the moment."""
+        """Present error of the side connection; None if it works."""
 
     def begin(self) -> None:
-        """The side connection works from here on."""
+        """Expect reports of the side connection from now on."""
         self._checked_at = time.monotonic()
 
     def transaction_ended(self, decoder: StreamDecoder, between: Callable[[], None]) -> None:
-        """A transaction ended, and is applied, that has one of our messages or closes a table.
+        """Act on an applied transaction that has one of our messages, or closes a table.
 
         ``between`` is called while a re-copy's rows are compared.
         """
@@ -146,16 +146,16 @@ class SessionTables:
     def _snapshot_passed(self, snapshot: CatalogSnapshot, decoder: StreamDecoder) -> None:
         transaction = self._batch.transaction
         transaction.set_marker(Marker(decoder.position, snapshot.message))
-        # What the snapshot shows was so before its message: a closed table was right until there.
+        # The snapshot was valid before its message: a closed table was right until then.
         self.tracked.reconcile(snapshot, transaction, decoder.position_before, self.copies)
         self.tracked.verify(snapshot, passed=True)
 
     def take_reports(self) -> None:
-        """Act on what the side connection has reported, and operators have asked for, since.
+        """Act on the side connection's reports and operators' requests since the last call.
 
-        A side connection that hasn't reported for too long is ended, and is made again.
+        A side connection that hasn't reported for too long is replaced.
 
-        :raises Exception: whatever made the side connection's thread crash.
+        :raises Exception: the error that ended the side connection's thread.
         """
         for report in self._mail.take():
             match report:
@@ -189,12 +189,12 @@ class SessionTables:
             self._checked_at = now
 
     def _verify(self, snapshot: CatalogSnapshot) -> None:
-        """Advance verified positions, unless the slot is being taken over still."""
+        """Advance verified positions, unless the slot is still being taken over."""
         if self._claim is None or self._claim.confirms:
             self.tracked.verify(snapshot, passed=False)
 
     def close(self) -> None:
-        """End the copies; answer whoever waits. The side connection has ended before."""
+        """End the copies, and answer requests; the side connection must have ended before."""
         self.copier.close()
         for report in self._mail.take_last():
             if isinstance(report, ConnectionReady):
@@ -206,13 +206,11 @@ class SessionTables:
         self.tracked.copy_failed(table_id, failed, self._batch.transaction, self.copies)
 
 
-# The ingest loop's mailbox: what other threads leave for it, with a pipe that wakes it.
-
 T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """A queue for the loop; ``fileno`` becomes readable when something is in it."""
+    """Queue of other threads' reports and requests for the loop, with a pipe that wakes it."""
 
     def __init__(self) -> None:
         self._things: deque[T] = deque()
@@ -224,11 +222,11 @@ class Mailbox(Generic[T]):
         os.set_blocking(self._write, False)
 
     def fileno(self) -> int:
-        """File descriptor that becomes readable when something was put in."""
+        """Descriptor that is readable after :meth:`put` or :meth:`notify`."""
         return self._read
 
     def put(self, thing: T) -> bool:
-        """Leave ``thing``; from any thread. False: nobody will take it any more."""
+        """Add ``thing``, from any thread; False if the mailbox was closed."""
         with self._lock:
             if self._ended:
                 return False
@@ -241,12 +239,12 @@ class Mailbox(Generic[T]):
         with self._lock:
             if self._closed:
                 return
-            # When so many wake-ups lie there that it blocks, one more says nothing.
+            # A full pipe wakes the loop without another byte.
             with suppress(BlockingIOError):
                 os.write(self._write, b"\0")
 
     def take(self) -> Iterator[T]:
-        """Take everything that was put in since the last call, one by one.
+        """Yield everything that was put in since the last call.
 
         If the caller fails on one, the rest stays for the next call.
         """
@@ -256,7 +254,7 @@ class Mailbox(Generic[T]):
             yield self._things.popleft()
 
     def take_last(self) -> Iterator[T]:
-        """Close the mailbox, and take what is left in it."""
+        """Close the mailbox, and yield the rest of its content."""
         with self._lock:
             self._ended = True
         return self.take()

@@ -1,9 +1,8 @@
-"""The preparation of a session: publication, slot and store are made to fit, so that the stream
-goes on at the store's position without a gap.
+"""Preparation of publication, slot and store, so that the stream goes on without a gap.
 
-The order is publication, slot, START_REPLICATION, copy: a publication that is
-missing where the stream is decoded fails it up to PostgreSQL 16 and is skipped
-without an error by 18.
+The order is publication, slot, START_REPLICATION, copy: if a publication doesn't
+exist at the position that is decoded, PostgreSQL up to 16 ends the stream with an
+error, and PostgreSQL 18 skips its tables' changes without one.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ _DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database(
 
 
 class Preparation:
-    """Checks and creates publication and slot for a stream that goes on at the store's position.
+    """Checks and creation of publication and slot for a stream from the store's position.
 
-    ``waits_for`` is given what is being waited for. The names of its replication connections are
-    stored already.
+    ``waits_for`` is called with a description of each long wait. The name of the replication
+    connection must have been stored.
     """
 
     def __init__(
@@ -74,9 +73,9 @@ class Preparation:
     def run(self, connection: Connection, stream: ReplicationStream) -> CatalogSnapshot:
         """Prepare publication, slot and store; returns a first catalog snapshot.
 
-        A connection that doesn't answer is broken off after ``receive_timeout``.
+        A connection that doesn't answer is cut after ``receive_timeout``.
 
-        :raises SourceUnfit: if a setting or the publication is in the way.
+        :raises SourceUnfit: if a setting or the publication prevents replication.
         :raises RightsMissing: if the role lacks a right.
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
         :raises SlotForeign: if a slot would have to be replaced that isn't provably ours.
@@ -133,7 +132,7 @@ class Preparation:
         known: SourceIdentity,
         found: Slot | None,
     ) -> timeline.HistoryVerdict:
-        """Judge by all known marks if the server's WAL continues from the store's position."""
+        """Judge by all known marks whether the server's WAL continues from the store's position."""
         options, store = self._options, self._store
         now_s = int(time.time())
         verdict = timeline.judge(known, store.position, server, now_s)
@@ -144,7 +143,7 @@ class Preparation:
             or found is None
             or found.wal_status == "lost"
             or found.confirmed is None
-            # Who has confirmed the marker has it.
+            # A slot that has confirmed the marker's position had it in its stream.
             or found.confirmed >= marker.position
         ):
             return verdict
@@ -181,10 +180,10 @@ class Preparation:
         *,
         former_reach: int = 0,
     ) -> None:
-        """A new slot for a store that has no position, or none that means anything.
+        """Create a new slot for a store without a position, or with one of a lost history.
 
-        The one of its name that was ``found`` is ours, one that was made since isn't. The
-        intention is stored first: with its token a slot is known that a crash left behind.
+        The slot ``found`` under its name is ours, one that was created since isn't. The intention
+        is stored first: its token identifies a slot that a crash left.
         """
         options, store = self._options, self._store
         name, known = options.slot_name, store.source
@@ -199,7 +198,7 @@ class Preparation:
             former_sequences=known.former_sequences if known is not None else 0,
         )
         if former_reach:
-            # Tables begin again with it, and their sequences with the time in microseconds.
+            # Tables begin again, and their sequences with the time in microseconds.
             now_us = time.time_ns() // 1000
             identity = replace(identity, former_reach=former_reach, former_sequences=now_us)
         with store.transaction() as transaction:
@@ -226,14 +225,14 @@ class Preparation:
         ):
             return
         if known is not None:
-            self._waits_for("seeing whether the slot was made for this store")
+            self._waits_for("checking whether the slot was created for this store")
             with self._patience.suspended():
                 if ownership.is_made_for(known, found, self._options, connection, self._stopping):
                     return
         raise ownership.foreign(found)
 
     def _drop_former(self, connection: Connection, server: timeline.Server, name: str) -> None:
-        """The slot that we no longer use would keep WAL for ever."""
+        """Drop a slot of ours that is no longer used, because it would keep WAL for ever."""
         found = slot.read(connection, name)
         if found is not None and ownership.is_used_by(
             self._store, server.history.system_identifier, found
@@ -243,21 +242,21 @@ class Preparation:
     def _refuse_loss(self, lost: str) -> None:
         if self._options.on_slot_lost is OnSlotLost.FAIL:
             raise SlotLost(
-                f"{lost}; changes since {position_.text(self._store.position)} can't be had any"
-                " more. Set on_slot_lost = recreate to copy every table again"
+                f"{lost}; changes after {position_.text(self._store.position)} are lost. Set"
+                " on_slot_lost = recreate to copy every table again"
             )
 
     def _let_go(self, known: SourceIdentity, *, comparable: bool) -> int:
-        """Changes are gone. How far positions went that mean nothing from now on.
+        """Close the tables after a loss; returns the highest position of a lost history, or 0.
 
-        What clients were shown stays shown, as it was, until the tables are copied
-        again; but not when positions of the new history mean something else.
+        Clients can read a closed table unchanged until it is copied again; but if positions of the
+        new history can't be compared (not ``comparable``), the tables are dropped.
         """
         store = self._store
         position = store.position
         with store.transaction() as transaction:
             for record in list(transaction.tables.values()):
-                # Of one that is dropped here, nothing shows later that it was there.
+                # A table that is dropped here leaves no trace that it was copied before.
                 self._counters.note_copied_again(record.qualified)
                 if record.status is Status.LIVE and comparable:
                     closed = replace(record, status=Status.CLOSED, closed_at=position)

@@ -39,14 +39,14 @@ _log = structlog.get_logger()
 
 _RETRY = Backoff(initial=0.1, maximum=15.0)
 _FAULT_RETRY = Backoff(initial=0.1, maximum=60.0)
-"""PostgreSQL decodes all that comes before the fault for each attempt."""
+"""For a stream fault: PostgreSQL decodes everything before it in each attempt."""
 _LOG_AGAIN_S = 60.0
 
 
 class Ingest:
-    """Run it in a thread of its own; it is the only one that writes the store meanwhile.
+    """The ingest of one source. Run it in a thread of its own, which alone writes the store.
 
-    ``on_commit`` is called in that thread after each durable commit, ``prune`` once that is
+    ``on_commit`` is called in that thread after each durable commit, ``prune`` after the commit is
     confirmed.
     """
 
@@ -79,7 +79,7 @@ class Ingest:
         self._logged_at = 0.0
 
     def run(self) -> None:
-        """Follow the source until :meth:`stop`; a connection that breaks is made again.
+        """Follow the source until :meth:`stop`; a broken connection is replaced.
 
         :raises SlotLost: if changes are gone and ``on_slot_lost`` is fail.
         :raises SourceError: if another server reads the slot from now on.
@@ -142,20 +142,21 @@ class Ingest:
             self._stopping.wait(pause)
 
     def _take_change(self) -> None:
-        """Follow other tables from here on, if that was asked for.
+        """Follow other tables from here on, if that was requested.
 
-        Not while segments of a split backlog are read, which were begun for these.
+        The segments of a split backlog were begun for the present tables, so it waits for their
+        end.
         """
         if self._change_source is not None and self._store.catchup_plan is not None:
             return
         change = self._change.take()
         if change is not None:
             self._options, self._tables = change.options, change.tables
-            # Of the session that has ended nothing is shown any more.
+            # The status of the session that has ended isn't shown any more.
             self._streaming = None
 
     def _failed(self, error: SourceError, pause: float) -> None:
-        """Say so: what is new at once, the same again once a minute."""
+        """Log a new error at once, and the same error again once a minute."""
         self._counters.reconnects += 1
         known = self._error is not None and str(self._error) == str(error)
         self._error = error
@@ -170,10 +171,10 @@ class Ingest:
             )
 
     def _read_slot(self) -> None:
-        """Ask another connection what the slot keeps, which nobody reads just now.
+        """Read the slot's state over another connection while no stream is connected.
 
-        It needs no walsender, so that it often can be had when the stream can't. Why it can't be
-        had was logged with the stream's error.
+        It needs no walsender, so it often works when the stream doesn't. If it fails, the stream's
+        error, which was logged, has the reason.
         """
         known = self._store.source
         if known is None or not self._store.position:
@@ -190,16 +191,16 @@ class Ingest:
             watch.unknown()
 
     def stop(self) -> None:
-        """Have :meth:`run` commit what it has and return; from any thread."""
+        """Make :meth:`run` commit and return; may be called from any thread."""
         self._stopping.set()
         if self._streaming is not None:
             self._streaming.stop()
 
     def change(self, options: SourceOptions, tables: Sequence[SourceTableOptions]) -> Future[None]:
-        """Follow these tables, with these options, from the next session on; from any thread.
+        """Follow these tables, with these options, from the next session on.
 
-        The present session ends for it between two commits; one that reads a split backlog when
-        that is done. Done when the next one has connected.
+        May be called from any thread. The present session ends between two commits, or at the end
+        of a split backlog. The future is done when the next session has connected.
         """
         taken = self._change.put(options, tables)
         streaming = self._streaming
@@ -209,24 +210,23 @@ class Ingest:
 
     @property
     def reads_split_backlog(self) -> bool:
-        """True while a split backlog is read, on whose end a change of tables waits; any thread."""
+        """True while a split backlog is read, for whose end a change of tables waits."""
         return self._change_source is not None and self._store.catchup_plan is not None
 
     def check_catalog_soon(self) -> None:
-        """Have the catalog checked as soon as checks may be made; from any thread.
+        """Request the next possible catalog check; may be called from any thread.
 
-        While the stream isn't followed it has no effect: whoever waits asks again.
+        While the stream isn't followed it has no effect: callers that wait ask again.
         """
         streaming = self._streaming
         if streaming is not None and streaming.connected:
             streaming.check_catalog_soon()
 
     def recopy(self, table: str) -> Future[None]:
-        """Have ``table`` copied again while its readers go on.
+        """Request a re-copy of ``table`` while its readers go on; may be called from any thread.
 
-        It is done when a restart would go on with it.
-
-        From any thread. The future fails with RecopyRefused or SourceUnavailable.
+        The future is done once the re-copy is durable, so that a restart continues it. It fails
+        with RecopyRefused or SourceUnavailable.
 
         :raises SourceUnavailable: while the stream isn't followed.
         :raises KeyError: if the source has no such table.
@@ -236,7 +236,7 @@ class Ingest:
         streaming = self._streaming
         if streaming is None or not streaming.connected:
             raise SourceUnavailable(
-                f"table {table} can't be copied again: the source isn't followed just now"
+                f"table {table} can't be copied again: the server isn't connected to its source"
                 f" ({self._error or 'it is connecting'}); ask again when it is"
             )
         asked = RecopyAsked(table, Future())
@@ -244,10 +244,10 @@ class Ingest:
         return asked.answer
 
     def repair(self, found: Damage) -> None:
-        """Have damage repaired that was found in the store; from any thread.
+        """Request the repair of damage in the store; may be called from any thread.
 
-        While the stream isn't followed it has no effect: whoever reads the damaged place reports
-        it again.
+        While the stream isn't followed it has no effect: the next reader of the damaged place
+        reports it again.
         """
         streaming = self._streaming
         if streaming is not None and streaming.connected:
@@ -259,7 +259,7 @@ class Ingest:
         return 0 if self._streaming is None else self._streaming.brought_to
 
     def status(self) -> IngestStatus:
-        """Current status; callable from any thread."""
+        """Current status; may be called from any thread."""
         streaming, store = self._streaming, self._store
         connected = streaming is not None and streaming.connected
         watch = self._counters.slot

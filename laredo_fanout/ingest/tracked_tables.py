@@ -1,9 +1,7 @@
-"""Tracked tables: those to be replicated, their incarnations, and the routes of their relations.
+"""Tracked tables: the configured tables, their incarnations, and the routes of their relations.
 
-for each.
-
-What may begin, end or change is decided only where the stream has passed a catalog
-snapshot's message: then every change of an earlier form has been seen, and every later
+An incarnation begins, ends or changes only when the stream has passed a catalog
+snapshot's message: then every change of an earlier form has arrived, and every later
 one is in the form of that snapshot.
 """
 
@@ -19,7 +17,7 @@ import structlog
 
 from laredo_fanout.batch import tracked_table
 from laredo_fanout.batch.tracked_table import TrackedTable
-from laredo_fanout.copy.recopy import BESIDE, Recopies
+from laredo_fanout.copy.recopy import RECOPY_OF, Recopies
 from laredo_fanout.copy.table_copy import TableCopy
 from laredo_fanout.decode.row_scan import IGNORED, Route
 from laredo_fanout.decode.stream_decoder import ResyncRequired
@@ -47,14 +45,11 @@ if TYPE_CHECKING:
     from laredo_fanout.store.transaction import Transaction
     from laredo_fanout.store.writer import Store
 
-# A tracked table's incarnations: one is begun, kept, refused or closed where the stream has passed
-# the catalog snapshot, or the position, that says so.
-
 _log = structlog.get_logger()
 
 
 class Incarnations:
-    """The incarnations of one session's tables; used by the ingest thread."""
+    """Begin, keep, refuse or close incarnations of a session's tables, in the ingest thread."""
 
     def __init__(
         self, batch: WriteBatch, routes: RelationRoutes, recopies: Recopies, counters: Counters
@@ -72,7 +67,7 @@ class Incarnations:
         transaction: Transaction,
         copies: TableCopies | None,
     ) -> TableRecord:
-        """A new incarnation, which takes every change from here on.
+        """Begin a new incarnation, which takes every change from here on.
 
         Without ``copies`` the next session copies its rows.
         """
@@ -89,7 +84,7 @@ class Incarnations:
             if each.qualified == source.qualified and each.status is Status.FAILED:
                 transaction.drop_table(each.id)
         if record.incarnation > 1:
-            # Only then: of a session that is cut before that, nothing is left to count.
+            # Counted once it is durable: if the session is cut before, nothing was begun.
             self._batch.when_durable(partial(self._counters.count_recopy, source.qualified))
         tracked.table_id, tracked.shape, tracked.version = record.id, now, source.version
         tracked.transaction_filter = TransactionFilter(live=False) if source.append_only else None
@@ -112,7 +107,7 @@ class Incarnations:
         transaction: Transaction,
         copies: TableCopies,
     ) -> None:
-        """Nothing changed; a copy that an earlier run began goes on."""
+        """Keep an unchanged incarnation; a copy that an earlier session began goes on."""
         assert tracked.table_id is not None and tracked.shape is not None
         self._recopies.keep(tracked, source, transaction, copies)
         record = transaction.tables[tracked.table_id]
@@ -139,7 +134,7 @@ class Incarnations:
         transaction: Transaction,
         copies: TableCopies,
     ) -> None:
-        """It can't be replicated as it is."""
+        """Fail the incarnation of a table that can't be replicated."""
         if tracked.table_id is None:
             return
         record = transaction.tables[tracked.table_id]
@@ -153,7 +148,7 @@ class Incarnations:
         _log.error("table closed: it can't be replicated", error=str(problem))
 
     def close(self, tracked: TrackedTable, transaction: Transaction, position: int) -> None:
-        """End the incarnation: a live one is shown as it is until the next one is published."""
+        """End the incarnation; clients can read a live one unchanged until the next is live."""
         assert tracked.table_id is not None
         record = transaction.tables[tracked.table_id]
         _log.warning("table closed; copy scheduled", table=record.qualified, reason=tracked.closing)
@@ -172,18 +167,17 @@ class Incarnations:
         tracked.table_id = tracked.shape = tracked.version = tracked.transaction_filter = None
 
 
-# The routes of announced relations: each relation's changes go to the incarnation of its table, or
-# are ignored.
-
-
 class RequestSnapshot(Protocol):
-    """Asks for a catalog snapshot in ``after_s``; gives the number that it will answer."""
+    """Function that requests a catalog snapshot in ``after_s``; returns the request's number."""
 
     def __call__(self, after_s: float = 0.0) -> int: ...
 
 
 class RelationRoutes:
-    """Gives the decoder each relation's route. ``shown``: the partitions that the stream shows."""
+    """Routes of announced relations to the incarnations of their tables.
+
+    ``shown`` collects the announced partitions.
+    """
 
     def __init__(
         self,
@@ -199,27 +193,27 @@ class RelationRoutes:
         self._hinted = self._answered = 0
 
     def route(self, relation: Relation) -> Route:
-        """Destination for the changes of a relation that was just announced."""
+        """Return the route of a relation that was just announced."""
         tracked = self._by_oid(relation.oid)
         if tracked is None or tracked.table_id is None or tracked.closing is not None:
             return IGNORED
         if tracked.shape is None or not tracked.shape.fits(relation):
-            self._must_close(tracked, "the stream announces it in another form")
+            self._must_close(tracked, "the stream announced it with another definition")
             return IGNORED
         return self._decoding(tracked)
 
     def announced_again(self, relation: Relation) -> None:
-        """Have a snapshot taken soon: a statement that rewrites values shows no more than this."""
+        """Request a snapshot: a statement that rewrites values may leave no other trace."""
         tracked = self._by_oid(relation.oid)
         if tracked is not None and self._hinted <= self._answered:
             self._hinted = self._request_snapshot()
 
     def answered(self, number: int) -> None:
-        """The stream has passed the catalog snapshot that answers this number."""
+        """Note that the stream has passed the catalog snapshot that answers this number."""
         self._answered = number
 
-    def announced_behind(self, root: int, leaf: int) -> None:
-        """Changes of ``leaf`` come as those of ``root``, whose partition it is."""
+    def announced_after(self, root: int, leaf: int) -> None:
+        """Note that changes of the partition ``leaf`` come as those of ``root``."""
         self._shown.announced(root, leaf)
         self._relations.stop()
         tracked = self._by_oid(root)
@@ -229,22 +223,22 @@ class RelationRoutes:
         usual = next((each.replica_identity for each in known if each.known.oid == leaf), None)
         partition = self._relations.announced[leaf]
         if tracked.shape is not None and not tracked.shape.identifies(partition, usual):
-            # The old row of an update lacks the root's key, and nothing else shows that.
-            self._must_close(tracked, "a partition of it had a replica identity without its key")
+            # The old row of an update lacks the root's key, which nothing else shows.
+            self._must_close(tracked, "the replica identity of a partition lacked its key")
             self.disconnect(tracked)
 
     def broken(self, route: Route, error: Exception) -> None:
-        """A row of ``route`` can't be decoded: its table is closed and copied again."""
+        """Close the table of a route with a row that can't be decoded; it is copied again."""
         for tracked in self._tables.values():
             if tracked.table_id is not None and tracked.table_id == route.table_id:
-                self._must_close(tracked, f"a change of it can't be used: {error}")
+                self._must_close(tracked, f"a change of it can't be decoded: {error}")
                 return
 
     def connect(self, tracked: TrackedTable, now: Shape) -> None:
-        """Send the relation's changes to the new incarnation, if it was announced already.
+        """Route the relation's changes to the new incarnation, if it was announced already.
 
-        An announcement of an older form stays in force for the server until it
-        sends the next; changes under it would be a surprise.
+        The server uses an announcement until it sends the next one. If the announcement
+        doesn't fit the catalog, no change may arrive before the next one.
         """
         relation = self._relations.announced.get(now.oid)
         if relation is None:
@@ -270,7 +264,7 @@ class RelationRoutes:
         return tracked_table.of(tracked, lambda: relations.xid)
 
     def _must_close(self, tracked: TrackedTable, reason: str) -> None:
-        """Close it where this transaction began; the decoder stops at the transaction's end."""
+        """Close the table before this transaction, at whose end the decoder stops."""
         tracked.closing = reason
         self._relations.forget(tracked.table_id, reason)
 
@@ -303,13 +297,13 @@ class TrackedTables:
         self.carries_appends = False
         """True if the stream has the publication of append-only tables."""
         self.may_restart = True
-        """True if the stream can be ended for one that has it."""
+        """True if the session may end for another one: it doesn't read a split backlog."""
         self.must_restart = False
-        """An append-only table waits for such a stream."""
+        """True if an append-only table waits for a stream with that publication."""
 
     @property
     def tables(self) -> Mapping[str, TrackedTable]:
-        """By qualified name."""
+        """The tables by qualified name."""
         return self._tables
 
     def resume(
@@ -319,9 +313,9 @@ class TrackedTables:
         transaction: Transaction,
         position: int,
     ) -> None:
-        """Take up the store's incarnations; what doesn't fit the catalog any more is closed.
+        """Take up the store's incarnations; those that don't fit the catalog any more are closed.
 
-        Changes of an older form can't be decoded without the types that they had.
+        Changes with an older definition can't be decoded, because its types are unknown.
         """
         for name, tracked in self._tables.items():
             tracked.problem = snapshot.problems.get(name)
@@ -331,18 +325,19 @@ class TrackedTables:
                 _log.info("table dropped: not configured", table=record.qualified)
                 transaction.drop_table(record.id)
                 transaction.set_last_recopy(record.qualified, None)
-            elif BESIDE in record.copy:
+            elif RECOPY_OF in record.copy:
                 self.recopies.resume(known, record, transaction)
             elif record.status in (Status.LIVE, Status.COPYING):
                 known.resume(record, snapshot)
                 if known.closing is not None:
                     self._incarnations.close(known, transaction, position)
                 elif record.verified > position:
-                    # WAL beyond what is durable here may be gone by now, after a failover.
+                    # After a failover, WAL after the durable position may be gone.
                     transaction.set_verified(record.id, position)
 
     def suspect_partitions(self, transaction: Transaction) -> None:
-        """Have partitioned tables compared: another server knew which partitions brought rows."""
+        """Begin suspect ranges of partitioned tables: only the former holder of the slot knew
+        which partitions brought rows."""
         for tracked in self._tables.values():
             record = transaction.tables.get(tracked.table_id or 0)
             version = tracked.version
@@ -350,7 +345,7 @@ class TrackedTables:
                 transaction.begin_suspect_range(record.id, _TAKEN_OVER)
 
     def keep_leaves(self, transaction: Transaction, position: int) -> None:
-        """The transaction that just ended may have rows of partitions that aren't known yet."""
+        """Record new partitions whose rows may be in the transaction that just ended."""
         tables = {
             tracked.shape.oid: tracked
             for tracked in self._tables.values()
@@ -361,12 +356,12 @@ class TrackedTables:
         )
 
     def close_marked(self, transaction: Transaction, position: int, copies: TableCopies) -> None:
-        """Close what the routes found not to fit, at the last position before it."""
+        """Close the tables that the routes found not to fit, at the position before that."""
         for tracked in self._tables.values():
             if tracked.closing is not None and tracked.table_id is not None:
                 copies.remove(tracked.table_id)
                 self._incarnations.close(tracked, transaction, position)
-                # A catalog snapshot from before what the stream has just shown may be on its way.
+                # The next catalog snapshot may still be from before this announcement.
                 tracked.wanted_check = self._request_snapshot()
                 tracked.closed_by_stream = True
 
@@ -377,15 +372,15 @@ class TrackedTables:
         position: int,
         copies: TableCopies,
     ) -> None:
-        """The stream has passed this snapshot's message: begin, close or refuse tables by it.
+        """Begin, close or refuse tables by a snapshot whose message the stream has passed.
 
-        ``position``: the last one before the message.
+        ``position`` is the last one before the message.
         """
         self.routes.answered(snapshot.answers)
         source_identity = transaction.head.source
         published = snapshot.publication or (source_identity and source_identity.publication)
         if source_identity is not None and published and source_identity.publication != published:
-            # Created again: every table has another membership, so each is copied again.
+            # The publication was created again: every membership differs, so all tables are copied.
             time_us = transaction.time_us
             transaction.set_source(replace(source_identity, publication=published))
             transaction.set_position(position, time_us)
@@ -433,10 +428,11 @@ class TrackedTables:
         self._repair.reconciled()
 
     def verify(self, snapshot: CatalogSnapshot, *, passed: bool) -> None:
-        """Up to where this snapshot shows that no value was rewritten silently; see silent_ddl.py.
+        """Advance the verified positions that this snapshot proves; see silent_ddl.py.
 
-        Also before the stream has ``passed`` its message: behind a backlog that is long after. But
-        of a partitioned table only the rows until there say which partitions brought any.
+        It proves them before the stream has ``passed`` its message, which in a backlog takes long;
+        but for a partitioned table only the stream up to the message shows which partitions brought
+        rows.
         """
         for name, tracked in self._tables.items():
             source = snapshot.tables.get(name)
@@ -457,7 +453,7 @@ class TrackedTables:
     def _is_as_known(
         self, tracked: TrackedTable, source: SourceTable, problem: TableRefused | None
     ) -> bool:
-        """True if nothing happened to the incarnation that takes changes."""
+        """True if the incarnation that takes changes is unchanged."""
         if tracked.table_id is None or tracked.closing is not None or tracked.version is None:
             return False
         if problem is not None and not isinstance(problem, SelectDenied):
@@ -466,9 +462,9 @@ class TrackedTables:
         return unchanged and source.changed_since(tracked.version) is None
 
     def _carried(self, snapshot: CatalogSnapshot) -> bool:
-        """True if the stream has an append-only table's changes from here on.
+        """True if the stream has an append-only table's changes from here on, or soon will.
 
-        If not, but a new stream would, ask for one: it begins as soon as this is durable.
+        If a new stream would have them, it begins as soon as this is durable.
         """
         if not self.carries_appends and snapshot.appends_may_stream and self.may_restart:
             self.must_restart = True
@@ -477,9 +473,9 @@ class TrackedTables:
     def copy_failed(
         self, table_id: int, failed: TableRefused, transaction: Transaction, copies: TableCopies
     ) -> None:
-        """The copy gave up: the table is failed, and tried again after a while.
+        """Fail a table whose copy gave up; another copy follows after a pause.
 
-        A re-copy that was asked for isn't: the table stays as it is.
+        If a re-copy gave up, the table is unchanged, and no other re-copy follows.
         """
         for tracked in self._tables.values():
             if tracked.recopy_id == table_id:
@@ -494,7 +490,7 @@ class TrackedTables:
                 _log.error("copy failed", error=str(failed), retry_after_s=round(pause, 1))
 
     def recopy(self, asked: RecopyAsked, transaction: Transaction, copies: TableCopies) -> None:
-        """Begin a re-copy alongside the live table; it is answered when that is durable."""
+        """Begin a requested re-copy; the request is answered when its beginning is durable."""
         if not asked.is_awaited():
             return
         tracked = self._tables.get(asked.table)
@@ -530,7 +526,7 @@ class TrackedTables:
     def _repair_damage(
         self, tracked: TrackedTable, transaction: Transaction, copies: TableCopies
     ) -> None:
-        """Begin the re-copy that repairs a table's damaged rows, if they are."""
+        """Begin the re-copy that repairs a table's damaged rows, if it has any."""
         assert tracked.table_id is not None
         record = transaction.tables[tracked.table_id]
         if not record.damage or tracked.recopy_id is not None:
@@ -541,7 +537,7 @@ class TrackedTables:
             self._repair.begin(tracked, transaction, copies)
 
     def copied(self, table_id: int, differing: int) -> None:
-        """The table is live; or its re-copy found ``differing`` rows."""
+        """Note the end of a copy, or of a re-copy that found ``differing`` rows."""
         for tracked in self._tables.values():
             if tracked.recopy_id == table_id:
                 self.recopies.done(tracked, self._batch.transaction, differing)
@@ -553,9 +549,9 @@ class TrackedTables:
                     self.routes.connect(tracked, tracked.shape)
 
     def give_up_recopies(self, store: Store, reason: str) -> None:
-        """There is no room for rows twice: those that readers have come first.
+        """Give up re-copies in a full store, so that the live rows have room.
 
-        :raises StoreFull: if there is none even to say so.
+        :raises StoreFull: if there is no room even for that.
         """
         for tracked in self._tables.values():
             if tracked.recopy_id is not None:
@@ -563,8 +559,8 @@ class TrackedTables:
                     self.recopies.drop(tracked, transaction, reason)
 
     def close_durably(self, found: ResyncRequired, store: Store) -> None:
-        """Close one table at the durable position; the next session copies it again. A re-copy is
-        given up."""
+        """Close one table at the durable position, for the next session to copy; give up a
+        re-copy."""
         for tracked in self._tables.values():
             if tracked.recopy_id == found.table_id:
                 with store.transaction() as transaction:

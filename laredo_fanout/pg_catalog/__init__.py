@@ -1,1 +1,1 @@
-"""PostgreSQL's catalog: tables, partitions, publications, and DDL that the stream doesn't show."""
+"""PostgreSQL's catalog: tables, partitions, publications, and DDL that isn't in the stream."""

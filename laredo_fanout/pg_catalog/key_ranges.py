@@ -1,8 +1,8 @@
-"""Key ranges: the parts that a table's copy is cut into, and the SQL conditions that select them.
+"""Key ranges, the parts of a table's copy, and the SQL conditions that select them.
 
 Ranges of the key, not of ctid: VACUUM FULL, CLUSTER or a rewriting ALTER moves
-rows without a trace in the stream. A range is everything above one split point,
-up to and including the next.
+rows without a trace in the stream. A range contains the keys above one split
+point, up to and including the next.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from laredo_fanout.postgres import key_comparison
+from laredo_model.column import Rule, rule_of
 from laredo_model.value_sql import Selected, identifier, key_sql
 
 if TYPE_CHECKING:
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
 
 Split = tuple[str, ...]
-"""The key at which one range ends: each column's text."""
+"""The last key of a range: the text of each column."""
 
 _MOST_RANGES = 4096
 _PAGES_A_RANGE = 16
 _PAGE_BYTES = 8192
 _ROW_BYTES = 100
-"""The guess for a table that was never analyzed."""
+"""Assumed size of a row in a table that was never analyzed."""
 
 
 def plan(
@@ -33,11 +34,10 @@ def plan(
 ) -> list[Split]:
     """Split points that cut the table into ranges of about ``range_bytes``, TOAST included.
 
-    With ``range_rows`` they have no more rows than about that, by PostgreSQL's estimate.
+    With ``range_rows`` a range has at most about that many rows, by PostgreSQL's estimate.
 
-    They come from a sample of its pages, so the ranges are of similar size,
-    not of equal. A table without a key is read in one piece, and one whose key can't
-    be compared by the usual operators.
+    The split points come from a sample of pages, so the ranges are only similar in size. A table
+    without a key, or with a key that the usual operators can't compare, is read in one piece.
     """
     if not table.key or not key_comparison.is_possible(connection, table.selected_key):
         return []
@@ -93,7 +93,7 @@ def keys_condition(table: SourceTable, keys: Sequence[bytes]) -> str:
             f"({', '.join(_literals(table.selected_key, value))})" for value in values if value
         )
         return f"({names}) IN ({rows})"
-    # A key that holds an array, or an extension's type, is compared by its text: slow, and rare.
+    # Keys with an array, JSON or an extension's type are compared by their text: slow, and rare.
     texts = ", ".join(quoted(key.decode()) for key in keys)
     return f"(SELECT {key_sql(table.selected_key)} FROM (SELECT {names}) t) IN ({texts})"
 
@@ -112,16 +112,10 @@ def _literals(key: Sequence[Selected], values: Sequence[str]) -> list[str]:
 
 
 def _key_values(key: Sequence[Selected], row_key: bytes) -> list[str] | None:
-    """The texts of a row key's values; None if one of them isn't a plain value."""
+    """The texts of a row key's values; None if one of them isn't the text of its type."""
+    if any(rule_of(column.type_info) in (Rule.ARRAY, Rule.JSON) for column in key):
+        return None
     if len(key) == 1:
-        return None if key[0].type_info.element else [row_key.decode()]
+        return [row_key.decode()]
     values = json.loads(row_key, parse_int=str, parse_float=str)
-    texts = []
-    for value in values:
-        if isinstance(value, bool):
-            texts.append("true" if value else "false")
-        elif isinstance(value, str):
-            texts.append(value)
-        else:
-            return None
-    return texts
+    return [str(value).lower() if isinstance(value, bool) else value for value in values]

@@ -1,29 +1,29 @@
-"""Partitions of a table that is published through its root, and those that brought rows.
+"""Partitions of a table that is published through its root, and those that *brought rows*.
 
-The publication names a partition's root in its place (publish_via_partition_root). But before a
-partition's first change in a session, and after each statement that invalidates what the server
-has cached of it, pgoutput sends the Relation message of the root and right behind it that of the
+The publication publishes a partition's changes as its root's (publish_via_partition_root). But
+before a partition's first change in a session, and after each statement that invalidates the
+server's cache of it, pgoutput sends the Relation message of the root, right after it that of the
 partition (maybe_send_schema), then the row. So the stream shows which partitions bring rows.
 
-A partition that was there when the table was last reconciled with the catalog needs no more: what
-happens to it later is seen by comparing (partitions.py). Any other one that brought rows is kept
-with the table's record, in the store transaction of those rows, until a catalog snapshot accounts
-for it: it is there, and all its rows are. If it is gone, or may have lost rows, the table is
-repaired (partition_repair.py). So are partitions that only a chunk of a copy has read
+If a partition existed when the table was last reconciled with the catalog, a comparison with the
+catalog finds later DDL (:func:`moved`). Any other partition that brought rows is kept with the
+table's record, in the store transaction of those rows, until a catalog snapshot accounts for it:
+the partition exists, with all its rows. If it is gone, or may have lost rows, the table is repaired
+(partition_repair.py). The same applies to partitions that only a chunk of a copy has read
 (copy/range_reader.py).
 
-A table that is followed itself may be a partition of another root for a while. Its changes come as
-that root's then, and the table lacks them. The stream shows that as well: it announces the table,
-or a partition of it, behind another root. The table's record keeps that as a leaf with its own oid.
-The table is repaired when a snapshot shows that it is no partition any more; while a snapshot shows
-it as one, it is refused. The stream doesn't show a TRUNCATE of it: the new file does.
+A followed table may itself be a partition of another root for a while. Then its changes come as
+that root's, and the table lacks them. The stream shows that too: it announces the table, or a
+partition of it, after another root. The table's record keeps that as a leaf with the table's oid.
+The table is refused while a snapshot shows it as a partition, and repaired when a snapshot shows
+that it is none any more. The stream doesn't show a TRUNCATE of it: the new file does.
 
-So a catalog snapshot verifies a partitioned table only when the stream has passed its message:
-then every partition that brought rows before it has been shown. Before that, one that came with
-rows and went with them may be about to be shown. Nor does a snapshot verify it if a partition isn't
-in it that brought rows after the snapshot's position: other rows may have come with that before. A
-table that is a partition of one that isn't published, or whose attributes were written, has to wait
-for the message, too: ATTACH and DETACH write all attributes.
+So a catalog snapshot verifies a partitioned table only when the stream has passed its message: then
+every partition that brought rows before the message has been announced. Before that, a partition
+that came and went with rows may still be announced. A snapshot doesn't verify the table either if
+it lacks a partition that brought rows after the snapshot's position: other rows may have come with
+that partition before. A table that is a partition of an unpublished one, or whose attributes were
+written, must wait for the message too: ATTACH and DETACH write all attributes.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 # The partitions of a table that is published through its root, and the DDL that moves their rows.
 #
 # ATTACH, DETACH and DROP of a partition, and TRUNCATE of one alone, change the root's rows without
-# a change in the stream (publish_via_partition_root). A partition that was made as one, or was
-# empty when it was attached, brought no rows. What comes and goes between two catalog snapshots is
-# known by what it brought: see AnnouncedLeaves.
+# a change in the stream (publish_via_partition_root). A partition that was created as one, or was
+# empty when it was attached, brought no rows. A partition that comes and goes between two catalog
+# snapshots is known by the rows that it brought: see AnnouncedLeaves.
 # https://www.postgresql.org/docs/current/ddl-partitioning.html
 
 
 class StoredPartition(NamedTuple):
-    """A partition as the store's table record keeps it."""
+    """A partition in the store's table record."""
 
     oid: int
     attached: str
-    """The transaction that attached it."""
+    """The transaction that attached the partition."""
     file: int
     detaching: bool
     """True if DETACH CONCURRENTLY has begun; the partition's rows are no longer the root's."""
@@ -63,16 +63,16 @@ class Partition(NamedTuple):
 
     known: StoredPartition
     name: str
-    """Quoted."""
+    """The quoted name, with the schema."""
     kind: str
     persistence: str
     replica_identity: str
     identity: frozenset[str]
-    """The columns that the stream has of a row that is updated or deleted."""
+    """The columns that the stream sends of a row that is updated or deleted."""
     made_in_place: bool
-    """It was made as a partition, not attached."""
+    """True if the partition was created as one, not attached."""
     made_by: int
-    """The transaction, or subtransaction, that made it: 32 bits."""
+    """32-bit xid of the transaction, or subtransaction, that created the partition."""
     came_empty: bool = False
 
     @property
@@ -81,8 +81,8 @@ class Partition(NamedTuple):
         return self.kind != "p"
 
 
-# ATTACH rewrites every row in pg_attribute (attislocal); the system columns' rows stay as they
-# were made. Not pg_partition_tree: it locks every partition.
+# ATTACH rewrites every row in pg_attribute (attislocal), but those of the system columns.
+# pg_partition_tree isn't used, because it locks every partition.
 _PARTITIONS = """
 WITH RECURSIVE below(root, relation, attached, detaching) AS (
     SELECT i.inhparent, i.inhrelid, i.xmin::text, i.inhdetachpending FROM pg_inherits i
@@ -136,8 +136,8 @@ def read(connection: Connection, roots: Sequence[int]) -> dict[int, tuple[Partit
 def moved(before: Iterable[StoredPartition], now: Iterable[Partition]) -> str | None:
     """Reason why rows may have come or gone with partitions since ``before``, or None.
 
-    A new file may be VACUUM FULL's, CLUSTER's or that of a TRUNCATE of the root, which the stream
-    shows; but any of them may hide a TRUNCATE of the partition alone.
+    A new file may come from VACUUM FULL, CLUSTER or a TRUNCATE of the root, which the stream shows;
+    but it may also come from a TRUNCATE of the partition alone.
     """
     known = {each.oid: each for each in before}
     present = {each.known.oid: each for each in now}
@@ -146,7 +146,7 @@ def moved(before: Iterable[StoredPartition], now: Iterable[Partition]) -> str | 
         if there is None:
             return "a partition was detached or dropped"
         if there.known.file != seen.file:
-            return f"partition {there.name} was truncated, or rewritten"
+            return f"partition {there.name} was truncated or rewritten"
         if there.known != seen:
             return f"partition {there.name} was detached"
     new = [each for oid, each in present.items() if oid not in known]
@@ -159,7 +159,7 @@ def moved(before: Iterable[StoredPartition], now: Iterable[Partition]) -> str | 
 
 
 class EmptyAttachments:
-    """Remembers which attached partitions had never had a row when they were first seen."""
+    """Memory of the attached partitions that had never had a row when they were first seen."""
 
     def __init__(self) -> None:
         self._empty: dict[tuple[int, str], bool] = {}
@@ -167,7 +167,7 @@ class EmptyAttachments:
     def with_attachments(
         self, connection: Connection, partitions: Sequence[Partition]
     ) -> tuple[Partition, ...]:
-        """These partitions, which were just read, with ``came_empty`` filled in.
+        """The partitions, which were just read, with ``came_empty`` filled in.
 
         :raises psycopg.Error: if the connection is cut.
         """
@@ -188,7 +188,7 @@ class EmptyAttachments:
             without_a_page = connection.execute(_WITHOUT_A_PAGE, ([each.oid for each in new],))
             candidates = [oid for (oid,) in without_a_page.fetchall()]
         except psycopg.errors.LockNotAvailable:
-            # One is being altered; taking them for filled costs a repair at most.
+            # One is being altered; if they count as filled, that costs at most a repair.
             return {}
         under_vacuum = connection.execute(_UNDER_VACUUM, (candidates,)).fetchall()
         files = dict(connection.execute(_NEVER_VACUUMED, (candidates,)).fetchall())
@@ -197,10 +197,10 @@ class EmptyAttachments:
         return {each[:2]: files.get(each.oid) == each.file for each in new}
 
 
-# A file without a page has never had a row, unless VACUUM has cut it, which leaves reltuples that
-# aren't -1. It may be another file than the snapshot shows, a TRUNCATE's. So the size is measured
-# first, and what has happened until then is asked for after it, in this order: VACUUM cuts the
-# file, writes reltuples, then lets its lock go.
+# A file without a page has never had a row, unless VACUUM truncated it, which sets reltuples. Or a
+# TRUNCATE created the file after the snapshot. So the size is measured first, then the locks and
+# reltuples are read, in this order: VACUUM truncates the file, writes reltuples, and then releases
+# its lock.
 
 _WITHOUT_A_PAGE = """
 SELECT oid::int8 FROM unnest(%s::oid[]) AS t(oid) WHERE pg_relation_size(oid) = 0
@@ -216,10 +216,10 @@ SELECT oid::int8, relfilenode::int8 FROM pg_class WHERE oid = ANY(%s::oid[]) AND
 
 
 _XIDS = 1 << 32
-_GONE = "a partition that had brought rows was detached or dropped"
-_AS_A_PARTITION = "its changes came as those of a table that it was a partition of"
+_GONE = "a partition was detached or dropped after its rows were streamed"
+_AS_A_PARTITION = "it was a partition of another table, and its changes came as that table's"
 _NOT_SHOWN = 0
-"""In place of the transaction that the stream showed a partition with; none has this number."""
+"""In place of the xid with which the stream announced a partition; none is 0."""
 
 
 class AnnouncedLeaves:
@@ -232,11 +232,11 @@ class AnnouncedLeaves:
         self._settled: dict[int, Sequence[Leaf]] = {}
 
     def announced(self, root: int, leaf: int) -> None:
-        """Note a partition that was announced right behind its root."""
+        """Note a partition that was announced right after its root."""
         self._now.add((root, leaf))
 
     def ended(self, xid: int, position: int) -> dict[int, dict[int, Leaf]]:
-        """End the transaction; returns the partitions that were announced in it, by their root."""
+        """End the transaction, and return the partitions announced in it, by their root."""
         found: dict[int, dict[int, Leaf]] = {}
         for root, oid in sorted(self._now):
             leaf = Leaf(oid, xid, position, position)
@@ -245,21 +245,21 @@ class AnnouncedLeaves:
         return found
 
     def of(self, root: int) -> Sequence[Leaf]:
-        """The partitions of this root that weren't forgotten."""
+        """The partitions of this root that are still remembered."""
         return tuple(self._shown.get(root, {}).values())
 
     def elsewhere(self, table: int, oids: Collection[int]) -> tuple[Leaf, ...]:
-        """The leaf that ``table`` is of another root, if that root was announced with any of
-        ``oids``: the table itself and partitions of it."""
+        """``table`` as a leaf of another root, if that root was announced with any of ``oids``,
+        which are those of the table and its partitions."""
         return as_other_roots(table, oids, self._shown)
 
     def settled(self, root: int, kept: Sequence[Leaf]) -> None:
-        """Of this root only ``kept`` is needed when all tables are reconciled: a partition that
-        brings rows again is announced again."""
+        """Keep only ``kept`` of this root once all tables are reconciled: a partition that brings
+        rows again is announced again."""
         self._settled[root] = kept
 
     def reconciled(self) -> None:
-        """Forget what no table needs any more."""
+        """Forget the partitions that no table needs any more."""
         for root, kept in self._settled.items():
             self._shown[root] = {leaf.oid: leaf for leaf in kept}
         self._settled.clear()
@@ -268,8 +268,8 @@ class AnnouncedLeaves:
 def as_other_roots(
     table: int, oids: Collection[int], shown: Mapping[int, Mapping[int, Leaf]]
 ) -> tuple[Leaf, ...]:
-    """``shown``, by root and partition, as the leaf that ``table`` is of other roots, if they
-    brought changes of it, or of its partitions."""
+    """``table`` as a leaf of the other roots in ``shown`` that were announced with any of ``oids``,
+    or nothing."""
     return merged(
         (),
         (
@@ -283,7 +283,7 @@ def as_other_roots(
 
 
 def merged(known: Iterable[Leaf], more: Iterable[Leaf]) -> tuple[Leaf, ...]:
-    """Both lists in one; a partition in both keeps its first transaction and all its positions."""
+    """Both lists in one; a partition in both keeps its first xid and the range of its positions."""
     found = {leaf.oid: leaf for leaf in known}
     for leaf in more:
         first = found.get(leaf.oid, leaf)
@@ -297,7 +297,7 @@ def merged(known: Iterable[Leaf], more: Iterable[Leaf]) -> tuple[Leaf, ...]:
 
 
 def read_by_a_chunk(oid: int, position: int) -> Leaf:
-    """The leaf for a partition whose rows a chunk of a copy may have read, at ``position``."""
+    """The leaf of a partition whose rows a chunk of a copy may have read, at ``position``."""
     return Leaf(oid, _NOT_SHOWN, position, position)
 
 
@@ -305,9 +305,9 @@ class Account(NamedTuple):
     """The comparison of partitions that brought rows with a catalog snapshot."""
 
     lost: str | None
-    """Reason why rows of them may no longer be the root's, or None."""
+    """Reason why rows of the partitions may no longer be the root's, or None."""
     undecided: tuple[Leaf, ...]
-    """It was taken too early to say."""
+    """Partitions for which the snapshot was taken too early."""
 
 
 def account(
@@ -318,11 +318,10 @@ def account(
     altered: bool,
     table: int = 0,
 ) -> Account:
-    """Which of ``table``'s ``leaves`` still have their rows, by a catalog snapshot that shows
-    ``partitions``.
+    """Compare ``table``'s ``leaves`` with the ``partitions`` of a catalog snapshot.
 
-    ``reach`` is the position up to which it shows everything, but for what a transaction that was
-    changing the table (``altered``) had committed and not made visible.
+    ``reach`` is the position up to which the snapshot shows every commit. With ``altered`` it may
+    lack one of a transaction that was changing the table.
     """
     present = {each.known.oid: each for each in partitions}
     undecided = []
@@ -342,18 +341,18 @@ def account(
 def _lost(leaf: Leaf, there: Partition) -> str | None:
     """Reason why this partition may have lost rows that it brought, or None.
 
-    A table's first file has the table's oid as its number; TRUNCATE gives it another one, except
-    in the transaction, or subtransaction, that made the table.
+    The number of a table's first file is the table's oid. TRUNCATE creates another file, except in
+    the transaction, or subtransaction, that created the table.
     """
     if not there.made_in_place:
-        return f"partition {there.name} brought rows and was attached"
+        return f"partition {there.name} was attached after its rows were streamed"
     if there.known.detaching:
         return f"partition {there.name} was detached"
     if there.known.file != there.known.oid:
-        return f"partition {there.name} brought rows and was truncated, or rewritten"
+        return f"partition {there.name} was truncated or rewritten after its rows were streamed"
     shown = leaf.xid != _NOT_SHOWN
     if shown and not 0 < (leaf.xid - there.made_by) % _XIDS < _XIDS // 2:
-        # Its own transaction may be the first that is shown; subtransactions have larger ids. A
-        # chunk reads none before it is over.
-        return f"partition {there.name} brought rows in the transaction that made it"
+        # The first announcement may be in the transaction that created the partition; its
+        # subtransactions have larger xids. A chunk reads no partition before that has committed.
+        return f"rows of partition {there.name} were streamed in the transaction that created it"
     return None

@@ -1,8 +1,8 @@
-"""The publication: the tables that the slot's stream carries, and the patterns that name them.
+"""The publication: the tables in the slot's stream, and the patterns that match them.
 
-A table enters only after ``requirements.table_problem`` found nothing: without a
-usable replica identity its membership alone makes the application's UPDATE and
-DELETE fail. https://www.postgresql.org/docs/current/logical-replication-publication.html
+A table is added only if ``requirements.table_problem`` finds none: without a usable
+replica identity its membership alone makes the application's UPDATE and DELETE
+fail. https://www.postgresql.org/docs/current/logical-replication-publication.html
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REFUSALS = (
     psycopg.DataError,
     psycopg.NotSupportedError,
 )
-"""The server's refusals of one statement: a lock, or another object since the catalog was read."""
+"""Errors of a statement: a lock, or an object that has changed since the catalog was read."""
 _STATE = """
 SELECT oid::int8, puballtables, pubinsert AND pubtruncate, pubupdate AND pubdelete,
     pubupdate OR pubdelete, pubviaroot
@@ -40,8 +40,8 @@ FROM pg_publication WHERE pubname = %s
 """
 
 
-# The view pg_publication_tables locks every table of the publication, so that one that is being
-# altered would hold up the check of all the others.
+# Not the view pg_publication_tables: it locks every table of the publication, so a table that is
+# being altered would block the check of all others.
 _PUBLISHED = """
 SELECT c.oid::int8, {columns}, {row_filter}, coalesce(r.oid, 0)::int8, {by_schema}
 FROM pg_publication b
@@ -82,7 +82,7 @@ WHERE b.pubname = %s AND b.pubviaroot
 GROUP BY c.oid
 """
 
-# SET SCHEMA writes the table's dependency on its schema, and nothing else does.
+# Only SET SCHEMA writes the table's dependency on its schema.
 _BY_SCHEMA = """coalesce((
     SELECT format('%%s:%%s', m.oid, d.xmin) FROM pg_publication_namespace m
     JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
@@ -114,7 +114,7 @@ class NamedTable(Protocol):
 
 
 class Publication(NamedTuple):
-    """A publication as the catalog has it."""
+    """A publication in the catalog."""
 
     name: str
     oid: int
@@ -129,11 +129,11 @@ class Publication(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """Its name and oid: another one if it was dropped and made again."""
+        """The name and oid, which differ if the publication was dropped and created again."""
         return f"{self.name}:{self.oid}"
 
     def fits(self, options: PublicationOptions) -> bool:
-        """True if it publishes every kind of change, or, for append-only tables, INSERT alone."""
+        """True if every kind of change is published, or INSERT alone for append-only tables."""
         return self.additions and (not self.any_changes if options.append_only else self.changes)
 
 
@@ -143,9 +143,9 @@ class Published(NamedTuple):
     columns: tuple[str, ...] | None
     row_filter: str | None
     membership: int
-    """Changes when the table is taken out and put in again: what came between is lost."""
+    """Differs if the table was dropped from the publication and added again."""
     by_schema: str
-    """Changes when its schema is taken out, or it is moved to another one, and back."""
+    """Differs if the table left the schema, or the schema the publication, and came back."""
 
 
 class Membership(NamedTuple):
@@ -154,13 +154,13 @@ class Membership(NamedTuple):
     tables: dict[int, Published]
     hidden: dict[int, str]
     altered: tuple[str | None, int | None, bool]
-    """As the version has it: the last transaction, the owner, whether that was OWNER TO."""
+    """The last xid that wrote the publication, the owner, and True if that was OWNER TO."""
     generated: bool
     """True if tables without a column list are published with their stored generated columns."""
 
 
 def membership(connection: Connection, name: str, oids: Sequence[int]) -> Membership:
-    """Read what a publication has of these tables."""
+    """Read the entries of these tables in a publication."""
     has_generated = connection.info.server_version >= 180000
     statement = _ALTERED.format(generated="pubgencols = 's'" if has_generated else "false")
     altered = connection.execute(statement.encode(), (name,)).fetchone()
@@ -185,8 +185,8 @@ def _read_published(
 
 
 def _published_sql(version: int) -> str:
-    """The query for what pg_publication_tables shows of some tables: row filters, column lists and
-    schemas came with version 15, generated columns with 18."""
+    """The query for some rows of pg_publication_tables: row filters, column lists and schemas came
+    with version 15, generated columns with 18."""
     if version < 150000:
         return _PUBLISHED.format(
             columns="NULL",
@@ -207,7 +207,7 @@ def _published_sql(version: int) -> str:
 
 
 def parameters(options: PublicationOptions) -> str:
-    """The publication's parameters, as CREATE PUBLICATION takes them behind WITH."""
+    """The publication's parameters for CREATE PUBLICATION ... WITH."""
     kinds = "insert, truncate" if options.append_only else "insert, update, delete, truncate"
     return f"(publish = '{kinds}', publish_via_partition_root = true)"
 
@@ -219,9 +219,9 @@ def read(connection: Connection, name: str) -> Publication | None:
 
 
 def ensure(connection: Connection, options: PublicationOptions) -> Publication:
-    """Read the publication; it is made (without tables) if it is missing and ``create`` is on.
+    """Read the publication, or create it (without tables) if it is missing and ``create`` is on.
 
-    :raises RightsMissing: if it is missing and the role may not make it.
+    :raises RightsMissing: if it is missing and the role may not create it.
     :raises SourceUnfit: if it is missing and ``create`` is off, or if it doesn't publish every
         kind of change.
     """
@@ -236,7 +236,7 @@ def ensure(connection: Connection, options: PublicationOptions) -> Publication:
         _create(connection, options)
         found = read(connection, options.name)
         if found is None:
-            raise SourceUnfit(f"publication {options.name} vanished as it was made")
+            raise SourceUnfit(f"publication {options.name} was dropped right after its creation")
     wrong = problem(found, options)
     if wrong is not None:
         raise SourceUnfit(f"publication {wrong[0]}: {wrong[1]}")
@@ -244,7 +244,7 @@ def ensure(connection: Connection, options: PublicationOptions) -> Publication:
 
 
 def problem(found: Publication, options: PublicationOptions) -> tuple[str, str] | None:
-    """The problem of an existing publication, and the statement that cures it; None: it fits."""
+    """The problem of an existing publication, and the statement that cures it; None for none."""
     if found.fits(options):
         return None
     kinds = "inserts and truncates alone" if options.append_only else "every kind of change"
@@ -257,15 +257,15 @@ def problem(found: Publication, options: PublicationOptions) -> tuple[str, str] 
 def vanished(name: str) -> TableRefused:
     """The error for a table that was dropped, or left the publication, during the check."""
     return TableMissing(
-        name, "it vanished while it was added to the publication", "it is tried again"
+        name, "it was dropped or renamed during the catalog check", "the next check tries again"
     )
 
 
 def add(connection: Connection, options: PublicationOptions, table: NamedTable) -> None:
-    """Put ``table`` into the publication; it is there already if it ``published``.
+    """Add ``table`` to the publication.
 
-    :raises TableNotPublished: if ``create`` is off, the role may not, or another one's lock on
-        the table is in the way for now.
+    :raises TableNotPublished: if ``create`` is off, the role may not, or another session's lock on
+        the table prevents it for now.
     """
     statement = f"ALTER PUBLICATION {identifier(options.name)} ADD TABLE ONLY {table.sql_name};"
     if not options.create:
@@ -291,8 +291,8 @@ def add(connection: Connection, options: PublicationOptions, table: NamedTable) 
     except _REFUSALS as refused:
         raise TableNotPublished(
             table.qualified,
-            f"it can't enter publication {options.name} now: {refused.diag.message_primary}",
-            "it is tried again",
+            f"it can't be added to publication {options.name}: {refused.diag.message_primary}",
+            "the next catalog check tries again",
         ) from refused
     _log.info("table added to publication", table=table.qualified, publication=options.name)
 
@@ -308,7 +308,7 @@ def follow_roots(connection: Connection, options: PublicationOptions, table: Nam
     :raises TableNotPublished: if ``create`` is off, or the role may not.
     """
     statement = by_root_statement(options)
-    reason = f"publication {options.name} has its partitions' changes, not its own"
+    reason = f"publication {options.name} publishes its partitions' changes, not its own"
     if not options.create:
         raise TableNotPublished(table.qualified, reason, f"run {statement}")
     try:
@@ -318,16 +318,17 @@ def follow_roots(connection: Connection, options: PublicationOptions, table: Nam
             table.qualified, reason, f"let the publication's owner run {statement}"
         ) from denied
     except _REFUSALS as refused:
-        why = f"{reason}, and that can't be altered now: {refused.diag.message_primary}"
-        raise TableNotPublished(table.qualified, why, "it is tried again") from refused
+        why = f"{reason}, and can't be altered: {refused.diag.message_primary}"
+        cure = "the next catalog check tries again"
+        raise TableNotPublished(table.qualified, why, cure) from refused
     _log.warning("publication altered: publish_via_partition_root set", publication=options.name)
 
 
 def remove(connection: Connection, options: PublicationOptions, table: NamedTable) -> bool:
-    """Take ``table`` out again, if the publication is ours; returns whether it is out.
+    """Drop ``table`` from the publication if ``create`` is on; returns True if it is dropped.
 
-    For a table whose replica identity went: as long as it stays, the
-    application's UPDATE and DELETE fail.
+    Without a replica identity the application's UPDATE and DELETE fail as long as
+    the table is published.
     """
     if not options.create:
         return False
@@ -354,7 +355,7 @@ def remove(connection: Connection, options: PublicationOptions, table: NamedTabl
 
 
 def create_statement(options: PublicationOptions, tables: Iterable[NamedTable]) -> str:
-    """The statement by which an owner makes the publication with these tables."""
+    """The statement by which an owner creates the publication with these tables."""
     names = ", ".join(f"ONLY {table.sql_name}" for table in tables)
     chosen = f" FOR TABLE {names}" if names else ""
     return f"CREATE PUBLICATION {identifier(options.name)}{chosen} WITH {parameters(options)};"
@@ -368,7 +369,7 @@ def _create(connection: Connection, options: PublicationOptions) -> None:
     except psycopg.errors.InsufficientPrivilege as denied:
         role = connection.info.user
         raise RightsMissing(
-            f"role {role} may not make publication {name} ({denied.diag.message_primary}): let an"
+            f"role {role} may not create publication {name} ({denied.diag.message_primary}): let an"
             f" owner run CREATE PUBLICATION {identifier(name)} FOR TABLE ..."
             f" WITH {parameters(options)}; or"
             f" GRANT CREATE ON DATABASE {identifier(connection.info.dbname)}"
@@ -382,7 +383,7 @@ def _create(connection: Connection, options: PublicationOptions) -> None:
 # The tables in the catalog that the configured patterns match.
 
 _SHOWN = 20
-# A partition's rows come as its root's.
+# Partitions are left out: their rows come as their root's.
 _TABLES = """
 SELECT n.nspname::text, c.relname::text
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -399,8 +400,8 @@ class MatchedTables(NamedTuple):
 
     tables: frozenset[TableName]
     unnameable: frozenset[TableName]
-    """Those that can't be followed: ``schema.table`` on the wire has one dot in front of the table,
-    so a schema has none."""
+    """Tables that can't be followed because their schema's name has a dot: the wire has
+    ``schema.table``."""
 
 
 def read_matching(connection: Connection, patterns: Sequence[TablePattern]) -> MatchedTables:
@@ -441,7 +442,7 @@ def _log_unnameable(names: frozenset[TableName]) -> None:
 class TableDiscovery:
     """Follows the tables that patterns match, in the side connection's thread.
 
-    A table is gone only when two checks in a row don't show it: what is gone loses its rows.
+    A table counts as gone when two checks in a row don't show it: its rows are dropped then.
     """
 
     def __init__(
@@ -451,8 +452,8 @@ class TableDiscovery:
         interval: float,
         found: Callable[[frozenset[TableName]], None],
     ) -> None:
-        """``found`` is called with all tables when they are others than the ``known`` ones, or
-        than it was called with last."""
+        """``found`` is called with all tables whenever they differ from ``known``, or from those of
+        its last call."""
         self.interval = interval
         """Seconds between two calls of :meth:`check`."""
         self._patterns = tuple(patterns)
@@ -462,13 +463,13 @@ class TableDiscovery:
         self._found = found
 
     def change(self, patterns: Sequence[TablePattern]) -> None:
-        """Follow other patterns from the next check on; from any thread."""
+        """Follow other patterns from the next check on; may be called from any thread."""
         self._patterns = tuple(patterns)
 
     def check(self, connection: Connection) -> None:
         """Check the catalog.
 
-        :raises psycopg.Error: if it can't be read; then all is as it was.
+        :raises psycopg.Error: if it can't be read; nothing has changed then.
         """
         patterns = self._patterns
         now, unnameable = read_matching(connection, patterns) if patterns else _NOTHING

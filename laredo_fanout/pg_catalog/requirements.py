@@ -1,7 +1,4 @@
-"""Requirements of a server and of its tables for replication, each with the cure.
-
-They are checked before anything is changed.
-"""
+"""Requirements for replication of a server and of its tables, each with the cure."""
 
 from __future__ import annotations
 
@@ -68,8 +65,8 @@ def server_problems(connection: Connection) -> list[SourceError]:
     if encoding != "UTF8":
         problems.append(
             SourceUnfit(
-                f"the database is encoded in {encoding}, UTF8 is needed: make one WITH ENCODING"
-                " 'UTF8' TEMPLATE template0, and pg_dump and pg_restore into it"
+                f"the database is encoded in {encoding}, UTF8 is needed: create one WITH ENCODING"
+                " 'UTF8' TEMPLATE template0, and move the data with pg_dump and pg_restore"
             )
         )
     if wal_level != "logical":
@@ -86,7 +83,10 @@ def server_problems(connection: Connection) -> list[SourceError]:
             )
     if standby:
         problems.append(
-            SourceUnfit("the server is a standby: connect to the primary (messages are written)")
+            SourceUnfit(
+                "the server is a standby, which can't write messages to the WAL: connect to the"
+                " primary"
+            )
         )
     if not may_replicate:
         problems.append(
@@ -100,10 +100,9 @@ def server_problems(connection: Connection) -> list[SourceError]:
 def table_problem(
     wanted: SourceTableOptions, table: SourceTable | None, role: str
 ) -> TableRefused | None:
-    """Problem that keeps this table from being replicated as it is, or None.
+    """The reason why this table can't be replicated, or None.
 
-    A table that passes may enter a publication without making a statement of the
-    application fail.
+    None also means that its membership in a publication makes no statement of the application fail.
     """
     name = wanted.qualified
     if table is None:
@@ -117,7 +116,7 @@ def table_problem(
 
 
 def _leave_out(wanted: SourceTableOptions) -> str:
-    """Advice for leaving a table out."""
+    """The cure for a table that can't be followed: leave it out."""
     if wanted.by_pattern:
         return f"exclude {wanted.qualified} from the pattern that matches it"
     return f"take {wanted.qualified} out of tables"
@@ -134,7 +133,7 @@ def _unfit(table: SourceTable, wanted: SourceTableOptions) -> TableRefused | Non
             )
         return TableUnfit(
             name,
-            f"it is a partition of {table.hidden_by}, which the publication has in its place",
+            f"it is a partition of {table.hidden_by}, which is published instead",
             cure,
         )
     if table.kind not in "rp":
@@ -172,8 +171,8 @@ def _changes_published(table: SourceTable, name: str) -> TableRefused | None:
         return None
     return IdentityMissing(
         name,
-        "it is append_only, and its updates and deletes are published all the same",
-        "take it out of publication.name's publication (ALTER PUBLICATION ... DROP TABLE), which"
+        "it is append_only, but its updates and deletes are published",
+        "drop it from publication.name's publication (ALTER PUBLICATION ... DROP TABLE), which"
         " must not be FOR ALL TABLES",
     )
 
@@ -193,8 +192,8 @@ def _identity_missing(table: SourceTable, name: str) -> TableRefused | None:
             name,
             f"its key column {', '.join(hidden)} is generated, and the publication leaves it out",
             "on PostgreSQL 18 or later ALTER PUBLICATION ... SET (publish_generated_columns ="
-            f" stored); or ALTER TABLE {table.sql_name} REPLICA IDENTITY USING INDEX one of"
-            " columns that aren't generated",
+            f" stored); or ALTER TABLE {table.sql_name} REPLICA IDENTITY USING INDEX with an index"
+            " of columns that aren't generated",
         )
     if hidden:
         return IdentityMissing(
@@ -252,17 +251,17 @@ def _select_denied(table: SourceTable, name: str, role: str) -> TableRefused | N
     return None
 
 
-# Tables without a key, configured as append-only: rows are only ever added.
+# Append-only tables, which need no key: rows are only inserted.
 #
-# They are copied by one COPY with one snapshot, and of the stream only those transactions are
-# applied that the snapshot doesn't show. They are in a publication of their own, which publishes
+# One COPY with one snapshot copies the table, and only those transactions of the stream are applied
+# that the snapshot doesn't show. These tables have a publication of their own, which publishes
 # inserts and truncates alone: in the other one the application's UPDATE and DELETE would fail.
 
 _EPOCH = 1 << 32
 
 
 class XidSnapshot(NamedTuple):
-    """A snapshot of PostgreSQL's, as pg_current_snapshot() describes it.
+    """A snapshot, as pg_current_snapshot() describes it.
 
     https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT-PARTS
     """
@@ -274,8 +273,7 @@ class XidSnapshot(NamedTuple):
     def shows(self, xid: int) -> bool:
         """True if the snapshot sees the changes of this committed transaction.
 
-        ``xid`` is the stream's: the lower 32 bits of a transaction that is never further than 2^31
-        from the snapshot.
+        ``xid`` is the lower 32 bits, as in the stream, of an id at most 2^31 from the snapshot.
         """
         whole = self.xmax - self.xmax % _EPOCH + xid
         if whole - self.xmax > _EPOCH // 2:
@@ -292,15 +290,16 @@ def snapshot(text: str) -> XidSnapshot:
 
 
 class TransactionFilter:
-    """Decides which streamed transactions are applied to an append-only table.
+    """Decision which streamed transactions are applied to an append-only table.
 
-    Until the copy's snapshot is known none is, and each of them must be visible to that snapshot.
-    Where one isn't (its commit was streamed before it was visible), another snapshot is taken.
+    No transaction is applied before the copy's snapshot is known, and the snapshot must show all of
+    these. If it doesn't show one (its commit was streamed before it was visible), another snapshot
+    is taken.
     """
 
     def __init__(self, *, live: bool) -> None:
         self.live = live
-        """True once the copy is done: every transaction is applied from here on."""
+        """True once the copy is done, from which on every transaction is applied."""
         self._left_out: set[int] = set()
         self._snapshot: XidSnapshot | None = None
 
@@ -314,7 +313,8 @@ class TransactionFilter:
         return not self._snapshot.shows(xid)
 
     def read_at(self, taken: XidSnapshot) -> bool:
-        """Use this snapshot of the copy; False: it lacks a transaction left out, take another."""
+        """Use this snapshot for the copy; False if it doesn't show a transaction that was left out:
+        take another one."""
         if not all(map(taken.shows, self._left_out)):
             return False
         self._snapshot = taken
@@ -322,16 +322,16 @@ class TransactionFilter:
         return True
 
     def go_live(self) -> None:
-        """Apply everything from here on: the stream has passed all that the copy saw."""
+        """Apply every transaction from here on: the stream has passed the copy's snapshot."""
         self.live = True
 
 
 class PublicationGate:
-    """Waits until a new stream finds the append-only publication in every transaction it decodes.
+    """Gate that opens when a new stream would find the append-only publication everywhere.
 
-    What a transaction did before the publication was made is decoded as if it weren't
-    there, which fails the stream up to PostgreSQL 17. So every transaction that ran then must
-    have ended.
+    The changes that a transaction made before the publication's creation are decoded without the
+    publication, which is an error up to PostgreSQL 17. So every transaction that ran then must have
+    ended.
     """
 
     def __init__(self) -> None:
@@ -355,7 +355,7 @@ class PublicationGate:
 
 
 def streamed(options: SourceOptions, records: Iterable[TableRecord]) -> str | None:
-    """The append-only publication, if a copying or live table needs the stream to have it."""
+    """The name of the append-only publication, if a copying or live table needs it."""
     for record in records:
         kept = shape.from_json(record.copy)
         if (

@@ -1,7 +1,7 @@
 """The shape of a table: columns, key and publication; a change of it ends the incarnation.
 
-Kept with the table's record, compared with each Relation message of the stream
-and with each catalog snapshot.
+The table's record keeps the shape, which is compared with each Relation message of
+the stream and with each catalog snapshot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ShapeColumn(NamedTuple):
-    """A column of a shape; ``type_oid`` and ``type_modifier`` as pg_attribute has them."""
+    """A column of a shape; ``type_oid`` and ``type_modifier`` are those of pg_attribute."""
 
     name: str
     type_oid: int
@@ -55,11 +55,11 @@ class Shape(NamedTuple):
         return flagged == set(self.key)
 
     def identifies(self, partition: Relation, usual: str | None) -> bool:
-        """True if the stream has the key of each row that is updated or deleted in a partition.
+        """True if the stream sends the key of each row that is updated or deleted in a partition.
 
         ``usual`` is the replica identity (pg_class.relreplident) that the catalog shows for the
-        partition. Nothing else can be compared where a column list hides columns of a partition,
-        since PostgreSQL applies the root's column numbers to it.
+        partition. If a column list hides columns of a partition, only that can be compared, because
+        PostgreSQL applies the root's column numbers to the partition.
         """
         if partition.replica_identity == "f":
             return True
@@ -71,7 +71,7 @@ class Shape(NamedTuple):
     def difference(self, other: Shape) -> str:
         """The difference as a sentence, for the log."""
         if self.oid != other.oid:
-            return "it was dropped and made again"
+            return "it was dropped and created again"
         if self.columns != other.columns:
             before, after = set(self.columns), set(other.columns)
             gone = ", ".join(sorted(column.name for column in before - after))
@@ -112,7 +112,7 @@ def to_json(shape: Shape, version: Version) -> dict[str, Any]:
 
 
 def from_json(stored: Mapping[str, Any]) -> tuple[Shape, Version] | None:
-    """Read what :func:`to_json` made; None if there is none."""
+    """Parse the result of :func:`to_json`; None if there is none."""
     if "shape" not in stored:
         return None
     kept = stored["shape"]

@@ -1,7 +1,7 @@
 """The side connection: a second connection, for catalog checks, heartbeats, barriers and locks.
 
 Everything that may wait for the server is done here, in a thread of its own, so
-that the stream never does. Answers go to the ingest thread as reports.
+that the stream never waits. Answers go to the ingest thread as reports.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RETRY = Backoff(initial=0.2, maximum=15.0)
 _STOP_INTERVAL = 0.2
 _PAUSE_AT_LEAST, _PAUSE_AT_MOST = 0.2, 1.0
 _PAUSE_SHARE = 20
-"""Divisor of the time for catalog checks on demand; none waits for long."""
+"""Ratio of the pause after a catalog check to its duration, for checks on demand."""
 
 
 class CopyPlan(NamedTuple):
@@ -51,8 +51,8 @@ class CopyPlan(NamedTuple):
 
 
 class WriterWait(NamedTuple):
-    """Report: the copy can't begin yet, because transactions of these processes wrote to the table
-    and haven't ended."""
+    """Report: the copy can't begin before the transactions of these processes end, which wrote to
+    the table."""
 
     table_id: int
     pids: tuple[int, ...]
@@ -78,7 +78,7 @@ class SideConnectionDown(NamedTuple):
 
 
 class SideConnectionCrashed(NamedTuple):
-    """Report: a defect of ours ended the thread, so there are no catalog checks any more."""
+    """Report: a defect of the server ended the thread, so catalog checks have stopped."""
 
     error: BaseException
 
@@ -100,29 +100,29 @@ class PrepareRequest(NamedTuple):
     table_id: int
     table: SourceTable
     splits: Sequence[Split] | None
-    """Given when a copy goes on."""
+    """The split points of a copy that goes on; None for a new one."""
 
 
 class BarrierRequest(NamedTuple):
-    """Request: emit ``payload`` if the table is still as it was; check the catalog otherwise."""
+    """Request: emit ``payload`` if the table is unchanged; otherwise check the catalog."""
 
     payload: str
     options: SourceTableOptions
     shape: shape.Shape
     version: Version
-    beside: bool
+    is_recopy: bool
     """True for a re-copy: rows that move with partitions meanwhile are repaired later."""
 
 
 class CheckRequest(NamedTuple):
-    """Request: a catalog check in ``after_s``; its snapshot ``answers`` this number or a later."""
+    """Request: a catalog check in ``after_s``, which is answered by ``number`` or a higher one."""
 
     number: int
     after_s: float = 0.0
 
 
 class CheckSoonRequest(NamedTuple):
-    """Request: a catalog check as soon as one may run, since a position waits to be verified."""
+    """Request: the next catalog check that may run, because a position waits to be verified."""
 
 
 class ConnectionRequest(NamedTuple):
@@ -197,7 +197,7 @@ class SideConnection:
             connections.sever(connection)
 
     def stop(self) -> None:
-        """End the thread, whatever it is doing, and close the connection."""
+        """End the thread, even if it waits for PostgreSQL, and close the connection."""
         self._stopping.set()
         self._requests.put(None)
         connection = self._connection
@@ -205,7 +205,7 @@ class SideConnection:
             connections.cancel(connection)
         if self._thread.ident is not None:
             while self._thread.is_alive():
-                # Not once for all: it may be about to open another one, which may not answer.
+                # Again and again: the thread may be opening another connection that hangs.
                 self.sever()
                 self._thread.join(_STOP_INTERVAL)
         if self._connection is not None:
@@ -242,14 +242,14 @@ class SideConnection:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            # Kept at once: a stop breaks off what its server doesn't answer.
+            # Assigned first, so that a stop can sever it if the server doesn't answer.
             self._connection = connections.connect(self._options, role="side")
             with connections.closed_on_failure(self._connection):
                 self._connection.execute(LOCK_TIMEOUT)
         return self._connection
 
     def _next_step(self, connection: Connection) -> None:
-        """Run what is due, or wait for a request or for what comes next."""
+        """Run the task that is due, or wait for a request or for the next task."""
         now = time.monotonic()
         if self._tasks and self._tasks[0].due <= now:
             task = heapq.heappop(self._tasks)
@@ -311,7 +311,7 @@ class SideConnection:
         may_stream = appending and self._publication_gate.is_open(connection)
         message = pgoutput.check_payload(self._options.slot_name)
         seen = seen._replace(answers=requested, appends_may_stream=may_stream, message=message)
-        # First the report, then the message: it must be known when the message arrives.
+        # First the report, then the message: the snapshot must be known when the message arrives.
         self._report(seen)
         self._emit(connection, message)
         ended = time.monotonic()
@@ -328,7 +328,7 @@ class SideConnection:
         pause: float,
         connection: Connection,
     ) -> None:
-        """Wait for the lock holders of the first reading, then find split points."""
+        """Wait for the lock holders that were found first, then find split points."""
         if waited_for is None:
             left = holders(connection, request.table.oids)
         else:
@@ -356,10 +356,10 @@ class SideConnection:
         self._report(CopyPlan(request.table_id, splits))
 
     def _barrier(self, request: BarrierRequest, connection: Connection) -> None:
-        """Check the table, after its last chunk was read: so all chunks had the same shape.
+        """Check the table after its last chunk, so that all chunks had the same shape.
 
-        A re-copy's barrier is sent although partitions have come or gone since: the rows that its
-        chunks have of them are repaired by another one (partition_repair.py).
+        A re-copy's barrier is sent even if partitions have come or gone since: another re-copy
+        repairs the rows that its chunks read of them (partition_repair.py).
         """
         found = table_definitions.read_tables(
             connection, [request.options], self._options.publication
@@ -369,7 +369,7 @@ class SideConnection:
         )
         if table is None or shape.of_table(table) != request.shape:
             changed: str | None = "its shape"
-        elif request.beside:
+        elif request.is_recopy:
             changed = table.rewritten_since(request.version)
         else:
             changed = table.changed_since(request.version)

@@ -1,27 +1,26 @@
-"""Silent DDL: the position up to which none can have changed a table's rows.
+"""Silent DDL, and the position up to which none can have changed a table's rows.
 
-ALTER TYPE ... USING, ADD COLUMN ... DEFAULT, an enum's label renamed, a partition attached with
-rows: they leave no trace in the stream, only in the catalog. So what is kept of a table (an
-artifact of an archive, a periodic snapshot) may end at a position P only when a catalog check has
-shown that no such statement, committed at or before P, is unknown.
+ALTER TYPE ... USING, ADD COLUMN ... DEFAULT, a renamed enum label, a partition attached with rows:
+these leave no trace in the stream, only in the catalog. So an artifact of an archive, or a periodic
+snapshot, may end at a position P only when a catalog check has shown that no unknown statement of
+this kind committed at or before P.
 
-A check reads, in this order: (a) the position up to which WAL was given out, R
-(pg_current_wal_insert_lsn), (b) the locks and their holders (:func:`read`), (c) the catalog.
-Let such a statement's commit record end at or before R. It was written before (a). PostgreSQL
-makes a commit visible after its record is written (with synchronous_standby_names perhaps much
-later) and lets its locks go after it is visible (CommitTransaction, CommitTransactionPrepared). So
-at (b) either the lock was still held, by a process or by a prepared transaction, and it is seen
-there; or the lock was gone, and with it the statement is visible to (c), which comes later. Hence
-a table that (c) shows as it has been since its incarnation began, and on which (b) shows no such
-lock, is *verified up to R*. That holds also for a check whose message the stream hasn't
-reached yet: the transaction ids and files that it compares never come back. Only a partitioned
-table has to wait for the message, and one that is or may have been a partition meanwhile: rows may
-have come and gone with a partition, or changes have come as another table's, and what the stream
-brings until there shows it (partitions.py).
+A check reads, in this order: (a) the end of the WAL, R (pg_current_wal_insert_lsn), (b) the locks
+and their holders (:func:`read`), (c) the catalog. Let such a statement's commit record end at or
+before R. It was written before (a). PostgreSQL makes a commit visible after its record is written
+(with synchronous_standby_names perhaps much later) and releases its locks after it is visible
+(CommitTransaction, CommitTransactionPrepared). So at (b) either a process or a prepared transaction
+still held the lock, which (b) shows; or the lock was released, and the statement is visible to (c),
+which comes later. Hence a table that (c) shows unchanged since its incarnation began, and on which
+(b) shows no such lock, is *verified up to R*. That is true even if the stream hasn't reached the
+check's message yet: the transaction ids and files that are compared never come back. Only a
+partitioned table, and one that is or may have been a partition, must wait for the message: rows may
+have come and gone with a partition, or changes may have come as another table's, and the stream up
+to the message shows that (partitions.py).
 
-Where (b) has seen a lock, the table's verified position does not advance. More locks count than
-need to (any AccessExclusiveLock on the table, as VACUUM FULL takes one): what is verified too
-late waits, what is verified wrongly would be wrong for good.
+If (b) shows a lock, the table's verified position does not advance. More locks count than necessary
+(any AccessExclusiveLock on the table, such as VACUUM FULL's): a late verification only delays, a
+wrong one would be wrong for good.
 
 https://www.postgresql.org/docs/current/view-pg-locks.html
 https://www.postgresql.org/docs/current/explicit-locking.html
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
 _REACH = "SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::int8"
 
 # ATTACH and DETACH lock the partitioned table with ShareUpdateExclusiveLock, which autovacuum
-# takes on plain tables only. ALTER TYPE of an enum locks the type. ALTER PUBLICATION locks
-# nothing for long, but what writes a row leaves its transaction in the row that others still see.
+# takes on plain tables only. ALTER TYPE of an enum locks the type. ALTER PUBLICATION holds no lock
+# until its commit, but its xid is the xmax of the row that others still see.
 _LOCKS = """
 SELECT 'relation', l.relation::int8, coalesce(l.pid, 0), l.mode = 'AccessExclusiveLock'
 FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation
@@ -76,21 +75,21 @@ PREPARED = 0
 
 
 class DdlLocks(NamedTuple):
-    """The locks that a catalog check found before it read the catalog, and who holds them."""
+    """The locks that a catalog check found before it read the catalog, and their holders."""
 
     reach: int = 0
-    """R: the position up to which WAL was given out."""
+    """R, the end of the WAL."""
     relations: Mapping[int, Collection[int]] = {}
-    """Relations that may be being changed, with the holders' pids, PREPARED among them."""
+    """Relations that DDL may be changing, with the holders' pids; PREPARED may be one of them."""
     exclusive: frozenset[int] = frozenset()
-    """Those of them that are locked exclusively."""
+    """The relations that are locked exclusively."""
     types: frozenset[int] = frozenset()
-    """The pids that may be changing any type."""
+    """Pids of processes that may be changing a type."""
     publications: frozenset[int] = frozenset()
-    """The pids that may be changing our publications."""
+    """Pids of processes that may be changing our publications."""
 
     def of(self, table: SourceTable) -> frozenset[int]:
-        """The pids that may be changing this table's values by DDL."""
+        """Pids of processes that may be changing this table's values by DDL."""
         held = set(self.publications)
         if table.version.types:
             held |= self.types
@@ -100,7 +99,7 @@ class DdlLocks(NamedTuple):
 
 
 def read(connection: Connection, publications: PublicationOptions) -> DdlLocks:
-    """Read the WAL position, then the locks; the catalog must be read after it."""
+    """Read the WAL's end, then the locks; the catalog must be read afterwards."""
     reached = connection.execute(_REACH).fetchone()
     assert reached is not None
     names = [publications.name, publications.appends.name]
@@ -130,7 +129,7 @@ def read(connection: Connection, publications: PublicationOptions) -> DdlLocks:
 #
 # A transaction that wrote to a table before the table's stream began holds a lock on it until its
 # commit is visible, even while it waits for a synchronous standby. So the first chunk waits for all
-# of them, as CREATE INDEX CONCURRENTLY does.
+# such transactions, as CREATE INDEX CONCURRENTLY does.
 # https://www.postgresql.org/docs/current/view-pg-locks.html
 
 _HOLDERS = """
@@ -161,10 +160,9 @@ def holders(connection: Connection, oids: Sequence[int]) -> frozenset[Holder]:
 def still_holding(
     connection: Connection, oids: Sequence[int], before: Collection[Holder]
 ) -> frozenset[Holder]:
-    """Those of ``before`` that haven't ended; transactions that began later don't matter.
+    """The transactions of ``before`` that haven't ended, and every prepared one.
 
-    PREPARE TRANSACTION gives a transaction another identity, so every prepared
-    one is waited for.
+    PREPARE TRANSACTION changes a transaction's identity.
     """
     if not before:
         return frozenset()

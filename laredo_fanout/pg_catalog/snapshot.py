@@ -1,6 +1,6 @@
-"""The catalog snapshot: the tables as PostgreSQL's catalog shows them, and the locks on them.
+"""The catalog snapshot: the tables in PostgreSQL's catalog, and the locks on them.
 
-Taking one also puts tables that may be replicated into the publication.
+Taking one also adds tables that may be replicated to the publication.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class CatalogSnapshot(NamedTuple):
     problems: Mapping[str, TableRefused]
     slot: Slot | None
     publication: str | None
-    """The publication's identity; None: it is gone, or doesn't publish every kind of change."""
+    """The publication's identity; None if it is gone or doesn't publish every kind of change."""
     answers: int = 0
-    """The last CheckRequest that came before it."""
+    """Number of the last CheckRequest before this check."""
     appends_may_stream: bool = False
     """True if a stream that begins here finds the publication of the append-only tables."""
     ddl_locks: DdlLocks = DdlLocks()
-    """The locks of DDL that may not be visible yet: the stream may know more of it."""
+    """The locks of DDL that may not be visible yet."""
     message: str = ""
     """The content of the message that marks this check in the stream."""
 
@@ -50,7 +50,7 @@ def take(
     number: int,
     attachments: EmptyAttachments | None = None,
 ) -> CatalogSnapshot:
-    """Check the catalog, and put tables that may be replicated into the publication.
+    """Check the catalog, and add tables that may be replicated to the publication.
 
     :raises psycopg.Error: if the catalog can't be read.
     """
@@ -60,7 +60,7 @@ def take(
     except (SourceUnfit, RightsMissing) as missing:
         return CatalogSnapshot(number, {}, _publication_missing(tables, missing), state, None)
     appends, problems = _ensure_appends(connection, options, tables)
-    # Before the tables are read, as the proof in silent_ddl.py has it.
+    # Before the tables are read, which the proof in silent_ddl.py requires.
     locks = silent_ddl.read(connection, options.publication)
     found = table_definitions.read_tables(connection, tables, options.publication)
     added = False
@@ -100,7 +100,7 @@ def _publish(
 def _ensure_appends(
     connection: Connection, options: SourceOptions, tables: Sequence[SourceTableOptions]
 ) -> tuple[Publication | None, dict[str, TableRefused]]:
-    """The publication of the append-only tables, if there are any; without it they are refused."""
+    """The publication of the append-only tables, if there are any, or the tables' errors."""
     appending = [table for table in tables if table.append_only]
     if not appending:
         return None, {}
@@ -113,7 +113,7 @@ def _ensure_appends(
 def _publication_missing(
     tables: Sequence[SourceTableOptions], missing: SourceError
 ) -> dict[str, TableRefused]:
-    """The errors for a publication that is gone or narrowed: changes are missed from then on."""
+    """The tables' errors if the publication is gone or publishes too little."""
     return {
         wanted.qualified: TableNotPublished(
             wanted.qualified, str(missing).rstrip(";"), "then it is copied again"
@@ -125,7 +125,7 @@ def _publication_missing(
 def with_attachments(
     connection: Connection, found: Mapping[str, SourceTable], attachments: EmptyAttachments | None
 ) -> dict[str, SourceTable]:
-    """The tables, their partitions marked that were empty when they were attached."""
+    """The tables, with a mark on partitions that were empty when they were attached."""
     if attachments is None:
         return dict(found)
     return {

@@ -21,39 +21,39 @@ if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 
-# The version of a table: the catalog's marks by which a later check notices silent DDL.
+# The version of a table: marks in the catalog by which a later check notices silent DDL.
 #
 # Silent DDL is a statement that changes values or moves rows without a message in the stream: ALTER
-# TYPE ... USING, an enum's label renamed, an attribute added to a composite type; a partition
-# attached, detached or truncated; the publication narrowed and made whole again.
+# TYPE ... USING, a renamed enum label, an attribute added to a composite type; ATTACH, DETACH or
+# TRUNCATE of a partition; a publication that was narrowed for a while.
 #
-# What went and came back between two checks has its name again, so a name identifies nothing. Each
-# mark is a number that PostgreSQL never gives twice: a column's attnum, the oid of the key's
-# constraint or index, the transaction that wrote a row of the catalog. A cheap statement must leave
-# it alone: GRANT, OWNER TO and SET STATISTICS write most rows that belong to a table.
+# An object that was dropped and created between two checks has the same name again. So each mark
+# is a number that PostgreSQL never assigns twice: a column's attnum, the oid of the key's
+# constraint or index, the xid that wrote a row of the catalog. Statements that change no rows must
+# not change a mark, and GRANT, OWNER TO and SET STATISTICS write most rows that belong to a table.
 
 
 class Version(NamedTuple):
     """The marks of one catalog check."""
 
     attributes: str
-    """The transactions that wrote the table's pg_attribute rows."""
+    """The xids that wrote the table's pg_attribute rows."""
     file: int
-    """The file that holds the rows."""
+    """Number of the file that contains the rows."""
     types: tuple[str, ...]
-    """The labels of enums and the attributes of composites that its columns are made of."""
+    """The labels of enums and the attributes of composites among the types of the columns."""
     partitions: tuple[StoredPartition, ...]
     publication: str | None
-    """The transaction that last wrote the publication's own row; None: there was none."""
+    """The xid that last wrote the publication's own row; None if there was no publication."""
     publication_owner: int | None
     owner_alone: bool
     """True if OWNER TO wrote the publication's row, as the first command of its transaction."""
     columns: tuple[int, ...] = ()
-    """The numbers (attnum) of the columns that the stream carries."""
+    """The numbers (attnum) of the published columns."""
     key: str = ""
-    """The oid of the key's constraint, or else of its index, and its columns' numbers."""
+    """The oid of the key's constraint, or else of its index, and the numbers of its columns."""
     schema: str = ""
-    """The publication's row for the table's schema; empty: it has none."""
+    """The publication's entry for the table's schema; empty if it has none."""
     by_name: bool = True
     """True if the publication names the table, so that PostgreSQL refuses SET UNLOGGED."""
 
@@ -67,7 +67,7 @@ def changed(
     if now.schema != before.schema:
         return "it left a schema of the publication and came back"
     if now.key != before.key:
-        return "its key was dropped and made again"
+        return "its key was dropped and created again"
     return (
         _rewritten(before, now)
         or _type_changed(before.types, now.types)
@@ -76,10 +76,10 @@ def changed(
 
 
 def _narrowed(before: Version, now: Version) -> bool:
-    """True if the publication may not have published everything in between.
+    """True if the publication may have left out changes in between.
 
-    OWNER TO writes the same row as SET (publish = ...). If an OWNER TO wrote it last, the catalog
-    has no trace of a version between the two, and we assume that there was none.
+    OWNER TO writes the same row as SET (publish = ...). If OWNER TO wrote it last, the catalog has
+    no trace of an earlier SET, and we assume that there was none.
     """
     if now.publication == before.publication:
         return False
@@ -91,12 +91,12 @@ def _rewritten(before: Version, now: Version) -> str | None:
     """Reason why values of the table's own columns may have changed, or None.
 
     ALTER TYPE ... USING writes pg_attribute rows and a new file. Changed rows alone are harmless
-    (SET STATISTICS), and so is a new file (VACUUM FULL, TRUNCATE), unless it may be the second one
-    of SET UNLOGGED and SET LOGGED: changes between these two aren't in the WAL.
+    (SET STATISTICS), and so is a new file (VACUUM FULL, TRUNCATE), unless SET UNLOGGED and then SET
+    LOGGED may have created it: changes between the two aren't in the WAL.
     """
     altered = now.attributes != before.attributes
     if now.columns != before.columns:
-        return "a column was dropped, and another one has its name"
+        return "a column was dropped, and another one has its name now"
     if now.file != before.file and altered:
         return "its rows were rewritten"
     if now.file != before.file and not now.by_name:
@@ -105,13 +105,13 @@ def _rewritten(before: Version, now: Version) -> str | None:
 
 
 def _type_changed(before: Sequence[str], now: Sequence[str]) -> str | None:
-    """Reason why a type may print stored values in another way, or did; None if it can't.
+    """Reason why a type may print stored values differently, or None.
 
-    An enum may get labels. Earlier labels must stay, and be of the same row in the catalog.
+    An enum may get more labels; earlier labels must still be the same rows in the catalog.
     """
     if set(now).issuperset(before):
         return None
-    return "a type that its columns are made of was changed"
+    return "a type of its columns, or within one, was changed"
 
 
 USED_TYPES = """
@@ -130,8 +130,8 @@ WITH RECURSIVE used(relation, attribute, type) AS (
     WHERE part.type <> 0
 )
 """
-"""The beginning of a query about the types that each column of some tables is made of."""
-# A renamed label has another row, of another transaction. relnatts also counts what was dropped.
+"""The beginning of a query about the types of each column of some tables, at any depth."""
+# A renamed label has another row, of another xid. relnatts counts dropped attributes too.
 _TYPE_MARKS = f"""{USED_TYPES}
 SELECT relation::int8, format('%%s@%%s=%%s', e.oid, e.xmin, e.enumlabel)
 FROM used JOIN pg_enum e ON e.enumtypid = used.type
@@ -145,7 +145,7 @@ JOIN pg_class c ON c.oid = t.typrelid
 
 
 def read_type_marks(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[str, ...]]:
-    """The types that these tables' columns are made of, in the form of ``Version.types``."""
+    """The marks of the types of these tables' columns, in the form of ``Version.types``."""
     found: dict[int, list[str]] = {oid: [] for oid in oids}
     for oid, part in connection.execute(_TYPE_MARKS, (list(oids),)).fetchall():
         found[oid].append(part)
@@ -156,7 +156,7 @@ _COMPOSITE = re.compile(r"(\d+)@\d+\(")
 
 
 def relations_within(version: Version) -> list[int]:
-    """The relations of the composite types that the columns are made of: their oids."""
+    """The oids of the relations of composite types among the types of the columns."""
     found = (_COMPOSITE.match(part) for part in version.types)
     return [int(composite[1]) for composite in found if composite is not None]
 
@@ -167,14 +167,14 @@ def to_json(version: Version) -> dict[str, Any]:
 
 
 def from_json(stored: Mapping[str, Any]) -> Version:
-    """Read what :func:`to_json` made."""
+    """Parse the result of :func:`to_json`."""
     kept = {name: tuple(stored[name]) for name in ("types", "columns")}
     partitions = tuple(StoredPartition(*each) for each in stored["partitions"])
     return Version(**{**stored, **kept, "partitions": partitions})
 
 
 class SourceColumn(NamedTuple):
-    """A column that the stream carries; ``type_modifier`` is the column's own (-1 in a domain)."""
+    """A published column; ``type_modifier`` is the column's own (-1 for a domain)."""
 
     name: str
     type_info: column_.TypeInfo
@@ -191,9 +191,10 @@ class UniqueIndex(NamedTuple):
     identity: bool
     immediate: bool
     whole: bool
-    """Valid, without a predicate and without expressions."""
+    """True for a valid index without a predicate and without expressions."""
     mark: str
-    """Another one if it was dropped and made again; REINDEX CONCURRENTLY keeps a constraint's."""
+    """Differs if the index was dropped and created again; REINDEX CONCURRENTLY keeps that of a
+    constraint."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,6 @@ class SourceTable:
     may_select: bool
     row_security: bool
     """True if row-level security would hide rows from this role."""
-    pages: int
     rows_estimated: float
     columns: tuple[SourceColumn, ...]
     indexes: tuple[UniqueIndex, ...]
@@ -219,17 +219,17 @@ class SourceTable:
     version: Version
     not_null: frozenset[str] = field(default=frozenset())
     generated: frozenset[str] = field(default=frozenset())
-    """The columns that are generated, which a publication may leave out."""
+    """Generated columns, which a publication may leave out."""
     partitions: tuple[Partition, ...] = ()
-    """All partitions below it, at any depth."""
+    """All partitions below the table, at any depth."""
     hidden_by: str | None = None
-    """The root that the publication has in this partition's place."""
+    """The root that is published instead of this partition."""
     is_partition: bool = False
-    """True if it is a partition of any table, published or not."""
+    """True for a partition of any table, published or not."""
     append_only: bool = False
-    """True if it is configured as append-only: it has no key, whatever its indexes are."""
+    """True if the table is configured as append-only: it has no key, even if it has indexes."""
     changes_published: bool = False
-    """True if it is append-only, and in the publication of the other tables as well."""
+    """True if the table is append-only, and in the publication of the other tables too."""
 
     @property
     def qualified(self) -> str:
@@ -243,7 +243,7 @@ class SourceTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The names of the columns that identify a row, in their index's order; empty: none do."""
+        """The names of the columns that identify a row, in their index's order; empty for none."""
         index = self.key_index
         return index.columns if index is not None else ()
 
@@ -264,7 +264,7 @@ class SourceTable:
 
     @property
     def described(self) -> tuple[Column, ...]:
-        """The columns as the store, the handshake and manifests describe them."""
+        """The columns as they are described in the store, the handshake and manifests."""
         ordinals = {name: ordinal for ordinal, name in enumerate(self.key, 1)}
         return tuple(
             Column(
@@ -280,32 +280,32 @@ class SourceTable:
 
     @property
     def selected(self) -> list[Selected]:
-        """The columns as ``select.lines_sql`` wants them."""
+        """The columns for ``value_sql.lines_sql``."""
         return [Selected(column.name, column.type_info) for column in self.columns]
 
     @property
     def selected_key(self) -> list[Selected]:
-        """The key's columns, in its order, as ``select.lines_sql`` wants them."""
+        """The key's columns, in its order, for ``value_sql.lines_sql``."""
         by_name = {column.name: column.type_info for column in self.columns}
         return [Selected(name, by_name[name]) for name in self.key]
 
     @property
     def rows_sql(self) -> str:
-        """The FROM item that its own rows are read from."""
+        """The FROM item that selects the table's own rows."""
         return self.sql_name if self.partitioned else f"ONLY {self.sql_name}"
 
     @property
     def partitioned(self) -> bool:
-        """True if its rows are in partitions."""
+        """True if the table's rows are in partitions."""
         return self.kind == "p"
 
     @property
     def oids(self) -> list[int]:
-        """Its own oid, and its partitions'."""
+        """The oids of the table and its partitions."""
         return [self.oid, *(each.known.oid for each in self.partitions)]
 
     def changed_since(self, before: Version) -> str | None:
-        """Reason why silent DDL may have changed rows or values; see ``table_version.changed``."""
+        """Reason why silent DDL may have changed rows or values; see :func:`changed`."""
         return changed(before, self.version, self.partitions, partitioned=self.partitioned)
 
     def rewritten_since(self, before: Version) -> str | None:
@@ -314,7 +314,7 @@ class SourceTable:
 
 
 def base_modifier(column: SourceColumn) -> int:
-    """The type modifier that holds for the column's values, a domain's own included."""
+    """The type modifier that applies to the column's values, that of a domain included."""
     info, modifier = column.type_info, column.type_modifier
     while info.base is not None:
         modifier = info.base_modifier if info.base_modifier != -1 else modifier
@@ -325,7 +325,7 @@ def base_modifier(column: SourceColumn) -> int:
 _TABLES = """
 SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
     c.relreplident::text, has_table_privilege(c.oid, 'SELECT'), row_security_active(c.oid),
-    c.relpages, c.reltuples, c.relispartition, c.relfilenode::int8
+    c.reltuples, c.relispartition, c.relfilenode::int8
 FROM unnest(%s::text[], %s::text[]) AS wanted(schema, name)
 JOIN pg_namespace n ON n.nspname = wanted.schema
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
@@ -358,9 +358,9 @@ WHERE i.indrelid = ANY(%s) AND i.indisunique AND i.indexprs IS NULL ORDER BY i.i
 def read_tables(
     connection: Connection, tables: Iterable[SourceTableOptions], publication: PublicationOptions
 ) -> dict[str, SourceTable]:
-    """The tables that exist, by qualified name, all as one snapshot shows them.
+    """The tables that exist, by qualified name, all from one snapshot.
 
-    Those that are append-only are read from ``publication.appends``.
+    Append-only tables are members of ``publication.appends``.
 
     :raises psycopg.Error: if the catalog can't be read.
     """
@@ -417,7 +417,7 @@ def _read(
 
 
 def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, column_.TypeInfo]:
-    """The types with these oids, and all that they are made of."""
+    """The types with these oids, and all types that they are made of."""
     rows = connection.execute(column_.TYPES_SQL, (list(oids),)).fetchall()
     return column_.type_infos(column_.TypeRow(*row) for row in rows)
 
@@ -429,9 +429,10 @@ def _table(
     streams: Sequence[str],
     known: dict[str, Any],
 ) -> SourceTable:
-    """``streams``: the values of attgenerated with which a column is published without a list."""
+    """The table of a row; without a column list, columns with an attgenerated in ``streams`` are
+    published."""
     oid, schema, name, kind, persistence, identity, may_select, secured, *rest = row
-    pages, rows, is_partition = rest
+    rows, is_partition = rest
     published = known["published"]
     streamed = None if published is None else published.columns
     carried = [
@@ -448,7 +449,6 @@ def _table(
         replica_identity=identity,
         may_select=may_select,
         row_security=secured,
-        pages=pages,
         rows_estimated=rows,
         is_partition=is_partition,
         columns=tuple(

@@ -1,1 +1,1 @@
-"""The PostgreSQL side alone: connections, the replication protocol, pgoutput, WAL messages."""
+"""Connections to PostgreSQL, the replication protocol, pgoutput, WAL messages."""

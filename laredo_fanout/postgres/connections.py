@@ -17,7 +17,7 @@ from laredo_model import value_sql
 
 # Errors of PostgreSQL: of connections, the slot and the stream.
 #
-# SourceError                PostgreSQL, or what we need of it
+# SourceError                root
 # ├── SourceUnavailable        can't connect, or the connection was cut: tried again
 # ├── RightsMissing            the role lacks a right; names the GRANT
 # ├── SlotLost                 the slot, its publication or its history isn't the stored one
@@ -30,7 +30,7 @@ from laredo_model import value_sql
 
 
 class SourceError(Exception):
-    """Root of the errors of PostgreSQL and of what the server needs there."""
+    """Root of the errors of PostgreSQL's connections, slot and stream."""
 
 
 class SourceUnavailable(SourceError):
@@ -38,13 +38,13 @@ class SourceUnavailable(SourceError):
 
 
 class RightsMissing(SourceError):
-    """The role lacks a right; the message holds the statement that grants it."""
+    """The role lacks a right; the message contains the statement that grants it."""
 
 
 class SlotLost(SourceError):
-    """Changes between the stored position and the slot can't be had any more.
+    """The slot can't send the changes after the stored position any more.
 
-    ``on_slot_lost = recreate`` makes a new slot and copies the tables again.
+    ``on_slot_lost = recreate`` creates a new slot and copies the tables again.
     """
 
 
@@ -53,12 +53,11 @@ class SlotInUse(SourceError):
 
 
 class StreamFault(SourceError):
-    """The stream ended for a reason that is in the WAL, or in its decoding: an attempt from the
-    same position meets it again."""
+    """The WAL or its decoding ended the stream: a retry from the same position fails again."""
 
 
 class DecodingFailed(StreamFault):
-    """PostgreSQL ended the stream with an error of its decoding, or of its output plugin."""
+    """PostgreSQL ended the stream with an error of its decoder or its output plugin."""
 
     def __init__(self, sqlstate: str, text: str) -> None:
         super().__init__(f"PostgreSQL can't decode a transaction ({sqlstate}): {text}")
@@ -67,7 +66,7 @@ class DecodingFailed(StreamFault):
 
 
 class ReplicationStreamBroken(StreamFault):
-    """The stream sent what the protocol doesn't allow."""
+    """The stream sent a message that the protocol doesn't allow."""
 
 
 _log = structlog.get_logger()
@@ -75,11 +74,11 @@ _log = structlog.get_logger()
 Connection = psycopg.Connection[Any]
 
 _EXTRA = {
-    # With 'on' a role that row-level security applies to would silently copy a part of the rows.
+    # With 'on', a role to which row-level security applies would silently copy a part of the rows.
     "row_security": "off",
     # 'on' hangs while a synchronous standby is unavailable; our own messages needn't wait for it.
     "synchronous_commit": "local",
-    # Else the planner computes constant parts of a partition's CHECK, which its owner wrote.
+    # The planner would run constant parts of a partition's CHECK, which the table's owner wrote.
     "constraint_exclusion": "off",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -87,7 +86,7 @@ _EXTRA = {
 }
 _TRANSACTION_TIMEOUT = 170000
 _LONGEST_NAME = 63
-"""NAMEDATALEN - 1: PostgreSQL cuts application_name there."""
+"""NAMEDATALEN - 1: PostgreSQL truncates a longer application_name."""
 
 
 class ConnectionOptions(Protocol):
@@ -99,11 +98,11 @@ class ConnectionOptions(Protocol):
 
     @property
     def slot_name(self) -> str:
-        """Part of the connection's name in pg_stat_activity."""
+        """The slot's name, a part of the connection's name in pg_stat_activity."""
 
     @property
     def run(self) -> str:
-        """The random id of the session that the connection belongs to: part of that name too."""
+        """The session's random id, a part of the connection's name in pg_stat_activity."""
 
     @property
     def connect_timeout(self) -> float:
@@ -111,7 +110,7 @@ class ConnectionOptions(Protocol):
 
     @property
     def receive_timeout(self) -> float:
-        """Longest silence of the stream, in seconds, before its connection counts as lost."""
+        """Longest pause of the stream, in seconds, before its connection counts as lost."""
 
 
 def application_name(options: ConnectionOptions, role: str) -> str:
@@ -121,12 +120,12 @@ def application_name(options: ConnectionOptions, role: str) -> str:
 
 
 def connect(options: ConnectionOptions, *, role: str, replication: bool = False) -> Connection:
-    """Open an autocommit connection with the session settings of :data:`select.SESSION`.
+    """Open an autocommit connection with the session settings of :data:`value_sql.SESSION`.
 
-    ``role`` names the connection's purpose in pg_stat_activity. With ``replication`` it speaks the
+    ``role`` names the connection's purpose in pg_stat_activity. With ``replication`` it uses the
     replication protocol (of this database), and PostgreSQL ends it if nothing was read from it for
-    ``receive_timeout``: a walsender whose reader is frozen holds the checkpointer, which waits for
-    it to let go of a slot that is to be invalidated. A unix socket has no such timeout.
+    ``receive_timeout``: a walsender whose reader is frozen blocks the checkpointer, which waits
+    until a slot that is to be invalidated is released. A unix socket has no such timeout.
 
     :raises SourceUnavailable: if the server can't be reached or refuses.
     """
@@ -135,7 +134,7 @@ def connect(options: ConnectionOptions, *, role: str, replication: bool = False)
     session = " ".join(f"-c {name}={value}" for name, value in settings.items())
     parameters: dict[str, Any] = {
         **given,
-        # Ours come last: of two settings of the same name the later one holds.
+        # Ours come last: the later of two settings with the same name applies.
         "options": f"{given.get('options') or ''} {session}".strip(),
         "application_name": application_name(options, role),
         "connect_timeout": given.get("connect_timeout") or max(2, round(options.connect_timeout)),
@@ -145,7 +144,7 @@ def connect(options: ConnectionOptions, *, role: str, replication: bool = False)
     }
     if replication:
         parameters["replication"] = "database"
-        # Before the others: what the configuration sets holds.
+        # First, so that a tcp_user_timeout in the configured options applies.
         limit = f"-c tcp_user_timeout={round(options.receive_timeout * 1000)}"
         parameters["options"] = f"{limit} {parameters['options']}"
     try:
@@ -154,7 +153,7 @@ def connect(options: ConnectionOptions, *, role: str, replication: bool = False)
         raise refusal(refused, "connect") from refused
     connection.prepare_threshold = None
     if connection.info.server_version >= _TRANSACTION_TIMEOUT:
-        # A setting of the role or the database would end long chunks and the slot's making.
+        # A setting of the role or the database would end the copy of long chunks and CREATE SLOT.
         with (
             closed_on_failure(connection),
             TimeLimit(connection, options.connect_timeout),
@@ -166,7 +165,7 @@ def connect(options: ConnectionOptions, *, role: str, replication: bool = False)
 
 @contextmanager
 def closed_on_failure(connection: Connection) -> Iterator[None]:
-    """Close the connection if the block, which makes it ready for use, fails."""
+    """Close the connection if the block fails."""
     try:
         yield
     except BaseException:
@@ -180,7 +179,7 @@ _DENIALS = (
     "permission denied for database",
     "is not permitted to log in",
 )
-"""A refused connection has no SQLSTATE on the client's side."""
+"""Texts of refusals: a refused connection has no SQLSTATE on the client's side."""
 _ENDED = ("08", "57")
 """Classes of SQLSTATE: the connection failed, or an operator ended it."""
 
@@ -195,15 +194,15 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def sever(connection: Connection) -> None:
-    """Break a connection that another thread waits on: the wait ends with an error."""
+    """Break a connection for which another thread waits: the wait ends with an error."""
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as one:
         one.shutdown(socket.SHUT_RDWR)
 
 
 class TimeLimit:
-    """A time limit: the block's work over ``connection`` may take ``seconds``, then it is cut.
+    """Time limit of a block: after ``seconds`` its ``connection`` is cut.
 
-    A proxy that stopped forwarding sends neither the answer nor the connection's end.
+    A proxy that stopped forwarding sends neither an answer nor the connection's end.
     """
 
     def __init__(self, connection: Connection, seconds: float) -> None:
@@ -224,7 +223,7 @@ class TimeLimit:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Lift the limit for work that may take long; the time begins again after it."""
+        """Lift the limit during the block; afterwards the time starts from zero."""
         self.__exit__()
         yield
         self.__enter__()
@@ -235,7 +234,7 @@ class TimeLimit:
 
 
 def cancel(connection: Connection) -> None:
-    """Cancel the statement that this connection waits for; from any thread."""
+    """Cancel the connection's running statement; may be called from any thread."""
     with suppress(psycopg.Error):
         connection.cancel_safe(timeout=2)
 

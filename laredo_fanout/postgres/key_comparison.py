@@ -1,10 +1,10 @@
-"""SQL conditions that compare keys of any types, also of types of untrusted makers.
+"""SQL conditions that compare keys of any types, and run no code of untrusted roles.
 
-Sessions have only pg_catalog in their search_path, where the operators of an extension's types
-aren't: they are named with the type's schema, where CREATE EXTENSION puts both. Only those of the
-type's btree operator class are called, which a superuser made: in a schema that others may write
-to, any role may make operators. A value is written as one of the type below every domain, whose
-CHECK its owner wrote, and a key that may hold such a domain inside isn't compared at all.
+The search_path is pg_catalog alone. The operators of an extension's types are named with the type's
+schema, where CREATE EXTENSION creates both. Any role that may write to that schema may create
+operators in it, so only those of the type's btree operator class are called, which a superuser
+created. A value is cast to the type below every domain, because the domain's owner wrote its
+CHECK. A key whose type may contain a domain isn't compared at all.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def above(key: Sequence[Selected], values: Sequence[str]) -> str:
 
 
 def up_to(key: Sequence[Selected], values: Sequence[str]) -> str:
-    """The condition that a row's key is below these values or equals them."""
+    """The condition that a row's key is at most these values (SQL expressions)."""
     return _compared(key, values, "<", "<=")
 
 
 def is_possible(connection: Connection, key: Sequence[Selected]) -> bool:
-    """True if the key's types have operators of the usual names that run no other role's code.
+    """True if the key's types have operators of the usual names, which run no other role's code.
 
     hstore's operators have other names.
 
@@ -77,7 +77,7 @@ def _compared(
 ) -> str:
     names = [identifier(column.name) for column in key]
     if is_built_in(key):
-        # One row comparison is what an index over several columns is used for.
+        # A row comparison can use an index over several columns.
         return f"({', '.join(names)}) {of_the_last} ({', '.join(values)})"
     schemas = [_operators_of(column.type_info) for column in key]
     parts = list(zip(names, values, schemas, strict=True))
@@ -96,7 +96,7 @@ def _named(schema: str | None, operator: str) -> str:
 
 
 def _operators_of(type_info: TypeInfo) -> str | None:
-    """The schema of a type's operators; None: pg_catalog, as of enums."""
+    """The schema of a type's operators; None for pg_catalog, which has those of enums too."""
     base = base_of(type_info)
     return None if _is_plain(base) else base.namespace
 

@@ -2,7 +2,7 @@
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 (versions 1 and 2). Every message arrives in an XLogData envelope of 25 bytes ('w',
-start, end, send time), which the offsets here count in.
+start, end, send time), which the offsets here include.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT = ord("S"), ord("E"), ord("c"), ord("A")
 
 XID_BYTES = 4
-"""The transaction's id, between kind and content of a message within a streamed part."""
+"""Size of the transaction's id, between kind and content of a message in a streamed part."""
 
 KEPT_BYTES = 1024
-"""The bytes of a MESSAGE that are used: any role may write one of a gigabyte, ours are short."""
+"""Bytes of a MESSAGE that are kept: any role may write one of a gigabyte, ours are short."""
 
 CUT_SHORT = (beyond_the_end, IndexError)
-"""The errors of a message that has fewer bytes than its kind needs; caught once around many."""
+"""Errors of a message that has fewer bytes than its kind needs; caught once around many."""
 
 _EPOCH_US = 946_684_800_000_000
-"""2000-01-01, where PostgreSQL's clock starts, in microseconds since 1970."""
+"""2000-01-01, the start of PostgreSQL's clock, in microseconds since 1970."""
 _EARLIEST_US, _LATEST_US = -_EPOCH_US, 252_455_615_999_999_999
-"""1970 and the year 9999: what clients are sent knows no other times."""
+"""1970 and the end of 9999: the wire has no other times."""
 
 _commit = Struct(">8xQ8xxxQQq").unpack_from
 _stream_start = Struct(">IB").unpack_from
@@ -60,9 +60,7 @@ _envelope = Struct(">QQq").unpack_from
 class Commit(NamedTuple):
     """The end of a transaction."""
 
-    #: Where the commit record begins.
-    commit_position: int
-    #: Where the commit record ends: the position of all the transaction's changes.
+    #: End of the commit record: the position of all the transaction's changes.
     position: int
     #: Microseconds since 1970.
     time_us: int
@@ -72,12 +70,12 @@ class StreamStart(NamedTuple):
     """The beginning of a part of a transaction that is still running."""
 
     xid: int
-    #: Whether nothing of the transaction came before.
+    #: True if this is the transaction's first part.
     first: bool
 
 
 class StreamAbort(NamedTuple):
-    """The rollback of a subtransaction; of the whole transaction where it is equal to ``xid``."""
+    """The rollback of a subtransaction; of the whole transaction if it equals ``xid``."""
 
     xid: int
     subtransaction: int
@@ -86,9 +84,9 @@ class StreamAbort(NamedTuple):
 class KeepaliveMessage(NamedTuple):
     """A keepalive of the walsender."""
 
-    #: How far it has decoded.
+    #: The position up to which the walsender has decoded.
     wal_end: int
-    #: Whether it asks for a status update at once.
+    #: True if the walsender asks for a status update at once.
     wants_reply: bool
 
 
@@ -97,9 +95,9 @@ class RelationColumn(NamedTuple):
 
     name: str
     type_oid: int
-    #: As pg_attribute has it; -1 where there is none.
+    #: pg_attribute.atttypmod; -1 for none.
     type_modifier: int
-    #: Whether it is part of the replica identity.
+    #: True if the column is part of the replica identity.
     in_key: bool
 
 
@@ -109,7 +107,7 @@ class Relation(NamedTuple):
     oid: int
     schema: str
     name: str
-    #: As pg_class.relreplident has it: d, n, f or i.
+    #: pg_class.relreplident: d, n, f or i.
     replica_identity: str
     columns: tuple[RelationColumn, ...]
 
@@ -119,21 +117,20 @@ class LogicalMessage(NamedTuple):
 
     transactional: bool
     prefix: bytes
-    #: Empty where it, or the prefix, isn't whole within KEPT_BYTES.
+    #: Empty if KEPT_BYTES don't contain the prefix and the whole content.
     content: bytes
-    #: Where the message is in the WAL.
+    #: The message's position in the WAL.
     position: int
 
 
 class Truncate(NamedTuple):
     """TRUNCATE of these tables, in one statement."""
 
-    #: The tables.
     oids: tuple[int, ...]
 
 
 def cut_short(error: Exception) -> ReplicationStreamBroken:
-    """The error in place of one of CUT_SHORT."""
+    """The error to raise for one of CUT_SHORT."""
     return ReplicationStreamBroken(f"a message of the stream is cut short ({error})")
 
 
@@ -142,15 +139,16 @@ def commit(message: bytes) -> Commit:
 
     :raises ReplicationStreamBroken: if its position or time can't be a commit's.
     """
-    sent_at, begin, end, time = _commit(message, 1)
-    # It will be confirmed, and PostgreSQL sends nothing again of what was before it.
+    return _checked_commit(message, *_commit(message, 1))
+
+
+def _checked_commit(message: bytes, sent_at: int, begin: int, end: int, time: int) -> Commit:
+    # The position will be confirmed, and PostgreSQL never sends again what was before it.
     if not begin < end <= sent_at or not _EARLIEST_US <= time <= _LATEST_US:
-        raise _misplaced(message)
-    return Commit(begin, end, time + _EPOCH_US)
-
-
-def _misplaced(message: bytes) -> ReplicationStreamBroken:
-    return ReplicationStreamBroken(f"a COMMIT's position or time can't be one: {message[:80]!r}")
+        raise ReplicationStreamBroken(
+            f"a COMMIT message has an impossible position or time: {message[:80]!r}"
+        )
+    return Commit(end, time + _EPOCH_US)
 
 
 def stream_start(message: bytes) -> StreamStart:
@@ -160,14 +158,12 @@ def stream_start(message: bytes) -> StreamStart:
 
 
 def stream_commit(message: bytes) -> tuple[int, Commit]:
-    """The commit of a streamed transaction in ``message``, behind its xid.
+    """The xid of the streamed transaction in ``message``, and its commit.
 
     :raises ReplicationStreamBroken: if its position or time can't be a commit's.
     """
     sent_at, xid, begin, end, time = _stream_commit(message, 1)
-    if not begin < end <= sent_at or not _EARLIEST_US <= time <= _LATEST_US:
-        raise _misplaced(message)
-    return xid, Commit(begin, end, time + _EPOCH_US)
+    return xid, _checked_commit(message, sent_at, begin, end, time)
 
 
 def stream_abort(message: bytes) -> StreamAbort:
@@ -190,26 +186,26 @@ def wal_end(message: bytes) -> int:
 def emitted(message: bytes) -> LogicalMessage:
     """The MESSAGE in ``message``, of which KEPT_BYTES suffice."""
     flags, position = _message(message, ENVELOPE + 1)
-    prefix, _, behind = message[ENVELOPE + 10 :].partition(b"\0")
-    size = int.from_bytes(behind[:4], "big")
-    content = behind[4 : 4 + size] if len(behind) >= 4 + size else b""
+    prefix, _, rest = message[ENVELOPE + 10 :].partition(b"\0")
+    size = int.from_bytes(rest[:4], "big")
+    content = rest[4 : 4 + size] if len(rest) >= 4 + size else b""
     return LogicalMessage(bool(flags & 1), prefix, content, position)
 
 
 def kept(data: bytes | memoryview) -> bytes | memoryview:
-    """The part of ``data`` that is needed: of a MESSAGE no more than one of ours has."""
+    """The whole of ``data``, or the first KEPT_BYTES of a MESSAGE."""
     is_long = len(data) > KEPT_BYTES and data[0] == XLOG_DATA and data[ENVELOPE] == MESSAGE
     return data[:KEPT_BYTES] if is_long else data
 
 
 def is_emitted_with(prefix: bytes, message: bytes | memoryview, fields: int = ENVELOPE + 1) -> bool:
-    """True if the MESSAGE, whose fields begin at ``fields``, has this prefix; it isn't copied."""
+    """True if the MESSAGE with fields from ``fields`` on has this prefix; nothing is copied."""
     start = fields + 9
     return message[start : start + len(prefix) + 1] == prefix + b"\0"
 
 
 def emitted_at(message: bytes | memoryview, fields: int) -> int:
-    """Position in the WAL of the MESSAGE, whose fields begin at ``fields``."""
+    """Position in the WAL of the MESSAGE with fields from ``fields`` on."""
     position: int = _message(message, fields)[1]
     return position
 
@@ -253,12 +249,11 @@ def _text(message: bytes, start: int) -> tuple[str, int]:
 
 # Messages that the server writes into the WAL and recognizes in its stream.
 #
-# Two kinds: a catalog check's message marks the position from which its catalog snapshot holds (and
-# lets an idle slot advance); a *barrier* marks a position after every commit that a table's copy
-# could read. Messages reach every slot of the database, come again after a crash, and are open to
-# every role (pg_logical_emit_message is granted to PUBLIC). So each has a random number that is
-# shown nowhere before the message is in the WAL, and counts once: a message that isn't awaited is
-# ignored.
+# A catalog check's message marks the position from which its catalog snapshot is valid (and lets
+# an idle slot advance). A *barrier* marks a position after each commit that a copy could read.
+# Every slot of the database gets the messages, a crash repeats them, and every role may write them
+# (pg_logical_emit_message is granted to PUBLIC). So each has a random number that is shown nowhere
+# before the message is in the WAL, and counts once: a message that isn't expected is ignored.
 
 _log = structlog.get_logger()
 
@@ -268,16 +263,16 @@ _OF_A_SERVER = re.compile(
     rb"([a-z0-9_]{1,63}):[0-9a-f]{32}:(look|barrier|made:[0-9]+|claim:[0-9a-f:]+)"
 )
 _MOST_BYTES = 200
-"""The longest message that is compared: more than any of ours has."""
+"""Length of the longest message that is compared; all of ours are shorter."""
 
 
 def new_token() -> str:
-    """A random name that may be shown, never used before."""
+    """A random name, never used before; it may be shown."""
     return secrets.token_hex(8)
 
 
 def new_secret() -> str:
-    """A random secret, never used before: only the message's sender and receivers know it."""
+    """A random secret, never used before; only a message's sender and receivers know it."""
     return secrets.token_hex(16)
 
 
@@ -292,26 +287,26 @@ def barrier_payload(slot: str) -> str:
 
 
 def made_payload(slot: str, token: str, position: object) -> str:
-    """The content of the message by which a store knows the slot that was made for it.
+    """The content of the message by which a store recognizes the slot that was created for it.
 
-    ``position`` (a number) is where the slot begins: the message says of no other slot that it
-    is ours, and none of another one's stream has it and that beginning.
+    ``position`` (a number) is the slot's start. No other slot's stream has both this start and this
+    message, so the message can't be mistaken for another slot's.
     """
     return f"{slot}:{token}:made:{position}"
 
 
 def is_barrier(content: bytes, slot: str) -> bool:
-    """True if this is the content of a barrier's message of a server of this slot."""
+    """True if a server of this slot wrote this content for a barrier."""
     found = _OF_A_SERVER.fullmatch(content)
     return found is not None and found[1] == slot.encode() and found[2] == b"barrier"
 
 
 class ExpectedMessages:
-    """The messages that were sent and that the stream hasn't brought yet.
+    """The messages that were sent and haven't arrived in the stream yet.
 
-    One thread adds what it is about to send, another one compares what has come.
-    ``count_strange`` is called for messages with our prefix that aren't awaited and that aren't
-    of another slot's server: of an earlier session, or forged.
+    One thread adds a message before it sends it, another compares the messages that arrive.
+    ``count_strange`` is called for messages with our prefix that aren't expected, except those of
+    another slot's server: an earlier session sent them, or somebody forged them.
     """
 
     def __init__(
@@ -320,7 +315,7 @@ class ExpectedMessages:
         count_strange: Callable[[], None],
         others: Callable[[bytes], bool] | None = None,
     ) -> None:
-        """``others``: tells which messages of other servers of the slot are expected too."""
+        """``others`` returns True for messages that another server of the slot may send."""
         self._others = others
         self._slot = slot.encode()
         self._count_strange = count_strange
@@ -328,7 +323,7 @@ class ExpectedMessages:
         self._warned = False
 
     def add(self, payload: str) -> None:
-        """Await this message: it is about to be sent."""
+        """Expect this message, which is about to be sent."""
         self._contents.add(payload.encode())
 
     def meet(self, emitted: LogicalMessage) -> bool:
@@ -361,6 +356,6 @@ class ExpectedMessages:
 def emit(connection: Connection, payload: str) -> None:
     """Write the message into the WAL, in a transaction of its own (synchronous_commit is local).
 
-    The payload is a parameter: statements are shown in pg_stat_activity and pg_stat_statements.
+    The payload is a parameter, because pg_stat_activity and pg_stat_statements show statements.
     """
     connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", (PREFIX, payload))

@@ -2,8 +2,8 @@
 
 https://www.postgresql.org/docs/current/protocol-replication.html, over psycopg's
 pq layer. Messages are taken out of libpq's buffer one by one, but the socket is
-read in big reads: the server's sender gets faster when its reader isn't woken
-for each message.
+read in big reads: the walsender is faster if its reader isn't woken for each
+message.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 
     from laredo_fanout.postgres.connections import ConnectionOptions
 
-# The reader of a connection's socket into libpq's buffer: in big reads, within a bound.
+# Big reads of a connection's socket into libpq's buffer, within a bound.
 #
-# libpq doesn't return how much a read took, and the socket's earlier content shows little of it:
-# PQconsumeInput goes on until the socket is empty or the buffer is full, and a server that sends
+# libpq doesn't return the size of a read, and the bytes in the socket before it show little of it:
+# PQconsumeInput reads until the socket is empty or the buffer is full, and a server that sends
 # meanwhile keeps it reading (pqReadData in libpq's fe-misc.c). The buffer doubles when it is full,
-# and never gets smaller. So what may have come meanwhile counts.
+# and never shrinks. So the bytes that may have arrived during the read count too.
 
 _BYTES_A_NS = 1
-"""The most that one nanosecond of this thread's CPU can read. While it isn't scheduled, it reads
-nothing, however much is sent."""
+"""Largest number of bytes that a nanosecond of this thread's CPU can read. The thread reads nothing
+while it isn't scheduled, however much is sent."""
 
 
 class SocketReader:
-    """Reads one connection's socket. At most about ``bound`` bytes are read before they are used
-    up, or one message if that is larger."""
+    """Reads one connection's socket: at most about ``bound`` bytes before they are used up, or one
+    message if that is larger."""
 
     def __init__(self, pgconn: PGconn, bound: int) -> None:
         self._pgconn = pgconn
@@ -65,9 +65,9 @@ class SocketReader:
         self._taken = 0
 
     def read(self) -> int:
-        """Take what has come, when all messages that came before are used up.
+        """Read what has arrived; call it when all earlier messages are used up.
 
-        Returns how many bytes there were when it began, about; 0 only without any message.
+        Returns about the number of bytes that were in the socket; 0 only if nothing was.
 
         :raises psycopg.OperationalError: if the connection was cut.
         """
@@ -94,15 +94,34 @@ class SocketReader:
 _log = structlog.get_logger()
 
 _READ_BYTES = 8 << 20
-"""The bytes that are read before they are used: libpq's buffer keeps the size it once had."""
+"""Bytes to read before they are used: libpq's buffer never shrinks."""
 
-_FLUSH_S = 5.0
+FLUSH_S = 5.0
+"""Seconds for which the server may read nothing."""
 
 _STATUS = Struct(">cQQQqB").pack
 _EPOCH_S = 946_684_800
 _NOT_OF_THE_WAL = ("08", "57")
-"""Classes of SQLSTATEs that end a stream whatever it holds: connections, and administrators."""
+"""Classes of SQLSTATEs of errors that don't come from the WAL: connections, and administrators."""
 _SWITCH = re.compile(rb"^(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
+
+
+def flush(pgconn: PGconn) -> bool:
+    """Send libpq's output buffer; False if the server has read nothing for FLUSH_S.
+
+    :raises psycopg.OperationalError: if the connection was cut.
+    """
+    deadline = time.monotonic() + FLUSH_S
+    poll: select.poll | None = None
+    while pgconn.flush():
+        if time.monotonic() > deadline:
+            return False
+        if poll is None:
+            poll = select.poll()
+            poll.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+        poll.poll(1000)
+        pgconn.consume_input()
+    return True
 
 
 class SystemIdentity(NamedTuple):
@@ -110,16 +129,16 @@ class SystemIdentity(NamedTuple):
 
     system_identifier: int
     timeline: int
-    #: How far its WAL reaches.
+    #: End of the server's WAL.
     position: int
 
 
 class Switch(NamedTuple):
-    """A switch of timelines: where one was left for the next."""
+    """The end of a timeline, at a switch to the next."""
 
-    #: The timeline that was left.
+    #: The timeline that ended.
     timeline: int
-    #: Where.
+    #: The switch point.
     position: int
 
 
@@ -138,7 +157,7 @@ class ReplicationStream:
         self._confirmed = 0
         self._reader = SocketReader(self.pgconn, _READ_BYTES)
         self.local = self.pgconn.host.startswith(b"/")
-        """True if it is a unix socket, which napping would starve."""
+        """True for a unix socket: its buffer is small, so a reader that naps slows it down."""
         self.ended = False
 
     @classmethod
@@ -148,16 +167,16 @@ class ReplicationStream:
         return cls(connection, options.receive_timeout)
 
     def fileno(self) -> int:
-        """The socket, to wait for."""
+        """The socket's descriptor, to wait for."""
         return self._socket
 
     def identify(self) -> SystemIdentity:
-        """IDENTIFY_SYSTEM."""
+        """Run IDENTIFY_SYSTEM."""
         row = self._row(b"IDENTIFY_SYSTEM")
         return SystemIdentity(int(row[0]), int(row[1]), position_.parse(row[2].decode()))
 
     def switches(self, timeline: int) -> tuple[Switch, ...]:
-        """TIMELINE_HISTORY: those that ``timeline`` comes from, oldest first, with their ends."""
+        """The ends of the timelines before ``timeline``, oldest first (TIMELINE_HISTORY)."""
         if timeline == 1:
             return ()
         history = self._row(b"TIMELINE_HISTORY %d" % timeline)[1]
@@ -175,10 +194,10 @@ class ReplicationStream:
         appends: str | None = None,
         in_parts: bool = False,
     ) -> None:
-        """START_REPLICATION at ``position``, of whole transactions (protocol version 1).
+        """Run START_REPLICATION at ``position``, of whole transactions (protocol version 1).
 
-        With ``in_parts`` (version 2) those that outgrow the server's
-        logical_decoding_work_mem are sent before their commit, so that little is left then.
+        With ``in_parts`` (version 2) transactions that outgrow the server's
+        logical_decoding_work_mem are sent before their commit.
 
         :raises SlotInUse: if another process streams from the slot.
         :raises SlotLost: if it doesn't exist or was invalidated.
@@ -209,7 +228,7 @@ class ReplicationStream:
         raise SourceUnavailable(f"the stream of slot {slot} can't be started: {text}")
 
     def read_available(self) -> int:
-        """Read the socket into libpq's buffer; returns about how many bytes there were."""
+        """Read the socket into libpq's buffer; returns about the number of bytes in it."""
         return self._take(self._reader.read)
 
     def read_ahead(self) -> int:
@@ -223,7 +242,7 @@ class ReplicationStream:
             raise connections.refusal(cut, "stream") from cut
 
     def end(self) -> SourceUnavailable | DecodingFailed:
-        """The error behind a stream that ended (get_copy_data gave -1)."""
+        """The error of a stream that ended (get_copy_data returned -1)."""
         self.ended = True
         result = self.pgconn.get_result()
         state = result and result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
@@ -233,7 +252,7 @@ class ReplicationStream:
     def confirm(self, position: int, *, reply: bool = False) -> None:
         """Confirm to the slot that everything up to ``position`` is durable here.
 
-        Only ever what a commit of the store has returned for. ``reply`` asks the
+        A commit of the store with this position must have returned. ``reply`` asks the
         server for a keepalive.
         """
         self._confirmed = max(self._confirmed, position)
@@ -252,15 +271,13 @@ class ReplicationStream:
         self._connection.close()
 
     def _flush(self) -> None:
-        deadline = time.monotonic() + _FLUSH_S
-        while self.pgconn.flush():
-            if time.monotonic() > deadline:
-                raise SourceUnavailable("the server takes nothing; the connection hangs")
-            select.select([self._socket], [self._socket], [], 1)
-            self.pgconn.consume_input()
+        if not flush(self.pgconn):
+            raise SourceUnavailable(
+                f"PostgreSQL read nothing from the replication connection for {FLUSH_S:.0f} s"
+            )
 
     def _execute(self, command: bytes) -> psycopg.pq.abc.PGresult:
-        """Run a command of the replication protocol, without waiting for ever."""
+        """Run a command of the replication protocol, within ``receive_timeout``."""
         deadline = time.monotonic() + self._timeout
         try:
             self.pgconn.send_query(command)
@@ -268,13 +285,13 @@ class ReplicationStream:
             while self.pgconn.is_busy():
                 if time.monotonic() > deadline:
                     raise SourceUnavailable(
-                        f"no answer to {command.decode()} within {self._timeout:.0f} s"
+                        f"PostgreSQL didn't answer {command.decode()} within {self._timeout:.0f} s"
                     )
                 self._poll.poll(1000)
                 self.pgconn.consume_input()
             result = self.pgconn.get_result()
             if result is None:
-                raise SourceUnavailable(f"no answer to {command.decode()}")
+                raise SourceUnavailable(f"PostgreSQL didn't answer {command.decode()}")
             while result.status != ExecStatus.COPY_BOTH and self.pgconn.get_result() is not None:
                 continue
         except psycopg.OperationalError as cut:
@@ -290,10 +307,10 @@ class ReplicationStream:
 
 
 def end_of_stream(sqlstate: str, text: str) -> SourceUnavailable | DecodingFailed:
-    """The error behind a stream that the server ended, with this SQLSTATE if with any.
+    """The error of a stream that the server ended with this SQLSTATE, or with none.
 
     PostgreSQL reports errors of decoding under many SQLSTATEs (XX000 for most, XX001, 22012 for a
-    row filter, 42704, 53200), so whatever doesn't come from elsewhere counts as one.
+    row filter, 42704, 53200), so every class but those of connections and administrators counts.
     """
     if sqlstate and not sqlstate.startswith(_NOT_OF_THE_WAL):
         return DecodingFailed(sqlstate, text)
@@ -303,18 +320,18 @@ def end_of_stream(sqlstate: str, text: str) -> SourceUnavailable | DecodingFaile
 # A thread that empties the stream's socket while the ingest's thread waits for the disk.
 
 _PAUSE_S = 0.001
-"""A unix socket is full after about as long, and then the server's sender sleeps."""
+"""Pause between reads: a unix socket is full after about as long, and then the walsender sleeps."""
 
 
 class BackgroundReading:
-    """A thread that calls ``read_available`` again and again, but only within :meth:`meanwhile`.
+    """A thread that calls ``read_available`` repeatedly, but only within :meth:`meanwhile`.
 
-    Its caller must leave the stream alone there: a connection is used by one thread at a time.
+    The caller must not use the stream there: only one thread at a time may use a connection.
     """
 
     def __init__(self, read_available: Callable[[], None]) -> None:
         self._read_available = read_available
-        self._thread = ThreadPoolExecutor(1, "laredo-gulping")
+        self._thread = ThreadPoolExecutor(1, "laredo-reading")
 
     @contextmanager
     def meanwhile(self) -> Iterator[None]:
@@ -325,7 +342,7 @@ class BackgroundReading:
             yield
         finally:
             done.set()
-            # Also behind an error: closing the connection needs it alone.
+            # Also after an error: the connection may be closed only when no thread uses it.
             failed = working.exception()
         if failed is not None:
             raise failed

@@ -1,8 +1,8 @@
-"""Warnings about the slot's health: how near it is to being invalidated, or to filling the disk.
+"""Warnings about the slot's health, before PostgreSQL invalidates it, or its WAL fills the disk.
 
 PostgreSQL invalidates a slot for which it would have to keep more WAL than
-max_slot_wal_keep_size, or (18) that is unused for idle_replication_slot_timeout; and
-without such limits the WAL that it keeps fills the disk.
+max_slot_wal_keep_size, or (18) that was unused for idle_replication_slot_timeout.
+Without these limits the WAL of a slot that isn't read fills the disk.
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 SAFE_SHARE = 0.25
-"""The part of max_slot_wal_keep_size: with less left the slot is in danger."""
+"""Share of max_slot_wal_keep_size below which a slot is in danger."""
 IDLE_SHARE = 0.5
-"""Of idle_replication_slot_timeout."""
+"""Share of idle_replication_slot_timeout above which an unused slot is in danger."""
 LOST = frozenset({"lost", "dropped"})
-"""Kinds that a slot doesn't recover from: it must be made again."""
+"""Kinds of warnings about a slot that must be created again."""
 OLD_TRANSACTION_S = 3600.0
 XMIN_SHARE = 0.5
-"""Of autovacuum_freeze_max_age: from there on PostgreSQL vacuums tables for nothing."""
+"""Share of autovacuum_freeze_max_age, above which PostgreSQL vacuums tables in vain."""
 
 
 class SlotWarning(NamedTuple):
@@ -38,9 +38,9 @@ class SlotWarning(NamedTuple):
 
     #: A word, for the metric's label.
     kind: str
-    #: A sentence.
+    #: The danger, a sentence.
     text: str
-    #: What to do.
+    #: The cure.
     cure: str
 
     def __str__(self) -> str:
@@ -48,9 +48,9 @@ class SlotWarning(NamedTuple):
 
 
 def warnings(slot: Slot) -> list[SlotWarning]:
-    """The warnings about the slot as it is now; none if it is well."""
+    """The warnings about the slot; none if it is healthy."""
     if slot.wal_status == "lost":
-        # It keeps nothing any more, and nothing more can become of it.
+        # A lost slot keeps no WAL, so no other warning applies.
         return list(_wal(slot))
     return [*_wal(slot), *_idle(slot), *_transactions(slot)]
 
@@ -74,8 +74,8 @@ def _wal(slot: Slot) -> Iterator[SlotWarning]:
     elif slot.keep_bytes and (slot.safe_wal_size or 0) < SAFE_SHARE * slot.keep_bytes:
         yield SlotWarning(
             "safe_wal_size",
-            f"slot {slot.name} will be invalidated after {size(slot.safe_wal_size or 0)}"
-            f" more of WAL, of {size(slot.keep_bytes)} that it may keep",
+            f"slot {slot.name} will be invalidated after {size(slot.safe_wal_size or 0)} more WAL,"
+            f" of {size(slot.keep_bytes)} that it may keep",
             "raise max_slot_wal_keep_size (no restart is needed), or find out why the slot lags",
         )
     elif slot.wal_status == "extended":
@@ -129,23 +129,23 @@ def _gone(name: str) -> SlotWarning:
 
 
 class SlotWatch:
-    """The slot as PostgreSQL showed it last, and the warnings that were logged."""
+    """The slot's last known state, and the warnings that were logged."""
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
         self.warnings: tuple[SlotWarning, ...] = ()
         self.seen_at: float | None = None
-        """Unix time."""
+        """Unix time of ``slot``."""
         self._name = ""
         self._logged: set[str] = set()
         """Kinds of warnings that were logged, and whose end wasn't logged yet."""
 
     def unknown(self) -> None:
-        """PostgreSQL can't be asked: what the slot keeps by now isn't known."""
+        """Forget the state, because PostgreSQL can't be queried."""
         self.slot, self.warnings = None, ()
 
     def update(self, slot: Slot | None) -> None:
-        """Take what PostgreSQL shows of the slot (None: there is none); new warnings are logged."""
+        """Set the state (None if there is no such slot), and log new warnings."""
         self.slot, self.seen_at = slot, time.time()
         self.warnings = (_gone(self._name),) if slot is None else tuple(warnings(slot))
         if slot is not None:

@@ -1,9 +1,10 @@
-"""Rules of slot ownership: which slot name a server uses, and which slot it may drop.
+"""Rules of slot ownership: the slot name that a server uses, and the slots that it may drop.
 
-Names of slots are the whole cluster's, and a slot carries nothing but its name, its database and
-its positions. Ours is the one whose name and database the store has, and whose confirmed position
-is within what the store knows: only we move it, and only to where the store is. One that
-was made for the store just before it died is known by the message that its stream begins with.
+Slot names are unique in the whole cluster, and a slot has only a name, a database and positions.
+A slot is ours if the store has its name and database, and its confirmed position is within the
+positions that the store has had: only this server advances it, and never beyond the store's
+position. If a crash prevented the store from recording a new slot, the message at the beginning of
+the slot's stream identifies it.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ _log = structlog.get_logger()
 
 _DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database()"
 _FIRST_BYTES = 256 << 20
-"""Bytes of WAL after a slot's beginning, within which the message written with it is."""
+"""Bytes of WAL after a slot's start within which the message of its creation must be."""
 
 
 def with_slot_name(options: SourceOptions, known: SourceIdentity | None) -> SourceOptions:
-    """The options with the name of the slot that is to be used.
+    """The options with the name of the slot to use.
 
-    Where none is configured it is the one that the store has used, or else the default, or else
-    the default with the database's oid, if a slot of that name can't be ours.
+    If no name is configured, it is the name in the store, or else the default. If a slot of that
+    name can't be ours, it is the default with the database's oid.
 
-    :raises SourceError: if PostgreSQL can't be asked.
+    :raises SourceError: if PostgreSQL can't be queried.
     """
     if options.slot_name_given:
         return options
@@ -58,12 +59,12 @@ def with_slot_name(options: SourceOptions, known: SourceIdentity | None) -> Sour
 
 
 def name_for(connection: Connection, default: str, known: SourceIdentity | None = None) -> str:
-    """The first name that isn't certainly another server's.
+    """The first name whose slot, if there is one, may be ours.
 
-    :raises psycopg.Error: if PostgreSQL can't be asked.
+    :raises psycopg.Error: if PostgreSQL can't be queried.
     """
     of_database = f"{default}_{database(connection)}"
-    # The store of a relay has had no slot.
+    # A relay's store never had a slot.
     known_name = default if known is None else known.slot or default
     names = dict.fromkeys([known_name, default, of_database])
     for name in names:
@@ -80,15 +81,15 @@ def database(connection: Connection) -> int:
 
 
 class FollowedSource(Protocol):
-    """The part of a store that shows which slot it has used."""
+    """The part of a store that identifies the slot that it has used."""
 
     @property
     def source(self) -> SourceIdentity | None:
-        """Source of its changes."""
+        """Source of the store's changes."""
 
     @property
     def position(self) -> int:
-        """Position up to which it has them."""
+        """Position up to which the store has the changes."""
 
 
 def is_used_by(store: FollowedSource, system_identifier: int, found: Slot) -> bool:
@@ -110,9 +111,9 @@ def is_made_for(
     connection: Connection,
     stopping: threading.Event,
 ) -> bool:
-    """True if the slot was made for a store that died before it began with it.
+    """True if the slot was created for a store that a crash kept from recording it.
 
-    :raises SourceUnavailable: if the slot's stream was cut, or we are ``stopping``.
+    :raises SourceUnavailable: if the slot's stream was cut, or the server is ``stopping``.
     """
     if (
         known.since
@@ -129,11 +130,11 @@ def is_made_for(
 
 
 def foreign(found: Slot) -> SlotForeign:
-    """The error that leaves a slot untouched because it isn't provably ours."""
+    """The error for a slot that isn't provably ours, and so isn't dropped."""
     return SlotForeign(
-        f"{found} exists and this store has never used it, or another program has moved it: it"
-        f" isn't touched. If it isn't needed: SELECT pg_drop_replication_slot('{found.name}');"
-        " otherwise give this server another slot_name"
+        f"{found} exists, but this store has never used it, or another program has advanced it, so"
+        " it isn't dropped. If nothing else uses it, run SELECT"
+        f" pg_drop_replication_slot('{found.name}'); otherwise give this server another slot_name"
     )
 
 

@@ -1,4 +1,4 @@
-"""The replication slot in the catalog: created, read, dropped; and the walsender that uses it.
+"""The replication slot in the catalog: create, read, drop; and the walsender that uses it.
 
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
@@ -52,7 +52,7 @@ _INVALIDATED: Mapping[str | None, str] = defaultdict(
         "conflict": "catalog rows that it needs were removed, or wal_level was lowered",
     },
 )
-"""By ``invalidation_reason``."""
+"""Explanations by ``invalidation_reason``."""
 
 _FAILOVER_SLOTS = 170000
 
@@ -70,16 +70,16 @@ ORDER BY began NULLS LAST LIMIT 1
 
 
 class Oldest(NamedTuple):
-    """The cluster's oldest transaction that has written and isn't over: the slot keeps its WAL."""
+    """The cluster's oldest running transaction that has written: the slot keeps its WAL."""
 
-    #: None for a prepared transaction.
+    #: Pid of its process; None for a prepared transaction.
     pid: int | None
-    #: None where the role may not see it (pg_read_all_stats).
+    #: Age in seconds; None if the role may not see it (pg_read_all_stats).
     age_s: float | None
 
 
 class Slot(NamedTuple):
-    """A replication slot as PostgreSQL shows it; None is what a version of PostgreSQL doesn't have.
+    """A replication slot in the catalog; None if a version of PostgreSQL lacks the value.
 
     Sizes are in bytes, times in seconds, xids' ages in transactions.
     """
@@ -87,49 +87,49 @@ class Slot(NamedTuple):
     name: str
     plugin: str | None
     database: str | None
-    #: The walsender that streams from it; None: none does.
+    #: Pid of the walsender that streams from the slot, or None.
     active_pid: int | None
     #: confirmed_flush_lsn.
     confirmed: int | None
     #: reserved, extended, unreserved or lost.
     wal_status: str | None
-    #: How much WAL may be written before the slot is in danger; None: no limit is set.
+    #: WAL that may be written before the slot may be lost; None if there is no limit.
     safe_wal_size: int | None
     #: The database of the connection that read the slot.
     here: str
     #: pg_current_wal_lsn(); None on a standby.
     wal_position: int | None
-    #: The WAL since restart_lsn.
+    #: WAL since restart_lsn.
     retained: int | None
-    #: The WAL since confirmed_flush_lsn.
+    #: WAL since confirmed_flush_lsn.
     unconfirmed: int | None = None
-    #: The age of the oldest catalog rows that it keeps from VACUUM.
+    #: Age of the oldest catalog rows that the slot keeps from VACUUM.
     xmin_age: int | None = None
     #: autovacuum_freeze_max_age.
     freeze_age: int | None = None
-    #: For how long it has been unused (from PostgreSQL 17 on).
+    #: Time since the slot was used last (from PostgreSQL 17 on).
     idle_s: float | None = None
-    #: After how long unused it is invalidated (from PostgreSQL 18 on); None: no limit.
+    #: Idle time after which the slot is invalidated (from PostgreSQL 18 on); None for no limit.
     idle_timeout_s: int | None = None
-    #: max_slot_wal_keep_size; None: no limit.
+    #: max_slot_wal_keep_size; None for no limit.
     keep_bytes: int | None = None
-    #: The reason, as PostgreSQL calls it; None: it is valid.
+    #: PostgreSQL's name of the reason for an invalidation; None for a valid slot.
     invalidated: str | None = None
-    #: Whether standbys keep it in step (from PostgreSQL 17 on).
+    #: True if standbys synchronize the slot (from PostgreSQL 17 on).
     failover: bool | None = None
     oldest: Oldest | None = None
     database_oid: int | None = None
 
     @property
     def restart(self) -> int | None:
-        """restart_lsn: a new stream decodes everything from there on again."""
+        """restart_lsn, from which a new stream decodes everything again."""
         if self.wal_position is None or self.retained is None:
             return None
         return self.wal_position - self.retained
 
     @property
     def is_of_this_database(self) -> bool:
-        """True if a server that follows this database may have made it."""
+        """True if a server that follows this database may have created the slot."""
         return self.plugin == "pgoutput" and self.database == self.here
 
     def __str__(self) -> str:
@@ -140,10 +140,10 @@ class Slot(NamedTuple):
 
 
 class StoredSlot(NamedTuple):
-    """The store's side of a slot: what it followed, and up to where."""
+    """The slot, publication and position in a store."""
 
     slot: str
-    #: The name and the oid.
+    #: The publication's name and oid.
     publication: str
     position: int
 
@@ -180,7 +180,7 @@ def read(connection: Connection, name: str) -> Slot | None:
 
 
 def _conflicts(state: dict[str, Any]) -> bool:
-    # Version 16 says so of every invalidated slot; one whose WAL is gone has no restart_lsn.
+    # In version 16 it is set for every invalidated slot; one whose WAL is gone has no restart_lsn.
     return bool(state.get("conflicting")) and state["restart_lsn"] is not None
 
 
@@ -192,15 +192,14 @@ def _oldest(connection: Connection) -> Oldest | None:
 def create(connection: Connection, name: str, token: str) -> int:
     """Create the slot; returns the position from which its stream is complete.
 
-    Its stream begins with a message that holds ``token`` and the position where it begins: so the
-    slot is recognized if this process dies before it is stored.
-    It waits for every transaction that is running. The call is cut short by
-    ``connection.cancel_safe``. From PostgreSQL 17 on the slot is one that standbys may
-    keep in step (sync_replication_slots), so that it survives a failover.
+    Its stream begins with a message that contains ``token`` and the start position, which identify
+    the slot if this process dies before the store has it. PostgreSQL waits for every running
+    transaction; ``connection.cancel_safe`` ends the call. From PostgreSQL 17 on standbys may
+    synchronize the slot (sync_replication_slots), so that it survives a failover.
 
     :raises SourceUnfit: if there is no free slot.
-    :raises RightsMissing: if the role may not.
-    :raises SlotInUse: if another server has just made it.
+    :raises RightsMissing: if the role may not create slots.
+    :raises SlotInUse: if another server has just created the slot.
     """
     failover = ", failover => true" if connection.info.server_version >= _FAILOVER_SLOTS else ""
     try:
@@ -212,15 +211,18 @@ def create(connection: Connection, name: str, token: str) -> int:
             (pgoutput.PREFIX, pgoutput.made_payload(name, token, ""), name),
         ).fetchone()
     except psycopg.errors.DuplicateObject as made:
-        raise SlotInUse(f"slot {name} was made by another server just now") from made
+        raise SlotInUse(
+            f"another server has just created slot {name}; stop it, or give this one its own"
+            " slot_name"
+        ) from made
     except psycopg.errors.ConfigurationLimitExceeded as full:
         raise SourceUnfit(
-            f"slot {name} can't be made: {full.diag.message_primary};"
+            f"slot {name} can't be created: {full.diag.message_primary};"
             f" {full.diag.message_hint or 'raise max_replication_slots'}"
         ) from full
     except psycopg.errors.InsufficientPrivilege as denied:
         raise RightsMissing(
-            f"slot {name} can't be made: {denied.diag.message_primary};"
+            f"slot {name} can't be created: {denied.diag.message_primary};"
             f" ALTER ROLE {connection.info.user} REPLICATION;"
         ) from denied
     start = 0 if row is None else int(row[0])
@@ -229,9 +231,9 @@ def create(connection: Connection, name: str, token: str) -> int:
 
 
 def drop(connection: Connection, found: Slot) -> None:
-    """Drop the slot if it is still the one that was found to be ours (``ownership.py``).
+    """Drop the slot if it is still the one that was ``found`` to be ours (``ownership.py``).
 
-    Another server may have made one of its name since: that isn't touched.
+    Another server may have created a slot of this name since, which isn't dropped.
 
     :raises SlotInUse: if a process streams from it.
     """
@@ -251,7 +253,7 @@ def drop(connection: Connection, found: Slot) -> None:
 
 
 def gap(stored: StoredSlot, slot: Slot | None, *, slot_name: str, publication: str) -> str | None:
-    """Reason why this slot can't give the changes after the stored position, or None.
+    """Reason why this slot can't send the changes after the stored position, or None.
 
     START_REPLICATION at an earlier position would begin at confirmed_flush_lsn without an error.
     """
@@ -260,11 +262,11 @@ def gap(stored: StoredSlot, slot: Slot | None, *, slot_name: str, publication: s
 
 def _other_names(stored: StoredSlot, slot_name: str, publication: str) -> str | None:
     if stored.slot != slot_name:
-        return f"slot_name is {slot_name}, the store's position is of slot {stored.slot}"
+        return f"slot_name is {slot_name}, but the store's position is that of slot {stored.slot}"
     if stored.publication != publication:
         return (
             f"publication {publication.rpartition(':')[0]} isn't the stored one (it was dropped"
-            " and made again, or publication.name was changed)"
+            " and created again, or publication.name was changed)"
         )
     return None
 
@@ -278,22 +280,22 @@ def _slot_gone(stored: StoredSlot, slot: Slot | None, slot_name: str) -> str | N
         return f"slot {slot_name} was invalidated: {_INVALIDATED[slot.invalidated]}"
     if slot.confirmed > stored.position:
         return (
-            f"slot {slot_name} was moved to {position_.text(slot.confirmed)}, beyond the stored"
+            f"slot {slot_name} was advanced to {position_.text(slot.confirmed)}, after the stored"
             f" position {position_.text(stored.position)}"
         )
     return None
 
 
-# Reports the transactions that creating a slot waits for, while it waits.
+# Reports of the transactions for which the creation of a slot waits.
 #
-# PostgreSQL can begin to decode only after every transaction that was running is over; one that is
-# left open, or prepared and forgotten, makes it wait without limit.
+# PostgreSQL can't decode before every running transaction has ended; it waits without limit for one
+# that is left open, or prepared and forgotten.
 # https://www.postgresql.org/docs/current/logicaldecoding-explanation.html (Snapshots)
 
 _FIRST_POLL_S, _POLL_EVERY_S, _LOG_AGAIN_S = 0.5, 1.0, 60.0
 
-# pg_blocking_pids names the one that is waited for now; those that began before it are next.
-# 0 stands for a prepared transaction.
+# pg_blocking_pids names the transaction that PostgreSQL waits for now; those that began before the
+# slot's creation are next. 0 stands for a prepared transaction.
 _WAITED_FOR = """
 SELECT a.pid, coalesce(a.usename::text, '?'), coalesce(a.application_name, ''),
     a.xact_start::timestamptz(0)::text, coalesce(a.state, 'state hidden')
@@ -314,11 +316,11 @@ SELECT gid, owner::text, prepared::timestamptz(0)::text FROM pg_prepared_xacts O
 def waits_reported(
     options: SourceOptions, maker: Connection, report: Callable[[str], None]
 ) -> Iterator[None]:
-    """While the block runs on the connection ``maker``, ``report`` which transactions it waits for.
+    """Report the transactions for which the block, on the connection ``maker``, waits.
 
-    ``report`` is called in a thread of its own, with a sentence for people; a wait that is short
-    isn't reported. The log has it when it changes, and once a minute. Where the server has long
-    answered, or knows no such connection, ``maker`` is broken off: its answer is lost.
+    ``report`` is called in a thread of its own, with a sentence for people, but not for a short
+    wait. The sentence is logged when it changes, and once a minute. If PostgreSQL has answered, or
+    has no such connection any more, the answer is lost, and ``maker`` is cut.
     """
     over = threading.Event()
     watcher = threading.Thread(
@@ -346,7 +348,7 @@ def _watch(
                 connections.TimeLimit(connection, options.receive_timeout) as patience,
             ):
                 while not over.is_set():
-                    # It may have answered just now; twice means that nothing comes through.
+                    # The answer may be on its way; if it isn't there at the next check, it is lost.
                     answered = 0 if _works(connection, pid) else answered + 1
                     if answered > 1:
                         _log.warning("slot created; answer lost")
@@ -367,7 +369,7 @@ def _watch(
 
 
 def _works(connection: Connection, pid: int) -> bool:
-    """True if the backend ``pid`` is still working, or the role isn't allowed to see that."""
+    """True if the backend ``pid`` is still working, or the role may not see its state."""
     row = connection.execute(_WORKS, (pid,)).fetchone()
     return row is not None and row[0] is not False
 
@@ -387,10 +389,10 @@ def _sentence(connection: Connection, maker_pid: int) -> str:
     return f"creating the slot waits for transactions to end: {', '.join(parts)}"
 
 
-# The process that streams from the slot, and how to end it where it is a left-over of our own.
+# The process that streams from the slot, which is ended if it is an orphan of our own.
 #
-# A proxy or a host that is lost without closing its connection leaves a walsender that holds the
-# slot until wal_sender_timeout, or for ever where that is 0.
+# If a proxy or a host is lost without closing its connection, the walsender holds the slot until
+# wal_sender_timeout, or for ever if that is 0.
 
 _PATIENCE_MS = 5000
 
@@ -400,7 +402,7 @@ FROM pg_replication_slots s JOIN pg_stat_activity a ON a.pid = s.active_pid
 WHERE s.slot_name = %s
 """
 _OURSELVES = "SELECT session_user::text"
-# By all that distinguishes a process from a later one with the same pid.
+# All that distinguishes a process from a later one with the same pid is compared.
 _END = """
 SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
 WHERE pid = %s AND application_name = %s AND backend_start IS NOT DISTINCT FROM %s
@@ -408,13 +410,13 @@ WHERE pid = %s AND application_name = %s AND backend_start IS NOT DISTINCT FROM 
 
 
 class SlotHolder(NamedTuple):
-    """The process that holds the slot; None is what the role may not see."""
+    """The process that holds the slot; None if the role may not see a value."""
 
     pid: int
     application_name: str
     role: str | None
     address: str | None
-    #: When the process began (backend_start).
+    #: Start of the process (backend_start).
     since: object
 
     def __str__(self) -> str:
@@ -426,20 +428,20 @@ class SlotHolder(NamedTuple):
 
 
 def holder(connection: Connection, slot: str) -> SlotHolder | None:
-    """The process that streams from the slot now, if one does."""
+    """The process that streams from the slot now, or None."""
     row = connection.execute(_HOLDER, (slot,)).fetchone()
     return None if row is None else SlotHolder(*row)
 
 
 def free(connection: Connection, slot: str, ours: Sequence[str]) -> bool:
-    """Free the slot of a left-over connection of ours; returns whether one was ended.
+    """End an orphaned connection of ours that holds the slot; True if there was one.
 
     ``ours`` are the names (application_name) of replication connections that this store
-    opened and that aren't used any more: they are random, and were stored before they were
-    used, and a store is open in one process only, so no other server's is among them. A program
-    that takes such a name, which all may read, has a connection of another role.
+    opened and that aren't used any more. They are random, and were stored before they were
+    used, and only one process has the store open, so no other server has such a name. Any
+    role can read these names, so the connection's role is compared too.
 
-    :raises SlotInUse: if it is another server's, or can't be ended.
+    :raises SlotInUse: if the connection is another server's, or can't be ended.
     """
     found = holder(connection, slot)
     if found is None:

@@ -1,8 +1,9 @@
-"""Proof that the server's WAL is the one that the store was read from: timelines and markers.
+"""Proof that the server's WAL is the WAL that the store has followed: timelines and markers.
 
-Only where the slot's confirmed position is before that message: PostgreSQL writes the
-position down with checkpoints, so after a crash it may be somewhat behind; after an earlier
-state of the disk was put back it is what it was then, and what follows is other WAL.
+The marker, our last message in the stream, is compared only if the slot's confirmed
+position is before it. PostgreSQL stores that position at checkpoints, so after a crash it
+may lag a little. If an earlier state of the disk was restored, it is the position of that
+time, and other WAL follows it.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
     from laredo_fanout.source_options import SourceOptions
     from laredo_fanout.store.environment import Marker, SourceIdentity
 
-# Compares the server's timelines with the store's: whether the store's positions still hold.
+# Comparison of the server's timelines with the store's.
 #
-# A promoted standby goes on with the former server's WAL up to its switch point and with WAL of its
-# own after it, on a timeline of its own number. A restored backup does the same from where its
-# recovery ended; a disk's copy that is put back goes on under the *same* number, so nothing but its
-# WAL itself distinguishes it from what was there before.
+# A promoted standby has the former server's WAL up to its switch point, and its own WAL after that,
+# on a timeline with a new number. So has a restored backup, after the end of its recovery. A disk
+# snapshot that is put back continues with the *same* number, so only the WAL itself distinguishes
+# it from the former server.
 #
 # https://www.postgresql.org/docs/current/continuous-archiving.html (Timelines)
 
@@ -52,17 +53,17 @@ class Server(NamedTuple):
     """The server's identity, timelines and WAL position."""
 
     history: History
-    #: How far its WAL reaches.
+    #: End of the server's WAL.
     position: int
-    #: The timelines that its own comes from, oldest first, each with where it was left.
+    #: The ends of the timelines before the present one, oldest first.
     switches: tuple[Switch, ...]
 
 
 class HistoryVerdict(NamedTuple):
-    """The history that positions belong to from now on."""
+    """The history to which positions belong from now on."""
 
     lineage: Lineage
-    #: Why the store's positions don't hold any more; None: they do.
+    #: The reason if the store's positions mean something else in it, or None.
     broken: str | None
 
 
@@ -72,9 +73,9 @@ def first(server: Server) -> Lineage:
 
 
 def judge(known: SourceIdentity, position: int, server: Server, now_s: int) -> HistoryVerdict:
-    """Judge if the store's ``position`` means the same on this server.
+    """Judge whether the store's ``position`` means the same on this server.
 
-    ``now_s`` names a history that PostgreSQL's own numbers don't distinguish from the one before.
+    ``now_s`` distinguishes a new history with the same numbers in PostgreSQL as the one before.
     """
     before, now = known.history, server.history
     if before.system_identifier != now.system_identifier:
@@ -102,7 +103,7 @@ def judge(known: SourceIdentity, position: int, server: Server, now_s: int) -> H
 
 def another(known: SourceIdentity, server: Server, now_s: int, broken: str) -> HistoryVerdict:
     """Verdict for the same cluster with other WAL than the store followed."""
-    # A timeline number beyond the known one is new; any other was that of other WAL once.
+    # A timeline number above the known one is new; any other was once that of other WAL.
     restored = now_s if server.history.timeline <= known.history.timeline else 0
     history = server.history._replace(restored=restored)
     return HistoryVerdict(Lineage(history, _ancestors(server, _restored(known))), broken)
@@ -125,7 +126,7 @@ def _not_from(known: SourceIdentity, position: int, server: Server) -> str | Non
         return f"the server is on timeline {now}, which doesn't come from the store's {before}"
     if position > left[before]:
         return (
-            f"timeline {now} left the store's {before} at {position_.text(left[before])},"
+            f"timeline {now} branched off the store's {before} at {position_.text(left[before])},"
             f" before the stored position {position_.text(position)}"
         )
     return None
@@ -166,7 +167,7 @@ _ASK_EVERY_S = 1.0
 _RELEASE_S, _POLL_S = 5.0, 0.02
 _PREFIX = pgoutput.PREFIX.encode()
 _AROUND = 100
-"""Bytes of WAL that are more than a message has around its content."""
+"""Number of bytes that exceeds those of a message around its content."""
 
 _keepalive = Struct(">Q").unpack_from
 _commit = Struct(">BQQ").unpack_from
@@ -177,7 +178,7 @@ def differs_at(
 ) -> str | None:
     """Reason why the WAL up to ``marker`` isn't the WAL that the store followed, or None.
 
-    :raises SourceUnavailable: if the stream was cut, or we are ``stopping``.
+    :raises SourceUnavailable: if the stream was cut, or the server is ``stopping``.
     """
     search = _Search(marker.content, marker.position, anywhere=False)
     if _finds(search, options, connection, stopping):
@@ -197,7 +198,7 @@ def has_message(
 ) -> bool:
     """True if the slot's stream has a message of ours with this content, up to ``until``.
 
-    :raises SourceUnavailable: if the stream was cut, or we are ``stopping``.
+    :raises SourceUnavailable: if the stream was cut, or the server is ``stopping``.
     """
     return _finds(_Search(content, until, anywhere=True), options, connection, stopping)
 
@@ -205,9 +206,9 @@ def has_message(
 def _finds(
     search: _Search, options: SourceOptions, connection: Connection, stopping: threading.Event
 ) -> bool:
-    """Stream from the slot's position; nothing is confirmed, so it isn't moved.
+    """Search the stream from the slot's position; nothing is confirmed, so the slot isn't advanced.
 
-    ``connection`` is another one, to see that it is free again.
+    ``connection`` is another one, which waits until the slot is free again.
     """
     with closing(ReplicationStream.open(options)) as stream:
         stream.start(options.slot_name, options.publication.name, 0)
@@ -224,27 +225,29 @@ def _read(
     """Read the stream until the search is over."""
     heard_at = time.monotonic()
     asked_at = 0.0
+    poll = select.poll()
+    poll.register(stream.fileno(), select.POLLIN)
     while not stopping.is_set():
         now = time.monotonic()
         if now - asked_at >= _ASK_EVERY_S:
             asked_at = now
             stream.confirm(0, reply=True)
-        select.select([stream.fileno()], [], [], _ASK_EVERY_S)
+        poll.poll(1000 * _ASK_EVERY_S)
         if stream.read_available():
             heard_at = now
         elif now - heard_at > timeout:
-            raise SourceUnavailable(f"the stream brought nothing for {timeout:.0f} s")
+            raise SourceUnavailable(f"PostgreSQL sent nothing for {timeout:.0f} s")
         verdict = search.drain(stream)
         if verdict is not None:
             return verdict
-    raise SourceUnavailable("stopped while the server's WAL was compared with the store")
+    raise SourceUnavailable("the server was stopped while it compared the WAL with the store")
 
 
 class _Search:
-    """A search of the stream for a message of ours, in the transaction that ends at ``position``.
+    """Search of the stream for a message of ours, in the transaction that ends at ``position``.
 
-    With ``anywhere`` in any one up to there. A copy that another program writes into the WAL
-    is elsewhere.
+    With ``anywhere`` it is in any transaction up to there. Otherwise the position distinguishes it
+    from copies that another program writes into the WAL.
     """
 
     def __init__(self, content: str, position: int, *, anywhere: bool) -> None:
@@ -254,7 +257,10 @@ class _Search:
         self._met = False
 
     def drain(self, stream: ReplicationStream) -> bool | None:
-        """Read what has come: True if the message did, False if it can't any more, else None."""
+        """Read the messages that have arrived.
+
+        Returns True if the wanted one was among them, False if it can't come any more, else None.
+        """
         while True:
             size, message = stream.pgconn.get_copy_data(1)
             if size == 0:

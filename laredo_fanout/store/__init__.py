@@ -1,1 +1,1 @@
-"""The durable store: state, journal and position of every table in one LMDB environment."""
+"""The durable store: rows, journal and position of every table in one LMDB environment."""

@@ -1,4 +1,4 @@
-/* The seals of stored rows, many in one pass. seal.py has the same in Python, and the format. */
+/* The seals of stored rows, many in one pass: the compiled form of seal.py. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #ifndef __SIZEOF_INT128__
-#error "the product of two 64-bit numbers needs 128 bits; without this module Python does its work"
+#error "the product of two 64-bit numbers needs 128 bits; seal.py works without this module"
 #endif
 
 #define SEAL 8
@@ -69,7 +69,7 @@ number_of(const char *key, size_t key_size, const char *line, size_t line_size)
     return mix(number ^ lanes[3]);
 }
 
-/* A bytes object, or NULL with an error. */
+/* True if the value is bytes; otherwise an error is set. */
 static int
 is_bytes(PyObject *value, const char *what)
 {
@@ -97,7 +97,7 @@ row_number(PyObject *stored, const char *line, size_t line_size)
     return number_of(key, (size_t)PyBytes_GET_SIZE(stored) - PREFIX, line, line_size);
 }
 
-/* True if the seal fits; its number is added to the sum. */
+/* True if the seal fits; the seal is added to the sum. */
 static int
 row_fits(PyObject *stored, PyObject *value, uint64_t *sum)
 {
@@ -119,7 +119,7 @@ sealed(PyObject *module, PyObject *args)
         return NULL;
     Py_ssize_t count = PyList_GET_SIZE(lines);
     if (PyList_GET_SIZE(stored) != count) {
-        PyErr_SetString(PyExc_ValueError, "keys and lines aren't equally many");
+        PyErr_SetString(PyExc_ValueError, "the numbers of keys and lines differ");
         return NULL;
     }
     PyObject *values = PyList_New(count);
@@ -156,7 +156,7 @@ checked(PyObject *module, PyObject *args)
         return NULL;
     Py_ssize_t count = PyList_GET_SIZE(values);
     if (PyList_GET_SIZE(stored) != count) {
-        PyErr_SetString(PyExc_ValueError, "keys and values aren't equally many");
+        PyErr_SetString(PyExc_ValueError, "the numbers of keys and values differ");
         return NULL;
     }
     uint64_t sum = 0;
@@ -285,15 +285,15 @@ fits(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*y*:fits", &key, &stored))
         return NULL;
     const char *value = stored.buf;
-    int well = 0;
+    int same = 0;
     if (stored.len >= SEAL) {
         size_t size = (size_t)stored.len - SEAL;
         uint64_t number = number_of(key.buf, (size_t)key.len, value, size);
-        well = number == word_at(value + size, SEAL);
+        same = number == word_at(value + size, SEAL);
     }
     PyBuffer_Release(&key);
     PyBuffer_Release(&stored);
-    return PyBool_FromLong(well);
+    return PyBool_FromLong(same);
 }
 
 static PyMethodDef methods[] = {

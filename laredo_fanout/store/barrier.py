@@ -1,4 +1,4 @@
-"""The end of a table's copy, and a copy's comparison with the live incarnation beside it."""
+"""The end of a table's copy, and a re-copy's comparison with the live incarnation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from laredo_model.line import Action
 _BLOCK = 1000
 
 _Pair = tuple[bytes, bytes | None, bytes | None]
-"""Stored key of a row (without the space), its live value, and its copied one."""
+"""Stored key of a row (without the space), its live value, and its copied value."""
 
 
 class Barrier:
@@ -30,9 +30,9 @@ class Barrier:
         self._spaces = spaces
 
     def publish(self, record: TableRecord, position: int) -> TableRecord:
-        """Sweep, and make the table live with its floor at the barrier.
+        """Drop tombstones and marks, and make the table live with its floor at the barrier.
 
-        :raises RowIncomplete: if rows still miss columns.
+        :raises RowIncomplete: if rows still lack columns.
         """
         rows = self._spaces.rows_of(record)
         for key in rows.partial_keys():
@@ -43,11 +43,11 @@ class Barrier:
     def compare_block(
         self, live: TableRecord, copied: TableRecord, after: bytes
     ) -> tuple[bytes | None, bool]:
-        """Compare the next block of rows behind ``after``: the last key of it (None: there are no
-        rows behind it), and whether something in it differs.
+        """Compare the next block of rows after ``after``.
 
-        Nearly all blocks are the same in both: rows are compared one by one only where a block
-        differs. Keys are compared with their prefix: a disk may have changed either.
+        Returns the block's last key (None if no rows follow it), and True if a row differs. Nearly
+        all blocks are equal, so rows are compared one by one only in a block that differs. Keys are
+        compared with their prefix, which may be damaged on disk too.
         """
         ours, theirs = self._block(live.space, after), self._block(copied.space, after)
         prefix = environment.prefix(live.space)
@@ -60,11 +60,9 @@ class Barrier:
     def differences(
         self, live: TableRecord, copied: TableRecord, after: bytes, last: bytes | None
     ) -> TableChanges:
-        """Changes that turn the live rows of this block into the copied ones.
+        """Changes, without positions, that turn the live rows of this block into the copied ones.
 
-        The caller adds positions.
-
-        :raises RowDamaged: if one of them isn't what was written.
+        :raises RowDamaged: if a row isn't what was written.
         """
         changes = TableChanges()
         for stored, was, now in self._differing(live, copied, after, last):
@@ -83,8 +81,10 @@ class Barrier:
         return sum(1 for _ in self._differing(live, copied, after, last))
 
     def sum_block(self, record: TableRecord, after: bytes) -> tuple[bytes | None, int, int]:
-        """Compare the next block of rows behind ``after`` with their seals: the last key of it
-        (None: there are no rows behind it), the number of rows, and the sum of their seals.
+        """Compare the next block of rows after ``after`` with their seals.
+
+        Returns the block's last key (None if no rows follow it), the number of its rows, and the
+        sum of their seals.
 
         :raises RowDamaged: if a row isn't what was written.
         """
@@ -118,7 +118,7 @@ class Barrier:
         return value[: -seal.SEAL_BYTES]
 
     def _block(self, space: int, after: bytes) -> list[tuple[bytes, bytes]]:
-        """The next rows behind ``after``; none if the space has fewer than a block of them."""
+        """The next block of rows after ``after``; empty if fewer rows than a block are left."""
         cursor = self._transaction.cursor(db=self._state)
         prefix = environment.prefix(space)
         if not self._seek(cursor, prefix, after):
@@ -127,7 +127,7 @@ class Barrier:
         return rows if len(rows) == _BLOCK and rows[-1][0].startswith(prefix) else []
 
     def _merged(self, live: int, copied: int, after: bytes) -> Iterator[_Pair]:
-        """Every key behind ``after`` with both its lines, in order."""
+        """Every key after ``after`` with both values, in order."""
         old_rows, new_rows = self._scan(live, after), self._scan(copied, after)
         old, new = next(old_rows, None), next(new_rows, None)
         while old is not None or new is not None:
@@ -143,7 +143,7 @@ class Barrier:
                 old, new = next(old_rows, None), next(new_rows, None)
 
     def _scan(self, space: int, after: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Stored keys without the space, and values, behind ``after``."""
+        """Stored keys (without the space) and values after ``after``."""
         prefix = environment.prefix(space)
         cursor = self._transaction.cursor(db=self._state)
         found = self._seek(cursor, prefix, after)
@@ -153,7 +153,7 @@ class Barrier:
 
     @staticmethod
     def _seek(cursor: Any, prefix: bytes, after: bytes) -> bool:
-        """Put the cursor on the first key behind ``after``; whether there is one."""
+        """Put the cursor on the first key after ``after``; False if there is none."""
         found = cursor.set_range(prefix + after)
         if found and after and cursor.key() == prefix + after:
             found = cursor.next()
@@ -167,11 +167,11 @@ def _row_key(stored: bytes, line: bytes | None, table: TableRecord) -> bytes:
     return stored
 
 
-# A copy of a table compared with the live incarnation, block by block.
+# Comparison of a re-copy with the live incarnation, block by block.
 
 
 class CopyTransaction(Protocol):
-    """Interface of a comparison to the store's transaction."""
+    """Interface of the store's transaction for a comparison."""
 
     tables: dict[int, TableRecord]
 
@@ -189,18 +189,19 @@ class CopyTransaction(Protocol):
 
 
 class CopyComparison:
-    """Finds the blocks that differ, and then writes what differs into the live incarnation.
+    """Comparison that finds the blocks that differ, then writes the differences to the live rows.
 
-    Comparing changes nothing: the store may commit between two blocks, as long as nobody changes
-    the rows of either incarnation. What differs is one transaction, written in one of the store.
+    A comparison changes nothing: the store may commit between two blocks, as long as nobody changes
+    the rows of either incarnation. All differences are one PostgreSQL transaction, written in one
+    transaction of the store.
 
-    The readers' rows are what the live incarnation's running checksum sums up: every change that
-    they were sent is in it, and no damage on disk. So if both running checksums are the same, the
-    readers have the copied rows already: what differs was damaged on disk, and the live incarnation
-    takes the copied rows without a change in its journal. If they aren't, the live rows must be
-    those that were written. Else nobody knows which rows the readers have.
+    The live incarnation's running checksum is that of the readers' rows: it contains every change
+    that they were sent, and no damage on disk. So if both running checksums are equal, the readers
+    have the copied rows already: the differing rows were damaged on disk, and the live incarnation
+    takes the copied rows without a change in its journal. If the checksums differ, the live rows
+    must be those that were written; otherwise nobody knows which rows the readers have.
 
-    :raises RowIncomplete: if rows of the copy still miss columns.
+    :raises RowIncomplete: if rows of the copy still lack columns.
     :raises TableUnknown: if there is no live incarnation.
     """
 
@@ -229,7 +230,7 @@ class CopyComparison:
         transaction.barrier().publish(copied, position)
 
     def compare_block(self, transaction: CopyTransaction) -> bool:
-        """Compare the next block, of a thousand rows; whether there are more."""
+        """Compare the next block, of a thousand rows; False if it was the last."""
         live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
         last, differs = transaction.barrier().compare_block(live, copied, self._after)
         if differs:
@@ -243,12 +244,14 @@ class CopyComparison:
         return bool(self._blocks)
 
     def prove_block(self, transaction: CopyTransaction) -> bool:
-        """Find out whether it is known which rows the readers have, after all blocks were compared:
-        sum up the next block of the live rows, if need be; whether there are more."""
+        """Sum up the next block of the live rows, if necessary; False if nothing is left to do.
+
+        Call it after all blocks were compared. It shows whether the readers' rows are known.
+        """
         live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
         equal = (live.rows, live.checksum) == (copied.rows, copied.checksum)
         if equal or not self.differs:
-            # Damage that was found elsewhere, and isn't seen here, goes with the former rows, too.
+            # The former rows may have damage that was found elsewhere and isn't seen here.
             self.takes_rows, self.is_proven = self.differs or bool(live.damage), equal
             return False
         try:
@@ -262,9 +265,11 @@ class CopyComparison:
         return last is not None
 
     def publish(self, transaction: CopyTransaction, time_us: int) -> Iterator[None]:
-        """Write what differs into the live incarnation, and drop the copy; stops after each bounded
-        piece: take it to its end before the store's transaction ends. Only after
-        ``prove_block``."""
+        """Write the differences to the live incarnation, and drop the copy.
+
+        Call it after ``prove_block``. It yields after each bounded piece: iterate to the end within
+        the store's transaction.
+        """
         for number, (after, last) in enumerate(self._blocks, 1):
             live, copied = transaction.tables[self.live_id], transaction.tables[self._copy_id]
             if self.takes_rows:

@@ -1,4 +1,4 @@
-"""Damage to the data file that LMDB itself doesn't report in words: it may end the process."""
+"""Checks of the data file for damage that LMDB doesn't report, but that may end the process."""
 
 import os
 import resource
@@ -21,7 +21,7 @@ _META_FLAG, _MAGIC = 0x08, 0xBEEFC0DE
 def check(directory: Path) -> None:
     """Check the data file, if there is one, before it is mapped for writing.
 
-    :raises StoreDamaged: if it is cut off, or reading it ends a process.
+    :raises StoreDamaged: if the file is truncated, or reading it ends a process.
     """
     try:
         with (directory / "data.mdb").open("rb") as file:
@@ -32,13 +32,13 @@ def check(directory: Path) -> None:
         raise StoreDamaged(str(directory), "data.mdb is empty")
     last = _last_page(pages)
     if last is not None and size < (last + 1) * PAGE:
-        why = f"data.mdb is cut off: it has {size} bytes of {(last + 1) * PAGE}"
+        why = f"data.mdb is truncated: it has {size:,} of {(last + 1) * PAGE:,} bytes"
         raise StoreDamaged(str(directory), why)
     _check_reading(directory)
 
 
 def _last_page(pages: bytes) -> int | None:
-    """Number of the last page by the newer meta page; None: LMDB itself refuses them."""
+    """Number of the last page in the newer meta page; None if LMDB will refuse the file itself."""
     found: list[tuple[int, int]] = []
     for start in range(0, _META_PAGES * PAGE, PAGE):
         if len(pages) < start + _META.size:
@@ -51,16 +51,16 @@ def _last_page(pages: bytes) -> int | None:
 
 
 def _check_reading(directory: Path) -> None:
-    """Read a little of every database in a process of its own, which damage may end."""
+    """Read a little of every database in a child process, which damage may end."""
     with warnings.catch_warnings():
-        # From Python 3.12 on it warns if there are threads: the child takes no lock of theirs.
+        # Python 3.12 and later warn if there are threads; the child takes none of their locks.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         try:
             _read_a_little(directory)
         finally:
-            # Whatever was raised: the caller's own reading meets it, and reports it.
+            # The caller's own reading meets the same error, and reports it.
             os._exit(0)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
@@ -70,7 +70,7 @@ def _check_reading(directory: Path) -> None:
 
 def _read_a_little(directory: Path) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # What LMDB has to say when it gives up is for a developer.
+    # LMDB prints an assertion when it gives up, which is for a developer.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     opened, databases = environment.open_readable(directory)
     with opened.begin() as transaction:

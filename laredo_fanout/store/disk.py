@@ -1,9 +1,9 @@
 """Disk space for LMDB's data file, allocated before it is needed.
 
 With ``writemap`` LMDB writes through the memory map of a sparse file: a page
-that the file system can't back is then a SIGBUS, not an error. So every page
-that a transaction could use is allocated first, by an upper bound of what its
-changes can touch.
+that the file system can't allocate raises SIGBUS, not an error. So every page
+that a transaction could use is allocated first, by an upper bound of the pages
+that its changes can touch.
 """
 
 import errno
@@ -15,27 +15,27 @@ from typing import Any
 from laredo_fanout.store.errors import DiskFull
 
 Reserve = Callable[[int, int], None]
-"""``DiskSpace.reserve``, as those who write to the environment are given it."""
+"""``DiskSpace.reserve``, for code that writes to the environment."""
 
 PAGE = 4096
 STEP = 16 << 20
 _BASE_PAGES = 64
 _LARGEST_NODE = 2038
-"""A value of more bytes is in pages of its own, whatever its key."""
+"""Size of the largest value that may be in a leaf; a larger one has pages of its own."""
 _NODE_BYTES = 16
 """Bytes of a row's node, in addition to its key and value."""
 _VALUE_NODE_BYTES = 48
 """Bytes of a node of the journal, with its key."""
 _LEAST_IN_A_LEAF = 1020
-"""Bytes in the smaller half of a leaf that was split: the largest node may be in the other one."""
+"""Bytes in the smaller half of a leaf that was split: the largest node may be in the other half."""
 _LEAVES_A_BRANCH = 2
-"""A new branch page takes more new leaves than that: 521 bytes of each at most."""
+"""A new branch page has entries of more new leaves than this, each of at most 521 bytes."""
 _READER_SLOT = 64
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def allocate(path: Path, offset: int, size: int) -> None:
-    """Back these bytes of the file with disk space; the file is made if it is missing.
+    """Allocate disk space for these bytes of the file, which is created if it is missing.
 
     :raises DiskFull: if there is no room for them.
     """
@@ -47,7 +47,7 @@ def allocate(path: Path, offset: int, size: int) -> None:
 
 
 def allocate_lock_file(directory: Path, max_readers: int) -> None:
-    """The lock file is mapped and sparse too: whoever reads takes a slot in it."""
+    """Allocate the lock file, which is mapped and sparse too: each reader takes a slot in it."""
     path = directory / "lock.mdb"
     size = (max_readers + 4) * _READER_SLOT
     size += -size % PAGE
@@ -83,7 +83,7 @@ class DiskSpace:
 
     @property
     def is_at_its_path(self) -> bool:
-        """True if a later start would find this very file: it wasn't deleted or replaced."""
+        """True unless the file was deleted or replaced, so that a later start wouldn't find it."""
         try:
             there = self._path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -91,7 +91,7 @@ class DiskSpace:
         return os.path.samestat(there, os.fstat(self._descriptor))
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         os.close(self._descriptor)
 
     @property
@@ -101,7 +101,7 @@ class DiskSpace:
         return (pages + 1) * PAGE
 
     def begin(self, transaction: Any = None, databases: Iterable[Any] = ()) -> None:
-        """A write transaction begins, on these databases.
+        """Begin a write transaction on these databases.
 
         :raises DiskFull: if there isn't even room for an empty one.
         """
@@ -116,9 +116,7 @@ class DiskSpace:
         self.reserve(0, 0)
 
     def expect(self, size: int) -> None:
-        """Bytes of changes that are still to come in this transaction, about: for the message
-        of :class:`DiskFull`.
-        """
+        """Set the bytes of changes that are still to come, about, for :class:`DiskFull`."""
         self._expected = self._bytes + size
 
     def reserve(self, changes: int, size: int) -> None:
@@ -131,7 +129,7 @@ class DiskSpace:
         self._ensure(min(self._used + self._bound(), self._max_pages))
 
     def reserve_values(self, *sizes: int) -> None:
-        """One more put for each of these values, of this many bytes, and one more change.
+        """Reserve space for a put of a value of each size, and for one more change.
 
         :raises DiskFull: if the disk can't hold what they may need.
         """
@@ -140,11 +138,11 @@ class DiskSpace:
         self.reserve(len(sizes) + 1, sum(small) + (len(sizes) + 1) * _VALUE_NODE_BYTES)
 
     def _bound(self) -> int:
-        """The most pages that this transaction's changes can take.
+        """Largest number of pages that this transaction's changes can use.
 
-        A change copies the pages on its way down and may split its leaf; but no page is copied
-        twice, and each half of a split leaf has a least number of bytes. A value in pages of its
-        own takes less than it would in leaves. At the commit LMDB writes the list of free pages.
+        A change copies the pages from the root to its leaf, and may split the leaf; but no page is
+        copied twice, and each half of a split leaf has a minimum size. A value in pages of its own
+        needs fewer than it would in leaves. At the commit LMDB writes the list of free pages.
         """
         changes, filled = self._changes, self._bytes // _LEAST_IN_A_LEAF
         leaves = min(2 * changes + self._bytes // _LARGEST_NODE, 2 * self._leaves + filled)
@@ -153,7 +151,7 @@ class DiskSpace:
         return _BASE_PAGES + leaves + branches + self._own_pages + self._used // 256
 
     def _missing(self, pages: int) -> int:
-        """Bytes beyond what is allocated: of ``pages``, and those expected in addition."""
+        """Bytes that aren't allocated yet: those of ``pages``, and those that are expected."""
         to_come = max(0, self._expected - self._bytes)
         # A row is in a leaf and in the journal's own pages.
         pages += to_come // _LEAST_IN_A_LEAF + to_come // PAGE
@@ -169,7 +167,7 @@ class DiskSpace:
             self._allocated += ahead // PAGE
             self._step = min(2 * self._step, STEP)
         except DiskFull:
-            # Near the end of the disk: only what is needed, and smaller steps from now on.
+            # The disk is nearly full: only the needed pages, and smaller steps from now on.
             self._step = max(self._step // 2, PAGE)
             missing = self._missing(pages)
             _fallocate(self._descriptor, self._path, self._allocated * PAGE, needed, missing)

@@ -17,7 +17,7 @@ meta       see below
 
 A *space* is one generation of a table's rows: a TRUNCATE gives the table a new, empty one, and
 the old one's rows are deleted later, in small steps. LMDB takes keys of 1..511 bytes, so a longer
-row key is cut and hashed; its full form is recomputed from the line.
+row key is truncated and hashed; the whole key is recomputed from the line.
 
 =========================  ====================================================
 key in the meta database   value
@@ -26,15 +26,15 @@ store                      JSON: format, next table, next space, source, streams
 position                   position u64, commit time in microseconds u64
 definition/ + table u32    JSON (``table.py``)
 figures/ + table u32       struct (``table.py``)
-garbage/ + kind + u32      nothing: what is to be removed in small steps
-catchup                    how a backlog was split; the source's own words
-upstream_path              of a relay: JSON, the servers between PostgreSQL and this one
-ownership                  of a server with standbys: JSON, its role and term
+garbage/ + kind + u32      empty; the key names rows or a journal to remove in small steps
+catchup                    JSON: the plan of a split backlog (``catchup/plan.py``)
+upstream_path              in a relay: JSON, the servers between PostgreSQL and this one
+ownership                  in a server with standbys: JSON, its role and term
 =========================  ====================================================
 
-A value ends with its seal (``seal.py``); the store's head has it within its JSON, since any version
-must be able to read the format's number. Damage to one of them is damage to the store: without
-them neither positions nor rows mean anything.
+A value ends with its seal (``seal.py``). The head's seal is within its JSON, so that any version
+can read the format's number. If one of these values is damaged, the whole store is: neither
+positions nor rows can be used without them.
 """
 
 import errno
@@ -109,25 +109,25 @@ def stored_keys(space: bytes, keys: Sequence[bytes]) -> list[bytes]:
 
 
 def is_cut(stored: bytes) -> bool:
-    """True if the stored key (prefix included) isn't the whole row key."""
+    """True if the stored key (prefix included) is a truncated row key."""
     return len(stored) == PREFIX_BYTES + CUT_KEY_BYTES
 
 
 def mark_key(kind: bytes, stored: bytes) -> bytes:
-    """Key of the mark of this kind for a row stored there."""
+    """Key of the mark of this kind for the row with this stored key."""
     return stored[:PREFIX_BYTES] + kind + stored[PREFIX_BYTES:]
 
 
 def marked_key(mark: bytes) -> bytes:
-    """Stored key of the row that this mark is about."""
+    """Stored key of the row that has this mark."""
     return mark[:PREFIX_BYTES] + mark[PREFIX_BYTES + 1 :]
 
 
 # The meta database.
 
 FORMAT = 4
-"""The number of the layout that this version writes, and the only one that it reads. It is raised
-when the layout changes (tests/fanout/store/test_format.py)."""
+"""Number of the layout, which changes with it (tests/fanout/store/test_format.py). This version
+reads no other."""
 
 STORE_KEY = b"store"
 POSITION_KEY = b"position"
@@ -148,7 +148,7 @@ _KNOWN_PREFIXES = (DEFINITION, FIGURES, GARBAGE)
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """Source of a store's changes; its positions mean nothing elsewhere."""
+    """Source of a store's changes, to which its positions belong."""
 
     #: System identifier, timeline and database.
     history: History
@@ -156,27 +156,27 @@ class SourceIdentity:
     slot: str
     #: The publication's identity.
     publication: str
-    #: What was made up when the slot was created, to recognise it.
+    #: A random name, generated when the slot was created, to recognize it.
     token: str = ""
-    #: The histories that this one goes on from.
+    #: The histories from which this one goes on.
     ancestors: tuple[Ancestor, ...] = ()
-    #: Why it was begun where it couldn't go on from another one (a sentence); empty at first.
+    #: The reason (a sentence) why this history didn't continue the one before; empty for the first.
     because: str = ""
-    #: At which position it was begun.
+    #: The position at which the store began this history.
     since: int = 0
-    #: How far positions went of histories that this store followed before and that mean nothing
-    #: here: up to there a position alone may be one of theirs.
+    #: The highest position of unrelated histories that this store followed before: up to here a
+    #: position without its history may be one of theirs.
     former_reach: int = 0
-    #: Sequences of those histories are below this.
+    #: A sequence above all those of the former histories.
     former_sequences: int = 0
 
     @property
     def lineage(self) -> Lineage:
-        """The history, and those that it goes on from."""
+        """The history and its ancestors."""
         return Lineage(self.history, self.ancestors)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The source as JSON values."""
         return {
             "history": str(self.history),
             "slot": self.slot,
@@ -191,7 +191,7 @@ class SourceIdentity:
 
     @classmethod
     def from_json(cls, source: Mapping[str, Any]) -> "SourceIdentity":
-        """The one that ``to_json`` made."""
+        """Parse the result of ``to_json``."""
         found = {each.name: source[each.name] for each in fields(cls)}
         found["history"] = position_.parse_history(found["history"])
         found["ancestors"] = position_.ancestors_from_json(found["ancestors"])
@@ -199,58 +199,57 @@ class SourceIdentity:
 
 
 class Marker(NamedTuple):
-    """A message of ours that the stream brought: whoever finds something else there reads another
-    history."""
+    """A message of ours in the stream; a stream with another message there is another history's."""
 
-    #: The end of its transaction.
+    #: The end of the message's transaction.
     position: int
-    #: What it says.
+    #: The message's content.
     content: str
 
 
 _DOUBTS_KEPT = 8
 OPEN = 2**64 - 1
-"""End of a doubt, until the server that has it is the holder, or has followed one."""
+"""End of a doubt that lasts until the server is the holder, or has followed one."""
 
 
 class Ownership(NamedTuple):
     """Role of a server among those that share a slot (docs/standby-protocol.md)."""
 
-    #: The highest that it knows.
+    #: The highest term that the server knows.
     term: int
-    #: Whether it holds the slot, of that term.
+    #: True if the server holds the slot in this term.
     holder: bool
-    #: Positions (from, before) at which clients of a former holder may have had other rows.
+    #: Ranges of positions (from, before) at which clients of a former holder may have other rows.
     doubts: tuple[tuple[int, int], ...] = ()
-    #: The term of the last holder whose rows the store has.
+    #: The term of the last holder whose rows are in the store.
     followed: int = 0
 
     def doubts_at(self, position: int) -> bool:
-        """True if the rows of this position may differ from what another server has shown."""
+        """True if another server may have served other rows at this position."""
         return any(first <= position < end for first, end in self.doubts)
 
     def doubting(self, found: Iterable[tuple[int, int]]) -> "Ownership":
-        """With these doubts too, of which the newest are kept."""
+        """The role with these doubts added; only the newest doubts are kept."""
         new = sorted(set(found) - set(self.doubts), key=itemgetter(1))
         return self._replace(doubts=(*self.doubts, *new)[-_DOUBTS_KEPT:])
 
     def followed_now(self, term: int) -> "Ownership":
-        """The store's rows are those of the holder of this term."""
+        """The role once the store has the rows of the holder of this term."""
         ended = tuple(each for each in self.doubts if each[1] < OPEN)
         return self._replace(doubts=ended, followed=max(term, self.followed))
 
     def held(self, term: int, position: int) -> "Ownership":
-        """The server is the holder, by its claim at this position."""
+        """The role of the holder whose claim is at this position."""
         doubts = tuple((first, min(end, position)) for first, end in self.doubts)
         return Ownership(term, holder=True, doubts=doubts, followed=term)
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """The role as JSON."""
         return orjson.dumps(list(self))
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "Ownership":
-        """The one that ``to_bytes`` wrote."""
+        """Parse the result of ``to_bytes``."""
         term, holder, doubts, followed = orjson.loads(stored)
         return cls(term, holder, tuple((first, end) for first, end in doubts), followed)
 
@@ -258,17 +257,17 @@ class Ownership(NamedTuple):
 class LastRecopy(NamedTuple):
     """Result of a table's last re-copy."""
 
-    #: Unix time.
+    #: Unix time of its end.
     ended_at: float
-    #: How many rows differed.
+    #: Number of rows that differed.
     differing: int = 0
-    #: Why it ended without a result, if it did.
+    #: The reason if it ended without a result.
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreHead:
-    """Data that a store has once, as opposed to once a table."""
+    """Data of the store as a whole, not of one table."""
 
     #: The environment's format number.
     format: int = FORMAT
@@ -276,19 +275,19 @@ class StoreHead:
     next_table: int = 1
     #: The next space.
     next_space: int = 1
-    #: Whose changes these are; None in a fresh store.
+    #: The source of the changes; None in a fresh store.
     source: SourceIdentity | None = None
     #: Names of replication connections that PostgreSQL may still have for it, the newest last.
     streams: tuple[str, ...] = ()
-    #: The last message of ours that the stream brought.
+    #: The last message of ours in the stream.
     marker: Marker | None = None
-    #: How re-copies ended, by qualified name.
+    #: The results of the last re-copies, by qualified name.
     last_recopies: Mapping[str, LastRecopy] = field(default_factory=dict)
-    #: Made up when the store was made: by it a relay finds itself among those it would follow.
+    #: A random id of the store, by which a relay notices that it would follow itself.
     server_id: str = ""
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """The head as JSON, with its seal."""
         source = self.source and self.source.to_json()
         head = orjson.dumps(
             {
@@ -305,16 +304,16 @@ class StoreHead:
         return head[:-1] + _HEAD_SEAL + _head_seal(head)
 
     def take_table(self) -> tuple[int, "StoreHead"]:
-        """A table id never used before."""
+        """Take a table id that was never used before."""
         return self.next_table, replace(self, next_table=self.next_table + 1)
 
     def take_space(self) -> tuple[int, "StoreHead"]:
-        """A space never used before."""
+        """Take a space that was never used before."""
         return self.next_space, replace(self, next_space=self.next_space + 1)
 
 
 def format_of(stored: bytes) -> tuple[object, str | None]:
-    """The format's number in a head of any version, and the slot's name if it can be found."""
+    """The format's number in a head of any version, and the slot's name or None."""
     read = orjson.loads(stored)
     source = read.get("source")
     slot = source.get("slot") if isinstance(source, dict) else None
@@ -326,9 +325,9 @@ def _head_seal(body: bytes) -> bytes:
 
 
 def head_from_bytes(stored: bytes) -> StoreHead:
-    """The head that ``to_bytes`` wrote, in this version's format.
+    """Parse the result of ``to_bytes``, in this version's format.
 
-    :raises ValueError: if it isn't what was written.
+    :raises ValueError: if the seal doesn't fit, or the content can't be parsed.
     """
     body, _, sealed = stored.partition(_HEAD_SEAL)
     body += b"}"
@@ -349,12 +348,12 @@ def head_from_bytes(stored: bytes) -> StoreHead:
 
 
 def position_to_bytes(position: int, time_us: int) -> bytes:
-    """Up to where PostgreSQL's changes are in the store, and their last commit time."""
+    """The stored form of the store's position and its newest commit time."""
     return _POSITION.pack(position, time_us)
 
 
 def position_from_bytes(stored: bytes | None) -> tuple[int, int]:
-    """Position and commit time; zeros in a fresh store."""
+    """Parse the store's position and newest commit time; zeros in a fresh store."""
     if stored is None:
         return 0, 0
     position, time_us = _POSITION.unpack(stored)
@@ -367,7 +366,7 @@ def put(transaction: Any, meta: Any, key: bytes, value: bytes) -> None:
 
 
 def get(transaction: Any, meta: Any, key: bytes, directory: Path) -> bytes | None:
-    """The value of this key; None if there is none.
+    """Read the value of this key; None if there is none.
 
     :raises StoreDamaged: if it isn't what was written.
     """
@@ -376,7 +375,7 @@ def get(transaction: Any, meta: Any, key: bytes, directory: Path) -> bytes | Non
 
 
 def ownership(transaction: Any, meta: Any, directory: Path) -> Ownership | None:
-    """Role among the servers that share the slot; None: it has never shared one.
+    """Read the role among the servers that share the slot; None if the slot was never shared.
 
     :raises StoreDamaged: if it isn't what was written.
     """
@@ -385,12 +384,12 @@ def ownership(transaction: Any, meta: Any, directory: Path) -> Ownership | None:
 
 
 def opened(key: bytes, stored: bytes, directory: Path) -> bytes:
-    """The value that is stored so.
+    """Check and remove the seal of a value.
 
-    :raises StoreDamaged: if it isn't what was written.
+    :raises StoreDamaged: if the value isn't what was written.
     """
     if not seal.fits(key, stored):
-        raise StoreDamaged(str(directory), f"its entry {_name(key)} isn't what was written")
+        raise StoreDamaged(str(directory), f"the seal of its entry {_name(key)} doesn't fit")
     return stored[: -seal.SEAL_BYTES]
 
 
@@ -402,14 +401,14 @@ def _name(key: bytes) -> str:
 
 
 def check_entries(transaction: Any, meta: Any, directory: Path) -> None:
-    """Check that the meta database has only what this version writes, as it was written.
+    """Check that the meta database has only entries of this version, as they were written.
 
-    :raises StoreDamaged: if it hasn't: then something else is missing, too.
+    :raises StoreDamaged: if an entry has an unknown name, or isn't what was written.
     """
     cursor = transaction.cursor(db=meta)
     for key, stored in cursor:
         if key not in _KNOWN_KEYS and not key.startswith(_KNOWN_PREFIXES):
-            raise StoreDamaged(str(directory), f"it has an entry of an unknown name, {key[:40]!r}")
+            raise StoreDamaged(str(directory), f"it has an entry of unknown name: {key[:40]!r}")
         if key != STORE_KEY:
             opened(key, stored, directory)
     cursor.close()
@@ -418,7 +417,7 @@ def check_entries(transaction: Any, meta: Any, directory: Path) -> None:
 def put_table(
     transaction: Any, meta: Any, reserve: Reserve, record: TableRecord, before: TableRecord | None
 ) -> None:
-    """Write what of ``record`` differs from what was stored ``before``."""
+    """Write the parts of ``record`` that differ from the stored record ``before``."""
     if before is None or not record.same_definition(before):
         definition = table.definition_to_bytes(record)
         reserve(1, len(definition))
@@ -428,7 +427,7 @@ def put_table(
 
 
 def delete_table(transaction: Any, meta: Any, table_id: int) -> None:
-    """Forget one table's record."""
+    """Delete one table's record."""
     transaction.delete(DEFINITION + prefix(table_id), db=meta)
     transaction.delete(FIGURES + prefix(table_id), db=meta)
 
@@ -458,7 +457,7 @@ def all_tables(transaction: Any, meta: Any, directory: Path) -> list[TableRecord
 MAX_READERS = 1000
 MIN_SIZE = 1 << 20
 FILES = ("data.mdb", "lock.mdb", "server.lock")
-"""Files of a store's directory, by which it is recognized."""
+"""Names of the files by which a store's directory is recognized."""
 _PAGE = disk.PAGE
 _META_PAGES = 2
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
@@ -469,7 +468,7 @@ _LIMITS = {
     errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max)",
     errno.EAGAIN: "raise the limit of locked memory or processes (ulimit -l, -u)",
 }
-"""Errors of the system that limits cause, with their cures."""
+"""Errors that a limit of the system causes, with their cures."""
 
 
 class Databases(NamedTuple):
@@ -484,7 +483,7 @@ class Databases(NamedTuple):
 
 
 class ServerLock:
-    """One server per path: an exclusive lock that dies with its process."""
+    """Exclusive lock of a store's directory, which ends with the process."""
 
     def __init__(self, directory: Path) -> None:
         self._descriptor = os.open(directory / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -498,16 +497,16 @@ class ServerLock:
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let another server in."""
+        """Release the lock."""
         os.close(self._descriptor)
 
 
 def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.DiskSpace]:
-    """The environment for writing; made if there is none. The caller holds the ServerLock.
+    """Open the environment for writing, or create it. The caller holds the ServerLock.
 
-    :raises DiskFull: if the disk has no room for even a fresh store.
-    :raises StoreDamaged: if what is there isn't a usable environment.
-    :raises StoreLimited: if a limit of this process is too low for it.
+    :raises DiskFull: if the disk has no room even for a fresh store.
+    :raises StoreDamaged: if the files aren't a usable environment.
+    :raises StoreLimited: if a limit of this process is too low to open it.
     """
     max_size = max(max_size, MIN_SIZE)
     max_size -= max_size % _PAGE
@@ -522,7 +521,7 @@ def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.
             writemap=True,
             sync=True,
             metasync=True,
-            # The writer goes to single rows, in a store that may be larger than memory.
+            # The writer reads single rows, in a store that may be larger than memory.
             readahead=False,
         )
     except lmdb.Error as failed:
@@ -540,11 +539,11 @@ def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.
 
 
 def open_readable(directory: Path) -> tuple[Any, Databases]:
-    """The environment for reading, in another process than the writer's.
+    """Open the environment for reading, in another process than the writer's.
 
     :raises StoreMissing: if there is no store.
-    :raises StoreDamaged: if what is there isn't a usable environment.
-    :raises StoreLimited: if a limit of this process is too low for it.
+    :raises StoreDamaged: if the files aren't a usable environment.
+    :raises StoreLimited: if a limit of this process is too low to open it.
     """
     if not (directory / "data.mdb").exists():
         raise StoreMissing(str(directory))
@@ -556,7 +555,7 @@ def open_readable(directory: Path) -> tuple[Any, Databases]:
             max_readers=MAX_READERS,
             readonly=True,
             create=False,
-            # Readers scan whole tables: eight times faster from a cold cache.
+            # Readers scan whole tables: that is eight times faster from a cold cache.
             readahead=True,
         )
         return environment, _databases(environment, create=False)
@@ -567,8 +566,10 @@ def open_readable(directory: Path) -> tuple[Any, Databases]:
 
 
 def free_bytes(environment: Any, databases: Databases) -> int:
-    """Size of the pages that hold nothing: the data file's that were given back, and those by which
-    it may grow. Of them LMDB takes some for its list of free pages."""
+    """Size of the free pages: those within the data file, and those by which it may grow.
+
+    LMDB uses some of them for its list of free pages.
+    """
     with environment.begin() as transaction:
         stats = [environment.stat(), *(transaction.stat(each) for each in databases)]
         pages = sum(s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"] for s in stats)
@@ -577,7 +578,7 @@ def free_bytes(environment: Any, databases: Databases) -> int:
 
 
 def what_failed(directory: Path, failed: OSError) -> StoreError:
-    """Typed error of the store for an error of the operating system."""
+    """The store's error for an error of the operating system."""
     why = failed.strerror or str(failed)
     if failed.errno in disk.NO_ROOM:
         return DiskFull(str(directory), MIN_SIZE, why)
@@ -587,7 +588,7 @@ def what_failed(directory: Path, failed: OSError) -> StoreError:
 
 
 def lmdb_failed(directory: Path, failed: lmdb.Error) -> StoreError:
-    """Typed error of the store for an LMDB error, whose text alone has the system's error."""
+    """The store's error for an LMDB error, which has the system's error only in its text."""
     for number in (*disk.NO_ROOM, *_LIMITS, *_FORBIDDEN):
         if os.strerror(number) in str(failed):
             return what_failed(directory, OSError(number, os.strerror(number)))
@@ -598,7 +599,7 @@ def check_format(directory: Path, stored: bytes | None) -> StoreHead:
     """Parse the store's head; a fresh store has none yet.
 
     :raises StoreFormatUnknown: if another version wrote it, in another format.
-    :raises StoreDamaged: if it can't be read.
+    :raises StoreDamaged: if it can't be parsed.
     """
     if stored is None:
         return StoreHead()
@@ -616,32 +617,32 @@ def _databases(environment: Any, *, create: bool) -> Databases:
     return Databases(**opened)
 
 
-# One LMDB write transaction, as everything that writes within it is given it.
+# One LMDB write transaction, for all code that writes within it.
 
 
 @dataclass(slots=True)
 class WriteContext:
-    """The transaction's handles, and the definitions as they are so far within it."""
+    """The handles of a write transaction, and the head and tables as they are within it."""
 
     #: LMDB's own handle.
     transaction: Any
     #: The environment's databases: rows, marks, journal, definitions.
     databases: Databases
-    #: Where room on the disk is taken before it is used.
+    #: The disk space, which is reserved before it is used.
     disk: DiskSpace
-    #: What the store knows of itself: counters, source, marker.
+    #: The store's head: counters, source, marker.
     head: StoreHead
     #: Each incarnation's definition and figures, by id.
     tables: dict[int, TableRecord]
-    #: Whether rows or journal records are to be removed later.
+    #: True if rows or journal records must be removed later.
     left_garbage: bool = False
 
     def take_space(self) -> int:
-        """A number for the rows of a table that has none yet."""
+        """Take a space that was never used before."""
         space, self.head = self.head.take_space()
         return space
 
     def discard(self, kind: bytes, number: int) -> None:
-        """Have a space's rows, or a table's journal, removed later in small steps."""
+        """Mark a space's rows, or a table's journal, for later removal in small steps."""
         self.left_garbage = True
         put(self.transaction, self.databases.meta, kind + prefix(number), b"")

@@ -2,32 +2,33 @@
 
 StoreError
 ├── StoreLocked       another server has this path
-├── StoreMissing      nothing there to read
-├── StoreDamaged      not a store, or a broken one
-├── StoreLimited      a limit of this process is too low for it
-├── StoreUnusable     the directory can't be made, read or written
+├── StoreMissing      there is no store at this path
+├── StoreDamaged      not a store, or a damaged one
+├── StoreLimited      a limit of this process is too low to open it
+├── StoreUnusable     the directory can't be created, read or written
 ├── StoreFormatUnknown  another version wrote it, in another format
 ├── StoreRemoved      the directory was deleted or replaced while it was open
 ├── StoreFull         the disk, or state.max_size, is exhausted
 ├── StoreBroken       a commit failed: restart
 ├── TableUnknown      no table with this id or name
 ├── TableClosed       the table takes no changes in its present status
-├── TableHidden       the table isn't consistent yet, or failed
+├── TableHidden       the table is being copied, or failed
 ├── ChunkStale        copied rows read before a TRUNCATE
 ├── RowDamaged        a stored row isn't what was written
 ├── RowsDamaged       a table's stored rows aren't what was written
 ├── JournalDamaged    a stored journal record isn't what was written
 ├── RowIncomplete     an update lacks columns that the store doesn't know either
 ├── TransactionOpen   a commit in the middle of a PostgreSQL transaction
-├── PositionWentBack  the store is further than that
-├── JournalPruned     these journal entries are gone
-├── SnapshotClosed    its rows were asked for after it was closed
+├── PositionWentBack  the store is already after this position
+├── JournalPruned     these journal entries were pruned
+├── SnapshotClosed    its rows were requested after it was closed
 └── SpoolFailed       a snapshot couldn't be spooled for a slow client
 """
 
 from typing import NamedTuple
 
 from laredo_model import position
+from laredo_service import figures
 
 _DROP_SLOT = "SELECT pg_drop_replication_slot('{}')"
 
@@ -37,7 +38,7 @@ class StoreError(Exception):
 
 
 class StoreLocked(StoreError):
-    """Another server process has this path."""
+    """Another server has locked this path."""
 
     def __init__(self, path: str, owner: str) -> None:
         super().__init__(
@@ -73,7 +74,7 @@ class StoreLimited(StoreError):
 
 
 class StoreUnusable(StoreError):
-    """The directory can't be made, read or written."""
+    """The directory can't be created, read or written."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -97,7 +98,7 @@ class StoreFormatUnknown(StoreError):
 class StoreRemoved(StoreError):
     """The directory was deleted, moved or replaced while the store is open.
 
-    LMDB would go on writing to a file that no later start finds.
+    LMDB would go on writing to a file that no later start would find.
     """
 
     def __init__(self, path: str, slot: str | None) -> None:
@@ -106,12 +107,12 @@ class StoreRemoved(StoreError):
             f"the store {path} was deleted or replaced while the server runs: nothing more is"
             " written or confirmed to PostgreSQL; if it was moved, move it back, and the server"
             f" goes on by itself; otherwise stop the server, {dropping}"
-            "and start it again: every table is copied again"
+            "and start it again, which copies every table"
         )
 
 
 class StoreFull(StoreError):
-    """No room for what is to be written; what was committed stays readable."""
+    """No room for the transaction; everything that was committed stays readable."""
 
 
 class DiskFull(StoreFull):
@@ -119,9 +120,8 @@ class DiskFull(StoreFull):
 
     def __init__(self, path: str, wanted: int, why: str) -> None:
         super().__init__(
-            f"no room on the disk of the store {path}: about {wanted:,} more bytes are"
-            f" needed in all ({why}); "
-            "free some space there, the server then goes on where it stopped"
+            f"no room on the disk of the store {path}: about {figures.size(wanted)} more are"
+            f" needed in all ({why}); free some space there, and the server goes on by itself"
         )
 
 
@@ -130,13 +130,13 @@ class MapFull(StoreFull):
 
     def __init__(self, path: str, max_size: int) -> None:
         super().__init__(
-            f"the store {path} has reached state.max_size ({max_size} bytes); "
+            f"the store {path} has reached state.max_size ({figures.size(max_size)}); "
             "raise it, or lower the journals' max_entries, and restart the server"
         )
 
 
 class StoreBroken(StoreError):
-    """A commit failed in the middle: the process must restart from the last good one."""
+    """A commit failed in the middle: the process must restart from the commit before it."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
@@ -146,7 +146,7 @@ class StoreBroken(StoreError):
 
 
 class TableUnknown(StoreError):
-    """No such table in the store."""
+    """The store has no such table."""
 
     def __init__(self, table: int | str) -> None:
         named = table if isinstance(table, str) else f"with id {table}"
@@ -161,7 +161,7 @@ class TableClosed(StoreError):
 
 
 class TableHidden(StoreError):
-    """The table isn't shown: it is being copied, or failed."""
+    """The table can't be read: it is being copied, or failed."""
 
     def __init__(self, name: str, status: str, error: str) -> None:
         why = f" ({error})" if error else ""
@@ -173,13 +173,13 @@ class ChunkStale(StoreError):
 
     def __init__(self, name: str, read: int, current: int) -> None:
         super().__init__(
-            f"table {name}: these rows were read in generation {read}, it is now {current}; "
-            "read the range again"
+            f"table {name}: these rows were read in generation {read}, but the table was truncated"
+            f" since (generation {current}); read the range again"
         )
 
 
 class RowIncomplete(StoreError):
-    """A row lacks columns (unchanged TOAST) that the store doesn't know: copy the table again."""
+    """A row lacks columns (unchanged TOAST) that the store lacks too: copy the table again."""
 
     def __init__(self, name: str, key: bytes) -> None:
         super().__init__(
@@ -189,15 +189,15 @@ class RowIncomplete(StoreError):
 
 
 class Damage(NamedTuple):
-    """Damage on disk, as a reader of the store found it and the ingest repairs it."""
+    """Damage on disk that a reader of the store found, for the ingest to repair."""
 
-    #: The incarnation.
+    #: The incarnation's id.
     table_id: int
-    #: Where it is, in a few words.
+    #: The place of the damage, in a few words.
     why: str
-    #: Of the journal: the last entry before it. None: it is in the rows.
+    #: The last journal entry before the damage; None if the rows are damaged.
     after: int | None = None
-    #: Of the rows: the space that they are in; a table that was repaired since has another one.
+    #: The space of the damaged rows; a table that was repaired since has another one.
     space: int = 0
 
 
@@ -213,7 +213,7 @@ class RowDamaged(StoreError):
 
 
 class RowsDamaged(StoreError):
-    """The table's stored rows aren't those that were written: they are no snapshot."""
+    """The table's stored rows aren't those that were written, so they can't be read."""
 
     def __init__(self, table_id: int, name: str, why: str, space: int) -> None:
         self.damage = Damage(table_id, why, space=space)
@@ -236,7 +236,7 @@ class JournalDamaged(StoreError):
 
 
 class TransactionOpen(StoreError):
-    """A commit was tried in the middle of a PostgreSQL transaction."""
+    """A commit was attempted in the middle of a PostgreSQL transaction."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -245,7 +245,7 @@ class TransactionOpen(StoreError):
 
 
 class PositionWentBack(StoreError):
-    """The store is further already, in the same history."""
+    """The store is already after this position, in the same history."""
 
     def __init__(self, stored: int, given: int) -> None:
         super().__init__(
@@ -254,20 +254,20 @@ class PositionWentBack(StoreError):
 
 
 class JournalPruned(StoreError):
-    """Entries that are no longer in the journal: start from a snapshot."""
+    """The requested entries were pruned from the journal: start from a snapshot."""
 
     def __init__(self, name: str, after: int, oldest: int) -> None:
         super().__init__(
-            f"table {name}: entries after {after} were asked for, "
-            f"the journal begins at {oldest}; start from a snapshot"
+            f"table {name}: entries after {after} were requested, but the journal begins at"
+            f" {oldest}; start from a snapshot"
         )
 
 
 class SnapshotClosed(StoreError):
-    """Rows of a snapshot were asked for after it was closed: they would seem to be all."""
+    """Rows were requested from a closed snapshot, which must not look like the end of its rows."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"table {name}: this snapshot is closed, it has no more rows to give")
+        super().__init__(f"table {name}: this snapshot is closed; open another one to read rows")
 
 
 class SpoolFailed(StoreError):

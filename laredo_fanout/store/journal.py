@@ -1,8 +1,7 @@
-"""The journal: its records, which are appended, found by position, cut and pruned.
+"""The journal: its records are appended, found by position, cut and pruned.
 
-The server forwards a record's body as it is; the old rows, the message's last
-field, are kept apart, and body + old body is the whole message for whoever
-wants them.
+A record's body is sent to clients unchanged. The old rows, the message's last
+field, are stored separately: body + old body is the whole message.
 """
 
 from bisect import bisect_right
@@ -71,7 +70,7 @@ class Header:
     continues: bool
 
     def to_bytes(self) -> bytes:
-        """As it is before the body."""
+        """The stored form of the header, which is before the body."""
         return HEADER.pack(
             self.last_sequence,
             self.first_position,
@@ -103,10 +102,10 @@ def header_of(stored: bytes | memoryview) -> Header:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Some consecutive changes of one table, as read from the journal.
+    """Consecutive changes of one table, read from the journal.
 
     ``body`` is a ChangeBatch without old rows, ``body + old_body`` one with
-    them (``old_body`` is b"" if they weren't asked for).
+    them (``old_body`` is b"" if they weren't read).
     """
 
     first_sequence: int
@@ -128,7 +127,7 @@ class Record:
 
 
 def record_of(key: bytes, stored: bytes | memoryview, old_body: bytes) -> Record:
-    """The record that is stored so."""
+    """Parse a stored record."""
     header = header_of(stored)
     return Record(
         sequence_of(key),
@@ -177,8 +176,8 @@ def cut(record: Record, after_sequence: int) -> Record:
     )
 
 
-def cut_behind(record: Record, last_sequence: int) -> Record:
-    """``record`` without its entries behind ``last_sequence``, which ends a transaction."""
+def cut_after(record: Record, last_sequence: int) -> Record:
+    """``record`` without its entries after ``last_sequence``, which ends a transaction."""
     kept = last_sequence + 1 - record.first_sequence
     if kept >= len(record):
         return record
@@ -208,7 +207,7 @@ def cut_behind(record: Record, last_sequence: int) -> Record:
 
 
 def transaction_at(counts: Iterable[int], change: int) -> tuple[int, int]:
-    """Which transaction the change with this index is in, and how many changes lie before it."""
+    """Index of the transaction of the change with this index, and number of changes before it."""
     before = 0
     for index, end in enumerate(accumulate(counts)):
         if end > change:
@@ -225,30 +224,34 @@ _KEYS, _LINES, _OLD_LINES = (
 )
 _PRUNE_RECORDS = 64
 _FREED_LIST_BYTES = 8192
-"""For the list of the pages that a deleted record leaves free, eight bytes each."""
+"""Size of the list of pages that a deleted record leaves free, eight bytes each."""
 
 
 @dataclass(slots=True)
 class Entries:
-    """Resolved changes of one table, as the journal records them: what is true for the state."""
+    """Changes of one table for the journal, as they changed the stored rows.
 
-    #: One byte each, model.Action.
+    The first four have one element for each change, the next three one for each PostgreSQL
+    transaction.
+    """
+
+    #: One byte each, line.Action.
     actions: bytes
-    #: One a change.
+    #: Keys of the rows.
     keys: list[bytes]
     #: New rows, whole.
     lines: list[bytes]
     #: Old rows, whole, each with its seal.
     olds: list[bytes]
-    #: One a PostgreSQL transaction, as the next two: how many of these changes it has.
+    #: Number of the transaction's changes.
     counts: list[int]
-    #: The end of its commit record.
+    #: The end of the transaction's commit record.
     positions: list[int]
-    #: Its commit time, microseconds since 1970.
+    #: The transaction's commit time, microseconds since 1970.
     times_us: list[int]
-    #: Whether the last transaction goes on in the next entries.
+    #: True if the last transaction goes on in the next entries.
     open: bool
-    #: Whether the first transaction began in the entries before.
+    #: True if the first transaction began in earlier entries.
     continues: bool
 
     def without(self, dropped: list[int]) -> "Entries":
@@ -274,7 +277,7 @@ class Entries:
 
 
 class _Part(NamedTuple):
-    """Which changes make a record, and the first and last of their transactions."""
+    """Indexes of the changes of a record, and of the first and last of their transactions."""
 
     start: int
     stop: int
@@ -289,7 +292,7 @@ class Journal:
     context: WriteContext
 
     def append(self, table: TableRecord, entries: Entries) -> Generator[None, None, TableRecord]:
-        """Write these entries after the newest; stops after each record.
+        """Write these entries after the newest one; yields after each record.
 
         Returns the table with its new figures.
         """
@@ -347,7 +350,7 @@ class Journal:
             open=still_open,
             continues=start > before or (start == 0 and entries.continues),
         )
-        # The message's last fields, by hand: three values of each change are most of its cost.
+        # The last fields are encoded by hand: three values of each change are most of the cost.
         keys = _KEYS.joined(entries.keys[start:stop])
         lines = _LINES.joined(entries.lines[start:stop])
         key = record_key(table_id, sequence)
@@ -361,7 +364,7 @@ class Journal:
         put(found_at, b"", db=self.context.databases.positions)
 
     def end_transaction(self, table: TableRecord) -> None:
-        """The newest record was written as open, and nothing follows: it is whole as it is."""
+        """Mark the newest record, which was written as open, as whole: nothing follows."""
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)
         if not (cursor.set_range(environment.prefix(table.id + 1)) and cursor.prev()):
             cursor.last()
@@ -385,8 +388,8 @@ class Journal:
     ) -> TableRecord:
         """Drop whole transactions beyond ``max_entries`` or committed before ``older_than_us``.
 
-        Never the newest one, and none with entries after ``pinned_sequence``.
-        Works in steps: call again until nothing changes.
+        The newest one stays, and so do those with entries after ``pinned_sequence``.
+        One call is one step: call again until nothing changes.
 
         :raises JournalDamaged: if a record isn't what was written.
         """
@@ -407,7 +410,7 @@ class Journal:
             raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1) from wrong
 
     def _check(self, table: TableRecord, sequence: int) -> None:
-        """Check the record of this entry: the journal's floor comes from it."""
+        """Check the record of this entry, which gives the journal's floor."""
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)
         key = record_key(table.id, sequence + 1)
         found = cursor.prev() if cursor.set_range(key) else cursor.last()
@@ -415,17 +418,18 @@ class Journal:
             raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1)
 
     def drop_damaged(self, table: TableRecord, after: int, position: int) -> TableRecord:
-        """Drop the journal up to the first whole record that is after the damaged one, which comes
-        after the entry ``after``; ``position`` is the table's. Readers before it need a snapshot.
+        """Drop the journal up to the first whole record after the damaged one.
 
-        If it was dropped already, only the index is rid of what points to no entry.
+        The damaged record is the one after the entry ``after``; ``position`` is the table's.
+        Readers before the new floor need a snapshot. If the record was dropped already, only index
+        entries that point to no record are deleted.
         """
         if after + 1 < table.oldest_sequence:
             self._delete_others(table, table.oldest_sequence, self.context.databases.positions)
             return table
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)
         prefix = environment.prefix(table.id)
-        # The record behind the damaged one begins at a later key than any that it may have.
+        # The next record's key is greater than any key that the damaged one may have.
         found = cursor.set_range(record_key(table.id, after + 2))
         kept = replace(table, oldest_sequence=table.sequence + 1, floor=position, oldest_time_us=0)
         while found and cursor.key().startswith(prefix):
@@ -443,7 +447,7 @@ class Journal:
         return replace(kept, oldest_time_us=self._time_of(kept))
 
     def _delete_others(self, table: TableRecord, oldest: int, database: Any) -> None:
-        """Delete what doesn't begin with one of the entries from ``oldest`` on, by its key."""
+        """Delete every record whose key isn't that of an entry from ``oldest`` on."""
         prefix = environment.prefix(table.id)
         cursor = self.context.transaction.cursor(db=database)
         found = cursor.set_range(prefix)
@@ -459,7 +463,7 @@ class Journal:
     def prunable(
         table: TableRecord, max_entries: int, older_than_us: int, pinned_sequence: int | None
     ) -> bool:
-        """True if there may be something to prune, by the table's figures alone."""
+        """True if there may be entries to prune, by the table's figures."""
         if table.entries <= 1:
             return False
         if pinned_sequence is not None and pinned_sequence < table.oldest_sequence:
@@ -469,7 +473,7 @@ class Journal:
     def _find_cut(
         self, table: TableRecord, beyond: int, older_than_us: int, limit: int
     ) -> tuple[int, int] | None:
-        """The last entry to drop, and its position; always a transaction's end."""
+        """The last entry to drop, always a transaction's end, and its position."""
         cut: tuple[int, int] | None = None
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)
         prefix = environment.prefix(table.id)
@@ -528,7 +532,7 @@ class Journal:
 
 
 def _stop(entries: Entries, start: int) -> int:
-    """End of the record that starts here."""
+    """End of the record that starts at this change."""
     stop = min(start + MAX_CHANGES, len(entries.actions))
     while stop - start > 1:
         lines = sum(map(len, entries.lines[start:stop])) + sum(map(len, entries.keys[start:stop]))
@@ -562,11 +566,8 @@ def _transactions(stored: bytes, header: Header, first: int) -> Iterator[_Transa
         first += count
 
 
-# Finds the first journal entry at or beyond a WAL position.
-
-
 def first_from(transaction: Any, databases: Databases, known: TableRecord, lowest: int) -> int:
-    """The first entry at or beyond ``lowest``; the newest sequence + 1 if there is none.
+    """The first entry at or after the position ``lowest``, or the newest sequence + 1.
 
     :raises JournalDamaged: if the journal or its index isn't what was written.
     """
@@ -598,8 +599,8 @@ def first_from(transaction: Any, databases: Databases, known: TableRecord, lowes
 def _check_before(
     transaction: Any, databases: Databases, known: TableRecord, first: int, lowest: int
 ) -> None:
-    """Check that the record before the entry ``first`` ends before the position ``lowest``: else
-    the index lacks it."""
+    """Check that the record before the entry ``first`` ends before the position ``lowest``;
+    otherwise the index lacks that record."""
     if first <= known.oldest_sequence:
         return
     cursor = transaction.cursor(db=databases.journal)

@@ -1,4 +1,4 @@
-"""The store as all but its writer see it: tables, journal, and snapshots of rows."""
+"""Readers of the store: tables, journal, and snapshots of rows."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,16 +28,14 @@ from laredo_fanout.store.table import Status, TableRecord
 from laredo_model import key as key_
 from laredo_model.column import Column
 
-# One table's definition and figures, as a reader of the store sees them at one moment.
-
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """A table's record, and up to where it is shown."""
+    """A table's record and position at one moment, for a reader of the store."""
 
-    #: The incarnation.
+    #: The incarnation's record.
     record: TableRecord
-    #: The store's, or a relay's for this table, or the one at which a closed table stopped.
+    #: The store's position, or in a relay the table's own; of a closed table, its last position.
     position: int
     #: The newest commit time in the store, microseconds since 1970.
     time_us: int
@@ -59,7 +57,7 @@ class TableView:
 
     @property
     def shown(self) -> bool:
-        """True if clients see it: LIVE, or CLOSED while its next incarnation is copied."""
+        """True if clients can read it: LIVE, or CLOSED while its next incarnation is copied."""
         return self.record.shown
 
     @property
@@ -69,12 +67,12 @@ class TableView:
 
     @property
     def error(self) -> str:
-        """Reason of its failure."""
+        """Reason of the table's failure."""
         return self.record.error
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """In the order of the line."""
+        """The columns, in the order of the line."""
         return self.record.columns
 
     @property
@@ -84,17 +82,17 @@ class TableView:
 
     @property
     def sequence(self) -> int:
-        """The newest entry's."""
+        """Sequence of the newest entry."""
         return self.record.sequence
 
     @property
     def oldest_sequence(self) -> int:
-        """The oldest kept entry's; sequence + 1 while there is none."""
+        """Sequence of the oldest entry; ``sequence + 1`` while there is none."""
         return self.record.oldest_sequence
 
     @property
     def oldest_time_us(self) -> int:
-        """The oldest kept entry's commit time; meaningless while there is none."""
+        """Commit time of the oldest entry; meaningless while there is none."""
         return self.record.oldest_time_us
 
     @property
@@ -111,41 +109,41 @@ class TableView:
     def boundary(self) -> int:
         """Last position at which an artifact of the table may end.
 
-        A catalog snapshot of the source has shown that silent DDL rewrote no value up to here. It
-        is never after ``position``.
+        A catalog snapshot has shown that silent DDL rewrote no value up to here. It is never after
+        ``position``.
         """
         return min(self.record.boundary, self.position)
 
     def boundary_at(self, position: int) -> int:
         """Last position at which an artifact may end, for a reader with the rows of ``position``.
 
-        If these rows may differ from the source's for good, it is the last position before them.
+        If these rows may differ from the source's for good, it is the last position before that.
         """
         starts = [each.start for each in self.record.suspect_ranges if each.hides(position)]
         return min(self.boundary, *starts) if starts else self.boundary
 
     def suspect(self, position: int) -> bool:
-        """True if the rows of this position may differ from the source's, for good."""
+        """True if the rows at this position may differ from the source's, for good."""
         return any(each.hides(position) for each in self.record.suspect_ranges)
 
     def leads_on_from(self, position: int) -> bool:
-        """True if the journal has every change from the rows at ``position`` to today's."""
+        """True if the journal has every change between ``position`` and the table's position."""
         return self.floor <= position <= self.position and not self.skips(position)
 
     def skips(self, position: int) -> bool:
-        """True if this is a relay that has never had the rows of this position."""
+        """True if this is a relay that never had the rows at this position."""
         return any(each.skips(position) for each in self.record.suspect_ranges)
 
     @property
     def floor(self) -> int:
-        """From this position on the journal is complete."""
+        """Position from which the journal is complete."""
         return self.record.floor
 
 
 def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
     """The view of a record in a store that is at ``position``."""
     if record.status is Status.CLOSED and record.closed_at:
-        # Whatever became of the store's since: after a lost slot it begins again.
+        # Not the store's position, which may be lower: after a lost slot it begins again.
         position = record.closed_at
     elif record.position:
         position = record.position
@@ -153,7 +151,7 @@ def view_of(record: TableRecord, position: int, time_us: int) -> TableView:
 
 
 def current(records: list[TableRecord]) -> TableRecord | None:
-    """The incarnation that represents a table: the shown one, else the newest."""
+    """The incarnation that represents a table: the shown one, or else the newest."""
     shown = [record for record in records if record.shown]
     return max(shown or records, key=lambda record: record.incarnation, default=None)
 
@@ -166,18 +164,18 @@ Batch = tuple[list[bytes], list[bytes]]
 
 
 class _SpillStopped(Exception):
-    """Nobody wants the rest any more."""
+    """The remaining rows aren't needed any more."""
 
 
 class Snapshot:
-    """A table's rows in key order, as of one commit of the store, as they were written.
+    """A table's rows in key order, as of one commit of the store.
 
-    Each row is compared with its seal, and all of them with the table's running checksum: where
-    rows were damaged on disk they have no end.
+    Each row is compared with its seal, and all of them with the table's running checksum: if rows
+    were damaged on disk, ``batches`` ends with an error.
 
-    It holds an LMDB read transaction, which keeps the writer from using freed
-    pages again: take the rows quickly, or call ``spill``. Use it from one
-    thread at a time.
+    It holds an LMDB read transaction, which keeps the writer from reusing freed
+    pages: take the rows quickly, or call ``spill``. Use it from one thread at a
+    time.
     """
 
     def __init__(
@@ -203,12 +201,12 @@ class Snapshot:
 
     @property
     def position(self) -> int:
-        """Every change up to here is in the rows, and no other."""
+        """Position whose changes, and no later ones, are in the rows."""
         return self.view.position
 
     @property
     def sequence(self) -> int:
-        """The newest journal entry that is in the rows."""
+        """Sequence of the newest journal entry in the rows."""
         return self.view.sequence
 
     @property
@@ -218,12 +216,12 @@ class Snapshot:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """In the order of the lines."""
+        """The columns, in the order of the lines."""
         return self.view.columns
 
     @property
     def age_s(self) -> float:
-        """Time since the LMDB transaction was opened, in seconds; 0 once it is closed."""
+        """Seconds since the LMDB transaction was opened; 0 once it is closed."""
         return monotonic() - self._opened if self._transaction is not None else 0.0
 
     @property
@@ -231,13 +229,8 @@ class Snapshot:
         """True if a reader of the same snapshot has already written all remaining rows."""
         return self._spools.holds(self._id, self._last)
 
-    @property
-    def spilled(self) -> bool:
-        """True if the rows come from a temporary file."""
-        return self._spool is not None
-
     def batches(self, size: int = 1900) -> Iterator[Batch]:
-        """The rows not taken yet, as (keys, lines) of up to ``size`` rows each.
+        """Yield the remaining rows, as (keys, lines) of up to ``size`` rows each.
 
         :raises SnapshotClosed: if the snapshot is closed, or its spill was stopped.
         :raises RowsDamaged: if a row isn't what was written, or rows are missing.
@@ -251,18 +244,20 @@ class Snapshot:
             yield self._row_keys(keys, lines), lines
         record = self.view.record
         if (self._taken_rows, self._taken_sum % seal.MODULUS) != (record.rows, record.checksum):
-            raise self._damaged(f"{self._taken_rows} of {record.rows} rows, or others, are there")
+            raise self._damaged(
+                f"{self._taken_rows} of {record.rows} rows, or other ones, were read"
+            )
 
     def _damaged(self, why: str) -> RowsDamaged:
         return RowsDamaged(self.view.id, self.view.name, why, self.view.record.space)
 
     def spill(self) -> None:
-        """Write the rows not taken yet to a temporary file and close the LMDB transaction.
+        """Write the remaining rows to a temporary file, and close the LMDB transaction.
 
-        ``batches`` goes on from there, without a gap. Blocks while it writes, unless
-        ``stop_spilling`` is called from another thread: the snapshot can then only be closed.
+        ``batches`` goes on from the file. The call blocks while it writes. If another thread calls
+        ``stop_spilling``, it returns early, and the snapshot can only be closed.
 
-        :raises SpoolFailed: if there is no room; the snapshot is then as before.
+        :raises SpoolFailed: if there is no room; the snapshot is unchanged then.
         """
         if self._transaction is None:
             return
@@ -293,11 +288,11 @@ class Snapshot:
             raise _SpillStopped
 
     def stop_spilling(self) -> None:
-        """Nobody wants the rest any more: a ``spill`` under way ends at its next step."""
+        """End a running ``spill`` at its next step: the remaining rows aren't needed any more."""
         self._stopped = True
 
     def close(self) -> None:
-        """Let everything go."""
+        """Close the LMDB transaction and the spool."""
         self._closed = True
         self._end_transaction()
         if self._spool is not None:
@@ -311,7 +306,7 @@ class Snapshot:
         self.close()
 
     def _from_store(self) -> Iterator[Pair]:
-        """The rows after the last one taken."""
+        """The rows after the last one that was taken."""
         found = self._cursor.set_range(self._last or self._prefix)
         if found and self._cursor.key() == self._last:
             found = self._cursor.next()
@@ -349,13 +344,13 @@ class Snapshot:
 
 
 RECORD_COST = 1500
-"""Bytes whose copying costs as much as reading a record: thousands of small ones aren't free."""
+"""Number of bytes whose copying costs as much as the reading of one record."""
 
 
 class StoreReader:
-    """Reads what the writer's last commit made durable. Cheap to ask; threads may share it.
+    """Reader of the writer's last commit. Calls are cheap, and threads may share it.
 
-    Every process opens its own, and never across a fork.
+    Every process opens its own, and must not use it after a fork.
     """
 
     def __init__(
@@ -369,10 +364,10 @@ class StoreReader:
 
     @classmethod
     def open(cls, path: Path | str) -> "StoreReader":
-        """The store in this directory, which another process writes.
+        """Open the store in this directory, which another process writes.
 
         :raises StoreMissing: if there is none (yet).
-        :raises StoreDamaged: if what is there isn't a usable store.
+        :raises StoreDamaged: if the files aren't a usable store.
         :raises StoreFormatUnknown: if another version wrote it, in another format.
         """
         directory = Path(path)
@@ -390,7 +385,7 @@ class StoreReader:
         return reader
 
     def source(self) -> SourceIdentity | None:
-        """Source of these changes; None in a store that no session has used."""
+        """Source of the changes; None in a store that no session has used."""
         return self._head().source
 
     def server_id(self) -> str:
@@ -403,13 +398,13 @@ class StoreReader:
         return environment.check_format(self.path, stored)
 
     def upstream_path(self) -> bytes | None:
-        """Of a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
+        """In a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
         with self._begun() as transaction:
             key, meta = environment.UPSTREAM_PATH_KEY, self._databases.meta
             return environment.get(transaction, meta, key, self.path)
 
     def ownership(self) -> environment.Ownership | None:
-        """Role among the servers that share the slot; None: it has never shared one."""
+        """Role among the servers that share the slot; None if the slot was never shared."""
         with self._begun() as transaction:
             return environment.ownership(transaction, self._databases.meta, self.path)
 
@@ -426,7 +421,7 @@ class StoreReader:
         return [view_of(each, *position) for each in records]
 
     def table(self, name: str) -> TableView:
-        """The table ``schema.name`` as it is now: its shown incarnation, else its newest.
+        """The table ``schema.name``: its shown incarnation, or else its newest.
 
         :raises TableUnknown: if the store has none of this name.
         """
@@ -455,16 +450,15 @@ class StoreReader:
         *,
         spools: SharedSpools | None = None,
     ) -> Snapshot:
-        """The table's rows, consistent, as of now. Close it, or use it in a ``with`` block.
+        """Open a snapshot of the table's present rows. Close it, or use it in a ``with`` block.
 
-        It keeps the writer from using freed space again while it is open, so
-        for a slow taker call ``spill``, which writes to ``spool_directory``
-        (default: the system's for temporary files), or to ``spools``, which slow
-        takers of the same rows share.
+        While it is open the writer can't reuse freed space, so call ``spill`` for a slow reader. It
+        writes to ``spool_directory`` (default: the system's for temporary files), or to ``spools``,
+        which slow readers of the same rows share.
 
-        :raises TableUnknown: if it is gone.
-        :raises TableHidden: if it isn't shown (yet).
-        :raises RowsDamaged: if rows of it are known to be damaged, and not repaired yet.
+        :raises TableUnknown: if the table is gone.
+        :raises TableHidden: if the table isn't shown (yet).
+        :raises RowsDamaged: if rows of the table are known to be damaged, and not repaired yet.
         """
         transaction = self._environment.begin()
         try:
@@ -485,8 +479,8 @@ class StoreReader:
     def row_part(
         self, table_id: int, after: bytes, max_bytes: int
     ) -> tuple[TableRecord, list[Pair]]:
-        """The table's record, and its rows behind the stored key ``after``, up to about
-        ``max_bytes``, as they lie.
+        """The table's record, and its stored rows after the stored key ``after``, up to about
+        ``max_bytes``.
 
         :raises TableUnknown: if the table is gone.
         :raises TableHidden: if it isn't shown.
@@ -517,14 +511,13 @@ class StoreReader:
         *,
         with_old: bool = True,
     ) -> list[Record]:
-        """The entries after ``after_sequence``, as they lie, up to about ``max_bytes``, of which
-        each record counts RECORD_COST more than it has.
+        """The records with the entries after ``after_sequence``, up to about ``max_bytes``.
 
-        At least one record, if there is one; the first begins exactly at
-        ``after_sequence + 1``. Empty when there is nothing newer.
+        Each record counts RECORD_COST more than its size. There is at least one record, unless
+        there are no newer entries; the first record begins at ``after_sequence + 1``.
 
-        :raises JournalPruned: if some of them are gone.
-        :raises JournalDamaged: if one isn't what was written, or is missing.
+        :raises JournalPruned: if some of the entries were pruned.
+        :raises JournalDamaged: if a record isn't what was written, or is missing.
         :raises TableUnknown: if the table is gone.
         """
         records: list[Record] = []
@@ -569,10 +562,10 @@ class StoreReader:
     def sequence_after_position(
         self, table_id: int, position: int, *, inclusive: bool = False
     ) -> int:
-        """The first entry beyond ``position`` (``inclusive``: at or beyond it).
+        """The first entry after ``position`` (with ``inclusive``: at or after it).
 
-        The newest sequence + 1 if there is none. Doesn't count entries below the floor: compare
-        with it first.
+        It is the newest sequence + 1 if there is none. Entries before the floor are gone, so
+        compare ``position`` with the floor first.
 
         :raises TableUnknown: if the table is gone.
         """
@@ -582,7 +575,7 @@ class StoreReader:
             return journal_.first_from(transaction, self._databases, known, lowest)
 
     def close(self) -> None:
-        """Let the environment go, unless it is the writer's."""
+        """Close the environment, unless it is the writer's."""
         if self._owned:
             self._environment.close()
 
@@ -593,7 +586,7 @@ class StoreReader:
         self.close()
 
     def _seek(self, cursor: Any, table_id: int, sequence: int) -> bool:
-        """Put the cursor on the record that holds this entry."""
+        """Put the cursor on the record of this entry; False if there is none."""
         key = journal_.record_key(table_id, sequence)
         if cursor.set_range(key):
             if bytes(cursor.key()) == key:
@@ -603,7 +596,7 @@ class StoreReader:
 
     @contextmanager
     def _begun(self, *, buffers: bool = False) -> Iterator[Any]:
-        """A read transaction.
+        """Begin a read transaction for the block.
 
         :raises StoreDamaged: if LMDB finds the data file damaged.
         """
@@ -636,7 +629,7 @@ class StoreReader:
         return [self._record(transaction, int.from_bytes(number, "big")) for number in numbers]
 
     def _parsed(self, number: bytes, definition: bytes, figures: bytes) -> TableRecord:
-        """Records are asked for at every wake-up and change seldom."""
+        """Parse a record, or return the cached one: records are read often and seldom change."""
         known = self._definitions.get(number)
         if known is not None and known[:2] == (definition, figures):
             return known[2]

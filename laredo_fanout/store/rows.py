@@ -1,15 +1,15 @@
-"""Rows of a table: changes of the stream applied, copied rows where nothing is yet.
+"""Rows of a table: the stream's changes, and copied rows where no row is yet.
 
-A live table has lines only. While it is copied it also has tombstones
-(deleted by the stream; a copied row must not come back) and partial lines
-(columns that the stream didn't send; a copied row fills them). Marks list both,
-so that the barrier needn't scan the table. A mark may be stale; the value counts.
-Further marks name the rows that the stream wrote whole. A copied row may be newer
-than the stream's position, so it can't serve as the old row of a delete, nor as the
-source of columns for the key that the row moved to.
+The rows of a live table are lines. A table that is copied also has tombstones (the
+stream deleted the row, so a copied one must not come back) and partial lines (the
+stream didn't send some columns; a copied row fills them). Marks list both, so that
+the barrier needn't scan the table. A mark may be stale; the value decides. Further
+marks name the rows that the stream wrote whole. A copied row may be newer than the
+stream's position, so it can't serve as the old row of a delete, nor as the source of
+columns for the key to which the row moved.
 
 Lines and partial lines are sealed (seal.py): a row whose seal doesn't fit its key and line was
-damaged on disk. It is never used, least of all as the old row of a change.
+damaged on disk, and is never used.
 """
 
 import re
@@ -32,12 +32,13 @@ from laredo_model.line import Action
 _RUNS = re.compile(rb"[\x01\x02]+|\x03+|\x04", re.DOTALL)
 _SORT_FROM = 32
 _SLICE = 100
-"""Rows written at a time: half a millisecond's, as a unix socket is full in little more."""
+"""Number of rows to write at a time, for half a millisecond: a unix socket is full in little more.
+"""
 _SWEEP_STEP = 1000
 
 
 class Run(NamedTuple):
-    """Neighbouring changes of one kind: upserts, deletes, or a TRUNCATE."""
+    """Adjacent changes of one kind: upserts, deletes, or a TRUNCATE."""
 
     start: int
     stop: int
@@ -45,7 +46,7 @@ class Run(NamedTuple):
 
 
 def runs(actions: bytes | bytearray) -> Iterator[Run]:
-    """The changes, cut where deletes, upserts and TRUNCATEs meet."""
+    """Split the changes into runs."""
     for match in _RUNS.finditer(actions):
         first = actions[match.start()]
         kind = Action.UPDATE if first <= Action.UPDATE else Action(first)
@@ -65,17 +66,17 @@ class Rows:
         self._added = 0
 
     def take_added(self) -> int:
-        """Growth of the sum of the rows' seals since this was last asked, modulo 2^64."""
+        """Growth of the sum of the rows' seals since the last call, modulo 2^64."""
         added, self._added = self._added, 0
         return added
 
     def upsert(
         self, actions: Sequence[int], keys: list[bytes], lines: list[bytes], *, live: bool
     ) -> Generator[None, None, tuple[list[bytes], list[bytes | None]]]:
-        """Write new lines; stops after each slice.
+        """Write new lines; yields after each slice.
 
-        Returns the lines, whole ones as far as their missing columns are
-        known, and the values that they replaced: None nothing, b"" a tombstone.
+        Returns the lines, completed as far as the missing columns are known, and the values
+        that they replaced: None for no row, b"" for a tombstone.
 
         :raises RowIncomplete: if a line of a live table stays partial.
         :raises RowDamaged: if a row that is replaced isn't what was written.
@@ -91,9 +92,9 @@ class Rows:
         return lines, olds
 
     def delete(self, keys: list[bytes]) -> list[bytes | None]:
-        """Delete rows of a live table; returns what there was.
+        """Delete rows of a live table; returns their values.
 
-        :raises RowDamaged: if one isn't what was written.
+        :raises RowDamaged: if a row isn't what was written.
         """
         stored = self._stored(keys, 0)
         olds: list[bytes | None] = list(map(self._state.pop, stored))
@@ -102,9 +103,9 @@ class Rows:
         return olds
 
     def bury(self, keys: list[bytes]) -> list[bytes | None]:
-        """Leave tombstones, in a table that is copied; returns what there was.
+        """Replace rows of a table that is copied by tombstones; returns their values.
 
-        :raises RowDamaged: if one isn't what was written.
+        :raises RowDamaged: if a row isn't what was written.
         """
         stored = self._stored(keys, 0)
         self._stored(keys, 0)  # room for their marks
@@ -120,12 +121,12 @@ class Rows:
         return olds
 
     def widest(self, keys: list[bytes]) -> int:
-        """Bytes of the longest of these rows' lines; 0 if none of them is there."""
+        """Size of the longest of these rows' lines; 0 if there is none."""
         stored = environment.stored_keys(self._prefix, keys)
         return max((len(self._value(key) or b"") for key in stored), default=0)
 
     def fill(self, keys: list[bytes], lines: list[bytes]) -> int:
-        """Copied rows where nothing is yet, columns where they are missing; returns rows added."""
+        """Write copied rows where no row is yet, and missing columns; returns the rows added."""
         if not keys:
             return 0
         stored = self._stored(keys, sum(map(len, lines)))
@@ -140,12 +141,12 @@ class Rows:
         return len(rows) - len(there)
 
     def _add(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Write rows, in order of their keys, where nothing is yet; returns the others."""
+        """Write rows, in order of their keys, where no row is yet; returns the others."""
         stored = [key for key, _ in rows]
         values, total = seal.sealed(stored, [line for _, line in rows])
         self._added += total
         if not self._state.set_range(stored[0]) or self._state.key() > stored[-1]:
-            # Nothing is there between them, as where keys come in order.
+            # No row is between them, as usual when keys come in order.
             pairs = list(zip(stored, values, strict=True))
             _, added = self._state.putmulti(pairs, overwrite=False)
             if added == len(rows):
@@ -162,8 +163,8 @@ class Rows:
     def numbered(self, digests: Sequence[bytes]) -> list[bytes]:
         """Keys for rows that are added to a table without a key, as ``key.numbered`` makes them.
 
-        b"" is a TRUNCATE, after which numbers begin again. They count on from the rows that are
-        there, so write these rows before asking again.
+        b"" is a TRUNCATE, after which numbers begin again. Numbers continue those of the stored
+        rows, so write the rows before the next call.
         """
         numbers: dict[bytes, int] = {}
         is_empty = False
@@ -195,7 +196,7 @@ class Rows:
         return bool(self._marks.set_range(start)) and self._marks.key().startswith(start)
 
     def partial_keys(self) -> Iterator[bytes]:
-        """The keys of the rows that still miss columns."""
+        """The keys of the rows that still lack columns."""
         start = self._prefix + environment.PARTIAL_MARK
         found = self._marks.set_range(start)
         while found and self._marks.key().startswith(start):
@@ -204,9 +205,9 @@ class Rows:
                 yield self._marks.value()
             found = self._marks.next()
 
-    def sweep(self) -> int:
-        """Drop tombstones and marks: the barrier has passed. Returns tombstones dropped."""
-        dropped = marks = 0
+    def sweep(self) -> None:
+        """Drop tombstones and marks, at the barrier."""
+        marks = 0
         found = self._marks.set_range(self._prefix)
         while found and self._marks.key().startswith(self._prefix):
             if marks % _SWEEP_STEP == 0:
@@ -215,14 +216,12 @@ class Rows:
             stored = environment.marked_key(self._marks.key())
             if self._value(stored) == environment.TOMBSTONE:
                 self._state.delete()
-                dropped += 1
             found = self._marks.delete() and bool(self._marks.key())
-        return dropped
 
     def _stored(self, keys: list[bytes], size: int) -> list[bytes]:
-        """Stored keys of these rows, with room reserved for one change of each.
+        """Stored keys of these rows, after space for one change of each was reserved.
 
-        The changes have ``size`` bytes in all.
+        The lines of all changes have ``size`` bytes.
         """
         self._reserve(len(keys), size + sum(map(len, keys)) + len(keys) * seal.SEAL_BYTES)
         return environment.stored_keys(self._prefix, keys)
@@ -237,11 +236,11 @@ class Rows:
         return bool(self._marks.set_key(environment.mark_key(environment.STREAMED_MARK, stored)))
 
     def _value(self, stored: bytes) -> bytes | None:
-        """The stored value, with the state cursor on it."""
+        """The stored value; the state cursor is put on it."""
         return self._state.value() if self._state.set_key(stored) else None
 
     def _check_replaced(self, stored: list[bytes], values: list[bytes | None]) -> None:
-        """Compare values that are no longer there with their seals."""
+        """Compare the replaced values with their seals."""
         total, damaged = seal.checked(stored, values)
         if damaged >= 0:
             raise RowDamaged(self._table, stored[damaged][environment.PREFIX_BYTES :])
@@ -271,7 +270,7 @@ class Rows:
         return olds
 
     def _replace_slice(self, stored: list[bytes], lines: list[bytes]) -> list[bytes | None]:
-        """Few rows at a time: their sealed values are still in the processor's cache."""
+        """Replace few rows at a time, whose sealed values are still in the processor's cache."""
         values, added = seal.sealed(stored, lines)
         olds: list[bytes | None] = list(map(self._state.replace, stored, values))
         self._added += added
@@ -330,39 +329,36 @@ def _line(value: bytes | None) -> bytes | None:
     return value[: -seal.SEAL_BYTES] if value else value
 
 
-# Changes of one table on their way into the store.
-
-
 @dataclass(slots=True)
 class TableChanges:
-    """Changes of one table, in commit order; what is given to ``Transaction.apply``.
+    """Changes of one table, in commit order, for ``Transaction.apply``.
 
-    The first three have one element a change, the next three one a PostgreSQL transaction. A change
-    of the key is a DELETE followed by an INSERT. Lines may be partial (unchanged TOAST): an INSERT
-    right after a DELETE takes what is missing from the row just deleted, everything else from the
-    state.
+    The first three have one element for each change, the next three one for each PostgreSQL
+    transaction. A change of the key is a DELETE followed by an INSERT. Lines may be partial
+    (unchanged TOAST): an INSERT right after a DELETE takes missing columns from the deleted row,
+    any other change from the stored row.
     """
 
-    #: One byte each, model.Action.
+    #: One byte each, line.Action.
     actions: bytearray = field(default_factory=bytearray)
-    #: b"" for a TRUNCATE.
+    #: Keys of the rows; b"" for a TRUNCATE.
     keys: list[bytes] = field(default_factory=list)
     #: Rows as JSON; b"" for DELETE and TRUNCATE.
     lines: list[bytes] = field(default_factory=list)
-    #: How many of these changes the transaction has.
+    #: Number of the transaction's changes.
     counts: list[int] = field(default_factory=list)
-    #: The end of its commit record.
+    #: The end of the transaction's commit record.
     positions: list[int] = field(default_factory=list)
-    #: Its commit time, microseconds since 1970.
+    #: The transaction's commit time, microseconds since 1970.
     times_us: list[int] = field(default_factory=list)
-    #: Whether the last transaction goes on in the next piece.
+    #: True if the last transaction goes on in the next piece.
     open: bool = False
 
     def __len__(self) -> int:
         return len(self.actions)
 
     def after(self, position: int) -> "TableChanges":
-        """The transactions behind ``position``."""
+        """The transactions after ``position``."""
         done = bisect_right(self.positions, position)
         if not done:
             return self
@@ -400,12 +396,9 @@ class TableChanges:
             start = stop
 
 
-# Spaces of tables' rows within one write transaction; TRUNCATE gives a table another one.
-
-
 @dataclass(slots=True)
 class Spaces:
-    """The rows of all tables, within one write transaction."""
+    """The spaces of all tables' rows, within one write transaction."""
 
     context: WriteContext
     _rows: dict[int, Rows] = field(default_factory=dict)
@@ -419,14 +412,14 @@ class Spaces:
         return rows
 
     def truncate(self, record: TableRecord) -> TableRecord:
-        """A new, empty space; the old one's rows are removed later."""
+        """Give the table a new, empty space; the old one's rows are removed later."""
         self.context.discard(environment.GARBAGE_SPACE, record.space)
         space = self.context.take_space()
         generation = record.generation + 1
         return replace(record, rows=0, checksum=0, generation=generation, space=space)
 
     def count(self, record: TableRecord, difference: int) -> TableRecord:
-        """The record with so many more rows, and their seals."""
+        """The record with ``difference`` more rows, and the new checksum."""
         added = self.rows_of(record).take_added()
         checksum = (record.checksum + added) % seal.MODULUS
         return replace(record, rows=record.rows + difference, checksum=checksum)
@@ -441,8 +434,10 @@ _SAMPLED = 8
 
 @dataclass(slots=True)
 class Applier:
-    """Within one write transaction, whose tables it keeps up to date. What one step has in memory
-    at a time is bounded by bytes."""
+    """Application of changes within one write transaction, whose table records it updates.
+
+    The rows that one step has in memory are bounded by bytes.
+    """
 
     context: WriteContext
     spaces: Spaces
@@ -450,24 +445,24 @@ class Applier:
     unfinished: set[int] = field(default_factory=set)
     """Ids of the tables whose last PostgreSQL transaction goes on."""
     lacking: set[int] = field(default_factory=set)
-    """Ids of live tables that lacked a row that a change names."""
+    """Ids of live tables that lacked the row of a change."""
     _steps: dict[int, int] = field(default_factory=dict)
-    """Number of changes of a table to apply at once: the rows that they replace may be wide."""
+    """Number of changes to apply at once, by table id: the rows that they replace may be wide."""
     _open_record: set[int] = field(default_factory=set)
-    """Of these tables the newest journal record is to be continued."""
+    """Ids of the tables whose newest journal record will be continued."""
 
     def forget(self, table_id: int) -> None:
-        """The table is dropped."""
+        """Forget a table that is dropped."""
         self.unfinished.discard(table_id)
         self._open_record.discard(table_id)
 
     def take(self, record: TableRecord, changes: TableChanges, expected: int) -> Iterator[None]:
-        """Into the rows, and the journal if the table is live; stops after each bounded piece.
+        """Apply changes to the rows, and to the journal if the table is live.
 
-        ``expected``: as for ``Transaction.apply_in_pieces``.
+        It yields after each bounded piece. ``expected`` is that of ``Transaction.apply_in_pieces``.
 
         :raises TableClosed: if the table is neither COPYING nor LIVE.
-        :raises RowIncomplete: if a live table's row would miss columns.
+        :raises RowIncomplete: if a live table's row would lack columns.
         :raises RowDamaged: if a row that a change replaces isn't what was written.
         """
         table_id = record.id
@@ -494,7 +489,7 @@ class Applier:
             self.unfinished.discard(table_id)
 
     def _first_step(self, record: TableRecord, keys: list[bytes]) -> int:
-        """Number of changes to begin with, by the rows that some of them replace."""
+        """Number of changes for the first step, by the rows that a sample of them replaces."""
         sample = list(filter(None, keys[:: len(keys) // _SAMPLED + 1]))
         width = self.spaces.rows_of(record).widest(sample)
         return max(1, min(_PART_BYTES // max(1, 2 * width), _MOST_CHANGES))
@@ -502,7 +497,7 @@ class Applier:
     def _apply_copying(
         self, record: TableRecord, changes: TableChanges
     ) -> Generator[None, None, int]:
-        """Returns how many bytes of rows were in memory for it."""
+        """Apply changes to a table that is copied; returns the bytes of rows in memory."""
         size = 0
         for start, stop, kind in runs(changes.actions):
             if kind is Action.TRUNCATE:
@@ -523,7 +518,7 @@ class Applier:
         return size
 
     def _apply_live(self, record: TableRecord, changes: TableChanges) -> Generator[None, None, int]:
-        """Returns how many bytes of rows were in memory for it."""
+        """Apply changes to a live table; returns the bytes of rows in memory."""
         actions = bytearray()
         lines: list[bytes] = []
         olds: list[bytes] = []
@@ -575,10 +570,10 @@ class Applier:
     def _append(
         self, record: TableRecord, entries: Entries, changes: TableChanges
     ) -> Iterator[None]:
-        """Into the journal; ``entries`` is what had an effect of ``changes``."""
+        """Append to the journal ``entries``, the ``changes`` that had an effect."""
         goes_on = changes.open and len(changes.counts) == 1
         if not entries.continues and not goes_on:
-            # What was left of the open transaction had no effect.
+            # The rest of the open transaction had no effect.
             self._end_open_record(record)
         self.context.tables[record.id] = yield from self.journal.append(record, entries)
         if entries.open:
@@ -593,19 +588,19 @@ class Applier:
 
 
 def _lacks(actions: bytearray, olds: list[bytes | None]) -> bool:
-    """True if a row to be updated wasn't there."""
+    """True if the row of an UPDATE didn't exist."""
     pairs = zip(actions, olds, strict=True)
     return any(old is None and action == Action.UPDATE for action, old in pairs)
 
 
-# Removing what truncated and dropped tables left, in steps of bounded size.
+# Removal of the rows and journals of truncated and dropped tables, in steps of bounded size.
 
 _RECORD_WEIGHT = 100
 _FREED_LIST_BYTES = 64
 
 
 def any_left(transaction: Any, databases: Databases) -> bool:
-    """True if there is something to remove."""
+    """True if there are rows or journal records to remove."""
     cursor = transaction.cursor(db=databases.meta)
     return bool(cursor.set_range(environment.GARBAGE)) and cursor.key().startswith(
         environment.GARBAGE
@@ -613,9 +608,9 @@ def any_left(transaction: Any, databases: Databases) -> bool:
 
 
 def remove_some(transaction: Any, databases: Databases, reserve: Reserve, limit: int) -> int:
-    """Remove rows and journal records worth at most about ``limit`` rows; returns how many.
+    """Remove rows and journal records, together worth about ``limit`` rows; returns their worth.
 
-    :raises DiskFull: if there is no room even for that.
+    :raises DiskFull: if there is no room for the removal itself.
     """
     reserve(limit, limit * _FREED_LIST_BYTES)
     removed = 0

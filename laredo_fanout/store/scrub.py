@@ -1,8 +1,8 @@
-"""The scrub: a slow comparison of stored rows and journal records with what was written.
+"""The scrub: a slow comparison of stored rows and journal records with their seals.
 
-Rows are read in parts, each in a read transaction of its own, so that no old page is kept. What
-changes in parts that were read already is taken from the journal: at the end the sum of the seals
-must be the table's running checksum.
+Rows are read in parts, each in a read transaction of its own, so that no old page is kept. Changes
+in parts that were read already are taken from the journal: at the end the sum of the seals must be
+the table's running checksum.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MOST_STARTS = 5
 
 
 class _RowsMoved(Exception):
-    """The journal no longer has what changed in the parts that were read."""
+    """The journal no longer has the changes in the parts that were read."""
 
 
 class TableScrub:
-    """Scrubs one incarnation of one table; ``rows`` of ``of`` are compared so far."""
+    """Scrub of one incarnation of a table, of which ``rows`` of ``of`` rows are compared so far."""
 
     def __init__(self, reader: StoreReader, table_id: int) -> None:
         self._reader = reader
@@ -36,9 +36,9 @@ class TableScrub:
         self.rows = self.of = 0
 
     def run(self) -> Iterator[int]:
-        """Read everything; yields the number of bytes of each part.
+        """Read all rows and the journal; yields the number of bytes of each part.
 
-        Ends early if the table is dropped, or no longer shown.
+        It ends early if the table is dropped, or no longer shown.
 
         :raises RowsDamaged: if its rows aren't those that were written.
         :raises JournalDamaged: if a record of its journal isn't what was written.
@@ -55,7 +55,7 @@ class TableScrub:
             return
 
     def _rows(self, *, summed: bool) -> Iterator[int]:
-        """Compare the rows; ``summed``: with the running checksum, too.
+        """Compare the rows with their seals, and if ``summed`` with the running checksum.
 
         :raises _RowsMoved: if the table was truncated meanwhile, or its journal pruned.
         """
@@ -78,11 +78,11 @@ class TableScrub:
             last = pairs[-1][0]
             yield sum(len(value) for _, value in pairs)
         if summed and (count, total % seal.MODULUS) != (record.rows, record.checksum):
-            why = f"{count} of {record.rows} rows, or others, are there"
+            why = f"{count} of {record.rows} rows, or other ones, were read"
             raise RowsDamaged(record.id, record.qualified, why, record.space)
 
     def _changed(self, before: TableRecord, now: TableRecord, last: bytes) -> tuple[int, int]:
-        """Changes between two moments in the rows up to ``last``: of their number and seals."""
+        """Changes of the number and the sum of the seals of the rows up to ``last``, meanwhile."""
         count = total = 0
         sequence = before.sequence
         space = environment.prefix(now.space)

@@ -1,12 +1,13 @@
-"""Seals: eight bytes after each stored value, by which damage on disk is found.
+"""Seals: eight bytes after each stored value that show damage on disk.
 
 A seal is a hash of key (without its table's prefix) and value. It guards against bits that change
 on disk, not against an adversary. The sum of a table's seals, modulo 2^64, is its running checksum:
-each change adds the new row's and subtracts the old one's, so it tells whether rows are missing.
+each change adds the new row's seal and subtracts the old row's, so the sum shows missing rows.
 
-The hash: four lanes, each of which takes every fourth word of eight bytes (little-endian, the last
-one filled with zeros), first of the value, then of the key. A lane is multiplied to 128 bits after
-each word, and its halves are joined by exclusive or. So are, at the end, the lanes and both sizes.
+The hash has four lanes, each of which takes every fourth word of eight bytes (little-endian, the
+last one padded with zeros), first of the value, then of the key. After each word the lane is
+multiplied to 128 bits, and the halves are combined by exclusive or. At the end the lanes and both
+sizes are combined in the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _U64 = Struct("<Q")
 
 
 def plain_seal_number(key: bytes, value: bytes | memoryview) -> int:
-    """The seal of this key and value, as a number; in Python."""
+    """The seal of this key and value, as a number."""
     lanes = list(_BEGINS)
     _absorb(lanes, bytes(value))
     _absorb(lanes, key)
@@ -49,7 +50,7 @@ def _mix(number: int) -> int:
 
 
 def plain_sealed(stored: list[bytes], lines: list[bytes]) -> tuple[list[bytes], int]:
-    """Stored values of rows, and the sum of their seals; in Python."""
+    """Stored values of rows, and the sum of their seals."""
     values, total = [], 0
     for key, line in zip(stored, lines, strict=True):
         number = plain_seal_number(key[_PREFIX:], line)
@@ -60,7 +61,7 @@ def plain_sealed(stored: list[bytes], lines: list[bytes]) -> tuple[list[bytes], 
 
 def plain_checked(stored: list[bytes], values: list[bytes | None]) -> tuple[int, int]:
     """The sum of the seals of stored values, without None and tombstones, and the index of the
-    first damaged one (-1: none; else the sum is 0); in Python."""
+    first damaged value (-1 for none; otherwise the sum is 0)."""
     total = 0
     for index, (key, value) in enumerate(zip(stored, values, strict=True)):
         if not value:
@@ -76,7 +77,8 @@ def plain_opened(
     pairs: list[tuple[bytes, bytes]],
 ) -> tuple[list[bytes], list[bytes], int, int]:
     """Keys and lines of stored rows, the sum of the seals, and the index of the first damaged row
-    (-1: none; else there are no rows); in Python. All of them have the first one's prefix."""
+    (-1 for none; otherwise no rows are returned). A row with another prefix than the first is
+    damaged."""
     keys, lines = [], []
     total = 0
     for index, (stored, value) in enumerate(pairs):
@@ -92,14 +94,13 @@ def plain_opened(
 
 
 def plain_joined(key: bytes, parts: tuple[bytes, ...]) -> bytes:
-    """The parts as one value of the journal or of the store's definitions, with its seal; in
-    Python."""
+    """The parts as one value of the journal or the meta database, with its seal."""
     value = b"".join(parts)
     return value + _U64.pack(plain_seal_number(key, value))
 
 
 def plain_fits(key: bytes, stored: bytes | memoryview) -> bool:
-    """True if the stored value is as it was written under this key; in Python."""
+    """True if the stored value is what was written under this key."""
     size = len(stored) - SEAL_BYTES
     return size >= 0 and stored[size:] == _U64.pack(plain_seal_number(key, stored[:size]))
 

@@ -1,8 +1,8 @@
-"""The spool of a snapshot: rows that slow readers haven't taken yet, in one temporary file for all.
+"""Spools of snapshots: temporary files of rows, which slow readers of one snapshot share.
 
-A spool holds a snapshot's rows from some key on to the last one. The first reader that is too slow
-writes it from its position; one that is before that writes only what is between; all others write
-nothing. Each reads at its own offset.
+A spool has a snapshot's rows from some key on to the last one. The first reader that is too slow
+writes all its remaining rows. A reader at an earlier key writes only the rows up to the spool's
+first; all others write nothing. Each reads at its own offset.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from laredo_fanout.store.errors import SpoolFailed
-from laredo_service import record_file
+from laredo_service import figures, record_file
 from laredo_service.record_file import RecordFile
 
 Pair = tuple[bytes, bytes]
@@ -32,7 +32,7 @@ class SharedSpools:
         self.bytes = 0
 
     def borrow(self, snapshot: SnapshotId) -> "SharedSpool":
-        """The snapshot's spool, new if there is none; give it back."""
+        """The snapshot's spool, new if there is none, until :meth:`give_back`."""
         with self._lock:
             spool = self._open.get(snapshot)
             if spool is None:
@@ -41,7 +41,7 @@ class SharedSpools:
             return spool
 
     def give_back(self, spool: "SharedSpool") -> None:
-        """The last reader's end is the files'."""
+        """Return a borrowed spool; its files are closed with the last reader."""
         with self._lock:
             spool.readers -= 1
             if spool.readers:
@@ -56,9 +56,9 @@ class SharedSpools:
             return spool is not None and spool.holds(after)
 
     def new_file(self) -> RecordFile:
-        """A file that has no name, and goes with its last descriptor.
+        """Create a file without a name.
 
-        :raises SpoolFailed: if it can't be made.
+        :raises SpoolFailed: if it can't be created.
         """
         try:
             return RecordFile(self._directory)
@@ -68,21 +68,21 @@ class SharedSpools:
     def take(self, size: int) -> None:
         """Count bytes that are about to be written.
 
-        :raises SpoolFailed: there would be more than ``max_bytes``.
+        :raises SpoolFailed: if there would be more than ``max_bytes``.
         """
         with self._lock:
             if self._max_bytes is not None and self.bytes + size > self._max_bytes:
-                why = f"its {self._max_bytes} bytes are in use (fanout.spool_max_size)"
+                why = f"all {figures.size(self._max_bytes)} of fanout.spool_max_size are in use"
                 raise SpoolFailed(str(self._where), why)
             self.bytes += size
 
     def untake(self, size: int) -> None:
-        """They weren't written after all."""
+        """Subtract bytes that were counted and weren't written."""
         with self._lock:
             self.bytes -= size
 
     def failed(self, why: OSError) -> SpoolFailed:
-        """The error to raise for this one."""
+        """The error to raise for an error of the system."""
         return SpoolFailed(str(self._where), str(why))
 
     @property
@@ -91,7 +91,7 @@ class SharedSpools:
 
 
 class _Piece:
-    """A file with the rows after one key, up to where the next piece begins."""
+    """A file with the rows after one key, up to the start of the next piece."""
 
     def __init__(self, after: bytes, file: RecordFile) -> None:
         self.after = after
@@ -106,7 +106,7 @@ class _Piece:
         self.file.append(block)
 
     def read(self, after: bytes) -> Iterator[Pair]:
-        """The rows beyond this key, at an offset of the reader's own."""
+        """The rows after this key, read at an offset of the caller's own."""
         number = bisect_right(self._keys, after)
         offset = self._offsets[max(number - 1, 0)] if self._offsets else 0
         for key, line in self.file.read(offset):
@@ -115,7 +115,7 @@ class _Piece:
 
 
 class SharedSpool:
-    """One snapshot's. ``readers`` is SharedSpools' own count."""
+    """The spool of one snapshot; SharedSpools counts its ``readers``."""
 
     def __init__(self, spools: SharedSpools, snapshot: SnapshotId) -> None:
         self.snapshot = snapshot
@@ -129,11 +129,11 @@ class SharedSpool:
         return bool(self._pieces) and self._pieces[0].after <= after
 
     def fill(self, after: bytes, batches: Iterable[list[Pair]]) -> None:
-        """Write the rows beyond this key that it doesn't have; they come in order, to the last.
+        """Write the rows after this key that the spool lacks; ``batches`` has them all, in order.
 
-        Nothing stays of batches that break off with an error.
+        If ``batches`` raises an error, none of its rows stay.
 
-        :raises SpoolFailed: if there is no room; it is then as before.
+        :raises SpoolFailed: if there is no room; the spool is unchanged then.
         """
         with self._writing:
             if self.holds(after):
@@ -150,14 +150,14 @@ class SharedSpool:
             self._pieces = [piece, *self._pieces]
 
     def read(self, after: bytes) -> Iterator[Pair]:
-        """The rows beyond this key, in order; it holds them."""
+        """The rows after this key, in order; call :meth:`fill` first."""
         pieces = self._pieces
         first = max(number for number, each in enumerate(pieces) if each.after <= after)
         for piece in pieces[first:]:
             yield from piece.read(after)
 
     def close(self) -> int:
-        """Let the files go; how many bytes they had."""
+        """Close the files; returns the number of their bytes."""
         for piece in self._pieces:
             piece.file.close()
         return sum(piece.taken for piece in self._pieces)

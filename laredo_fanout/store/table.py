@@ -15,11 +15,11 @@ from laredo_model.column import Column
 class Status(StrEnum):
     """State of a table's incarnation.
 
-    COPYING   rows arrive from copy and stream; nothing is shown to clients
+    COPYING   rows arrive from copy and stream; clients can't read it
     LIVE      consistent; every change enters the journal
-    CLOSED    its schema changed: shown as it was, until the incarnation that
-              is copied beside it is published
-    FAILED    ``error`` has the reason; nothing is shown
+    CLOSED    its schema changed: clients read it unchanged until the next
+              incarnation, which is being copied, is live
+    FAILED    ``error`` has the reason; clients can't read it
     """
 
     COPYING = "copying"
@@ -29,38 +29,37 @@ class Status(StrEnum):
 
 
 class Leaf(NamedTuple):
-    """A partition that brought rows, and of which no catalog snapshot has shown yet whether it
-    still has them."""
+    """A partition that brought rows, and that no catalog snapshot has accounted for yet."""
 
-    #: The partition's.
+    #: The partition's oid.
     oid: int
-    #: The transaction that first brought rows of it (32 bits); 0: only a copy has read it.
+    #: 32-bit xid of the transaction that first brought rows of it; 0 if only a copy has read it.
     xid: int
-    #: The last position at which it is known to have been there.
+    #: The last position at which the partition is known to have existed.
     position: int
-    #: The first one.
+    #: The first such position.
     first: int = 0
 
 
 class SuspectRange(NamedTuple):
-    """Positions at which a partitioned table's rows may be wrong: some went with their partition,
-    or are missing."""
+    """Positions at which a partitioned table's rows may be wrong: some were lost with their
+    partition, or are missing."""
 
-    #: The last position before it: there the rows are right.
+    #: The last position before the range, at which the rows are right.
     start: int
-    #: What has shown it.
+    #: The reason for the suspicion.
     because: str
     #: The first of the journal entries that turn the rows of ``start`` into those of ``end``.
     first: int = 0
-    #: The last of them.
+    #: The last of these entries.
     last: int = 0
-    #: Where what differed was repaired; 0 until then.
+    #: The position at which the differences were repaired; 0 until then.
     end: int = 0
-    #: That position's commit time, microseconds since 1970.
+    #: The commit time of ``end``, microseconds since 1970.
     end_time_us: int = 0
-    #: Rows moved while the re-copy was made, so another one follows.
+    #: True if rows moved during the re-copy, so that another one follows.
     again: bool = False
-    #: In a relay: the rows between this position and ``end`` were never here; 0: they were.
+    #: In a relay: the rows between this position and ``end`` were never here; 0 if they were.
     unseen_after: int = 0
 
     @property
@@ -69,13 +68,13 @@ class SuspectRange(NamedTuple):
         return not self.end
 
     def hides(self, position: int) -> bool:
-        """True if the rows of this position may differ from the source's, for good."""
+        """True if the rows at this position may differ from the source's, for good."""
         return self.start < position < self.end
 
     def skips(self, position: int) -> bool:
-        """True if the rows of this position were never here.
+        """True if the rows at this position were never here.
 
-        The entries of the range don't continue from them.
+        The entries of the range can't be applied to them.
         """
         return 0 < self.unseen_after < position < self.end
 
@@ -87,50 +86,50 @@ class TableRecord:
     The store alone changes the fields from ``sequence`` on.
     """
 
-    #: Never used twice: a table that is copied again gets another one.
+    #: A number that is never used again: a table that is copied again gets another one.
     id: int
-    #: Counts the incarnations of one name.
+    #: Number of the incarnation among those of one name.
     incarnation: int
     #: The table's schema.
     schema: str
-    #: Its name.
+    #: The table's name, without the schema.
     name: str
-    #: PostgreSQL's oid of it.
+    #: The table's oid in PostgreSQL.
     oid: int
-    #: In the order of the line.
+    #: The columns, in the order of the line.
     columns: tuple[Column, ...]
-    #: Where the incarnation stands.
+    #: State of the incarnation.
     status: Status = Status.COPYING
-    #: What the source calls its replica identity.
+    #: The replica identity, in the source's words.
     identity: str = ""
-    #: Why it FAILED.
+    #: The reason if the incarnation FAILED.
     error: str = ""
-    #: Which damage on disk its stored rows have; empty: none is known.
+    #: Known damage on disk to the stored rows; empty if none is known.
     damage: str = ""
-    #: The position at which a CLOSED one stopped.
+    #: The last position of a CLOSED incarnation.
     closed_at: int = 0
-    #: What the source wants back after a restart (finished ranges, barrier token): JSON values.
+    #: JSON values that the copy needs after a restart (finished ranges, barrier token).
     copy: Mapping[str, Any] = field(default_factory=dict)
 
-    #: The newest journal entry's.
+    #: Sequence of the newest journal entry.
     sequence: int = 0
-    #: The oldest kept entry's; sequence + 1 while there is none.
+    #: Sequence of the oldest journal entry; sequence + 1 while there is none.
     oldest_sequence: int = 1
-    #: The oldest kept entry's commit time.
+    #: Commit time of the oldest journal entry.
     oldest_time_us: int = 0
     #: The position from which the journal is complete.
     floor: int = 0
-    #: How many rows it has.
+    #: Number of rows.
     rows: int = 0
-    #: How often it was truncated.
+    #: Number of TRUNCATEs so far.
     generation: int = 0
-    #: Which key prefix its rows have.
+    #: The number that prefixes the keys of the rows.
     space: int = 0
-    #: The sum of the rows' seals, modulo 2^64: what the rows on disk are compared with.
+    #: The sum of the rows' seals, modulo 2^64, with which the rows on disk are compared.
     checksum: int = 0
-    #: Up to here the source is known not to have rewritten values silently.
+    #: The position up to which silent DDL is known to have rewritten no values.
     verified: int = 0
-    #: In a relay: everything up to here is in the rows; 0: the store's position says that.
+    #: In a relay: the position of the rows; 0 if it is the store's position.
     position: int = 0
     #: Of a partitioned table: partitions that no catalog snapshot has accounted for.
     leaves: tuple[Leaf, ...] = ()
@@ -138,7 +137,7 @@ class TableRecord:
     suspect_ranges: tuple[SuspectRange, ...] = ()
 
     def same_definition(self, other: "TableRecord") -> bool:
-        """True if at most the figures differ."""
+        """True if only the figures differ, or nothing."""
         return with_figures(self, figures_to_bytes(other)) == other
 
     @property
@@ -158,18 +157,18 @@ class TableRecord:
 
     @property
     def shown(self) -> bool:
-        """True if clients see it."""
+        """True if clients can read it."""
         return self.status in (Status.LIVE, Status.CLOSED)
 
     @property
     def suspect_range(self) -> SuspectRange | None:
-        """The one that goes on: what differs is being repaired."""
+        """The suspect range that goes on, whose differences are being repaired; None for none."""
         newest = self.suspect_ranges[-1] if self.suspect_ranges else None
         return newest if newest is not None and newest.goes_on else None
 
     @property
     def boundary(self) -> int:
-        """Up to where the rows are known to be the source's."""
+        """Last position up to which the rows are known to be the source's."""
         suspect_range = self.suspect_range
         return self.verified if suspect_range is None else min(self.verified, suspect_range.start)
 
@@ -183,7 +182,7 @@ _FIGURES = Struct(">10Q")
 
 
 def figures_to_bytes(record: TableRecord) -> bytes:
-    """The part that changes with nearly every transaction."""
+    """The part of a record that changes with nearly every transaction."""
     return _FIGURES.pack(
         record.sequence,
         record.oldest_sequence,
@@ -199,7 +198,7 @@ def figures_to_bytes(record: TableRecord) -> bytes:
 
 
 def definition_to_bytes(record: TableRecord) -> bytes:
-    """The part that seldom changes, as JSON."""
+    """The part of a record that seldom changes, as JSON."""
     return orjson.dumps(
         {
             "id": record.id,
@@ -221,7 +220,7 @@ def definition_to_bytes(record: TableRecord) -> bytes:
 
 
 def from_bytes(definition: bytes, figures: bytes) -> TableRecord:
-    """The record that the two parts make."""
+    """Parse the two parts of a record."""
     stored = orjson.loads(definition)
     record = TableRecord(
         id=stored["id"],
@@ -263,19 +262,19 @@ def with_figures(record: TableRecord, figures: bytes) -> TableRecord:
 
 # Suspect ranges: positions at which a partitioned table's rows may be wrong.
 #
-# A range begins at the last verified position, once something has shown that rows went or came with
-# a partition. It ends at the barrier of a re-copy, where what differs has entered the journal.
+# If rows may have come or gone with a partition, a range begins at the last verified position. It
+# ends at the barrier of a re-copy, where the differences enter the journal.
 
 _KEPT = 8
-"""However old they are: a session may be within one of them."""
+"""Number of newest ranges that are kept however old: a session may be within one of them."""
 _MOST = 64
-"""Number of ranges beyond which a new one goes on from the one before it."""
+"""Number of ranges from which on a new one is merged with the one before it."""
 
 
 def begun(record: TableRecord, start: int, because: str, *, unseen_after: int = 0) -> TableRecord:
-    """From ``start`` on the rows may be wrong; ``unseen_after``: beyond it they were never here.
+    """Begin a suspect range after ``start``; the rows after ``unseen_after`` were never here.
 
-    One that ended beyond ``start`` goes on with it: what repaired it may have been wrong.
+    A range that ended after ``start`` is merged with it: its repair may have been wrong.
     """
     kept = [each for each in record.suspect_ranges if each.end <= start]
     merged = record.suspect_ranges[len(kept) :]
@@ -290,7 +289,7 @@ def begun(record: TableRecord, start: int, because: str, *, unseen_after: int = 
 
 
 def once_more(record: TableRecord, because: str) -> TableRecord:
-    """Rows moved while the re-copy is made that is to repair the others."""
+    """Note that rows moved during the re-copy that repairs the suspect range."""
     suspect_range = record.suspect_range
     assert suspect_range is not None
     return replace(
@@ -321,7 +320,7 @@ def ended(record: TableRecord, first: int, position: int, time_us: int) -> Table
 
 
 def pruned(record: TableRecord) -> TableRecord:
-    """Without those of which the journal has nothing any more."""
+    """Remove old suspect ranges whose entries the journal no longer has."""
     older, newest = record.suspect_ranges[:-_KEPT], record.suspect_ranges[-_KEPT:]
     kept = [each for each in older if each.last >= record.oldest_sequence]
     return replace(record, suspect_ranges=(*kept, *newest))

@@ -38,10 +38,10 @@ _log = structlog.get_logger()
 
 
 class Transaction:
-    """Open between ``Store.transaction()``'s begin and commit; used by one thread.
+    """A write transaction of ``Store.transaction()``; used by one thread.
 
-    Everything in it becomes durable and visible together. It holds whole
-    PostgreSQL transactions only; a giant one may be applied in pieces.
+    Everything in it becomes durable and visible together. It contains only whole
+    PostgreSQL transactions; a giant one may be applied in pieces.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Transaction:
 
     @property
     def head(self) -> StoreHead:
-        """Head of the store, as this transaction has it so far."""
+        """Head of the store within this transaction."""
         return self._context.head
 
     @property
     def left_garbage(self) -> bool:
-        """True if rows or journal records are to be removed later."""
+        """True if rows or journal records must be removed later."""
         return self._context.left_garbage
 
     # ------------------------------------------------------------------ tables
@@ -94,7 +94,7 @@ class Transaction:
         identity: str = "",
         copy: dict[str, Any] | None = None,
     ) -> TableRecord:
-        """A new incarnation of a table, COPYING, in addition to any existing one of this name."""
+        """Add a new incarnation of a table, COPYING; other incarnations of its name stay."""
         table_id, self._context.head = self.head.take_table()
         space = self._context.take_space()
         before = [
@@ -118,9 +118,9 @@ class Transaction:
         return record
 
     def put_table(self, record: TableRecord) -> None:
-        """Change what the source may change: status, error, columns, identity, copy, closed_at.
+        """Change a record's status, error, columns, identity, copy or closed_at.
 
-        The store's own figures are kept as they are.
+        The store's own figures are unchanged.
         """
         current = self._record(record.id)
         self.tables[record.id] = replace(
@@ -140,14 +140,13 @@ class Transaction:
         )
 
     def set_verified(self, table_id: int, position: int) -> None:
-        """Silent DDL has rewritten none of the table's values at or before ``position``."""
+        """Record that silent DDL has rewritten none of the table's values up to ``position``."""
         self.tables[table_id] = replace(self._record(table_id), verified=position)
 
     def set_table_position(self, table_id: int, position: int) -> None:
-        """In a relay, whose tables come in streams of their own: the table has everything up to
-        here.
+        """Set a table's own position, in a relay, whose tables come in streams of their own.
 
-        :raises PositionWentBack: if it is further already.
+        :raises PositionWentBack: if the table is already after it.
         """
         record = self._record(table_id)
         if position < record.position:
@@ -155,26 +154,26 @@ class Transaction:
         self.tables[table_id] = replace(record, position=position)
 
     def share_position(self, table_ids: Iterable[int]) -> None:
-        """These tables' positions are the store's from here on."""
+        """Make the store's position that of these tables from here on."""
         for table_id in table_ids:
             self.tables[table_id] = replace(self._record(table_id), position=0)
 
     def set_sequence(self, table_id: int, sequence: int) -> None:
-        """In a standby: the newest entry has this number, and the journal begins behind it."""
+        """Set the newest entry's sequence, in a standby; the journal begins after it."""
         record = self._record(table_id)
         self.tables[table_id] = replace(record, sequence=sequence, oldest_sequence=sequence + 1)
 
     def set_leaves(self, table_id: int, leaves: Sequence[Leaf]) -> None:
-        """The partitions whose rows the table has and no catalog snapshot has accounted for."""
+        """Set the partitions whose rows the table has and no catalog snapshot has accounted for."""
         self.tables[table_id] = replace(self._record(table_id), leaves=tuple(leaves))
 
     def begin_suspect_range(
         self, table_id: int, because: str, *, again: bool = False, unseen: bool = False
     ) -> TableRecord:
-        """The table may have rows that went with their partition, or lack some: from where it was
-        verified on, until a re-copy's differences are repaired; ``again``: until those of the
-        re-copy after the one that is under way are. ``unseen``: what comes replaces all
-        transactions since the table's position.
+        """Begin a suspect range: rows may be wrong since the verified position, until a re-copy.
+
+        ``again``: until the re-copy after the one that is running. ``unseen``: the next changes
+        replace all transactions since the table's position.
         """
         record = self._record(table_id)
         if record.suspect_range is None:
@@ -205,7 +204,7 @@ class Transaction:
             self.position = self.time_us = 0
 
     def set_streams(self, names: tuple[str, ...]) -> None:
-        """The replication connections that PostgreSQL may have for this store."""
+        """Set the names of replication connections that PostgreSQL may have for this store."""
         self._context.head = replace(self.head, streams=names)
 
     def set_last_recopy(self, table: str, ended: LastRecopy | None) -> None:
@@ -215,13 +214,13 @@ class Transaction:
         self._context.head = replace(self.head, last_recopies=kept)
 
     def set_marker(self, marker: Marker | None) -> None:
-        """The last message of ours that the stream brought; None: of this history none yet."""
+        """Set the last message of ours in the stream; None if this history has none yet."""
         self._context.head = replace(self.head, marker=marker)
 
     def set_position(self, position: int, time_us: int) -> None:
-        """Everything that PostgreSQL committed up to here is in the store, or not for it.
+        """Set the position up to which the store has all of PostgreSQL's changes to its tables.
 
-        :raises PositionWentBack: if the store is further already.
+        :raises PositionWentBack: if the store is already after it.
         """
         if position < self.position:
             raise PositionWentBack(self.position, position)
@@ -229,7 +228,7 @@ class Transaction:
         self.time_us = max(self.time_us, time_us)
 
     def set_upstream_path(self, path: bytes) -> None:
-        """In a relay: the servers between PostgreSQL and this one, as the relay wrote them."""
+        """Set the servers between PostgreSQL and this one, in a relay."""
         self._context.disk.reserve(1, len(path))
         context = self._context
         environment.put(
@@ -237,18 +236,18 @@ class Transaction:
         )
 
     def set_catchup_plan(self, plan: bytes | None) -> None:
-        """Keep how a backlog was split; None: it isn't any more."""
+        """Set the plan of a split backlog; None if no backlog is split."""
         self.catchup_plan = plan
 
     # ------------------------------------------------------------------ rows
 
     def apply(self, table_id: int, changes: TableChanges) -> None:
-        """Changes of the stream: into the rows, and the journal if the table is live.
+        """Apply the stream's changes to the rows, and to the journal if the table is live.
 
-        After an open piece an empty one that isn't open ends the transaction.
+        After an open piece, an empty piece that isn't open ends the transaction.
 
         :raises TableClosed: if the table is neither COPYING nor LIVE.
-        :raises RowIncomplete: if a live table's row would miss columns.
+        :raises RowIncomplete: if a live table's row would lack columns.
         :raises StoreFull: if there is no room; the transaction must be given up.
         """
         for _ in self.apply_in_pieces(table_id, changes):
@@ -259,13 +258,13 @@ class Transaction:
     ) -> Iterator[None]:
         """Apply changes in bounded pieces of half a millisecond; iterate to the end.
 
-        ``expected``: bytes of changes, about, that this transaction is still to take, these
-        included: for the message of DiskFull.
+        ``expected`` is about the number of bytes of changes that are still to come in this
+        transaction, these included, for the message of DiskFull.
         """
         return self._applying.take(self._record(table_id), changes, expected)
 
     def take_lacking(self, table_id: int) -> bool:
-        """True if the live table has lacked a row that a change names, since this was asked."""
+        """True if the live table has lacked the row of a change since the last call."""
         lacking = table_id in self._applying.lacking
         self._applying.lacking.discard(table_id)
         return lacking
@@ -273,10 +272,10 @@ class Transaction:
     def fill(
         self, table_id: int, keys: list[bytes], lines: list[bytes], generation: int | None = None
     ) -> int:
-        """Copied rows, written only where nothing is yet (columns: only where missing).
+        """Write copied rows where no row is yet, and columns where they are missing.
 
-        ``generation`` is the table's when the rows' reading began. Returns how
-        many rows were added.
+        ``generation`` is the table's when the reading of the rows began. Returns the
+        number of rows that were added.
 
         :raises ChunkStale: if the table was truncated since.
         :raises TableClosed: if the table isn't COPYING.
@@ -295,12 +294,8 @@ class Transaction:
         return self._spaces.rows_of(self._record(table_id)).numbered(digests)
 
     def partial_keys(self, table_id: int) -> Iterator[bytes]:
-        """Keys of rows that miss columns still; they must be read again before the barrier."""
+        """Keys of rows that still lack columns; they must be read again before the barrier."""
         return self._spaces.rows_of(self._record(table_id)).partial_keys()
-
-    def sweep(self, table_id: int) -> int:
-        """Drop the tombstones (``publish`` does so too). Returns how many there were."""
-        return self._spaces.rows_of(self._record(table_id)).sweep()
 
     # ------------------------------------------------------------------ barrier
 
@@ -309,13 +304,13 @@ class Transaction:
         return Barrier(self._context, self._spaces)
 
     def publish(self, table_id: int, position: int, time_us: int) -> TableRecord:
-        """The table's barrier has passed at ``position``: it is consistent and live from here.
+        """Make the table live at its barrier's ``position``, which is the journal's floor.
 
-        ``time_us`` is the barrier's commit time. The journal's floor is the
-        barrier. An older incarnation of the same name is dropped; the sequence
-        goes on after it, leaving one out for the schema change itself.
+        ``time_us`` is the barrier's commit time. Older incarnations of the same name
+        are dropped; the sequence goes on after theirs, but skips one number for the
+        schema change itself.
 
-        :raises RowIncomplete: if rows still miss columns.
+        :raises RowIncomplete: if rows still lack columns.
         :raises TableClosed: if the table isn't COPYING.
         """
         record = self.barrier().publish(self._copying(table_id), position)
@@ -336,14 +331,14 @@ class Transaction:
         time_us: int,
         keep_alive: Callable[[], None] | None = None,
     ) -> int:
-        """The barrier of a re-copy with an unchanged schema: into the live incarnation.
+        """Write the differences of a re-copy, at its barrier, to the live incarnation.
 
-        Rows that differ enter the live table's journal at the barrier's
-        position as ordinary changes; what was damaged on disk is repaired without one
-        (see CopyComparison). Then the copy is dropped. Returns how many rows differed.
-        ``keep_alive`` is called every thousand rows that are compared,
-        as PostgreSQL ends a connection that is silent for long; what it raises ends
-        all, and the transaction must be given up.
+        Rows that differ enter the live table's journal at the barrier's position as
+        ordinary changes; rows that were damaged on disk are repaired without a change
+        (see CopyComparison). Then the copy is dropped. Returns the number of rows that
+        differed. ``keep_alive`` is called after every thousand rows, because PostgreSQL
+        ends a connection that is silent for long; if it raises an error, the transaction
+        must be given up.
 
         :raises TableUnknown: if there is no live incarnation.
         :raises RowsDamaged: if nobody knows which rows the readers have.
@@ -363,8 +358,10 @@ class Transaction:
         return comparison.differing
 
     def take_rows(self, live_id: int, copy_id: int) -> None:
-        """Give the live incarnation the rows of its copy, without a change in its journal; the copy
-        is dropped, and with it the former rows."""
+        """Give the live incarnation the rows of its copy, without a change in its journal.
+
+        The copy is dropped, and with it the former rows.
+        """
         live, copied = self._record(live_id), self._record(copy_id)
         self.tables[copy_id] = replace(copied, space=live.space)
         self.tables[live_id] = replace(live, space=copied.space)
@@ -373,8 +370,8 @@ class Transaction:
     def drop_damaged_journal(self, table_id: int, after: int) -> bool:
         """Drop the part of the journal with the damaged record after the entry ``after``.
 
-        False: nothing is dropped. It was already, or the table's last transaction goes on, of
-        which a reader at the new floor would miss the first part.
+        Returns False if nothing is dropped: the part was dropped already, or the table's last
+        transaction goes on, of which a reader at the new floor would miss the first part.
         """
         if table_id in self._applying.unfinished:
             return False
@@ -389,7 +386,7 @@ class Transaction:
         return True
 
     def end_suspect_range(self, table_id: int, position: int, time_us: int) -> TableRecord:
-        """The table's suspect range goes on: at ``position`` its rows are right."""
+        """End the table's suspect range at ``position``, where its rows are right."""
         record = self._record(table_id)
         suspect_range = record.suspect_range
         assert suspect_range is not None
@@ -399,8 +396,7 @@ class Transaction:
         return record
 
     def _first_from(self, table_id: int, lowest: int) -> int:
-        """The first entry at or beyond ``lowest``, as ``journal.first_from``, once damaged parts of
-        the journal are dropped."""
+        """The first entry at or after ``lowest``, once damaged parts of the journal are dropped."""
         context, is_cleared = self._context, False
         while True:
             record = self._record(table_id)
@@ -422,7 +418,7 @@ class Transaction:
         now_us: int,
         pinned_sequence: int | None = None,
     ) -> int:
-        """One step of pruning (see ``Store.prune``). Returns how many entries went."""
+        """Do one step of pruning (see ``Store.prune``); returns the number of entries dropped."""
         record = self._record(table_id)
         older = now_us - int(max_age_s * 1_000_000)
         pruned = self._journal.prune(record, max_entries, older, pinned_sequence)
@@ -434,7 +430,7 @@ class Transaction:
     # ------------------------------------------------------------------ end
 
     def finish(self) -> None:
-        """Write what changed in the definitions; the caller commits.
+        """Write the changed definitions, position and head; the caller commits.
 
         :raises TransactionOpen: in the middle of a PostgreSQL transaction.
         """

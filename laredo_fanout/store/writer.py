@@ -1,4 +1,4 @@
-"""The store as its one writer sees it: the ingest process."""
+"""The writer of the store, of which there is one: the ingest."""
 
 import secrets
 from collections.abc import Iterator, Mapping
@@ -38,19 +38,18 @@ _RECLAIM_STEP = 20_000
 class Store:
     """The LMDB environment, opened by the only process that writes to it.
 
-    Transactions are begun and ended by one thread at a time. The attributes
-    and properties show what the last commit made durable; any thread may read
-    them.
+    One thread at a time may begin and end transactions. The attributes and
+    properties are those of the last durable commit; any thread may read them.
     """
 
     position: int
-    """Everything PostgreSQL committed up to here is durable; 0 in a fresh store."""
+    """Position up to which PostgreSQL's changes are durable; 0 in a fresh store."""
     time_us: int
-    """The newest commit time up to there, microseconds since 1970."""
+    """The newest commit time up to that position, microseconds since 1970."""
     tables: dict[int, TableRecord]
-    """All incarnations by id. A new dict after each commit that changes one."""
+    """All incarnations by id; a new dict after each commit that changes one."""
     catchup_plan: bytes | None
-    """Plan of a split backlog, as ``Transaction.set_catchup_plan`` was given it."""
+    """Plan of a split backlog (``Transaction.set_catchup_plan``); None if no backlog is split."""
 
     def __init__(self, directory: Path, max_size: int) -> None:
         self.path = directory
@@ -83,12 +82,12 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | str, *, max_size: int) -> "Store":
-        """The store in this directory, made if there is none. ``max_size`` in bytes.
+        """Open the store in this directory, or create it. ``max_size`` is in bytes.
 
-        :raises StoreLocked: if another process has it.
-        :raises StoreDamaged: if what is there isn't a usable store.
+        :raises StoreLocked: if another process has it open.
+        :raises StoreDamaged: if the files aren't a usable store.
         :raises StoreFormatUnknown: if another version wrote it, in another format.
-        :raises StoreUnusable: if the directory can't be made, read or written.
+        :raises StoreUnusable: if the directory can't be created, read or written.
         :raises DiskFull: if there is no room for it.
         """
         return cls(Path(path), max_size)
@@ -107,20 +106,20 @@ class Store:
                 transaction, meta, environment.CATCHUP_KEY, self.path
             )
             self.ownership = environment.ownership(transaction, meta, self.path)
-            """Role among the servers that share the slot; None: it has never shared one."""
+            """Role among the servers that share the slot; None if the slot was never shared."""
             self._garbage = rows.any_left(transaction, self._databases)
         server_id = found.server_id or secrets.token_hex(16)
         self._head = replace(found, server_id=server_id)
         self._environment.reader_check()
         with self._step() as transaction:
-            # Written at every opening: readers learn the size of the map from it.
+            # Written at every start: readers learn the size of the map from the transaction.
             transaction.put(environment.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
         self.tables = {record.id: record for record in records}
         self.position, self.time_us = environment.position_from_bytes(position)
 
     @property
     def source(self) -> SourceIdentity | None:
-        """Source of these changes; None in a fresh store."""
+        """Source of the changes; None in a fresh store."""
         return self._head.source
 
     @property
@@ -135,7 +134,7 @@ class Store:
 
     @property
     def marker(self) -> Marker | None:
-        """The last message of ours that the stream brought, with its position."""
+        """The last message of ours in the stream, with its position."""
         return self._head.marker
 
     @property
@@ -145,7 +144,7 @@ class Store:
 
     @property
     def used_bytes(self) -> int:
-        """The data file's used part."""
+        """Size of the data file's used part."""
         return self._disk.used_bytes
 
     @property
@@ -154,7 +153,7 @@ class Store:
         return environment.free_bytes(self._environment, self._databases)
 
     def check_reachable(self) -> None:
-        """See whether a later start would find what is written here; from any thread.
+        """Check that a later start would find this store; may be called from any thread.
 
         :raises StoreRemoved: if the directory was deleted or replaced.
         :raises StoreUnusable: if the path can't be read.
@@ -167,7 +166,7 @@ class Store:
             raise StoreRemoved(str(self.path), self.source.slot if self.source else None)
 
     def _next_sequence(self) -> int:
-        """The clock's, or above all that clients may have had: the clock may have been set back."""
+        """The clock's time, or a sequence above all that clients may know: clocks may go back."""
         source = self._head.source
         former = source.former_sequences if source is not None else 0
         had = (table.sequence + 1 for table in self.tables.values())
@@ -175,13 +174,13 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """One atomic, durable step: committed and synced when the block ends without an error.
+        """Open a write transaction, which is committed and synced if the block raises no error.
 
-        :raises StoreFull: there is no room; nothing of it was written, and what
+        :raises StoreFull: if there is no room; nothing was written, and everything that
             was committed before stays readable.
-        :raises StoreRemoved: the directory was deleted or replaced, so that nothing was
+        :raises StoreRemoved: if the directory was deleted or replaced, so that nothing was
             written, or a later start won't find it.
-        :raises TransactionOpen: the last changes end inside a PostgreSQL transaction.
+        :raises TransactionOpen: if the last changes end inside a PostgreSQL transaction.
         """
         with self._step() as raw:
             transaction = Transaction(
@@ -214,10 +213,10 @@ class Store:
         now: float,
         pinned_sequence: int | None = None,
     ) -> int:
-        """Bound one journal, by whole transactions, never the newest one.
+        """Drop old transactions of one journal, never the newest one.
 
-        ``now`` in seconds since 1970; entries after ``pinned_sequence`` stay.
-        Cheap when there is nothing to do. Returns how many entries went.
+        ``now`` is in seconds since 1970; entries after ``pinned_sequence`` stay.
+        Returns the number of entries dropped.
         """
         now_us = int(now * 1_000_000)
         older = now_us - int(max_age_s * 1_000_000)
@@ -231,9 +230,9 @@ class Store:
         return pruned
 
     def reclaim(self, limit: int = _RECLAIM_STEP) -> int:
-        """Remove some of what truncated and dropped tables left; call it when idle.
+        """Remove some rows and journal records of truncated and dropped tables; call it when idle.
 
-        Returns how much was removed, 0 when nothing is left.
+        Returns their worth in rows, 0 if nothing is left.
         """
         if not self._garbage:
             return 0
@@ -244,13 +243,13 @@ class Store:
         return removed
 
     def reader(self) -> "StoreReader":
-        """A read side on this environment, for the writer's own process."""
+        """A reader on this environment, for the writer's own process."""
         from laredo_fanout.store.reader import StoreReader
 
         return StoreReader(self.path, self._environment, self._databases, owned=False)
 
     def close(self) -> None:
-        """Let the store go; what was committed is durable already."""
+        """Close the store, and release its lock."""
         self._disk.close()
         self._environment.close()
         self._lock.release()
@@ -263,7 +262,7 @@ class Store:
 
     @contextmanager
     def _step(self) -> Iterator[Any]:
-        """An LMDB write transaction: committed at the block's end, given up on an error."""
+        """Open an LMDB write transaction, which is committed if the block raises no error."""
         if self._writing:
             raise StoreError(f"the store {self.path} is in the middle of another transaction")
         raw = self._environment.begin(write=True)
@@ -271,7 +270,7 @@ class Store:
         try:
             self._disk.begin(raw, self._databases)
             yield raw
-            # Before the commit: after it, what is known here would be less than what LMDB has.
+            # Before the commit: an error after it would leave this object behind LMDB's state.
             self.check_reachable()
             raw.commit()
         except lmdb.MapFullError as full:
@@ -285,7 +284,7 @@ class Store:
             self._writing = False
 
     def _check_readers(self) -> None:
-        """A killed reader leaves its slot behind, which would pin old pages for ever."""
+        """Clear the slots of killed readers, which would keep old pages for ever."""
         now = monotonic()
         if now - self._checked_readers < _READER_CHECK_S:
             return

@@ -25,7 +25,7 @@ varint_size(size_t number)
     return size;
 }
 
-/* The bytes of a value that are sent: all but so many at its end. */
+/* Number of a value's bytes that are sent: all but the last `trimmed`. */
 static Py_ssize_t
 sent_size(PyObject *value, Py_ssize_t trimmed)
 {
@@ -60,7 +60,7 @@ repeated(PyObject *module, PyObject *args)
             args, "y#O!n:repeated", &tag, &tag_size, &PyList_Type, &values, &trimmed))
         return NULL;
     if (trimmed < 0) {
-        PyErr_SetString(PyExc_ValueError, "nothing can be added at the end of a value");
+        PyErr_SetString(PyExc_ValueError, "trimmed must not be negative");
         return NULL;
     }
     Py_ssize_t size = field_size(values, tag_size, trimmed);

@@ -1,7 +1,6 @@
-"""Protobuf by hand, for what is sent millions of times.
+"""Protobuf fields encoded by hand, for messages that are sent for every row.
 
-Building a message object per row costs five times what joining its bytes does. Only the two
-things every length-delimited field needs are here; the field numbers stay with the messages.
+Building a message object per row costs five times as much as joining its bytes.
 https://protobuf.dev/programming-guides/encoding/
 """
 
@@ -23,11 +22,11 @@ def _last_bytes(number: int) -> bytes:
 
 _VARINTS = [_last_bytes(number) for number in range(_CACHED)]
 _FIRST_BYTES = [bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(_CACHED)]
-"""The two bytes of fourteen bits that others follow."""
+"""Two bytes with fourteen bits, if more bytes follow."""
 
 
 def varint(number: int) -> bytes:
-    """An unsigned integer; a negative int64 goes in as its two's complement."""
+    """The varint of an unsigned integer, or of a negative int64's two's complement."""
     if number < 0:
         number += 1 << 64
     first = b""
@@ -54,7 +53,7 @@ def delimited(tag_bytes: bytes, data: bytes) -> bytes:
 
 
 class RepeatedBytes:
-    """A `repeated bytes` field of one number, many values in one C-speed pass."""
+    """A `repeated bytes` field, whose many values are encoded in one pass."""
 
     def __init__(self, field: int) -> None:
         self._tag = tag(field)
@@ -76,7 +75,7 @@ class RepeatedBytes:
         return pieces
 
     def joined(self, values: list[bytes], trimmed: int = 0) -> bytes:
-        """The whole field, with values of which ``trimmed`` bytes at the end are left out."""
+        """The whole field, without the last ``trimmed`` bytes of each value."""
         if repeated is not None:
             return repeated(self._tag, values, trimmed)
         if trimmed:

@@ -54,7 +54,7 @@ class _Tables:
     def announced_again(self, relation: Relation) -> None:
         """Nothing was altered."""
 
-    def announced_behind(self, root: int, leaf: int) -> None:
+    def announced_after(self, root: int, leaf: int) -> None:
         """No relation is a partition."""
 
     def truncated(self, oids: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ from tests.support.writer.archiving_programs import Named, configured
 
 pytestmark = pytest.mark.thorough
 
-NEVER_USED = "exists and this store has never used it, or another program has moved it"
+NEVER_USED = "exists, but this store has never used it, or another program has advanced it"
 SIZE = "state.max_size = 64 MB\n"
 
 
@@ -94,7 +94,7 @@ def test_an_old_copy_of_the_state_is_put_back(
     shutil.copytree(saved, state)
     server.program.start()
     if policy == "fail":
-        assert "beyond the stored position" in problem(server, "was moved to")
+        assert "after the stored position" in problem(server, "was advanced to")
         server.program.stop()
         rewritten(server.program, policy_key, "sources.pg.on_slot_lost = recreate\n")
         server.program.start()
@@ -140,7 +140,7 @@ def test_a_store_that_is_too_small(tmp_path: Path, owned: Database, server_of: S
             owner.execute(
                 "INSERT INTO t SELECT i, repeat('x', 2000) FROM generate_series(101, 2000) i"
             )
-        problem(server, "has reached state.max_size (2000000 bytes)")
+        problem(server, "has reached state.max_size (2.0 MB)")
         assert server.metrics["laredo_store_free_bytes"] < 2_000_000
         assert server.metrics["laredo_store_max_bytes"] == 2_000_000
         answer = server.program.get("/health/serving")

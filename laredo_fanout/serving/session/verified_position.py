@@ -139,7 +139,7 @@ class SuspectRangeReader:
         first = suspect_range.first
         if not records or not records[0].first_sequence < first <= records[0].last_sequence:
             return []
-        whole = journal_.cut_behind(records[0], first - 1)
+        whole = journal_.cut_after(records[0], first - 1)
         messages = yield from form.changes(whole)
         return [Part(messages, whole.last_sequence, whole.last_position)]
 

@@ -114,9 +114,9 @@ def test_one_transaction_that_has_no_room(server: Fanout, database: Database) ->
 
         problem = wait_until(full, "it says so")
         _never_ready_between_retries(server)
-        found = re.search(r"about ([\d,]+) more bytes are needed in all", problem)
+        found = re.search(r"about ([\d.]+) MB more are needed in all", problem)
         assert found is not None, problem
-        needed = int(found[1].replace(",", ""))
+        needed = float(found[1]) * 1_000_000
         # All of it, not one step's; what is needed is less than ten times the rows.
         assert rows * width < needed < 10 * rows * width, needed
         Path(f"/proc/{server.program.pid}/root{state}/filler").unlink()

@@ -128,7 +128,7 @@ class _NoTables:
     def route(self, relation: Relation) -> Route:
         return IGNORED
 
-    def announced_behind(self, root: int, leaf: int) -> None:
+    def announced_after(self, root: int, leaf: int) -> None:
         pass
 
     def announced_again(self, relation: Relation) -> None:

@@ -91,6 +91,8 @@ class SegmentedReading:
     position: int = 0
     end: int = 0
     commits_a_turn: int = 5
+    kept: bool = False
+    """True if the store has durably what the unreleased segments have reported."""
 
     def __post_init__(self) -> None:
         self.options = CatchupOptions(self.path / "spools", piece_bytes=20_000, keep_interval=0.0)
@@ -136,6 +138,7 @@ class SegmentedReading:
                 self._wait(release)
                 release.read_available()
                 self._take(release)
+                self.kept = _is_kept(release, store)
                 if on_turn is not None and on_turn(release):
                     batch.abandon()
                     del self.messages[durable:]
@@ -180,6 +183,13 @@ class SegmentedReading:
             piece=0,
             piece_bytes=self.options.piece_bytes,
         )
+
+
+def _is_kept(release: Release, store: Store) -> bool:
+    if store.catchup_plan is None:
+        return False
+    kept = {segment.number: segment for segment in from_bytes(store.catchup_plan).segments}
+    return all(kept.get(run.number) == run.segment for run in release.runs[release.head :])
 
 
 def _nobody_waits(_: CommitInfo) -> None:

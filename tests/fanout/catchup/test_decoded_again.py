@@ -77,17 +77,13 @@ class _Spooled:
     """Ends a life when all of the first segment and, of the second, what there is lies in spools
     as far as a power loss would leave it."""
 
-    def __init__(self, end: int) -> None:
-        self._end = end
-        self._was_kept = False
+    def __init__(self, reading: SegmentedReading) -> None:
+        self._reading = reading
 
     def __call__(self, release: Release) -> bool:
         first, second = release.runs
         told = second.segment.pieces == tuple(second.pieces)
-        kept = first.done and second.reached >= self._end and told and release.is_kept
-        # What a turn keeps is committed at its end.
-        was_kept, self._was_kept = self._was_kept, kept
-        return was_kept and kept
+        return first.done and second.reached >= self._reading.end and told and self._reading.kept
 
 
 def test_after_a_restart_nothing_that_is_spooled_is_decoded_again(
@@ -101,7 +97,7 @@ def test_after_a_restart_nothing_that_is_spooled_is_decoded_again(
     start, end = start_of(database), database.position()
     reading.begin(bounded([start, start + (end - start) // 2]))
     reading.commits_a_turn = 0
-    assert not reading.session(_Spooled(reading.end))
+    assert not reading.session(_Spooled(reading))
     reading.commits_a_turn = 5
     seen: list[SegmentRun] = []
 

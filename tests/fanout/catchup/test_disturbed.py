@@ -175,7 +175,7 @@ def test_a_slot_that_somebody_moves_beyond_the_plan(
         assert isinstance(ingest.error, SlotLost)
         return
     # It isn't dropped either: it may be somebody else's by now.
-    ingest.wait_until(lambda: "isn't touched" in str(ingest.status.error), "it is refused")
+    ingest.wait_until(lambda: "isn't dropped" in str(ingest.status.error), "it is refused")
     database.run(f"SELECT pg_drop_replication_slot('{slot}')")
     ingest.wait_until(lambda: ingest.record("public.plain") != before, "it is copied anew")
     ingest.wait_live()

@@ -295,7 +295,7 @@ def test_who_asks_in_vain_is_told_why(database: Database, ingesting: Start, gate
         ingest.ingest.recopy("public.log").result(PATIENCE_S)
     gate.close_again()
     _ask(ingest)
-    with gate.holding(ingest), pytest.raises(RecopyRefused, match="under way"):
+    with gate.holding(ingest), pytest.raises(RecopyRefused, match="is running"):
         _ask(ingest)
     _wait_ended(ingest)
 

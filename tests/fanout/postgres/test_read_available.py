@@ -1,13 +1,17 @@
 """The socket is emptied beside other work: only when allowed, and only up to a bound."""
 
+import os
 import select
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from laredo_fanout.copy.range_reader import CopyReader, ReadFailed
 from laredo_fanout.postgres import pgoutput
 from laredo_fanout.postgres.connections import SourceUnavailable
 from laredo_fanout.postgres.replication_stream import BackgroundReading, ReplicationStream
@@ -138,3 +142,20 @@ def test_what_is_gulped_ahead_is_bounded_and_nothing_of_it_is_lost(
         return rows == _ROWS
 
     wait_until(whole, "the rest comes")
+
+
+def test_a_statement_that_nobody_reads_ends_the_reader(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ingest's thread sends it, and must not wait without end."""
+    monkeypatch.setattr("laredo_fanout.postgres.replication_stream.FLUSH_S", 0.2)
+    with closing(psycopg.connect(database.dsn, autocommit=True)) as connection:
+        pid = connection.info.backend_pid
+        reader = CopyReader(connection)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(ReadFailed, match="PostgreSQL read nothing") as failed:
+                reader.begin(b"SELECT '" + b"x" * (64 << 20) + b"'")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert failed.value.connection_lost

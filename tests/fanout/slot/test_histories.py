@@ -257,7 +257,7 @@ def test_a_backup_that_was_recovered_to_a_new_timeline(clusters: Clusters, follo
     copied_again(ingest, record)
     source = source_of(ingest)
     assert (source.history.timeline, source.history.restored) == (2, 0)
-    assert "timeline 2 left the store's 1 at" in source.because
+    assert "timeline 2 branched off the store's 1 at" in source.because
 
 
 @pytest.mark.thorough

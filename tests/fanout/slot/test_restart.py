@@ -89,7 +89,7 @@ def _make_publication_again(ingest: RunningIngest, database: Database) -> None:
 
 GAPS = {
     "slot dropped": (_drop_slot, "doesn't exist"),
-    "slot moved": (_advance_slot, "was moved to"),
+    "slot moved": (_advance_slot, "was advanced to"),
     "publication made again": (_make_publication_again, "isn't the stored one"),
 }
 
@@ -115,7 +115,7 @@ def test_a_gap_stops_the_ingest_or_is_copied_over(filled: Database, live: Start,
     ingest.restart()
     if gap == "slot moved":
         # By whom isn't known: it may be another server's by now.
-        ingest.wait_until(lambda: "isn't touched" in str(ingest.status.error), "it is refused")
+        ingest.wait_until(lambda: "isn't dropped" in str(ingest.status.error), "it is refused")
         _drop_slot(ingest, filled)
     ingest.wait_copied_again(before)
     ingest.assert_equal()
@@ -140,7 +140,7 @@ def test_another_cluster_under_the_same_name(filled: Database, live: Start) -> N
             transaction.set_source(replace(known, history=other))
             transaction.set_position(position + (1 << 40), 1)
     ingest.start()
-    ingest.wait_until(lambda: "isn't touched" in str(ingest.status.error), "it is refused")
+    ingest.wait_until(lambda: "isn't dropped" in str(ingest.status.error), "it is refused")
     _drop_slot(ingest, filled)
     ingest.wait_until(lambda: ingest.store.source.history == known.history, "the true history")  # type: ignore[union-attr]
     ingest.wait_live()

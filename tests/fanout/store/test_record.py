@@ -2,7 +2,7 @@
 
 import pytest
 
-from laredo_fanout.store.journal import Record, cut, cut_behind
+from laredo_fanout.store.journal import Record, cut, cut_after
 from laredo_fanout.wire.replication_pb2 import ChangeBatch
 from laredo_model.line import Action
 
@@ -35,9 +35,9 @@ def _record(*, with_old: bool, continues: bool = False, is_open: bool = False) -
 
 @pytest.mark.parametrize("with_old", [False, True])
 @pytest.mark.parametrize(("last", "positions"), [(12, [100]), (15, [100, 200])])
-def test_cut_behind_a_transaction(last: int, positions: list[int], with_old: bool) -> None:
+def test_cut_after_a_transaction(last: int, positions: list[int], with_old: bool) -> None:
     whole = _record(with_old=with_old, continues=True, is_open=True)
-    before, rest = cut_behind(whole, last), cut(whole, last)
+    before, rest = cut_after(whole, last), cut(whole, last)
     assert (before.first_sequence, before.last_sequence) == (11, last)
     assert (before.first_position, before.last_position) == (100, positions[-1])
     assert before.last_time_us == len(positions)
@@ -55,5 +55,5 @@ def test_cut_behind_a_transaction(last: int, positions: list[int], with_old: boo
 
 def test_what_ends_before_is_not_cut() -> None:
     whole = _record(with_old=True)
-    assert cut_behind(whole, 16) is whole
-    assert cut_behind(whole, 99) is whole
+    assert cut_after(whole, 16) is whole
+    assert cut_after(whole, 99) is whole

@@ -68,13 +68,6 @@ def test_a_row_inserted_again_over_its_tombstone_stays_after_the_sweep(
     assert publish(store, table) == {b"a": row("a", "again")}
 
 
-def test_the_sweep_counts_what_it_drops(store: Store, table: int) -> None:
-    with store.transaction() as transaction:
-        apply(transaction, table, (10, [delete("a"), delete("b"), insert("b", 1), delete("c")]))
-        assert transaction.sweep(table) == 2
-        assert transaction.sweep(table) == 0
-
-
 def test_the_sweep_leaves_other_tables_tombstones(store: Store, table: int) -> None:
     with store.transaction() as transaction:
         other = transaction.add_table("public", "others", 2, COLUMNS).id
@@ -88,7 +81,7 @@ def test_a_truncate_empties_the_table_and_makes_chunks_stale(store: Store, table
     with store.transaction() as transaction:
         transaction.fill(table, [b"a", b"b"], [row("a", 1), row("b", 1)], generation=0)
         apply(transaction, table, (10, [delete("b"), TRUNCATION, insert("c", 1)]))
-        with pytest.raises(ChunkStale, match=r"public\.users.*generation 0, it is now 1"):
+        with pytest.raises(ChunkStale, match=r"public\.users.*generation 0,.*\(generation 1\)"):
             transaction.fill(table, [b"a"], [row("a", 1)], generation=0)
         transaction.fill(table, [b"b"], [row("b", 2)], generation=1)
     assert store.tables[table].rows == 2
