@@ -3,7 +3,7 @@
 import fcntl
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any, BinaryIO
@@ -62,17 +62,8 @@ class SnapshotInfo:
         return orjson.dumps(
             {
                 "format": FORMAT,
-                "snapshot_id": self.snapshot_id,
-                "table": self.table,
-                "table_id": self.table_id,
-                "sequence": self.sequence,
+                **asdict(self),
                 "position": position_.text(self.position),
-                "history": self.history,
-                "rows": self.rows,
-                "size_bytes": self.size_bytes,
-                "sha256": self.sha256,
-                "state_checksum": self.state_checksum,
-                "created_at_us": self.created_at_us,
                 "columns": [each.to_json() for each in self.columns],
             },
             option=orjson.OPT_INDENT_2,

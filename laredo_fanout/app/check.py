@@ -461,19 +461,13 @@ _SHORT_IDLE_S = 86400
 def _limits(connection: Connection, found: slot.Slot | None) -> Iterator[ServerFinding]:
     """Check the settings that decide whether the slot survives while this server is down."""
     keep_mb, idle_s, sender_ms, standby = connection.execute(_LIMITS).fetchone() or (0, 0, 1, False)
-    if keep_mb < 0:
-        yield ServerFinding(
-            "max_slot_wal_keep_size",
-            Verdict.RIGHT,
-            "-1: WAL is kept without limit while this server is down; watch the database's"
-            " disk, or set a limit",
-        )
-    else:
-        yield ServerFinding(
-            "max_slot_wal_keep_size",
-            Verdict.RIGHT,
-            f"{size(keep_mb << 20)}: a slot that keeps more is lost, and on_slot_lost decides",
-        )
+    kept = (
+        "-1: WAL is kept without limit while this server is down; watch the database's disk, or set"
+        " a limit"
+        if keep_mb < 0
+        else f"{size(keep_mb << 20)}: a slot that keeps more is lost, and on_slot_lost decides"
+    )
+    yield ServerFinding("max_slot_wal_keep_size", Verdict.RIGHT, kept)
     if idle_s and idle_s < _SHORT_IDLE_S:
         yield ServerFinding(
             "idle_replication_slot_timeout",

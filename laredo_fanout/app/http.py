@@ -264,8 +264,8 @@ def application(
             return _json({"error": str(unavailable)}, 503)
         except TimeoutError:
             problem = (
-                f"the re-copy hasn't begun within {_RECOPY_PATIENCE:.0f} s; /status shows when it"
-                " does"
+                f"the re-copy wasn't confirmed within {_RECOPY_PATIENCE:.0f} s; if /status doesn't"
+                " show it, request it again"
             )
             return _json({"error": problem}, 503)
         return _json({"asked": True, "table": name, "recopy": shown(name)}, 202)

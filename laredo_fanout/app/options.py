@@ -180,12 +180,14 @@ def certificates(config: Config) -> Iterator[Certificate]:
     if tls is not None:
         yield Certificate("fanout.grpc.tls.cert", tls.cert)
         yield from _authority("fanout.grpc.tls.client_ca", tls.client_ca)
-    upstream = config.upstream
-    if upstream is not None and upstream.tls is not None:
-        key = f"sources.{config.source_name}.tls"
-        if upstream.tls.cert is not None:
-            yield Certificate(f"{key}.cert", upstream.tls.cert)
-        yield from _authority(f"{key}.ca", upstream.tls.ca)
+    for key, peer in (
+        (f"sources.{config.source_name}", config.upstream),
+        ("standby", config.standby),
+    ):
+        if peer is not None and peer.tls is not None:
+            if peer.tls.cert is not None:
+                yield Certificate(f"{key}.tls.cert", peer.tls.cert)
+            yield from _authority(f"{key}.tls.ca", peer.tls.ca)
 
 
 def _authority(name: str, path: Path | None) -> Iterator[Certificate]:

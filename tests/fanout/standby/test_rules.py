@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout import config as configuration
+from laredo_fanout.app import options
 from laredo_fanout.postgres import pgoutput
 from laredo_fanout.slot import rules
 from laredo_fanout.slot.rules import Candidate, HolderClaim, Reported
@@ -123,6 +124,15 @@ def test_zero_standbys_are_a_choice_with_its_consequence(tmp_path: Path) -> None
     warned = [each for each in loaded(tmp_path, standby=", synchronous = 0") if "standby" in each]
     assert len(warned) == 1
     assert "every table is copied again" in warned[0]
+
+
+def test_the_certificates_between_the_servers_are_watched(tmp_path: Path) -> None:
+    tls = ', tls { ca = "/ca.pem", cert = "/cert.pem", key = "/key.pem" }'
+    text = CONFIG.format(source="", standby=tls, table="t", token=", token = between-us")
+    file = tmp_path / "fanout.conf"
+    file.write_text(text)
+    watched = [each.name for each in options.certificates(configuration.load(file))]
+    assert watched == ["standby.tls.cert", "standby.tls.ca"]
 
 
 @pytest.mark.parametrize(
