@@ -1,13 +1,4 @@
-"""Errors of positions, histories, times, columns and rows that can't be parsed.
-
-ModelError (ValueError)
-├── BadPosition      not a WAL position
-├── BadHistory       not a history
-├── BadTime          not a time, or one outside of the years 1 to 9999
-├── BadMessage       a message of the wire that breaks its contract
-├── BadColumn        not a column definition
-└── BadLine          not a row, or not one of this table
-"""
+"""Errors of positions, histories, times, columns and rows that can't be parsed."""
 
 
 class ModelError(ValueError):
@@ -15,14 +6,14 @@ class ModelError(ValueError):
 
 
 class BadPosition(ModelError):
-    """Not a WAL position; expected two hexadecimal numbers such as 0/19F000."""
+    """A text that isn't a WAL position."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"{text!r} is not a WAL position; expected X/X in hex, such as 0/19F000")
 
 
 class BadHistory(ModelError):
-    """Not a history; expected system_identifier:timeline:database_oid."""
+    """A text that isn't a history."""
 
     def __init__(self, text: str) -> None:
         super().__init__(

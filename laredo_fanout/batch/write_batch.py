@@ -223,10 +223,6 @@ class WriteBatch:
         """True if a callback waits for the next commit."""
         return bool(self._when_durable)
 
-    def generation(self, table_id: int) -> int:
-        """Number of the table's TRUNCATEs in the open transaction, or in the store."""
-        return self.table(table_id).generation
-
     def abandon(self, because: Exception | None = None) -> None:
         """Forget the changes that aren't committed.
 

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,7 +104,11 @@ class Release:
             self._checked_at = now
             self._supervise()
         taken = self._read()
-        os.eventfd_write(self._more, 1) if self._has_more() else self._calm()
+        if not self._reader.at_end or self.runs[self.head].done:
+            os.eventfd_write(self._more, 1)
+        else:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._more)
         if now - self._kept_at >= self._options.keep_interval and not self._ending:
             self._keep()
         return max(taken, int(any(heard)))
@@ -283,15 +288,6 @@ class Release:
             self.give_up(f"the spool of segment {run.number} can't be read: {failed}")
             return 0
         return taken
-
-    def _has_more(self) -> bool:
-        return not self._reader.at_end or self.runs[self.head].done
-
-    def _calm(self) -> None:
-        try:
-            os.eventfd_read(self._more)
-        except BlockingIOError:
-            return
 
     # ------------------------------------------------------------ the plan in the store
 

@@ -67,6 +67,7 @@ class SegmentDecoder:
         self._reply_wanted = False
         self._reported: Report | None = None
         self._reported_at = self._synced_at = self._confirmed_at = self._heard_at = time.monotonic()
+        self._more = False
         self.paused = False
         self.finishing = False
         self.done = False
@@ -75,8 +76,6 @@ class SegmentDecoder:
     def busy(self) -> bool:
         """True if libpq's buffer has more messages, which need no wait."""
         return self._more and not self.paused
-
-    _more = False
 
     def turn(self) -> None:
         """Read messages, write them to the spool, and report that.

@@ -207,8 +207,7 @@ class SegmentRun:
         self.changes = report.changes
         self.done = self.done or report.done
         if report.synced:
-            pieces = tuple(piece for piece in self.pieces)
-            self.segment = replace(self.segment, pieces=pieces, done=self.done)
+            self.segment = replace(self.segment, pieces=tuple(self.pieces), done=self.done)
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
         code = _exit_code(process)

@@ -165,7 +165,7 @@ class Copier:
         return min(ready, key=lambda copy: copy.machine.active, default=None)
 
     def _begin(self, reader: CopyReader, copy: TableCopy) -> None:
-        reading = copy.machine.take(self._batch.generation(copy.table_id))
+        reading = copy.machine.take(self._batch.table(copy.table_id).generation)
         job = _ChunkJob(copy, reading)
         self.reading[reader] = job
         try:
@@ -239,7 +239,7 @@ class Copier:
         """True if the rows can't be used: the incarnation has ended, or was truncated since."""
         return (
             job.copy.machine.ended
-            or self._batch.generation(job.copy.table_id) != job.reading.generation
+            or self._batch.table(job.copy.table_id).generation != job.reading.generation
         )
 
     def _reading_failed(self, reader: CopyReader, job: _ChunkJob, failed: ReadFailed) -> None:
@@ -337,7 +337,7 @@ class TableCopies:
 
         If a TRUNCATE came meanwhile, it is read again.
         """
-        copy.machine.finish(reading, self._batch.generation(copy.table_id))
+        copy.machine.finish(reading, self._batch.table(copy.table_id).generation)
         if copy.machine.state is CopyState.FAILED:
             self._give_up(copy, "it was truncated while its rows were read")
         else:

@@ -7,6 +7,7 @@ straight into the lists that the store takes. All other messages are decoded her
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -208,14 +209,11 @@ def _counted(route: Route) -> TableChanges:
     changes, counted = route.changes, route.counted
     if len(changes.keys) == counted:
         return changes
-    return TableChanges(
-        changes.actions[:counted],
-        changes.keys[:counted],
-        changes.lines[:counted],
-        changes.counts,
-        changes.positions,
-        changes.times_us,
-        changes.open,
+    return replace(
+        changes,
+        actions=changes.actions[:counted],
+        keys=changes.keys[:counted],
+        lines=changes.lines[:counted],
     )
 
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_DATABASE = "SELECT oid::int8 FROM pg_database WHERE datname = current_database()"
-
 
 class Preparation:
     """Checks and creation of publication and slot for a stream from the store's position.
@@ -268,6 +266,6 @@ class Preparation:
 
 def _server(connection: Connection, stream: ReplicationStream) -> timeline.Server:
     server = stream.identify()
-    row = connection.execute(_DATABASE).fetchone()
-    history = History(server.system_identifier, server.timeline, row[0] if row else 0)
+    database = ownership.database(connection)
+    history = History(server.system_identifier, server.timeline, database)
     return timeline.Server(history, server.position, stream.switches(server.timeline))

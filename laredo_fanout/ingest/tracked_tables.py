@@ -91,11 +91,7 @@ class Incarnations:
         tracked.closed_by_stream = False
         self._routes.connect(tracked, now)
         if copies is not None:
-            copies.add(
-                TableCopy(
-                    record.id, tracked.options, source, record.copy, tracked.transaction_filter
-                )
-            )
+            copies.add(_copy_of(tracked, source, record))
         _log.info("table copy scheduled", table=source.qualified, incarnation=record.incarnation)
         return record
 
@@ -113,11 +109,7 @@ class Incarnations:
         record = transaction.tables[tracked.table_id]
         if record.status is Status.COPYING:
             if copies.get(record.id) is None:
-                copies.add(
-                    TableCopy(
-                        record.id, tracked.options, source, record.copy, tracked.transaction_filter
-                    )
-                )
+                copies.add(_copy_of(tracked, source, record))
             return
         assert tracked.version is not None
         version = source.version
@@ -165,6 +157,10 @@ class Incarnations:
     def _disconnect(self, tracked: TrackedTable) -> None:
         self._routes.disconnect(tracked)
         tracked.table_id = tracked.shape = tracked.version = tracked.transaction_filter = None
+
+
+def _copy_of(tracked: TrackedTable, source: SourceTable, record: TableRecord) -> TableCopy:
+    return TableCopy(record.id, tracked.options, source, record.copy, tracked.transaction_filter)
 
 
 class RequestSnapshot(Protocol):

@@ -15,18 +15,7 @@ from psycopg import conninfo
 
 from laredo_model import value_sql
 
-# Errors of PostgreSQL: of connections, the slot and the stream.
-#
-# SourceError                root
-# ├── SourceUnavailable        can't connect, or the connection was cut: tried again
-# ├── RightsMissing            the role lacks a right; names the GRANT
-# ├── SlotLost                 the slot, its publication or its history isn't the stored one
-# ├── SlotInUse                another process streams from the slot
-# └── StreamFault              the reason is in the WAL: see ingest/session.py
-#     ├── DecodingFailed         PostgreSQL can't decode a transaction
-#     └── ReplicationStreamBroken  bytes that are not the protocol's
-#
-# Those of tables and of the server's settings are in laredo_fanout/errors.py.
+# Errors of PostgreSQL. Those of tables and of settings are in laredo_fanout/errors.py.
 
 
 class SourceError(Exception):

@@ -1,29 +1,4 @@
-"""The store's errors.
-
-StoreError
-├── StoreLocked       another server has this path
-├── StoreMissing      there is no store at this path
-├── StoreDamaged      not a store, or a damaged one
-├── StoreLimited      a limit of this process is too low to open it
-├── StoreUnusable     the directory can't be created, read or written
-├── StoreFormatUnknown  another version wrote it, in another format
-├── StoreRemoved      the directory was deleted or replaced while it was open
-├── StoreFull         the disk, or state.max_size, is exhausted
-├── StoreBroken       a commit failed: restart
-├── TableUnknown      no table with this id or name
-├── TableClosed       the table takes no changes in its present status
-├── TableHidden       the table is being copied, or failed
-├── ChunkStale        copied rows read before a TRUNCATE
-├── RowDamaged        a stored row isn't what was written
-├── RowsDamaged       a table's stored rows aren't what was written
-├── JournalDamaged    a stored journal record isn't what was written
-├── RowIncomplete     an update lacks columns that the store doesn't know either
-├── TransactionOpen   a commit in the middle of a PostgreSQL transaction
-├── PositionWentBack  the store is already after this position
-├── JournalPruned     these journal entries were pruned
-├── SnapshotClosed    its rows were requested after it was closed
-└── SpoolFailed       a snapshot couldn't be spooled for a slow client
-"""
+"""The store's errors."""
 
 from typing import NamedTuple
 

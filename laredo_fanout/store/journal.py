@@ -145,62 +145,43 @@ def record_of(key: bytes, stored: bytes | memoryview, old_body: bytes) -> Record
 def cut(record: Record, after_sequence: int) -> Record:
     """``record`` without its entries up to ``after_sequence``."""
     drop = after_sequence + 1 - record.first_sequence
-    if drop <= 0:
-        return record
-    batch = record.decode()
-    first, gone = transaction_at(batch.counts, drop)
-    counts = list(batch.counts[first:])
-    counts[0] -= drop - gone
-    continues = drop > gone or (first == 0 and record.continues)
-    body = ChangeBatch(
-        first_sequence=record.first_sequence + drop,
-        actions=batch.actions[drop:],
-        counts=counts,
-        positions=batch.positions[first:],
-        times_us=batch.times_us[first:],
-        open=batch.open,
-        keys=batch.keys[drop:],
-        lines=batch.lines[drop:],
-    )
-    olds = ChangeBatch(old_lines=batch.old_lines[drop:])
-    return Record(
-        record.first_sequence + drop,
-        record.last_sequence,
-        batch.positions[first],
-        record.last_position,
-        record.last_time_us,
-        record.open,
-        continues,
-        body.SerializeToString(),
-        olds.SerializeToString() if record.old_body else b"",
-    )
+    return record if drop <= 0 else _part(record, drop, len(record))
 
 
 def cut_after(record: Record, last_sequence: int) -> Record:
     """``record`` without its entries after ``last_sequence``, which ends a transaction."""
     kept = last_sequence + 1 - record.first_sequence
-    if kept >= len(record):
-        return record
+    return record if kept >= len(record) else _part(record, 0, kept)
+
+
+def _part(record: Record, start: int, stop: int) -> Record:
+    """``record`` with its entries from index ``start`` up to, not including, ``stop`` alone."""
     batch = record.decode()
-    stays, _ = transaction_at(batch.counts, kept)
+    first, gone = transaction_at(batch.counts, start)
+    last, before = transaction_at(batch.counts, stop - 1)
+    counts = list(batch.counts[first : last + 1])
+    counts[-1] = stop - before
+    counts[0] -= start - gone
+    is_open = record.open and stop == len(record)
     body = ChangeBatch(
-        first_sequence=record.first_sequence,
-        actions=batch.actions[:kept],
-        counts=batch.counts[:stays],
-        positions=batch.positions[:stays],
-        times_us=batch.times_us[:stays],
-        keys=batch.keys[:kept],
-        lines=batch.lines[:kept],
+        first_sequence=record.first_sequence + start,
+        actions=batch.actions[start:stop],
+        counts=counts,
+        positions=batch.positions[first : last + 1],
+        times_us=batch.times_us[first : last + 1],
+        open=is_open,
+        keys=batch.keys[start:stop],
+        lines=batch.lines[start:stop],
     )
-    olds = ChangeBatch(old_lines=batch.old_lines[:kept])
+    olds = ChangeBatch(old_lines=batch.old_lines[start:stop])
     return Record(
-        record.first_sequence,
-        last_sequence,
-        record.first_position,
-        batch.positions[stays - 1],
-        batch.times_us[stays - 1],
-        False,
-        record.continues,
+        record.first_sequence + start,
+        record.first_sequence + stop - 1,
+        batch.positions[first],
+        batch.positions[last],
+        batch.times_us[last],
+        is_open,
+        start > gone or (first == 0 and record.continues),
         body.SerializeToString(),
         olds.SerializeToString() if record.old_body else b"",
     )
