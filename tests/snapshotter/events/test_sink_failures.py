@@ -155,7 +155,7 @@ def test_tables_that_tell_at_the_same_time_keep_their_connections(
 def test_no_region(monkeypatch: pytest.MonkeyPatch, clients: AwsClients) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     sink = build(KinesisSink(type="kinesis", stream="s"), clients)
-    with pytest.raises(SinkRefused, match="s: no region for kinesis as profile ambient: give"):
+    with pytest.raises(SinkRefused, match="s: no region for kinesis as profile ambient: set"):
         sink.send(notice())
 
 
