@@ -21,7 +21,7 @@ BOUNDS = {USERS: JournalConfig.model_validate({"max_entries": 3, "max_age": "100
 def test_a_pin_keeps_what_comes_after_it_until_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest_thread, "_INTERVAL", 0.0)
+    monkeypatch.setattr(ingest_thread, "_PRUNE_EVERY_S", 0.0)
     clients = Clients(10)
     with Store.open(tmp_path, max_size=1 << 28) as store:
         writer = Writer(store, WakeUps())  # type: ignore[arg-type]

@@ -210,7 +210,7 @@ def test_a_hostile_name_is_text(served: tuple[Fanout, Database]) -> None:
     # It also stands in an attribute and in a sentence.
     with database.connect() as owner:
         owner.execute('DROP TABLE "{}"'.format(HOSTILE.replace('"', '""')).encode())
-    wait_until(lambda: server.problems, "it is missed")
+    wait_until(lambda: any(HOSTILE in each for each in server.problems), "it is missed")
     missed = page(server)
     assert row(shown, f"public.{HOSTILE}")["state"] == "live"
     assert HOSTILE in missed.section("Not ready").text
