@@ -217,6 +217,7 @@ async def test_rows_rot_on_a_standby(tmp_path: Path, database: Database, found_b
     """They are read for the first time as a standby, or after a takeover."""
     pair = Pair(tmp_path, database, "takeover_after = 1s")
     holder, standby = pair.servers
+    redirected(standby, "state.path", "state.max_size = 256 MB\nstate.path")
     with (
         pair.started(),
         archived(tmp_path, holder, standby) as archive,
@@ -240,7 +241,8 @@ async def test_rows_rot_on_a_standby(tmp_path: Path, database: Database, found_b
                 async with States(standby.grpc_port, name, f"reads {table}") as reader:
                     await reader.until(client.position)
                     assert set(reader.rows.values()) == pair.rows(table)
-            assert standby.table(A)["damage"] and standby.table("public.b")["damage"]
+                damages = f'laredo_store_damage_total{{table="{name}"}}'
+                wait_until(lambda: standby.metrics[damages], "it is counted")  # noqa: B023
             if found_by == "the standby":
                 wait_until(lambda: pair.complete(holder) == 1, "it is complete again")
                 holder.program.kill()
