@@ -163,13 +163,17 @@ def _costs(pair: _Pair) -> list[Figure]:
     alone, beside, waiting = ways = [_Way(0, False), _Way(0, True), _Way(1, True)]
     for number in range(_ROUNDS):
         for way in ways:
-            pair.scenario.say(f"round {number + 1}: standby {way.standby}, {way.synchronous}")
             with pair.configured(way.synchronous, standby=way.standby) as holder:
                 found = latency.of_clients(
                     pair.scenario, holder.address, 1, place=pair.place(holder)
                 )
                 way.latencies.append(found)
                 way.rates.append(_rate(pair, holder))
+            pair.scenario.say(
+                f"round {number + 1}: {'a' if way.standby else 'no'} standby, synchronous ="
+                f" {way.synchronous}: {way.rates[-1]:,.0f} changes/s, p50"
+                f" {percentile(found, 0.5):.1f} ms, p95 {percentile(found, 0.95):.1f} ms"
+            )
     load = f"load {psutil.getloadavg()[1]:.1f}"
     return [
         _of_backlog(waiting, beside, "synchronous = 0, with the standby", load, _LEAST_SHARE),
