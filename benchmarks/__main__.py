@@ -25,6 +25,7 @@ from benchmarks import (
     s3,
     snapshot,
     spark,
+    standby,
     table_copy,
 )
 from benchmarks.figures import Figure
@@ -43,6 +44,7 @@ SUBJECTS: dict[str, Callable[[Scenario], list[Figure]]] = {
         grpc_clients,
         connect,
         relay,
+        standby,
         backlog,
         catchup,
         client,

@@ -43,10 +43,15 @@ def run(scenario: Scenario) -> list[Figure]:
     return figures
 
 
-def of_clients(scenario: Scenario, address: str, many: int) -> list[float]:
-    """Milliseconds from commit to callback, of each commit at each client of the server there."""
+def of_clients(
+    scenario: Scenario, address: str, many: int, *, place: tuple[str, str] | None = None
+) -> list[float]:
+    """Milliseconds from commit to callback, of each commit at each client of the server there.
+
+    ``place``: its position and history, if it isn't the scenario's server or a relay of it.
+    """
     commits = _SKIP + int(scenario.seconds * _PER_SECOND)
-    position, history = scenario.place()
+    position, history = place or scenario.place()
     with ExitStack() as stack:
         processes = []
         for start in range(0, many, _PER_PROCESS):

@@ -38,6 +38,8 @@ __all__ = ["CommitInfo", "Ingest", "IngestStatus", "ReplicatedTableStatus"]
 _log = structlog.get_logger()
 
 _RETRY = Backoff(initial=0.1, maximum=15.0)
+_SHARED_RETRY = Backoff(initial=0.1, maximum=1.0)
+"""A standby that sees the slot free for longer takes it over."""
 _FAULT_RETRY = Backoff(initial=0.1, maximum=60.0)
 """For a stream fault: PostgreSQL decodes everything before it in each attempt."""
 _LOG_AGAIN_S = 60.0
@@ -77,6 +79,7 @@ class Ingest:
         self._counters = Counters(last_recopies=dict(store.last_recopies))
         self._faults = StreamFaults(store, self._counters)
         self._logged_at = 0.0
+        self._is_cut_off = False
 
     def run(self) -> None:
         """Follow the source until :meth:`stop`; a broken connection is replaced.
@@ -128,6 +131,7 @@ class Ingest:
                 raise error
             # A connection alone is no progress: the next one may end at the same place.
             if streaming is not None and streaming.was_connected:
+                self._is_cut_off = False
                 failures = 0 if self._store.position > position else failures
             failures += 1
             if isinstance(error, StreamFault):
@@ -136,7 +140,7 @@ class Ingest:
                 pause = _FAULT_RETRY.delay(failures)
                 self._failed(error, pause)
             else:
-                pause = _RETRY.delay(failures)
+                pause = (_SHARED_RETRY if self._sharing else _RETRY).delay(failures)
                 self._failed(error, pause)
                 self._read_slot()
             self._stopping.wait(pause)
@@ -187,8 +191,16 @@ class Ingest:
                 connections.TimeLimit(connection, options.connect_timeout),
             ):
                 watch.update(slot_.read(connection, options.slot_name))
+                self._is_cut_off = False
         except (SourceError, psycopg.Error):
+            self._is_cut_off = True
             watch.unknown()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if PostgreSQL couldn't be reached after the stream had ended; from any thread."""
+        streaming = self._streaming
+        return self._is_cut_off and not (streaming is not None and streaming.connected)
 
     def stop(self) -> None:
         """Make :meth:`run` commit and return; may be called from any thread."""

@@ -182,21 +182,20 @@ class StandbyIngest:
             return
         found = peers_.others(self._peers, self._store.server_id)
         holder = self._newest_holder(found.roles)
-        if holder is None:
-            if not self._takes_over(found):
-                self._stopping.wait(self._pause)
+        if self._takes_over(found, holder):
             return
-        self._holder_answers()
+        if holder is None:
+            self._stopping.wait(self._pause)
+            return
         self._become(holder.role.term, holder=False)
         _log.info("holder followed", server=holder.options.server, term=holder.role.term)
 
         def is_over() -> bool:
             found = peers_.others(self._peers, self._store.server_id)
             newest = self._newest_holder(found.roles)
-            if newest is None:
-                return self._takes_over(found)
-            self._holder_answers()
-            return (
+            if self._takes_over(found, newest):
+                return True
+            return newest is not None and (
                 newest.options.server != holder.options.server
                 or newest.role.term != holder.role.term
             )
@@ -258,17 +257,23 @@ class StandbyIngest:
 
     # ------------------------------------------------------------ takeover
 
-    def _holder_answers(self) -> None:
-        self._error = None
-        self._vacancy.end()
-        self._refusals.end()
+    def _takes_over(self, found: Answers, holder: PeerRole | None) -> bool:
+        """Look at the slot, if no ``holder`` answers that can reach PostgreSQL.
 
-    def _takes_over(self, found: Answers) -> bool:
-        """Look at the slot, as no holder answers; True if this standby is to take it over now."""
+        True if this standby is to take it over now.
+        """
+        if holder is not None and not holder.role.cut_off:
+            self._error = None
+            self._vacancy.end()
+            self._refusals.end()
+            return False
         after = self._reports.options.takeover_after
         if self._promotion is not None:
             return True
-        nobody = "; ".join(("no peer holds the slot", *found.failures))
+        missing = "no peer holds the slot"
+        if holder is not None:
+            missing = f"the holder ({holder.options.server}) can't reach PostgreSQL"
+        nobody = "; ".join((missing, *found.failures))
         if not after:
             self._error = f"{nobody}; {_BY_HAND}"
             return False
@@ -293,6 +298,11 @@ class StandbyIngest:
         """The least position of the tables."""
         live = [each.position for each in self._store.tables.values() if each.live]
         return min(live, default=0) or self._store.position
+
+    @property
+    def _refused(self) -> str | None:
+        """Reason why this standby doesn't take over a slot without a holder."""
+        return None if self._sharing.ownership.holder else self._error
 
     def promote(self) -> Future[None]:
         """Take over the slot; from any thread. Done when this server is the holder.
@@ -454,13 +464,13 @@ class StandbyIngest:
     def status(self) -> IngestStatus:
         """Current status; callable from any thread."""
         status = self.current.status()
-        if self._error is not None and not status.connected:
-            status = replace(status, error=self._error)
+        if self._refused is not None and not status.connected:
+            status = replace(status, error=self._refused)
         return status
 
     def report(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Take a peer's report; returns this server's role. From any thread."""
-        known = self._sharing.ownership
+        known, current = self._sharing.ownership, self.current
         if message["tables"] and known.holder:
             self._reports.take(message["server"], message["tables"])
         if message["take_over"] == self._store.server_id:
@@ -472,6 +482,7 @@ class StandbyIngest:
             "has_source": self._store.source is not None,
             "position": self._position,
             "candidate": self._vacancy.candidate or self._promotion is not None,
+            "cut_off": known.holder and isinstance(current, Ingest) and current.is_cut_off,
         }
 
     def standby_status(self) -> StandbyStatus:
@@ -492,4 +503,5 @@ class StandbyIngest:
             "alone": known.holder and self._reports.alone,
             "standbys": self._reports.shown() if known.holder else [],
             "takeovers": self._sharing.takeovers,
+            "error": self._refused,
         }

@@ -374,20 +374,22 @@ class GetReplicationStatusResponse(_message.Message):
     def __init__(self, current_sequence: _Optional[int] = ..., journal_oldest_sequence: _Optional[int] = ..., journal_entry_count: _Optional[int] = ..., row_count: _Optional[int] = ..., connected_clients: _Optional[int] = ..., clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., latest_snapshot: _Optional[_Union[ReplicationSnapshotInfo, _Mapping]] = ..., path: _Optional[_Iterable[_Union[ServerHop, _Mapping]]] = ..., tables: _Optional[_Iterable[str]] = ..., role: _Optional[_Union[ServerRole, _Mapping]] = ...) -> None: ...
 
 class ServerRole(_message.Message):
-    __slots__ = ("server_id", "holder", "term", "has_source", "position", "candidate")
+    __slots__ = ("server_id", "holder", "term", "has_source", "position", "candidate", "cut_off")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     HAS_SOURCE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    CUT_OFF_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     holder: bool
     term: int
     has_source: bool
     position: int
     candidate: bool
-    def __init__(self, server_id: _Optional[str] = ..., holder: _Optional[bool] = ..., term: _Optional[int] = ..., has_source: _Optional[bool] = ..., position: _Optional[int] = ..., candidate: _Optional[bool] = ...) -> None: ...
+    cut_off: bool
+    def __init__(self, server_id: _Optional[str] = ..., holder: _Optional[bool] = ..., term: _Optional[int] = ..., has_source: _Optional[bool] = ..., position: _Optional[int] = ..., candidate: _Optional[bool] = ..., cut_off: _Optional[bool] = ...) -> None: ...
 
 class ServerHop(_message.Message):
     __slots__ = ("server_id", "address", "source_position", "delay_us")

@@ -22,7 +22,7 @@ AFTER = 4
 HANDOVER = 40
 TROUBLES = (
     *("kill", "start", "start", "freeze", "thaw", "thaw", "end", "wipe", "promote", "replace"),
-    *("cut", "mend", "crash", "stuck", "term", "term"),
+    *("cut", "mend", "crash", "stuck", "term", "term", "dark", "light"),
 )
 PATIENCE = (0, 30)
 
@@ -101,6 +101,8 @@ class Server:
     frozen: bool = False
     cut: bool = False
     """True if it reaches PostgreSQL alone, and none of its peers."""
+    dark: bool = False
+    """True if it reaches its peers alone, and not PostgreSQL."""
     stuck: bool = False
     """True if what it begins as a standby with the slot fails."""
     free_since: int | None = None
@@ -120,6 +122,11 @@ class Server:
     @property
     def acts(self) -> bool:
         return self.alive and not self.frozen
+
+    @property
+    def cut_off(self) -> bool:
+        """True if it reports to its peers that it can't reach PostgreSQL."""
+        return self.disk.holder and self.dark and self.session is None
 
     @property
     def position(self) -> int:
@@ -166,7 +173,10 @@ class Model:
             server.frozen, server.alive, server.cut = False, True, False
         # One may go on failing, if another has all: nobody waits for it.
         for server in self.servers:
-            server.stuck = server.stuck and server.number == 0 and self.others_have_all(server)
+            lasts = server.number == 0 and self.others_have_all(server)
+            server.stuck, server.dark = server.stuck and lasts, server.dark and lasts
+        if self.reader is not None and (self.reader.session is None or self.reader.dark):
+            self.reader = None
         for _ in range(3000):
             self.now += self.chance.choice([0, 0, 1])
             self.step()
@@ -210,6 +220,10 @@ class Model:
             server.cut = kind == "cut"
         elif kind == "stuck":
             server.stuck = self.chance.random() < 0.2
+        elif kind in ("dark", "light"):  # PostgreSQL notices the end of its connection, or later
+            server.dark = kind == "dark"
+            if server.dark and self.reader is server and self.chance.random() < 0.5:
+                self.reader = None
         elif kind == "term" and self.reader is not None and self.reader.acts:
             self.hand_over(self.reader)
         elif kind == "end":  # PostgreSQL ends its connection: a timeout, or the network
@@ -247,7 +261,7 @@ class Model:
     def act(self, server: Server) -> None:
         session = server.session
         if session is not None:
-            if self.reader is not server:
+            if self.reader is not server or server.dark:
                 server.session, server.promoted = None, False
                 return
             steps = (self.read, self.read, self.commit, self.confirm, self.repair)
@@ -266,7 +280,7 @@ class Model:
         disk = server.disk
         higher = [each for each in self.answering(server) if each.disk.holder]
         higher = [each for each in higher if each.disk.term > disk.term]
-        fails = server.stuck and not disk.holder
+        fails = server.dark or (server.stuck and not disk.holder)
         if self.reader is not None or higher or fails:
             if higher:
                 self.depose(server, higher[0].disk.term)
@@ -290,10 +304,12 @@ class Model:
         return [each for each in others if each.acts and not each.cut and not server.cut]
 
     def look(self, server: Server) -> None:
-        """A standby that no holder answers looks at the slot, and takes over when it may."""
+        """A standby looks at the slot, as no holder answers that reaches PostgreSQL, and takes over
+        when it may."""
         disk = server.disk
         tables = {str(table): disk.positions[table] for table in TABLES}
-        if self.reader is not None or not disk.live or rules.behind(tables, self.confirmed):
+        is_blind = server.dark or self.reader is not None
+        if is_blind or not disk.live or rules.behind(tables, self.confirmed):
             server.free_since = None
             return
         if server.free_since is None:
@@ -307,7 +323,11 @@ class Model:
         assert free >= 2 * AFTER or all(each.position <= server.position for each in rivals), (
             "a standby with less took over"
         )
-        assert not any(each.disk.holder for each in self.answering(server)), "the holder is there"
+        holders = [each for each in self.answering(server) if each.disk.holder]
+        newest = max((each.disk.term for each in holders), default=0)
+        reading = [each for each in holders if each.disk.term == newest and not each.cut_off]
+        assert not reading, "the holder is there"
+        self.happened["replaced while it answers"] += bool(holders)
         server.promoted, server.free_since = True, None
         self.happened["takeovers"] += 1
 
@@ -430,16 +450,19 @@ class Model:
     def follow(self, server: Server) -> None:
         followed = server.follows
         answering = self.answering(server)
+        holders = self.holders(answering)
+        newest = max((each.disk.term for each in holders), default=0)
+        holders = [each for each in holders if each.disk.term == newest]
         if followed is None or followed not in answering or not followed.disk.holder:
-            holders = self.holders(answering)
-            newest = max((each.disk.term for each in holders), default=0)
-            holders = [each for each in holders if each.disk.term == newest]
             server.follows = self.chance.choice(holders) if holders else None
             server.compared.clear()
-            if holders:
-                server.free_since = None
-            else:
-                self.look(server)
+            followed = None
+        if not all(each.cut_off for each in holders):
+            server.free_since = None
+        elif not holders or self.chance.random() < 0.5:
+            self.look(server)
+            return
+        if followed is None:
             return
         disk = server.disk
         if not disk.live:

@@ -47,7 +47,8 @@ def test_what_must_hold_holds_whatever_happens() -> None:
         happened += simulate(seed).happened
     assert happened["deposed"] > 0
     assert happened["handovers"] > 0
-    whats = ("confirms", "alone", "wipe", "freeze", "crash", "cut", "takeovers")
+    assert happened["replaced while it answers"] > 0
+    whats = ("confirms", "alone", "wipe", "freeze", "crash", "cut", "dark", "takeovers")
     for what in (*whats, "resumed", "snapshots"):
         assert happened[what] > 10, (what, happened)
 
@@ -135,6 +136,10 @@ def a_holder_s_answer_means_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Model, "holders", lambda *_: [])
 
 
+def a_holder_without_postgresql_is_waited_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Server, "cut_off", False)
+
+
 def the_slot_is_taken_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "takes_over", lambda *_: True)
 
@@ -165,6 +170,7 @@ BY_SEEDS: list[Break] = [
     nothing_is_skipped_after_a_takeover,
     a_table_may_be_before_the_slot,
     a_holder_s_answer_means_nothing,
+    a_holder_without_postgresql_is_waited_for,
     the_slot_is_taken_at_once,
     one_with_less_goes_first,
 ]

@@ -87,6 +87,11 @@ class Proxy:
         """Connections that are opened from now on go there."""
         self._upstream = upstream if isinstance(upstream, str) else ("127.0.0.1", upstream)
 
+    def sever(self) -> None:
+        """End every connection, and those that are opened until it is led somewhere."""
+        self.lead_to(1 if self._family == socket.AF_INET else "/nowhere")
+        self.cut()
+
     def cut(self) -> None:
         """End every connection that there is."""
         ended, self._sockets = self._sockets, []

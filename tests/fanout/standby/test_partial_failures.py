@@ -1,0 +1,259 @@
+"""Servers of one slot that lose a part of their world: PostgreSQL, peers, the time, stored rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.clusters import Clusters, position_of, promote, wait_replayed, wait_synced
+from tests.support.faults.clock import WallClock
+from tests.support.postgres import Database
+from tests.support.processes import wait_until
+from tests.support.server import rot
+from tests.support.server.fanout_program import Fanout
+from tests.support.server.pair import (
+    A,
+    Pair,
+    archived,
+    check_archive,
+    check_confirmations,
+    confirmations,
+    copies,
+    sequences,
+    shown,
+)
+from tests.support.server.states import States
+from tests.support.server.stuck_proxy import Proxy
+
+HOUR = 3600
+
+
+def redirected(server: Fanout, old: object, new: object) -> None:
+    """In the configuration of the server, which isn't started yet."""
+    file = server.program.config
+    text = file.read_text()
+    assert str(old) in text
+    file.write_text(text.replace(str(old), str(new)))
+
+
+async def test_a_holder_that_lost_postgresql_alone_is_replaced(
+    tmp_path: Path, database: Database, proxy: Proxy
+) -> None:
+    pair = Pair(tmp_path, database, "takeover_after = 1s")
+    holder, standby = pair.servers
+    redirected(holder, database.server.socket_directory, proxy.directory)
+    with (
+        pair.started(),
+        archived(tmp_path, holder) as archive,
+        confirmations(pair) as confirmed,
+    ):
+        async with States(holder.grpc_port, A) as client:
+            await client.until(pair.change(100, 110))
+            proxy.sever()
+            await client.until(pair.change(110, 120))
+            assert shown(standby)["role"] == "holder"
+            wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+            assert shown(holder)["role"] == "standby"
+            await client.until(pair.change(120, 125))
+            assert set(client.rows.values()) == pair.rows("a")
+            assert len(client.snapshots) == 1
+        check_archive(archive, pair)
+        assert copies(holder, standby) == 2
+        assert sequences(holder) == sequences(standby)
+    assert check_confirmations(confirmed) == 2
+
+
+@pytest.mark.thorough
+async def test_a_holder_is_not_replaced_as_postgresql_was_away_for_all(
+    tmp_path: Path, database: Database, proxy: Proxy
+) -> None:
+    pair = Pair(tmp_path, database, "takeover_after = 3s")
+    holder, standby = pair.servers
+    for each in pair.servers:
+        redirected(each, database.server.socket_directory, proxy.directory)
+    with pair.started(), archived(tmp_path, holder) as archive:
+        proxy.sever()
+        error = wait_until(lambda: shown(standby)["error"], "the standby has looked")
+        assert "can't reach PostgreSQL" in error and "PostgreSQL can't be asked" in error
+        proxy.lead_to(str(database.server.socket_directory / ".s.PGSQL.5432"))
+        reached = pair.change(100, 110)
+        wait_until(lambda: pair.confirmed() >= reached, "it is confirmed")
+        assert (shown(holder)["role"], shown(holder)["term"]) == ("holder", 1)
+        check_archive(archive, pair)
+        assert copies(holder, standby) == 2
+
+
+@pytest.mark.thorough
+async def test_a_holder_that_lost_its_peers_alone_goes_on_alone(
+    tmp_path: Path, database: Database
+) -> None:
+    pair = Pair(tmp_path, database, "takeover_after = 1s, patience = 1s")
+    holder, standby = pair.servers
+    to_holder, to_standby = (Proxy(each.grpc_port) for each in pair.servers)
+    for each, other, way in ((holder, standby, to_standby), (standby, holder, to_holder)):
+        peers = f'peers = ["127.0.0.1:{holder.grpc_port}", "127.0.0.1:{standby.grpc_port}"]'
+        redirected(each, peers, peers.replace(str(other.grpc_port), str(way.port)))
+    with (
+        pair.started(),
+        archived(tmp_path, standby, holder) as archive,
+        confirmations(pair) as confirmed,
+    ):
+        async with States(holder.grpc_port, A) as client:
+            await client.until(pair.change(100, 110))
+            to_holder.sever()
+            to_standby.sever()
+            had = pair.confirmed()
+            reached = pair.change(110, 120)
+            wait_until(lambda: pair.confirmed() >= reached > had, "the holder went on")
+            assert shown(holder)["alone"]
+            error = wait_until(lambda: shown(standby)["error"], "the standby has looked")
+            assert "is still read" in error or "is confirmed up to" in error
+            await client.until(pair.change(120, 130))
+            for proxy, to in ((to_holder, holder), (to_standby, standby)):
+                proxy.lead_to(to.grpc_port)
+            wait_until(lambda: pair.complete(holder) == 1, "the standby is complete")
+            assert (shown(holder)["role"], shown(standby)["role"]) == ("holder", "standby")
+            await client.until(pair.change(130, 135))
+            wait_until(lambda: not shown(holder)["alone"], "it isn't alone")
+            assert len(client.snapshots) == 1
+        check_archive(archive, pair)
+        assert copies(holder, standby) == 2
+        assert sequences(holder) == sequences(standby)
+    assert check_confirmations(confirmed) == 1
+    for proxy in (to_holder, to_standby):
+        proxy.close()
+
+
+@pytest.mark.thorough
+async def test_the_clock_of_one_machine_is_set_back(tmp_path: Path, database: Database) -> None:
+    pair = Pair(tmp_path, database, "takeover_after = 1s")
+    holder, standby = pair.servers
+    clock = WallClock(tmp_path)
+    holder.program.environment = clock.environment
+    with (
+        pair.started(),
+        archived(tmp_path, standby, holder) as archive,
+        confirmations(pair) as confirmed,
+    ):
+        ports = (holder.grpc_port, standby.grpc_port)
+        async with States(ports[0], A, others=ports[1:]) as client:
+            await client.until(pair.change(100, 110))
+            clock.set_by(-HOUR)
+            reached = pair.change(110, 115)
+            await client.until(reached)
+            wait_until(lambda: pair.confirmed() >= reached, "it is confirmed")
+            holder.program.kill()
+            await client.until(pair.change(115, 120))
+            assert shown(standby)["role"] == "holder"
+            holder.program.start()
+            holder.program.wait_ready()
+            wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+            standby.program.kill()
+            await client.until(pair.change(120, 125))
+            assert shown(holder)["role"] == "holder"
+            clock.set_by(-2 * HOUR)
+            standby.program.start()
+            standby.program.wait_ready()
+            wait_until(lambda: pair.complete(holder) == 1, "the other one is complete")
+            await client.until(pair.change(125, 130))
+            assert set(client.rows.values()) == pair.rows("a")
+            assert len(client.snapshots) == 1
+        check_archive(archive, pair)
+        assert copies(holder, standby) == 2
+        assert sequences(holder) == sequences(standby)
+    assert check_confirmations(confirmed) == 3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("holder_lives", [True, False])
+async def test_postgresql_is_promoted_in_between(
+    tmp_path: Path, clusters: Clusters, holder_lives: bool
+) -> None:
+    """The slot is on the promoted server; with the holder alive, or killed with the primary."""
+    primary = clusters.new(18)
+    pair = Pair(tmp_path, clusters.lead_to(primary), "takeover_after = 2s")
+    holder, standby = pair.servers
+    replica = clusters.standby(primary, 18, sync_replication_slots="on")
+    with pair.started(), archived(tmp_path, standby, holder) as archive:
+        ports = (holder.grpc_port, standby.grpc_port)
+        async with States(ports[0], A, others=ports[1:]) as client:
+            reached = pair.change(100, 110)
+            await client.until(reached)
+            wait_until(lambda: pair.confirmed() >= reached, "it is confirmed")
+            wait_synced(primary, replica)
+            pair.oracle.last_commit()
+            wait_replayed(replica, position_of(primary))
+            primary.stop()
+            if not holder_lives:
+                holder.program.kill()
+            promote(replica)
+            pair.database = clusters.lead_to(replica)
+            pair.oracle.move(pair.database.dsn)
+            await client.until(pair.change(110, 120))
+            assert shown(holder if holder_lives else standby)["role"] == "holder"
+            if not holder_lives:
+                holder.program.start()
+                holder.program.wait_ready()
+            server, other = (holder, standby) if holder_lives else (standby, holder)
+            wait_until(lambda: pair.complete(server) == 1, "the other one is complete")
+            server.program.kill()
+            await client.until(pair.change(120, 130))
+            assert shown(other)["role"] == "holder"
+            server.program.start()
+            server.program.wait_ready()
+            wait_until(lambda: pair.complete(other) == 1, "it is complete again")
+            await client.until(pair.change(130, 135))
+            assert set(client.rows.values()) == pair.rows("a")
+            assert len(client.snapshots) == 1
+        check_archive(archive, pair)
+        assert copies(holder, standby) == 2
+        assert sequences(holder) == sequences(standby)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("found_by", ["the standby", "the new holder"])
+async def test_rows_rot_on_a_standby(tmp_path: Path, database: Database, found_by: str) -> None:
+    """They are read for the first time as a standby, or after a takeover."""
+    pair = Pair(tmp_path, database, "takeover_after = 1s")
+    holder, standby = pair.servers
+    redirected(standby, "state.path", "state.max_size = 256 MB\nstate.path")
+    with (
+        pair.started(),
+        archived(tmp_path, holder, standby) as archive,
+        confirmations(pair) as confirmed,
+    ):
+        ports = (holder.grpc_port, standby.grpc_port)
+        async with States(ports[0], A, others=ports[1:]) as client:
+            await client.until(pair.change(100, 110))
+            wait_until(lambda: sequences(holder) == sequences(standby), "the standby has it")
+            standby.program.kill()
+            for place in (b'"id":30,"v":"v30"', b'"id":40,"v":"w40"'):
+                rot.flip(standby.directory / "state", place, at=14)
+            standby.program.start()
+            standby.program.wait_ready()
+            wait_until(lambda: pair.complete(holder) == 1, "the standby is complete")
+            if found_by == "the new holder":
+                holder.program.kill()
+                await client.until(pair.change(110, 120))
+                assert shown(standby)["role"] == "holder"
+            for name, table in ((A, "a"), ("public.b", "b")):
+                async with States(standby.grpc_port, name, f"reads {table}") as reader:
+                    await reader.until(client.position)
+                    assert set(reader.rows.values()) == pair.rows(table)
+                damages = f'laredo_store_damage_total{{table="{name}"}}'
+                wait_until(lambda: standby.metrics[damages], "it is counted")  # noqa: B023
+            if found_by == "the standby":
+                wait_until(lambda: pair.complete(holder) == 1, "it is complete again")
+                holder.program.kill()
+            await client.until(pair.change(120, 130))
+            holder.program.start()
+            holder.program.wait_ready()
+            wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+            await client.until(pair.change(130, 135))
+            assert set(client.rows.values()) == pair.rows("a")
+            assert len(client.snapshots) == 1
+        check_archive(archive, pair)
+        assert copies(holder, standby) == 2
+        assert sequences(holder) == sequences(standby)
+    check_confirmations(confirmed)
