@@ -201,7 +201,8 @@ def narrowed(whole: ObjectSlice, keys: KeyRange) -> ObjectSlice:
         start = 0 if start == splits[0][1] else start
     if keys.high is not None:
         after = bisect_left(starts, keys.high)
-        stop = splits[after][1] if after < len(splits) else None
+        # Never before ``start``, even if the manifest's offsets don't ascend.
+        stop = max(start, splits[after][1]) if after < len(splits) else None
     return ObjectSlice(whole.format_id, whole.entry, start, stop)
 
 

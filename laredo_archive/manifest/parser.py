@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from laredo_archive.errors import ManifestDamaged, ManifestNewer
@@ -218,6 +219,13 @@ def _block(value: object, path: str) -> tuple[int, int]:
     return count(value[0], f"{path}[0]"), count(value[1], f"{path}[1]")
 
 
+def _blocks(value: object, path: str) -> tuple[tuple[int, int], ...]:
+    found = list_of(_block)(value, path)
+    if any(after <= before for (before, _), (after, _) in pairwise(found)):
+        raise WrongField(f"{path}: the blocks' offsets don't ascend")
+    return found
+
+
 def column(value: object, path: str) -> Column:
     """Parse a column's object."""
     if not isinstance(value, dict):
@@ -265,7 +273,7 @@ def _format_entry(value: object, path: str, stem: str) -> FormatEntry:
         sha256=fields.take_if_any("sha256", _sha256),
         sorted=fields.take_or("sorted", flag, False),
         splits=fields.take_or("splits", list_of(_split), ()),
-        blocks=fields.take_or("blocks", list_of(_block), ()),
+        blocks=fields.take_or("blocks", _blocks, ()),
         exact=fields.take_or("exact", flag, True),
         lost=fields.take_or("lost", flag, False),
         source=fields.unknown(),

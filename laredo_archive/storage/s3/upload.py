@@ -155,9 +155,12 @@ class S3Upload:
                 ChecksumAlgorithm="SHA256",
                 **kept_as(self._bucket.location),
             )
+            upload_id = str(self._bucket.required(answer, "UploadId", self._uri))
         except FailedRequest as refused:
             raise self._lose(refused) from refused
-        upload_id = str(self._bucket.required(answer, "UploadId", self._uri))
+        except DestinationError as failure:
+            self._lost = failure
+            raise
         self._upload_id = upload_id
         return upload_id
 
@@ -186,6 +189,9 @@ class S3Upload:
                 self._parts.append(waiting.popleft().result())
             except FailedRequest as refused:
                 raise self._lose(refused) from refused
+            except DestinationError as failure:
+                self._lost = failure
+                raise
 
     def _lose(self, refused: FailedRequest) -> DestinationError:
         self._lost = refused.error()

@@ -207,6 +207,7 @@ def spoilt(path: str, value: object) -> dict[str, object]:
         ("former", [{"key": "x"}], "former[0].epoch is missing"),
         ("artifacts/0/formats/jsonl/sha256", "ab", "64 hex digits are expected"),
         ("artifacts/0/formats/jsonl/splits/1", ["x"], "jsonl.splits[1]: a pair"),
+        ("artifacts/0/formats/jsonl/blocks", [[0, 1], [9, 1], [5, 1]], "offsets don't ascend"),
         ("artifacts/0/state_checksum", "XY", "state_checksum: 32 hex digits"),
         ("artifacts/0/history", "7300", "artifacts[0].history: '7300' is not a history"),
         ("artifacts/0/columns/0/name", 5, "artifacts[0].columns[0]"),

@@ -119,6 +119,8 @@ def test_a_part_without_an_etag_is_refused(way: Way) -> None:
     with pytest.raises(DestinationUnavailable, match="answer has no ETag"):
         upload.write(LARGE)
         upload.finish()
+    with pytest.raises(DestinationUnavailable, match="answer has no ETag"):
+        upload.finish()
     upload.abort()
     assert way.read(KEY) is None
 

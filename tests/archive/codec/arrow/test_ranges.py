@@ -14,7 +14,8 @@ from laredo_archive.codec import BadBytes, ByteSource, jsonl, parquet, protobuf,
 from laredo_archive.codec.arrow.range_rows import batches
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.manifest import key_ranges
-from laredo_archive.manifest.key_ranges import ObjectSlice, RangeRead
+from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice, RangeRead
+from laredo_archive.manifest.model import FormatEntry
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from tests.support.archive.building import COLUMNS, Builder, State, row
@@ -196,6 +197,12 @@ def test_files_without_splits_keep_the_number_of_ranges_small(tmp_path: Path) ->
     whole = sum(table.choose(a)[1].size_bytes for a in table.archive.boundary().artifacts)
     assert 2 <= len(reads) < 10
     assert sum(read.size_bytes for read in reads) < 3 * whole
+
+
+def test_a_slice_of_splits_that_dont_ascend_is_empty() -> None:
+    entry = FormatEntry("u", 200, "k", splits=(("a", 0), ("m", 100), ("p", 50)))
+    part = key_ranges.narrowed(ObjectSlice("jsonl", entry), KeyRange(b"m", b"p"))
+    assert part.size_bytes == 0
 
 
 def test_a_file_that_is_cut_off_is_an_error(wide: Table) -> None:
