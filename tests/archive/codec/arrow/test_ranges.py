@@ -200,7 +200,7 @@ def test_files_without_splits_keep_the_number_of_ranges_small(tmp_path: Path) ->
 
 def test_changes_of_few_keys_are_read_by_several(tmp_path: Path) -> None:
     """No range has more than its share, though none of the base's blocks has all of the changes."""
-    names = {number: "x" * 80 for number in range(1000, 2000)}
+    names = dict.fromkeys(range(1000, 2000), "x" * 80)
     builder = Builder(tmp_path).base(10, _state(names))
     for number in range(20):
         names |= dict.fromkeys(range(1500, 1510), f"{number:080}")
