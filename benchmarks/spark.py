@@ -1,5 +1,13 @@
-"""Spark: the table read with all its diffs, beside what Spark and polars do with the same files."""
+"""Spark: the table read with all its diffs, beside what Spark and polars do with the same files.
 
+``python -m benchmarks.spark DIRECTORY --rows 5000000 --diffs 0 200`` shows how time and memory grow
+with rows and diffs, of an archive in DIRECTORY that is written first and stays there.
+"""
+
+import json
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -155,5 +163,51 @@ def _told(scenario: Scenario, module: str, *arguments: object) -> Facts:
         return told(process)
 
 
+def growth(asked: Namespace) -> None:
+    """Print a line for each number of diffs and each way to read; "again" is a second read."""
+    if not (asked.directory / spark_archive.PREFIX).exists():
+        sizes = {"rows": asked.rows, "diffs": max(asked.diffs), "churn": asked.churn}
+        sizes |= {"changes": asked.changes * max(asked.diffs), "value-bytes": asked.value_bytes}
+        given = [f"--{name}={value}" for name, value in sizes.items()]
+        formats = ("--formats", "jsonl", "parquet", "--diff-formats", "jsonl")
+        _printed("spark_archive", asked.directory, *given, *formats)
+    archive = asked.directory / spark_archive.PREFIX
+    ways = [("base_json",), ("plain_parquet",)]
+    for diffs in asked.diffs:
+        as_of = spark_archive.boundary(diffs)
+        ways += [("table", "--as-of", as_of, "--format", name) for name in ("jsonl", "parquet")]
+    for what, *others in ways:
+        found = _printed("spark_reads", what, archive, *others)
+        memory = ", ".join(
+            f"{name} {found[name] / _MEGABYTE:,.0f} MB" for name in ("worker", "jvm", "tree")
+        )
+        print(
+            f"{asked.rows:,} rows, {' '.join((what, *others))}: {found['seconds']:.2f} s,"
+            f" again {found['again']:.2f} s ({found['cpu']:.1f} s of CPU); {memory}",
+            flush=True,
+        )
+
+
+def _printed(module: str, *arguments: object) -> Facts:
+    command = [sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments)]
+    found: Facts = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return found
+
+
 def _median(facts: list[Facts], which: str) -> float:
     return float(median(fact[which] for fact in facts))
+
+
+def _arguments() -> Namespace:
+    parser = ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--diffs", type=int, nargs="+", default=[0, DIFFS])
+    parser.add_argument("--changes", type=int, default=CHANGES // DIFFS, help="in each diff")
+    parser.add_argument("--churn", type=float, default=1.0, help="the share of keys that change")
+    parser.add_argument("--value-bytes", type=int, default=0, help="length of a text in each row")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    growth(_arguments())

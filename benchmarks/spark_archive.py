@@ -8,6 +8,7 @@ import random
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 
 import structlog
@@ -30,8 +31,15 @@ DIFF_FORMATS = ("jsonl", "protobuf")
 BASE_FORMATS = (*DIFF_FORMATS, "parquet")
 _FIRST = 16
 """The base's position."""
-BASE = positions.text(Position(_FIRST))
-_ROWS_AT_ONCE = 2000
+
+
+def boundary(diffs: int) -> str:
+    """The position after so many diffs."""
+    return positions.text(Position(_FIRST + diffs))
+
+
+BASE = boundary(0)
+_BYTES_AT_ONCE, _ROW_BYTES = 560_000, 280
 _PRICE = ((12 << 16) | 2) + 4
 _CREATED, _UPDATED = datetime(2024, 1, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC)
 _INSERTED, _DELETED = 0.1, 0.1
@@ -61,9 +69,13 @@ def _columns() -> tuple[Column, ...]:
 COLUMNS = _columns()
 
 
-def line(number: int, version: int) -> bytes:
-    """A row's line after so many updates."""
-    note = hashlib.md5(b"%d" % number, usedforsecurity=False).hexdigest()
+def line(number: int, version: int, value_bytes: int = 0) -> bytes:
+    """A row's line after so many updates; ``value_bytes``: the length of its note, if that isn't
+    short."""
+    if value_bytes:
+        note = random.Random(number).randbytes(value_bytes // 2).hex()
+    else:
+        note = hashlib.md5(b"%d" % number, usedforsecurity=False).hexdigest()
     ratio = struct_rows.text(number / 7.0, struct_rows.FLOAT8_DIGITS).decode()
     created = (_CREATED + timedelta(seconds=number)).isoformat()
     updated = (_UPDATED + timedelta(seconds=number, milliseconds=version)).isoformat()
@@ -83,22 +95,40 @@ def _shortened(stamp: str) -> str:
     return f"{head}{point}{fraction.rstrip('0')}+00:00"
 
 
-class Table:
-    """The table as its changes are made, with its checksum; only what was changed is held."""
+def in_key_order(last: int) -> Iterator[int]:
+    """The numbers from 1 on, as their texts are sorted."""
+    number = 1
+    for _ in range(last):
+        yield number
+        if number * 10 <= last:
+            number *= 10
+        else:
+            while number % 10 == 9 or number == last:
+                number //= 10
+            number += 1
 
-    def __init__(self, rows: int) -> None:
+
+class Table:
+    """The table as its changes are made, with its checksum; only what was changed is held.
+
+    ``churn``: the share of the keys, next to each other, that all changes are of; 1: of any keys,
+    and of new ones.
+    """
+
+    def __init__(self, rows: int, churn: float = 1.0, value_bytes: int = 0) -> None:
         self.checksum = StateChecksum()
         self._rows = rows
+        self._churn = churn
+        self._value_bytes = value_bytes
         self._next = rows + 1
         self._versions: dict[int, int | None] = {}
         self._random = random.Random(42)
 
     def lines(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Keys and lines before any change, in key order."""
-        numbers = sorted(range(1, self._rows + 1), key=str)
-        for start in range(0, len(numbers), _ROWS_AT_ONCE):
-            some = numbers[start : start + _ROWS_AT_ONCE]
-            yield [b"%d" % number for number in some], [line(number, 0) for number in some]
+        numbers = in_key_order(self._rows)
+        while some := list(islice(numbers, self._rows_at_once)):
+            yield [b"%d" % number for number in some], [self._line(number, 0) for number in some]
 
     def changes(self, count: int) -> list[Change]:
         """Net changes of so many keys at random, in key order."""
@@ -112,7 +142,17 @@ class Table:
         self.checksum.add([change.new for change in found if change.new is not None])
         return found
 
+    @property
+    def _rows_at_once(self) -> int:
+        return max(1, _BYTES_AT_ONCE // (self._value_bytes + _ROW_BYTES))
+
+    def _line(self, number: int, version: int) -> bytes:
+        return line(number, version, self._value_bytes)
+
     def _chosen(self) -> int:
+        if self._churn < 1:
+            middle = self._rows // 2
+            return self._random.randint(middle, middle + int(self._rows * self._churn))
         if self._random.random() >= _INSERTED:
             return self._random.randint(1, self._rows)
         self._next += 1
@@ -120,20 +160,25 @@ class Table:
 
     def _change(self, number: int) -> Change:
         version = self._versions.get(number, 0 if number <= self._rows else None)
-        old = None if version is None else line(number, version)
+        old = None if version is None else self._line(number, version)
         deleted = version is not None and self._random.random() < _DELETED
         after = None if deleted else (version or 0) + 1
         self._versions[number] = after
-        new = None if after is None else line(number, after)
+        new = None if after is None else self._line(number, after)
         action = Action.INSERT if old is None else Action.DELETE if deleted else Action.UPDATE
         return Change(action, b"%d" % number, old, new)
 
 
 def write(
-    directory: Path, rows: int, diffs: int, changes: int, formats: Sequence[str] = BASE_FORMATS
-) -> Table:
-    """The base in these formats, and its diffs; gives the table as it is then."""
-    table = Table(rows)
+    directory: Path,
+    table: Table,
+    diffs: int,
+    changes: int,
+    *,
+    formats: Sequence[str] = BASE_FORMATS,
+    diff_formats: Sequence[str] = DIFF_FORMATS,
+) -> None:
+    """The table's base in these formats, and its diffs."""
     with opened(directory) as archive:
         with archive.snapshot(
             position=Position(_FIRST),
@@ -147,8 +192,7 @@ def write(
                 table.checksum.add(lines)
             archive.commit_base(upload.finish(_UPDATED), continues=False)
         for _ in range(diffs):
-            commit(archive, table, changes // diffs)
-    return table
+            commit(archive, table, changes // diffs, diff_formats)
 
 
 def opened(directory: Path) -> TableArchive:
@@ -158,7 +202,9 @@ def opened(directory: Path) -> TableArchive:
     )
 
 
-def commit(archive: TableArchive, table: Table, changes: int) -> None:
+def commit(
+    archive: TableArchive, table: Table, changes: int, formats: Sequence[str] = DIFF_FORMATS
+) -> None:
     """The next diff, with so many changes."""
     head = archive.head
     assert head is not None
@@ -170,7 +216,7 @@ def commit(archive: TableArchive, table: Table, changes: int) -> None:
         to_time=_UPDATED + timedelta(seconds=position),
         rows=table.checksum.rows,
         checksum=table.checksum.hex(),
-        formats=DIFF_FORMATS,
+        formats=formats,
     )
 
 
@@ -180,10 +226,23 @@ def _arguments() -> Namespace:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--diffs", type=int, default=200)
     parser.add_argument("--changes", type=int, default=500_000)
+    parser.add_argument("--churn", type=float, default=1.0)
+    parser.add_argument("--value-bytes", type=int, default=0)
+    parser.add_argument("--formats", nargs="+", default=BASE_FORMATS)
+    parser.add_argument("--diff-formats", nargs="+", default=DIFF_FORMATS)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     given = _arguments()
-    tell(rows=write(given.directory, given.rows, given.diffs, given.changes).checksum.rows)
+    made = Table(given.rows, given.churn, given.value_bytes)
+    write(
+        given.directory,
+        made,
+        given.diffs,
+        given.changes,
+        formats=given.formats,
+        diff_formats=given.diff_formats,
+    )
+    tell(rows=made.checksum.rows)

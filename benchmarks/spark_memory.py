@@ -1,7 +1,8 @@
-"""Anonymous memory of a Spark on this machine: its JVM, and the Python workers below it."""
+"""Anonymous memory and CPU of a Spark on this machine: its JVM, and the Python workers below."""
 
 import os
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -16,11 +17,11 @@ class SparkMemory:
     """Watches this process's children while it is entered. Bytes.
 
     ``jvm``: the most of the driver's JVM, in which local tasks run too; ``workers``: of all Python
-    workers at once; ``worker``: of the largest one.
+    workers at once; ``worker``: of the largest one; ``tree``: of all, the driver too.
     """
 
     def __init__(self) -> None:
-        self.jvm = self.workers = self.worker = 0
+        self.jvm = self.workers = self.worker = self.tree = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -43,6 +44,19 @@ class SparkMemory:
             self.jvm = max(self.jvm, jvm)
             self.workers = max(self.workers, sum(workers))
             self.worker = max(self.worker, *workers, 0)
+            own = anonymous_bytes(os.getpid()) or 0
+            self.tree = max(self.tree, own + jvm + sum(workers))
+
+
+def cpu_seconds() -> float:
+    """CPU that this process and all below it have taken, of those that have ended too."""
+    this = psutil.Process(os.getpid())
+    found = 0.0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            found += times.user + times.system + times.children_user + times.children_system
+    return found
 
 
 def _now() -> tuple[int, list[int]]:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from benchmarks import spark_archive
 from benchmarks.counting_client import tell
-from benchmarks.spark_memory import SparkMemory
+from benchmarks.spark_memory import SparkMemory, cpu_seconds
 from laredo_spark import read_table
 from laredo_spark.session import session
 
@@ -42,7 +42,8 @@ def main(arguments: Namespace) -> None:
     measured = _WAYS[arguments.what]
     with SparkMemory() as memory:
         facts = measured(spark, arguments)
-    tell(**facts, jvm=memory.jvm, workers=memory.workers, worker=memory.worker)
+    most = {"jvm": memory.jvm, "workers": memory.workers, "worker": memory.worker}
+    tell(**facts, **most, tree=memory.tree)
     spark.stop()
 
 
@@ -61,9 +62,14 @@ def _consumed(frame: DataFrame) -> float:
 def table(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
     """The table with every diff folded in."""
     began = time.perf_counter()
-    frame = read_table(spark, arguments.archive, format=arguments.format)
+    frame = read_table(spark, arguments.archive, arguments.as_of, format=arguments.format)
     planned = time.perf_counter() - began
-    return {"seconds": planned + _consumed(frame), "again": _consumed(frame)}
+    return {"seconds": planned + _consumed(frame), **_again(frame)}
+
+
+def _again(frame: DataFrame) -> dict[str, object]:
+    before = cpu_seconds()
+    return {"again": _consumed(frame), "cpu": cpu_seconds() - before}
 
 
 def two_columns(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
@@ -110,10 +116,17 @@ def plain_json(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
     return {"seconds": sum(first), "again": sum(again), "base": first[0], "diffs": first[1]}
 
 
+def base_json(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
+    """Spark's own reader over the base's lines alone, with the schema given."""
+    row = read_table(spark, arguments.archive).schema
+    frame = spark.read.schema(row).json(_files(arguments, "snapshot-*.jsonl"))
+    return {"seconds": _consumed(frame), **_again(frame)}
+
+
 def plain_parquet(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
     """Spark's own reader over the base alone."""
     frame = spark.read.parquet(*_files(arguments, "snapshot-*.parquet"))
-    return {"seconds": _consumed(frame), "again": _consumed(frame)}
+    return {"seconds": _consumed(frame), **_again(frame)}
 
 
 def _files(arguments: Namespace, pattern: str) -> list[str]:
@@ -125,6 +138,7 @@ _WAYS: dict[str, Callable[[SparkSession, Namespace], dict[str, object]]] = {
     "two_columns": two_columns,
     "lookup": lookup,
     "plain_json": plain_json,
+    "base_json": base_json,
     "plain_parquet": plain_parquet,
 }
 
@@ -134,6 +148,7 @@ def _arguments() -> Namespace:
     parser.add_argument("what", choices=list(_WAYS))
     parser.add_argument("archive", help="the directory with the manifest")
     parser.add_argument("--format", default="jsonl")
+    parser.add_argument("--as-of")
     parser.add_argument("--rows", type=int, default=1_000_000)
     return parser.parse_args()
 

@@ -11,6 +11,7 @@ SparkReadError
 ├── ChangesGone       the changes that a reader needs next aren't in the archive
 ├── ArchiveBehind     the archive ends before a reader's position
 ├── OffsetUnreadable  a streaming checkpoint of another query
+├── CheckpointOfOther a streaming checkpoint of another table
 ├── ColumnUnfit       an old value doesn't fit the type that its column has now
 ├── NotProvable       the manifest has neither row count nor checksum to compare with
 ├── NotEqual          rows or checksum differ from the manifest's
@@ -142,6 +143,16 @@ class OffsetUnreadable(SparkReadError):
         super().__init__(
             f"{offset} is no offset of a stream of changes: the checkpoint is of another query."
             " Give this one a checkpointLocation of its own"
+        )
+
+
+class CheckpointOfOther(SparkReadError):
+    """A streaming checkpoint that belongs to another table's stream."""
+
+    def __init__(self, where: str, table: str, other: object) -> None:
+        super().__init__(
+            f"{where}: this checkpoint is of table {other}, and the archive is of {table}. Load the"
+            f" archive of {other}, or give this query a checkpointLocation of its own"
         )
 
 

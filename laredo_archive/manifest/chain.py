@@ -178,7 +178,10 @@ def _after(epochs: Sequence[Epoch], start: ReaderPosition) -> int:
 
 def _why_not_there(epochs: Sequence[Epoch], start: ReaderPosition) -> str:
     if not any(_history(a) == start.history for epoch in epochs for a in epoch.artifacts):
-        return f"there is nothing of the history {start.history} any more"
+        return (
+            f"it has nothing of the history {start.history}: that is another archive's, or"
+            " retention has removed all of it"
+        )
     first = epochs[0].base
     oldest = f"{positions.text(first.to_position)} (epoch {first.epoch})"
     return f"retention has removed the diffs after it; the oldest boundary is now {oldest}"

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.manifest.timeline import Boundary
 
+_UNEVEN = 2
+"""Times the average that a range may weigh."""
 Choose = Callable[[Artifact], tuple[str, FormatEntry]]
 """Which format of an artifact is read, and its entry; as ArtifactFiles.choose."""
 
@@ -212,9 +214,14 @@ def _cuts(needed: Sequence[ObjectSlice], parts: int) -> list[bytes]:
     parts = min(parts, max(2, total // max(1, unsplit)))
     base = needed[0].entry
     others = total - base.size_bytes
-    # A base is cut at its own splits only, so that none of it is read twice.
-    weighed = [base] if base.splits and base.size_bytes >= others else [p.entry for p in needed]
-    return _evenly(_blocks(weighed), parts)
+    everything = _blocks(part.entry for part in needed)
+    if base.splits and base.size_bytes >= others:
+        # A base is cut at its own splits only, so that none of it is read twice, unless diffs make
+        # one of its ranges far heavier than the others.
+        cuts = _evenly(_blocks([base]), parts)
+        if _heaviest(everything, cuts) <= _UNEVEN * total / parts:
+            return cuts
+    return _evenly(everything, parts)
 
 
 def _blocks(entries: Iterable[FormatEntry]) -> list[tuple[bytes, int]]:
@@ -224,6 +231,14 @@ def _blocks(entries: Iterable[FormatEntry]) -> list[tuple[bytes, int]]:
         ends = [*entry.splits, ("", entry.size_bytes)]
         blocks += [(key.encode(), end - start) for (key, start), (_, end) in pairwise(ends)]
     return sorted(blocks)
+
+
+def _heaviest(blocks: Iterable[tuple[bytes, int]], cuts: Sequence[bytes]) -> int:
+    """Bytes of the largest part between the cuts."""
+    sizes = [0] * (len(cuts) + 1)
+    for key, size in blocks:
+        sizes[bisect_right(cuts, key)] += size
+    return max(sizes)
 
 
 def _evenly(blocks: Sequence[tuple[bytes, int]], parts: int) -> list[bytes]:

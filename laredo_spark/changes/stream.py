@@ -1,9 +1,10 @@
 """``spark.readStream.format("laredo")``: an archive's changes as they are committed.
 
-The rows are those of mode changes. An offset is the position, epoch and history of a boundary, so
-a restart continues from the checkpoint, whatever was re-based meanwhile; a batch that was planned
-before the restart has the same changes after it. The first batch is empty: it records where the
-stream begins, since ``after = head`` would mean another boundary later.
+The rows are those of mode changes. An offset is the position, epoch and history of a boundary, and
+the table's name, so a restart continues from the checkpoint, whatever was re-based meanwhile, and
+refuses another table's; a batch that was planned before the restart has the same changes after it.
+The first batch is empty: it records where the stream begins, since ``after = head`` would mean
+another boundary later.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ from laredo_spark.errors import (
     ArchiveBehind,
     BoundaryGone,
     ChangesGone,
+    CheckpointOfOther,
     ColumnsChanged,
     OffsetUnreadable,
     OptionRefused,
@@ -93,25 +95,27 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next batch; ``start`` itself if there is nothing new.
 
+        :raises CheckpointOfOther: if ``start`` is of another table.
         :raises ChangesGone: if no diff leads on from there, and ``on_gap`` is fail.
         :raises ArchiveBehind: if the archive ends before it.
         :raises ColumnsChanged: if what comes next has other columns than the query.
         """
         archive = self._refreshed()
         if start == _NOT_BEGUN:
-            return _offset(start_of(self._last or archive, self._asked))
-        mark = _mark(start)
+            return _offset(archive, start_of(self._last or archive, self._asked))
+        mark = _mark(archive, start)
         unfold_between(archive, mark, None)
         if is_behind(archive.epochs, mark):
             raise ArchiveBehind(archive.uri, mark, archive.boundary())
         most = limit.max_files if isinstance(limit, ReadMaxFiles) else None
         reached = self._reached(archive, mark, most)
-        return start if reached == mark else _offset(reached)
+        return start if reached == mark else _offset(archive, reached)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """The archive's head, by the manifest that was read last."""
-        boundaries = self._archive.boundaries
-        return _offset(ReaderPosition.of(boundaries[-1])) if boundaries else None
+        archive = self._archive
+        head = archive.boundaries[-1] if archive.boundaries else None
+        return None if head is None else _offset(archive, ReaderPosition.of(head))
 
     def _refreshed(self) -> Archive:
         self._archive = self._archive.refreshed()
@@ -157,14 +161,16 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The changes between two offsets; the same whenever it is asked.
 
+        :raises CheckpointOfOther: if they are of another table.
         :raises BoundaryGone: if retention has removed them since they were planned.
         """
         if start in (end, _NOT_BEGUN):
             return []
         archive = self._refreshed()
-        unfold_between(archive, _mark(start), _mark(end))
+        first, last = _mark(archive, start), _mark(archive, end)
+        unfold_between(archive, first, last)
         try:
-            steps = steps_between(archive, _mark(start), _mark(end), self._asked.on_gap)
+            steps = steps_between(archive, first, last, self._asked.on_gap)
         except BoundaryGone:
             if self._asked.on_gap is OnGap.FAIL:
                 raise
@@ -179,15 +185,21 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from partition.batches(self._schema)
 
 
-def _offset(mark: ReaderPosition) -> Offset:
+def _offset(archive: Archive, mark: ReaderPosition) -> Offset:
     position = "" if mark.position is None else positions.text(mark.position)
-    return {"position": position, "epoch": mark.epoch, "history": mark.history}
+    known: Offset = {"position": position, "epoch": mark.epoch, "history": mark.history}
+    return {**known, "table": archive.manifest.table}
 
 
-def _mark(offset: Mapping[str, str | int]) -> ReaderPosition:
+def _mark(archive: Archive, offset: Mapping[str, str | int]) -> ReaderPosition:
     try:
         text = str(offset["position"])
         position = positions.parse(text) if text else None
-        return ReaderPosition(int(offset["epoch"]), position, str(offset["history"]))
+        mark = ReaderPosition(int(offset["epoch"]), position, str(offset["history"]))
     except (KeyError, ValueError, BadPosition) as wrong:
         raise OffsetUnreadable(dict(offset)) from wrong
+    # Offsets of earlier versions name no table.
+    table = offset.get("table", archive.manifest.table)
+    if table != archive.manifest.table:
+        raise CheckpointOfOther(archive.uri, archive.manifest.table, table)
+    return mark

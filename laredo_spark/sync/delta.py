@@ -12,7 +12,7 @@ ones; a sync of an unchanged target therefore commits its boundary again once a 
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -135,6 +135,8 @@ _SAME_ROWS = frozenset(
         "UPGRADE PROTOCOL",
     }
 )
+_MAPPING = "delta.columnMapping.mode"
+_UNMAPPED = frozenset(" ,;{}()\n\t=")
 _FILES_WRITTEN = ("numFiles", "numTargetFilesAdded", "numAddedFiles")
 
 
@@ -240,6 +242,11 @@ class DeltaLog:
             ) from wrong
 
 
+def _need_mapping(names: Iterable[str]) -> bool:
+    """True if Delta takes one of the names only with its column mapping."""
+    return any(not _UNMAPPED.isdisjoint(name) for name in names)
+
+
 def _refuse_others(target: str) -> None:
     """Refuse a directory with files of others, beside which Delta itself would make a table."""
     directory = Path(target.removeprefix("file:"))
@@ -318,7 +325,9 @@ class DeltaSync:
 
     def run(self, *, rebuild: bool) -> SyncResult:
         """Plan the sync and do it."""
-        merging.refuse_substituted(self.spark, self.target, self.table.spark_schema().names)
+        names = self.table.spark_schema().names
+        merging.refuse_substituted(self.spark, self.target, names)
+        merging.refuse_twins(self.spark, self.target, names)
         held = self.log.held()
         step = merging.step(
             self.target, held.state, held.by_others, self.table, self._is_counted, rebuild=rebuild
@@ -351,13 +360,14 @@ class DeltaSync:
     def _rebuilt(self, held: Held, after: Held, state: SyncState) -> Held:
         """Rewrite all rows; restore the version before if the row count isn't the manifest's."""
         frame = frame_of(self.spark, {**self.given, **self.table.pinned()})
+        writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
         if after.version != NO_TABLE:
-            self._allow_types(frame.schema)
+            self._allow(frame.schema)
+        elif _need_mapping(frame.columns):
+            writer = writer.option(_MAPPING, "name")
         with self.log.committing(state, state.table, after):
             reach("sync.committing")
-            frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
-                self.target
-            )
+            writer.save(self.target)
         done = self.log.committed(state)
         if not self._is_counted():
             expected, found = merging.expected_rows(self.table) or 0, self._rows()
@@ -365,15 +375,29 @@ class DeltaSync:
             raise TargetDiffers(self.target, self.table.boundary, expected, found)
         return done
 
-    def _allow_types(self, schema: StructType) -> None:
-        """Let the table have times without a zone; a table that is new may have any type.
+    def _allow(self, schema: StructType) -> None:
+        """Let the table have times without a zone, and names that Parquet can't have.
 
         https://docs.delta.io/latest/versioning.html
+        https://docs.delta.io/latest/delta-column-mapping.html
         """
         from delta.tables import DeltaTable
 
-        if "timestamp_ntz" in schema.json() and "timestamp_ntz" not in self._frame().schema.json():
-            DeltaTable.forPath(self.spark, self.target).addFeatureSupport("timestampNtz")
+        table, now = DeltaTable.forPath(self.spark, self.target), self._frame().schema
+        with _conflicts_as_busy(self.target):
+            if "timestamp_ntz" in schema.json() and "timestamp_ntz" not in now.json():
+                table.addFeatureSupport("timestampNtz")
+            if _need_mapping(schema.names):
+                self._map_names(table.detail().select("location", "properties").collect()[0])
+
+    def _map_names(self, detail: Row) -> None:
+        if _MAPPING not in detail["properties"]:
+            location = detail["location"]
+            merging.refuse_substituted(self.spark, self.target, (location,))
+            self.spark.sql(
+                f"ALTER TABLE delta.{merging.quoted(location)}"
+                f" SET TBLPROPERTIES ('{_MAPPING}' = 'name')"
+            )
 
     def _take_back(self, held: Held, done: Held, state: SyncState) -> None:
         from delta.tables import DeltaTable

@@ -382,6 +382,7 @@ class IcebergSync:
         """Plan the sync and do it."""
         target = self.found.target
         merging.refuse_substituted(self.spark, target, (target, *self._names()))
+        merging.refuse_twins(self.spark, target, self._names())
         held = self.found.held()
         step = merging.step(
             target,

@@ -310,6 +310,24 @@ def refuse_substituted(spark: SparkSession, target: str, names: Iterable[str]) -
             )
 
 
+def refuse_twins(spark: SparkSession, target: str, names: Iterable[str]) -> None:
+    """Refuse two columns that are one to Spark.
+
+    :raises TargetRefused: naming them, unless the session distinguishes capitals.
+    """
+    if spark.conf.get("spark.sql.caseSensitive", "false") == "true":
+        return
+    known: dict[str, str] = {}
+    for name in names:
+        other = known.setdefault(name.lower(), name)
+        if other != name:
+            raise TargetRefused(
+                target,
+                f"the columns {other!r} and {name!r} differ in capitals only, so they are one to"
+                " Spark; leave one of them out (option columns)",
+            )
+
+
 def same_key(table: TableRead) -> str:
     """The condition of a MERGE: the row of ``held`` and that of ``new`` have one key."""
     return " and ".join(f"held.{quoted(key)} <=> new.{quoted(key)}" for key in table.key_names)

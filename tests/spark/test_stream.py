@@ -16,6 +16,7 @@ from laredo_spark.errors import (
     ArchiveBehind,
     BoundaryGone,
     ChangesGone,
+    CheckpointOfOther,
     ColumnsChanged,
     OffsetUnreadable,
     OptionRefused,
@@ -36,13 +37,13 @@ from tests.spark.simple_archive import (
 from tests.support import drawn
 from tests.support.archive.building import COLUMNS, HISTORY, Builder
 from tests.support.processes import wait_until
-from tests.support.spark_reading import Reading, names
+from tests.support.spark_reading import Reading, manifest_of, names
 from tests.support.writer.served import Served, State, put, rows
 from tests.support.writer.writing import ReadyWriter
 
 
 def at(position: str, epoch: int) -> Offset:
-    return {"position": position, "epoch": epoch, "history": HISTORY}
+    return {"position": position, "epoch": epoch, "history": HISTORY, "table": "public.users"}
 
 
 def actions(made: ChangesStreamReader, start: Offset, end: Offset) -> list[tuple[str, str | None]]:
@@ -184,10 +185,54 @@ def test_what_a_stream_refuses(tmp_path: Path) -> None:
         reader(archive, mode="table")
     with pytest.raises(ArchiveBehind, match="0/50"):
         latest(reader(archive), at("0/50", 2))
-    with pytest.raises(ChangesGone, match="nothing of the history 1:1:1"):
+    with pytest.raises(
+        ChangesGone, match="nothing of the history 1:1:1: that is another archive's"
+    ):
         latest(reader(archive), {"position": "0/40", "epoch": 2, "history": "1:1:1"})
     with pytest.raises(OffsetUnreadable, match="checkpointLocation"):
         latest(reader(archive), {"version": 7})
+
+
+@pytest.mark.parametrize("on_gap", ["fail", "snapshot"])
+def test_a_checkpoint_of_another_table(tmp_path: Path, on_gap: str) -> None:
+    made = reader(simple(tmp_path).write(), on_gap=on_gap)
+    orders = {**at("0/20", 1), "table": "public.orders"}
+    wanted = r"checkpoint is of table public\.orders, and the archive is of public\.users\. Load"
+    with pytest.raises(CheckpointOfOther, match=wanted):
+        latest(made, orders)
+    with pytest.raises(CheckpointOfOther, match=wanted):
+        made.partitions(orders, {**orders, "position": "0/30"})
+
+
+def test_offsets_of_earlier_versions(tmp_path: Path) -> None:
+    """They name no table."""
+    made = reader(simple(tmp_path).write())
+    earlier = {"position": "0/30", "epoch": 2, "history": HISTORY}
+    assert latest(made, earlier) == at("0/40", 2)
+    assert actions(made, earlier, at("0/40", 2)) == [("INSERT", "10"), ("UPDATE", "9")]
+    head: Offset = {**earlier, "position": "0/40"}
+    assert latest(made, head) is head
+
+
+@pytest.mark.thorough
+def test_checkpoints_as_spark_keeps_them(spark: SparkSession, tmp_path: Path) -> None:
+    """An earlier version's goes on; another table's ends the query before it reads a row."""
+    builder = Builder(tmp_path / "archive").base(0x10, ONE).diff(0x20, TWO)
+    stream = Stream(spark, builder.write(), tmp_path)
+    stream.run()
+    for file in (tmp_path / "checkpoint" / "offsets").glob("[0-9]*"):
+        text = file.read_text()
+        assert '"table": "public.users"' in text
+        file.write_text(text.replace(', "table": "public.users"', ""))
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    archive = builder.diff(0x30, THREE, truncate=True).write()
+    stream.run()
+    assert stream.found() == AT_20 + AT_30
+    manifest_of(archive, lambda described: described.update(table="public.orders"))
+    with pytest.raises(Exception, match=CheckpointOfOther.__name__) as failure:
+        stream.run()
+    assert "this checkpoint is of table public.users" in (own_message(failure.value) or "")
+    assert stream.found() == AT_20 + AT_30
 
 
 def test_each_change_once_across_restarts(spark: SparkSession, tmp_path: Path) -> None:

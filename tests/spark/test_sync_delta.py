@@ -12,7 +12,7 @@ from laredo_spark.read.table_read import TableRead
 from laredo_spark.sync.delta import fits
 from laredo_spark.sync.errors import DeltaMissing, IcebergMissing, IcebergUnfit, TargetRefused
 from laredo_spark.sync.iceberg import IcebergSync, IcebergTable, parts_of, refuse_other_spark
-from laredo_spark.sync.merging import quoted, refuse_substituted
+from laredo_spark.sync.merging import quoted, refuse_substituted, refuse_twins
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names
 
@@ -102,7 +102,7 @@ def test_names_of_tables(target: str, parts: tuple[str, ...] | None) -> None:
             parts_of(target)
 
 
-def test_a_name_that_spark_would_substitute(spark: SparkSession, tmp_path: Path) -> None:
+def test_names_that_spark_takes_for_others(spark: SparkSession, tmp_path: Path) -> None:
     name = "${env:HOME}"
     read = spark.createDataFrame([(1,)], StructType([StructField(name, LongType())]))
     with pytest.raises(Exception, match="UNRESOLVED_COLUMN"):
@@ -110,6 +110,8 @@ def test_a_name_that_spark_would_substitute(spark: SparkSession, tmp_path: Path)
     assert read.where(F.col(quoted(name)) == 1).count() == 1
     with pytest.raises(TargetRefused, match=r"the name '\$\{env:HOME\}' has .* = false for this"):
         refuse_substituted(spark, "target", ("id", name))
+    with pytest.raises(TargetRefused, match="'Name' and 'name' differ in capitals only"):
+        refuse_twins(spark, "target", ("id", "Name", "name"))
     archive = Builder(tmp_path / "archive").base(0x10, names({1: "a"})).write()
     given, target = {"path": str(archive)}, f"lake.{quoted(name)}.t"
     sync = IcebergSync(

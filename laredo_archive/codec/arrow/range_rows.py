@@ -22,7 +22,7 @@ from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice, RangeRead
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine, ModelError
 
-_ROWS_AT_ONCE = 10_000
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 10_000, 4 << 20
 _LINE_BEGINS = 0x7B
 
 Newest = Mapping[bytes, bytes | None]
@@ -73,7 +73,12 @@ def new_batches(
 
 
 def _some(rows: list[bytes]) -> Iterator[list[bytes]]:
-    return (rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE))
+    at = size = 0
+    for stop, row in enumerate(rows, 1):
+        size += len(row)
+        if size >= _BYTES_AT_ONCE or stop - at == _ROWS_AT_ONCE or stop == len(rows):
+            yield rows[at:stop]
+            at, size = stop, 0
 
 
 def order(reads: RangeRead) -> Sequence[ObjectSlice]:

@@ -15,8 +15,10 @@ from laredo_spark.cli import main
 from laredo_spark.sync.delta import AGED_S, DeltaLog
 from laredo_spark.sync.errors import TargetBusy, TargetRefused
 from laredo_spark.sync.sync import SyncOutcome
+from tests.spark.evolving_table import rows_after_each_step
 from tests.support import lakehouse
 from tests.support.archive.building import Builder
+from tests.support.postgres import Database
 from tests.support.spark_reading import names
 
 
@@ -60,6 +62,12 @@ def test_written_anew(kept: DeltaKept, why: str) -> None:
 
 def test_a_time_without_a_zone_is_added(kept: DeltaKept) -> None:
     lakehouse.a_time_without_a_zone_is_added(kept)
+
+
+def test_through_changes_of_columns_and_key(
+    kept: DeltaKept, database: Database, tmp_path: Path
+) -> None:
+    rows_after_each_step(kept, database, tmp_path)
 
 
 def test_keys_that_are_one_value_to_spark(kept: DeltaKept, tmp_path: Path) -> None:

@@ -205,6 +205,35 @@ def test_a_slice_of_splits_that_dont_ascend_is_empty() -> None:
     assert part.size_bytes == 0
 
 
+def test_changes_of_few_keys_are_read_by_several(tmp_path: Path) -> None:
+    """No range has more than its share, though none of the base's blocks has all of the changes."""
+    names = dict.fromkeys(range(1000, 2000), "x" * 80)
+    builder = Builder(tmp_path).base(10, _state(names))
+    for number in range(20):
+        names |= dict.fromkeys(range(1500, 1510), f"{number:080}")
+        builder.diff(20 + 10 * number, _state(names))
+    table = Table(builder.write())
+    boundary = table.archive.boundary()
+    base, *diffs = [table.choose(artifact)[1].size_bytes for artifact in boundary.artifacts]
+    assert sum(diffs) < base
+    reads = table.plan(boundary, 8)
+    assert len(reads) == 8
+    assert max(read.size_bytes for read in reads) < 2.5 * (base + sum(diffs)) / 8
+    found = [line for read in reads for line in table.rows(read)]
+    assert in_order(found) == in_order(truth(builder.states[-1]))
+
+
+def test_long_values_of_diffs_come_in_small_batches(tmp_path: Path) -> None:
+    names = {number: str(number) * 200_000 for number in range(1000, 1040)}
+    builder = Builder(tmp_path).base(10, _state({})).diff(20, _state(names))
+    table = Table(builder.write())
+    boundary = table.archive.boundary()
+    read = key_ranges.cut(boundary, table.choose, key_ranges.KeyRange())
+    made = list(batches(read, table.reader, COLUMNS, table.open_slice))
+    assert sum(batch.num_rows for batch in made) == 40
+    assert max(batch.nbytes for batch in made) < 6_000_000
+
+
 def test_a_file_that_is_cut_off_is_an_error(wide: Table) -> None:
     entry = wide.choose(wide.archive.boundary().base)[1]
     path = Path(wide.archive.found.destination.uri.removeprefix("file://")) / entry.key
