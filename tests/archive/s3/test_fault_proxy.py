@@ -21,6 +21,7 @@ from botocore.exceptions import (
 from tests.archive.s3.recorder import Recorder
 from tests.support.faults.fault import (
     Rule,
+    answer,
     drop,
     duplicate,
     reset,
@@ -143,6 +144,14 @@ def test_a_chunked_body_arrives_whole(store: Recorder, proxy: FaultProxy) -> Non
     assert written(store) == [b"01234"]
 
 
+def test_a_service_that_is_away_is_a_lost_connection(
+    proxy: FaultProxy, s3, store: Recorder
+) -> None:  # type: ignore[no-untyped-def]
+    proxy.upstream = ("127.0.0.1", 1)
+    with pytest.raises(LOST):
+        put(s3)
+
+
 def test_what_is_under_way_when_it_goes_away_is_witnessed(
     s3, store: Recorder, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
@@ -181,6 +190,22 @@ def test_it_leaves_no_connection_behind() -> None:
             del proxy
         gc.collect()
     assert [str(warning.message) for warning in seen] == []
+
+
+def test_rules_by_operation_key_and_count(s3, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
+    proxy.add(Rule(answer(503, "SlowDown"), "GetObject|HeadObject", "t/*", skip=1, times=2))
+    put(s3)
+    outcomes = []
+    for key in ("t/manifest.json", "u/manifest.json", *["t/manifest.json"] * 4):
+        try:
+            s3.get_object(Bucket="b", Key=key)["Body"].read()
+            outcomes.append(200)
+        except ClientError as failure:
+            outcomes.append(failure.response["ResponseMetadata"]["HTTPStatusCode"])
+    assert outcomes == [200, 404, 503, 503, 200, 200]
+    proxy.clear()
+    assert proxy.faults() == {"503 SlowDown before": 2}
+    assert len(proxy.requests("GetObject")) == 6
 
 
 def test_the_same_seed_does_the_same() -> None:
