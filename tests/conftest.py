@@ -1,10 +1,6 @@
-import importlib
 import os
 import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,24 +34,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the system user that runs PostgreSQL for root, before all workers make it at once."""
     if os.geteuid() == 0 and not hasattr(config, "workerinput"):
         ensure_user_exists("pgserver")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Import a share of the test files, in each worker another, before all import all.
-
-    In a new clone each worker would rewrite and compile every file; now three of four are found
-    compiled. What fails here, or warns, is imported again when it is collected.
-    """
-    worker = getattr(session.config, "workerinput", None)
-    tests = Path(__file__).parent
-    if worker is None or [Path(path).resolve() for path in session.config.args] != [tests]:
-        return
-    share = slice(int(worker["workerid"].removeprefix("gw")), None, worker["workercount"])
-    for path in sorted(tests.rglob("test_*.py"))[share]:
-        name = ".".join(path.relative_to(tests.parent).with_suffix("").parts)
-        with warnings.catch_warnings(), suppress(Exception, pytest.skip.Exception):
-            warnings.simplefilter("error")
-            importlib.import_module(name)
 
 
 @pytest.fixture(autouse=True)
