@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,12 @@ def sources(package: str) -> list[Path]:
     ]
 
 
+@cache
+def parsed(path: Path) -> list[ast.AST]:
+    """Nodes of a file, which several tests look through."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def test_imports_go_downwards_and_never_in_circles() -> None:
     linter = Path(sys.executable).with_name("lint-imports")
     checked = subprocess.run(
@@ -79,7 +86,7 @@ def test_a_folder_is_seen_at_a_glance(package: str) -> None:
 
 def imported(path: Path) -> Iterator[str]:
     """The modules of tests that a file imports, also inside its functions, or names as programs."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in parsed(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -113,7 +120,7 @@ def test_what_tests_share_is_small_too() -> None:
 
 def patience(path: Path) -> Iterator[tuple[int, float]]:
     """Lines that wait for something, and for how long at most."""
-    for call in ast.walk(ast.parse(path.read_text())):
+    for call in parsed(path):
         if not isinstance(call, ast.Call):
             continue
         module, _, name = ast.unparse(call.func).rpartition(".")
@@ -141,7 +148,7 @@ def test_a_class_name_means_one_thing() -> None:
     defined: dict[str, list[str]] = defaultdict(list)
     for package in PACKAGES:
         for path in [*sources(package), *(ROOT / package).rglob("__init__.py")]:
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in parsed(path):
                 if isinstance(node, ast.ClassDef):
                     defined[node.name].append(f"{path.relative_to(ROOT).as_posix()}:{node.lineno}")
     shared = {name: found for name, found in defined.items() if len(found) > 1}
@@ -170,7 +177,7 @@ def test_a_file_that_is_named_exists() -> None:
 def test_a_docstring_makes_sense_alone() -> None:
     empty = []
     for name in (name for name in files() if name.endswith(".py")):
-        for node in ast.walk(ast.parse((ROOT / name).read_text())):
+        for node in parsed(ROOT / name):
             match node:
                 case ast.Expr(ast.Constant(str(text))) if EMPTY_FIRST_LINE.match(text.lstrip()):
                     empty.append(f"{name}:{node.lineno}: {text.split(maxsplit=9)[:8]}")

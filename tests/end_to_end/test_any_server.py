@@ -8,6 +8,8 @@ import random
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 
+import pytest
+
 from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
 from laredo_fanout.client import AsyncFanoutClient, Changes
@@ -122,6 +124,7 @@ def _end(program: Program) -> None:
         program.kill()
 
 
+@pytest.mark.thorough
 @drawn.seeds(1, 8)
 async def test_whoever_serves_is_killed_and_nobody_misses_or_repeats_anything(
     seed: int, database: Database, tmp_path: Path

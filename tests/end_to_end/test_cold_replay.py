@@ -291,6 +291,7 @@ def road(tmp_path: Path, database: Database, request: pytest.FixtureRequest) -> 
     return Road(tmp_path, database, s3_location(request.getfixturevalue("s3_server")), format_id)
 
 
+@pytest.mark.thorough
 async def test_clients_of_every_moment_are_caught_up(
     tmp_path: Path,
     database: Database,

@@ -161,6 +161,7 @@ def test_no_history_is_mixed_with_another(tmp_path: Path, clusters: Clusters) ->
         check(world)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("busy", drawn.first(1, [True, False]))
 def test_an_epoch_goes_on_over_a_failover_with_the_slot(
     tmp_path: Path, clusters: Clusters, busy: bool

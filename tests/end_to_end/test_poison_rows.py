@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import wait_until
 from tests.support.writer.archiving_programs import Named, configured
@@ -70,6 +72,7 @@ def _insert(database: Database, tag: str) -> None:
         )
 
 
+@pytest.mark.thorough
 @on_versions(15, 18)
 def test_poison_rows_are_archived_and_proven_equal(tmp_path: Path, database: Database) -> None:
     database.run(

@@ -119,6 +119,7 @@ def epochs(directory: Path) -> int:
     return len({artifact.epoch for artifact in artifacts})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("way", "away"),
     drawn.first(

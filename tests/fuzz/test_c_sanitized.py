@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import budget, sanitized
-from tests.support import drawn
 
 INPUTS_A_SECOND = 8_500
 """Half a million in a minute's run: a number of inputs, for a slow machine tries as many."""
@@ -76,7 +75,8 @@ BROKEN = [
 """A file, and a check of a bound that is taken out of a copy of it."""
 
 
-@pytest.mark.parametrize(("file", "right", "wrong"), drawn.first(1, BROKEN))
+@pytest.mark.thorough
+@pytest.mark.parametrize(("file", "right", "wrong"), BROKEN)
 def test_a_byte_too_far_is_found(
     built: Path, tmp_path: Path, file: str, right: str, wrong: str
 ) -> None:

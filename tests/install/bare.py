@@ -110,7 +110,11 @@ class Bare:
             link = self._packages / file
             if ".." not in file.parts and not link.exists():
                 link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(found.locate_file(file))
+                original = Path(str(found.locate_file(file)))
+                link.symlink_to(original)
+                compiled = link.parent / "__pycache__"
+                if not compiled.is_symlink():
+                    compiled.symlink_to(original.parent / "__pycache__")
 
     def run(self, command: str, *arguments: str, check: bool = False) -> "Ended":
         """Run it with a stdout that is no terminal."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.install.bare import COMMANDS, Bare, source, wheel
 from tests.support.archive.building import Builder
+from tests.support.drawn import first, thorough
 from tests.support.page import page_of
 from tests.support.processes import PATIENCE_S, free_port, wait_until
 from tests.support.spark_reading import names
@@ -51,7 +52,8 @@ def writer_configuration(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("command", "option"), [*((each, "--help") for each in COMMANDS), (COMMANDS[0], "--version")]
+    ("command", "option"),
+    first(1, [(COMMANDS[0], "--version"), *((each, "--help") for each in COMMANDS)]),
 )
 def test_every_command_says_what_it_is(bare: Bare, command: str, option: str) -> None:
     ended = bare.run(command, option)
@@ -140,6 +142,7 @@ def test_without_a_compiler_build_check_and_image_say_what_it_costs(
     assert first["level"] == "warning" and "several times slower" in first["event"]
 
 
+@pytest.mark.thorough
 def test_a_pipe_gets_no_boxes(bare: Bare, tmp_path: Path) -> None:
     checked = bare.run("laredo-fanout", "check", "--config", str(server_configuration(tmp_path)))
     assert "start the server" in checked.stdout
@@ -150,7 +153,7 @@ def test_a_pipe_gets_no_boxes(bare: Bare, tmp_path: Path) -> None:
     ("command", "block", "configuration"),
     [
         ("laredo-fanout", "http", server_configuration),
-        ("laredo-snapshotter", "snapshotter.http", writer_configuration),
+        thorough(("laredo-snapshotter", "snapshotter.http", writer_configuration)),
     ],
 )
 def test_the_status_page_is_installed(

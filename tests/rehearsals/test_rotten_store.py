@@ -102,6 +102,7 @@ async def _client_equals(server: Fanout, database: Database) -> None:
         }
 
 
+@pytest.mark.thorough
 async def test_rows_and_keys_are_repaired_without_a_change_for_readers(
     tmp_path: Path, database: Database, server: Fanout, writer: Program
 ) -> None:

@@ -299,6 +299,7 @@ def test_a_filter_on_the_key_reads_only_its_blocks(in_blocks: Path) -> None:
     assert read_bytes(made.partitions(filters[:1])[1]) == read_bytes(whole.partitions()[1])
 
 
+@pytest.mark.thorough
 def test_where_key_is_pushed_down_by_spark(spark: SparkSession, in_blocks: Path) -> None:
     spark.conf.set(PUSH_FILTERS, "true")
     try:

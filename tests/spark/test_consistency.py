@@ -233,6 +233,7 @@ def made(directory: Path, format_id: str) -> Path:
     return builder.diff(0x30, names({7: "alone", **changed}), truncate=True).write()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("plain", drawn.first(1, FORMATS))
 def test_the_same_rows_and_changes(spark: SparkSession, tmp_path: Path, plain: str) -> None:

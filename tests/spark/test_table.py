@@ -132,6 +132,7 @@ def test_what_goes_wrong_by_its_format_is_one_message(
         assert expected in (own_message(raised.value) or ""), raised.value
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("format_id", "plain"),
     drawn.first(1, [("protobuf", True), ("jsonl", False), ("jsonl", True), ("protobuf", False)]),

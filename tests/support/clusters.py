@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from tests.support.postgres import VERSION, Database, new_server
+from tests.support.postgres import VERSION, Database, new_server, owned_directory
 from tests.support.processes import wait_until
 
 
@@ -214,13 +214,13 @@ def _own_as(like: Path, path: Path) -> None:
 @contextmanager
 def templates() -> Iterator[Callable[[int], Path]]:
     """A stopped cluster of each version that is asked for, made at the first time."""
-    with tempfile.TemporaryDirectory(prefix="laredo-data-", ignore_cleanup_errors=True) as path:
-        Path(path).chmod(0o755)
+    with owned_directory() as path:
+        path.chmod(0o755)
         made: dict[int, Path] = {}
 
         def template(version: int) -> Path:
             if version not in made:
-                data = Path(path) / f"template{version}"
+                data = path / f"template{version}"
                 with new_server(data, version) as server:
                     server.connect().close()
                 made[version] = data
@@ -238,9 +238,6 @@ def template() -> Iterator[Callable[[int], Path]]:
 @pytest.fixture
 def clusters(template: Callable[[int], Path]) -> Iterator[Clusters]:
     """Servers of the test's own."""
-    with (
-        tempfile.TemporaryDirectory(prefix="laredo-data-", ignore_cleanup_errors=True) as path,
-        ExitStack() as stack,
-    ):
-        Path(path).chmod(0o755)
-        yield Clusters(Path(path), template, stack)
+    with owned_directory() as path, ExitStack() as stack:
+        path.chmod(0o755)
+        yield Clusters(path, template, stack)

@@ -4,11 +4,12 @@ A test is run on several versions by ``@on_versions(15, 18)``; otherwise on 18, 
 LAREDO_TEST_VERSION names: 14 to 18. LAREDO_TEST_POSTGRES14 and so on are where the programs are.
 """
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -25,6 +26,10 @@ _numbers = count(1)
 VERSION = int(os.environ.get("LAREDO_TEST_VERSION", "18"))
 _OF_THE_WHEEL = (16, 18)
 _CLUSTERS_BYTES = 8 << 30
+_MEMORY = Path("/dev/shm")
+_DIRECTORY = "laredo-data-"
+_OWNER = "owner"
+"""File that a directory's process has locked for as long as it lives."""
 _FETCHED = Path(__file__).parents[2] / "build" / "postgres"
 
 
@@ -124,20 +129,46 @@ def data_directory() -> Iterator[Path]:
 
     PostgreSQL doesn't run as root, so it would lose its files in mid-test.
     """
-    with tempfile.TemporaryDirectory(
-        prefix="laredo-data-", dir=_in_memory(), ignore_cleanup_errors=True
-    ) as path:
-        yield Path(path) / "data"
+    with owned_directory(_in_memory()) as path:
+        yield path / "data"
 
 
-def _in_memory() -> str | None:
+def _in_memory() -> Path | None:
     """A file system in memory, if there is room for the clusters of all workers.
 
     A database is 300 files, and ext4 makes and deletes those at a third of PostgreSQL's CPU.
     """
-    memory = Path("/dev/shm")
-    has_room = memory.is_dir() and shutil.disk_usage(memory).free > _CLUSTERS_BYTES
-    return str(memory) if has_room else None
+    has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _CLUSTERS_BYTES
+    return _MEMORY if has_room else None
+
+
+@contextmanager
+def owned_directory(place: Path | None = None) -> Iterator[Path]:
+    """A temporary directory; if this process is killed, the next session removes it."""
+    with (
+        tempfile.TemporaryDirectory(
+            prefix=_DIRECTORY, dir=place, ignore_cleanup_errors=True
+        ) as path,
+        Path(path, f".{_OWNER}").open("w") as lock,
+    ):
+        # It has the name once it is locked: before that anybody could lock it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Path(lock.name).rename(Path(path, _OWNER))
+        yield Path(path)
+
+
+def remove_abandoned(*places: Path) -> None:
+    """Remove the directories of processes that are gone: their locks can be taken."""
+    for owner in (each for place in places for each in place.glob(f"{_DIRECTORY}*/{_OWNER}")):
+        with suppress(OSError), owner.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Remove what sessions left that were killed."""
+    if not hasattr(config, "workerinput"):
+        remove_abandoned(_MEMORY, Path(tempfile.gettempdir()))
 
 
 @pytest.fixture(scope="session")

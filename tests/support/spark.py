@@ -35,6 +35,7 @@ def session_of(directory: Path, settings: Mapping[str, str] | None = None) -> "S
         .config("spark.ui.enabled", "false")
         # On a busy machine a Python worker takes longer than 15 s to come to its socket.
         .config("spark.python.authenticate.socketTimeout", "240s")
+        .config("spark.python.daemon.module", "tests.support.spark_daemon")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")

@@ -15,6 +15,7 @@ from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.local import LocalDestination
 from laredo_model.column import Column
+from tests.support import drawn
 from tests.support.archive.archiving import ONE, PREFIX, opened, rebased
 from tests.support.processes import completed
 
@@ -140,7 +141,7 @@ def test_long_values_are_read_all_the_same(archive: Path, tmp_path: Path) -> Non
     assert done.stdout.split() == ["2000"], done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("length", [1 << 31, 1 << 60, 1 << 69])
+@pytest.mark.parametrize("length", drawn.first(1, [1 << 69, 1 << 60, 1 << 31]))
 def test_a_messages_length_takes_no_memory(archive: Path, length: int) -> None:
     replaced(archive, struct_rows.varint(length) + b"x" * 100, "protobuf", 1)
     [told] = refused(archive, "cat")

@@ -4,9 +4,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
-POLL_S = 0.01
-"""Interval at which it checks if it is to end."""
-
 
 class Recorder:
     """Every request that came whole, as (method, path, body); ``cut``: how many didn't."""

@@ -4,10 +4,8 @@ import gc
 import http.client
 import socket
 import threading
-import time
 import warnings
 from collections.abc import Iterator
-from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -17,24 +15,16 @@ from botocore.config import Config
 from botocore.exceptions import (
     ClientError,
     ConnectionClosedError,
-    EndpointConnectionError,
     HTTPClientError,
-    ResponseStreamingError,
 )
 
 from tests.archive.s3.recorder import Recorder
 from tests.support.faults.fault import (
-    Fault,
     Rule,
     answer,
-    delay,
     drop,
     duplicate,
-    duplicate_late,
-    error_in_200,
-    late,
     reset,
-    truncate_answer,
     truncate_request,
     without_header,
 )
@@ -90,18 +80,6 @@ def written(store: Recorder) -> list[bytes]:
     return [body for method, _, body in store.requests if method == "PUT"]
 
 
-def test_without_rules_everything_passes(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
-    put(s3)
-    assert s3.get_object(Bucket="b", Key="t/manifest.json")["Body"].read() == b"0123456789"
-    assert s3.head_object(Bucket="b", Key="t/manifest.json")["ContentLength"] == 10
-    assert store.objects == {"/b/t/manifest.json": b"0123456789"}
-    assert [str(seen) for seen in proxy.log] == [
-        "1 PutObject t/manifest.json: through [200]",
-        "2 GetObject t/manifest.json: through [200]",
-        "3 HeadObject t/manifest.json: through [200]",
-    ]
-
-
 def test_what_is_signed_is_sent_on_as_it_is(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
     put(s3)
     [headers] = store.headers
@@ -109,45 +87,6 @@ def test_what_is_signed_is_sent_on_as_it_is(s3, store: Recorder, proxy: FaultPro
     signed = headers["Authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
     assert "host" in signed
     assert set(signed) <= {name.lower() for name in headers}
-
-
-LATE = late(0.3)
-FAULTS: list[tuple[Fault, Any, int]] = [
-    *((answer(code, "SomeCode"), ClientError, 0) for code in (400, 403, 409, 412, 500, 503)),
-    (answer(500, "SomeCode", after=True), ClientError, 1),
-    *((drop(after=after), LOST, int(after)) for after in (False, True)),
-    *((reset(after=after), LOST, int(after)) for after in (False, True)),
-    (delay(0.3), None, 1),
-    (delay(0.3, after=True), None, 1),
-    (LATE, LOST, 1),
-    (duplicate(), None, 2),
-    (duplicate(second=False), None, 2),
-    (duplicate_late(0.01), None, 2),
-]
-"""A fault, what the client meets, and how often it is written in the end."""
-
-
-@pytest.mark.parametrize("case", FAULTS, ids=lambda case: str(case[0]))
-def test_a_fault_of_a_put(s3, store: Recorder, proxy: FaultProxy, case) -> None:  # type: ignore[no-untyped-def]
-    fault, met, times = case
-    proxy.add(Rule(fault))
-    start = time.monotonic()
-    with nullcontext() if met is None else pytest.raises(met) as refused:
-        put(s3)
-    if str(fault).startswith("delay"):
-        assert time.monotonic() - start >= 0.3
-    if met is ClientError:
-        told = refused.value.response
-        assert str(fault).startswith(f"{told['ResponseMetadata']['HTTPStatusCode']} SomeCode ")
-        assert told["Error"]["Code"] == "SomeCode"
-    if times < 2:
-        assert written(store) == [b"0123456789"] * (0 if fault is LATE else times)
-    proxy.settle()
-    assert written(store) == [b"0123456789"] * times
-    if met is None:
-        assert proxy.log[0].statuses == [200] * times
-    put(s3)
-    assert len(written(store)) == times + 1
 
 
 def test_end_and_reset_are_two_things(proxy: FaultProxy) -> None:
@@ -183,21 +122,6 @@ def test_a_truncated_request(s3, store: Recorder, proxy: FaultProxy, forwards_pa
     wait_until(lambda: store.cut == forwards_parts, "half a request, if it is forwarded")
 
 
-def test_a_truncated_answer(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
-    proxy.add(Rule(truncate_answer(), operation="GetObject"))
-    put(s3)
-    got = s3.get_object(Bucket="b", Key="t/manifest.json")
-    assert got["ContentLength"] == 10
-    with pytest.raises(ResponseStreamingError):
-        got["Body"].read()
-
-
-def test_an_error_inside_of_a_200(s3, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
-    proxy.add(Rule(error_in_200()))
-    with pytest.raises(ClientError, match="InternalError"):
-        s3.complete_multipart_upload(Bucket="b", Key="k", UploadId="u")
-
-
 def test_an_answer_without_a_date(proxy: FaultProxy) -> None:
     proxy.add(Rule(without_header("Date")))
     client = http.client.HTTPConnection("127.0.0.1", proxy.port)
@@ -218,14 +142,6 @@ def test_a_chunked_body_arrives_whole(store: Recorder, proxy: FaultProxy) -> Non
     assert client.getresponse().read() == b""
     client.close()
     assert written(store) == [b"01234"]
-
-
-def test_refused_connections(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
-    put(s3)
-    with proxy.away(), pytest.raises(EndpointConnectionError):
-        put(s3)
-    put(s3)
-    assert len(written(store)) == 2
 
 
 def test_a_service_that_is_away_is_a_lost_connection(

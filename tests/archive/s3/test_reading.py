@@ -74,7 +74,13 @@ PASSING = [
 uses_and_faults = pytest.mark.parametrize(
     ("use", "fault"),
     [
-        pytest.param(use, fault, id=f"{use}-{fault}")
+        pytest.param(
+            use,
+            fault,
+            id=f"{use}-{fault}",
+            # All go through the same retries: each use once, and each fault once.
+            marks=() if use == "open" or fault is PASSING[0] else pytest.mark.thorough,
+        )
         for use in USES
         for fault in PASSING
         # The answer to HEAD has no body that could be truncated.

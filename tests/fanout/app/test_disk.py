@@ -98,6 +98,7 @@ def test_a_disk_that_cannot_be_written_ends_it_with_a_message(server: Fanout) ->
     assert "Traceback" not in said
 
 
+@pytest.mark.thorough
 def test_one_transaction_that_has_no_room(server: Fanout, database: Database) -> None:
     """The message says at once how much is needed in all, and it is never ready in between."""
     rows, width = 400, 100_000

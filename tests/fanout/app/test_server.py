@@ -282,6 +282,7 @@ def test_what_cannot_be_used_ends_it_with_a_message(tmp_path: Path) -> None:
             assert "Traceback" not in said
 
 
+@pytest.mark.thorough
 async def test_journals_are_pruned_and_snapshots_taken_and_old_ones_go(
     tmp_path: Path, database: Database
 ) -> None:

@@ -141,7 +141,7 @@ def role(database: Database) -> Iterator[str]:
             connection.execute(f"DROP ROLE {name}".encode())
 
 
-@pytest.mark.parametrize("number", drawn.first(2, range(len(RUNS))))
+@pytest.mark.parametrize("number", drawn.first(1, range(len(RUNS))))
 def test_statements_that_change_rows_in_silence(
     database: Database, ingesting: Start, number: int
 ) -> None:

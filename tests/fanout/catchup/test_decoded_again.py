@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from laredo_fanout.catchup.plan import bounded
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.segment_run import SegmentRun
@@ -58,6 +60,7 @@ class _KilledInTheMiddle:
         return False
 
 
+@pytest.mark.thorough
 def test_after_a_kill_decoding_goes_on_where_it_was(database: Database, tmp_path: Path) -> None:
     prepare(database)
     with closing(Overlapping(database, 8)) as work:

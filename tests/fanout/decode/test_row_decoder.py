@@ -9,7 +9,7 @@ from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.store.rows import TableChanges
 from laredo_model import key, line
 from laredo_model.line import Action
-from tests.fanout.decode.row_tuples import NULL, TYPES, drawn_rows, tuple_of
+from tests.support.row_tuples import NULL, TYPES, drawn_rows, tuple_of
 
 
 def _message(row: list[object]) -> bytes:

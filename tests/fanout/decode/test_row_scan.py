@@ -1,4 +1,7 @@
-"""Plain rows taken in bulk: compiled and in Python the same, and all else handed back."""
+"""Plain rows taken in bulk, and all else handed back: compiled, and in Python.
+
+tests/fuzz/twins.py compares both on drawn rows, right and wrong.
+"""
 
 import re
 import shutil
@@ -8,8 +11,6 @@ from pathlib import Path
 from struct import pack
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from laredo_fanout.decode import row_decoder as row_decoder_
 from laredo_fanout.decode import row_scan
@@ -20,9 +21,7 @@ from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.wire import protobuf
 from laredo_model.column import Rule, TypeInfo, rule_of
-from laredo_model.errors import ModelError
-from tests.fanout.decode.row_tuples import NULL, TYPES, UNCHANGED, drawn_rows, tuple_of
-from tests.support.drawn import examples
+from tests.support.row_tuples import NULL, TYPES, UNCHANGED, tuple_of
 
 SCANS = [row_scan.scan_plainly, row_scan.scan]
 _COMPILER = str(sysconfig.get_config_var("CC")).split()[0]
@@ -73,101 +72,9 @@ def test_c_knows_each_rule_by_its_letter() -> None:
     said = re.search(r"enum rule \{(.*?)\}", source, re.DOTALL)
     assert said is not None
     assert dict(re.findall(r"(\w+) = '(\w)'", said[1])) == {rule.name: rule.value for rule in Rule}
-    assert {rule_of(each) for each in TYPES.values()} == set(Rule), "all of them are drawn below"
-
-
-def _scanned(
-    scan: row_scan.Scan, types: list[str], keys: tuple[str, ...], messages: list[bytes]
-) -> object:
-    """All that a scan says and makes; what it hands back must be refused where that is said."""
-    route, touched = _route(types, keys), dict[Route, None]()
-    get, left = _from(messages), len(messages)
-    turns = []
-    while left:
-        turn = scan(get, left, {_oid(7): route}, touched)
-        _, message, taken, received, wal_end = turn
-        assert received
-        assert wal_end == (_WAL_END if taken > (message is not None) else 0)
-        left -= taken
-        refused = ""
-        if message is not None:
-            with pytest.raises((ReplicationStreamBroken, ModelError, UnicodeDecodeError)) as error:
-                route.put(message, 2 if message[25:26] == b"U" else 1)
-            refused = repr(error.value)
-        turns.append((tuple(turn), refused))
-    assert list(touched) in ([], [route])
-    return turns, route.changes
-
-
-def _drawn_keys(data: st.DataObject, types: list[str]) -> tuple[str, ...]:
-    columns = [f"c{number}" for number, _ in enumerate(types)]
-    some = data.draw(st.permutations(columns))
-    return tuple(some[: data.draw(st.integers(0, len(columns)))])
-
-
-@given(drawn_rows(), st.data())
-def test_both_take_the_same(
-    drawn: tuple[list[str], list[list[object]]], data: st.DataObject
-) -> None:
-    """Each row becomes the same key, if there is one, and line, or is handed back by both."""
-    types, rows = drawn
-    keys = _drawn_keys(data, types)
-    messages = [_row(data.draw(st.sampled_from([b"I", b"U"])), 7, row) for row in rows]
-    python, compiled = (_scanned(scan, types, keys, messages) for scan in SCANS)
-    assert python == compiled
-
-
-_STAMP = b"2024-02-29 10:00:00"
-_HOSTILE = [
-    *(
-        b"",
-        b'"',
-        b'""',
-        b"\\",
-        b'"\\',
-        b'"a\\q"',
-        b"\x02",
-        b"\0",
-        b"\x01",
-        b"\xff",
-        b"\xc3",
-        b"\n\r",
-    ),
-    *(b"NaN", b"y", b"N", b"t\0\0", b"true", b"null", b"{", b"{a}", b'{"a', b'{"\\', b"[1:2]={1"),
-    *(_STAMP, _STAMP + b"+00", _STAMP + b"+00 BC", _STAMP + b" +00", b"2024-02-29 +00", b"0" * 10),
-    *(_STAMP + b"+00\n", _STAMP + b'"', b"2024-02-29 ", b"+00", b"2024-02-29T10:00:00+00"),
-]
-_LENGTHS = [0, 1, 4, 255, 256, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
-
-
-@st.composite
-def _hostile_rows(draw: st.DrawFn, columns: int) -> bytes:
-    """A row that PostgreSQL never sends: any bytes, wrong lengths, kinds and numbers, cut short."""
-    values = st.one_of(st.sampled_from(_HOSTILE), st.binary(max_size=24))
-    right, odd = draw(st.booleans()), st.sampled_from([*b"nubBtT", 0, 255])
-    parts = []
-    for _ in range(columns):
-        kind = draw(st.sampled_from(b"ttttnu") if right else odd)
-        value = draw(values) if kind == ord("t") else b""
-        size = draw(st.sampled_from([len(value)] * 8 + _LENGTHS)) if not right else len(value)
-        parts.append(bytes([kind]) + (pack(">I", size) + value if kind == ord("t") else b""))
-    count = columns if right else draw(st.sampled_from([columns, columns, 0, columns + 1, 65_535]))
-    content = pack(">I", 7) + b"N" + pack(">H", count) + b"".join(parts)
-    if not right:
-        content = content[: draw(st.integers(7, len(content)))] + draw(st.binary(max_size=2))
-    return _xlog(draw(st.sampled_from([b"I", b"U"])), content)
-
-
-@settings(max_examples=examples(400))
-@given(st.lists(st.sampled_from(list(TYPES)), min_size=1, max_size=5), st.data())
-def test_both_take_and_refuse_the_same_of_hostile_rows(
-    types: list[str], data: st.DataObject
-) -> None:
-    """Random columns, types and bytes: lengths count, and nothing is read beyond the message."""
-    keys = _drawn_keys(data, types)
-    messages = data.draw(st.lists(_hostile_rows(len(types)), min_size=1, max_size=4))
-    python, compiled = (_scanned(scan, types, keys, messages) for scan in SCANS)
-    assert python == compiled
+    assert {rule_of(each) for each in TYPES.values()} == set(Rule), (
+        "tests/fuzz/twins.py draws all of them"
+    )
 
 
 def test_bytes_that_are_no_text_fail_where_it_is_told() -> None:
@@ -274,18 +181,6 @@ def test_an_interrupt_is_no_bad_row() -> None:
 
 def _sinks(route: Route) -> tuple[bytearray, list[bytes], list[bytes]]:
     return route.changes.actions, route.changes.keys, route.changes.lines
-
-
-@given(st.lists(st.binary(max_size=300)), st.integers(1, 5000))
-def test_a_repeated_field_is_the_same(values: list[bytes], field: int) -> None:
-    repeated = protobuf.RepeatedBytes(field)
-    assert repeated.joined(values) == b"".join(repeated.pieces(values))
-
-
-@pytest.mark.parametrize("size", [0, 127, 128, 16_383, 16_384, 2_097_152])
-def test_long_values_of_a_repeated_field(size: int) -> None:
-    repeated = protobuf.RepeatedBytes(3)
-    assert repeated.joined([bytes(size), b"a"]) == b"".join(repeated.pieces([bytes(size), b"a"]))
 
 
 @pytest.mark.parametrize("scan", EACH)

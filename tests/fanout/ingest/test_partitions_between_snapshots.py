@@ -98,10 +98,10 @@ class Scene:
 
 _WAYS = [
     ("followed", True, False),
-    ("published", False, True),
     *map(
         thorough,
         [
+            ("published", False, True),
             ("followed", True, True),
             ("followed", False, True),
             ("followed", False, False),

@@ -28,6 +28,7 @@ from laredo_fanout.store.reader import Snapshot, StoreReader
 from laredo_fanout.store.scrub import TableScrub
 from laredo_fanout.store.transaction import Transaction
 from laredo_fanout.store.writer import Store
+from tests.support import drawn
 from tests.support.server import rot
 from tests.support.server.store_sample import (
     COLUMNS,
@@ -47,13 +48,12 @@ from tests.support.server.store_sample import (
 )
 
 ROWS = {f"key-{n:03}": f"value-{n:03}" for n in range(100)}
-ROTTEN = b'"key-050","v":"value-050"'
 
 
 @contextmanager
 def rotten(path: Path, place: bytes, at: int = 0) -> Iterator[tuple[Store, int]]:
     """A store of a hundred rows whose rows rotted at ``place``; its journal was pruned before."""
-    with filled(path) as (store, table):
+    with filled(path, commits=2) as (store, table):
         store.prune(table, 1, 1e9, 0.0)
     rot.flip(path, place, at=at)
     with open_store(path) as store:
@@ -61,11 +61,14 @@ def rotten(path: Path, place: bytes, at: int = 0) -> Iterator[tuple[Store, int]]
 
 
 @contextmanager
-def filled(path: Path) -> Iterator[tuple[Store, int]]:
+def filled(path: Path, commits: int = 1) -> Iterator[tuple[Store, int]]:
+    """A store of a hundred rows, each a transaction of its own, in that number of commits."""
     with open_store(path) as store:
         table = live_table(store)
-        for position, (key, value) in enumerate(ROWS.items(), 10):
-            commit(store, table, (position, [insert(key, value)]))
+        inserted = [(n, [insert(*each)]) for n, each in enumerate(ROWS.items(), 10)]
+        first = len(inserted) - commits + 1
+        for transactions in (inserted[:first], *([each] for each in inserted[first:])):
+            commit(store, table, *transactions)
         yield store, table
 
 
@@ -114,7 +117,7 @@ def copied(transaction: Transaction, more: dict[str, str]) -> int:
     return copy
 
 
-@pytest.mark.parametrize("block", [1000, 20])
+@pytest.mark.parametrize("block", drawn.first(1, [20, 1000]))
 @pytest.mark.parametrize("place", PLACES)
 def test_a_copy_repairs_rows_without_a_change_for_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, block: int
@@ -170,7 +173,7 @@ def test_what_the_stream_changes_meanwhile_goes_into_both(tmp_path: Path) -> Non
         assert len(journal_of(store.reader(), table, after)) == 3
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", drawn.first(1, PLACES))
 def test_where_more_differs_nobody_knows_the_readers_rows(tmp_path: Path, place: str) -> None:
     with rotten(tmp_path, *PLACES[place]) as (store, table):
         with pytest.raises(RowsDamaged, match="its readers may have"), store.transaction() as made:
@@ -246,7 +249,7 @@ def test_a_comparison_goes_on_over_commits_between_its_blocks(
 
 
 def test_a_damaged_record_is_not_sent_and_dropped(tmp_path: Path) -> None:
-    with filled(tmp_path) as (store, table):
+    with filled(tmp_path, commits=100) as (store, table):
         first = store.tables[table].oldest_sequence
     # Among the rows a line is right behind its key, in the journal it isn't.
     rot.flip(tmp_path, b'{"id":"key-020"', at=10, unless_after=b"key-020")
@@ -273,7 +276,7 @@ def test_a_damaged_record_is_not_sent_and_dropped(tmp_path: Path) -> None:
 
 
 def test_a_damaged_newest_record_leaves_an_empty_journal(tmp_path: Path) -> None:
-    with filled(tmp_path) as (store, table):
+    with filled(tmp_path, commits=100) as (store, table):
         last = store.tables[table].sequence
     rot.flip(tmp_path, b'{"id":"key-099"', at=10, unless_after=b"key-099")
     with open_store(tmp_path) as store:

@@ -9,14 +9,8 @@ from laredo_fanout.store.errors import JournalPruned, TransactionOpen
 from laredo_fanout.store.journal import MAX_BYTES, MAX_CHANGES
 from laredo_fanout.store.reader import RECORD_COST
 from laredo_fanout.store.writer import Store
-from laredo_model.line import Change
 from tests.support.server.store_sample import (
     COLUMNS,
-    DELETE,
-    INSERT,
-    TRUNCATE,
-    TRUNCATION,
-    UPDATE,
     Step,
     changes,
     commit,
@@ -39,18 +33,6 @@ def actions(store: Store, table: int) -> list[tuple[str, bytes]]:
     return [(each.action.name, each.key) for _, _, each in journal_of(store.reader(), table)]
 
 
-def test_it_says_what_is_true_for_the_state(store: Store, table: int) -> None:
-    commit(store, table, (10, [update("a", 1), insert("a", 2), delete("absent"), delete("a")]))
-    commit(store, table, (20, [delete("absent")]), (30, [TRUNCATION, insert("b", 1)]))
-    assert [entry[1:] for entry in journal_of(store.reader(), table)] == [
-        (10, Change(INSERT, b"a", None, row("a", 1))),
-        (10, Change(UPDATE, b"a", row("a", 1), row("a", 2))),
-        (10, Change(DELETE, b"a", row("a", 2), None)),
-        (30, Change(TRUNCATE, b"", None, None)),
-        (30, Change(INSERT, b"b", None, row("b", 1))),
-    ]
-
-
 def test_a_table_in_its_copy_has_no_entries(store: Store) -> None:
     with store.transaction() as transaction:
         table = transaction.add_table("public", "t", 1, COLUMNS).id
@@ -59,17 +41,6 @@ def test_a_table_in_its_copy_has_no_entries(store: Store) -> None:
     view = store.reader().table_by_id(table)
     assert (view.entries, view.floor) == (0, 20)
     assert view.oldest_sequence == view.sequence + 1
-
-
-def test_sequences_are_without_gaps_and_go_on_after_a_restart(tmp_path: Path) -> None:
-    with open_store(tmp_path) as store:
-        table = live_table(store)
-        start = store.tables[table].sequence
-        commit(store, table, (10, [insert("a", 1), insert("b", 1)]))
-    with open_store(tmp_path) as store:
-        commit(store, table, (20, [update("a", 2)]))
-        sequences = [sequence for sequence, _, _ in journal_of(store.reader(), table)]
-    assert sequences == [start + 1, start + 2, start + 3]
 
 
 def test_a_fresh_store_starts_its_sequences_at_the_time(tmp_path: Path) -> None:
@@ -230,13 +201,6 @@ def test_entries_are_found_by_position(store: Store, table: int) -> None:
         assert found(table, position, inclusive=True) == first + at
 
 
-def test_positions_of_other_tables_are_not_looked_at(store: Store, table: int) -> None:
-    other = live_table(store, "others")
-    commit(store, other, (10, [insert("a", 1)]))
-    found = store.reader().sequence_after_position
-    assert found(table, 5) == store.tables[table].sequence + 1
-
-
 class TestPruning:
     """By whole transactions, never the newest one, not what is pinned."""
 
@@ -273,18 +237,6 @@ class TestPruning:
         store.prune(table, 1000, 100, now)
         assert store.reader().table_by_id(table).entries == kept
 
-    def test_not_beyond_a_pin(self, store: Store, table: int, ten: int) -> None:
-        assert store.prune(table, 0, 0, 9999, pinned_sequence=ten - 1) == 0
-        assert store.prune(table, 0, 0, 9999, pinned_sequence=ten + 4) == 4
-        assert store.prune(table, 0, 0, 9999, pinned_sequence=ten + 19) == 14
-
-    def test_again_and_again(self, store: Store, table: int, ten: int) -> None:
-        for max_entries in range(20, 0, -1):
-            store.prune(table, max_entries, NEVER_S, 0)
-            kept = max(2, max_entries - max_entries % 2)
-            assert store.tables[table].entries == kept
-            assert len(journal_of(store.reader(), table)) == kept
-
     def test_what_went_is_refused(self, store: Store, table: int, ten: int) -> None:
         store.prune(table, 10, NEVER_S, 0)
         with pytest.raises(JournalPruned, match=rf"public\.users.*begins at {ten + 10}"):
@@ -317,15 +269,6 @@ class TestPruning:
             for name in ("journal", "olds", "positions"):
                 database = getattr(store._databases, name)
                 assert transaction.stat(database)["entries"] == 5
-
-    def test_pruned_entries_stay_gone_after_a_restart(self, tmp_path: Path) -> None:
-        with open_store(tmp_path / "again") as store:
-            table = live_table(store)
-            commit(store, table, (10, [insert("a", 1)]), (20, [insert("b", 1)]))
-            store.prune(table, 1, NEVER_S, 0)
-        with open_store(tmp_path / "again") as store:
-            assert store.tables[table].floor == 10
-            assert len(journal_of(store.reader(), table)) == 1
 
 
 def test_headers_are_read_back_as_written() -> None:

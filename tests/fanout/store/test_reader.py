@@ -16,9 +16,7 @@ from tests.support.server.store_sample import (
     TRUNCATION,
     commit,
     delete,
-    fold,
     insert,
-    journal_of,
     live_table,
     row,
     state_of,
@@ -42,26 +40,6 @@ def rest(snapshot: Snapshot, size: int = 9) -> list[tuple[bytes, bytes]]:
     return [
         pair for keys, lines in snapshot.batches(size) for pair in zip(keys, lines, strict=True)
     ]
-
-
-def test_a_snapshot_is_of_one_moment(store: Store, table: int) -> None:
-    before = state_of(store.reader(), table)
-    with store.reader().snapshot(table) as snapshot:
-        commit(store, table, (20, [update("000", "later"), delete("001"), insert("new", 1)]))
-        commit(store, table, (30, [TRUNCATION]))
-        assert dict(rest(snapshot)) == before
-        assert (snapshot.position, snapshot.rows) == (10, 102)
-        assert snapshot.sequence == store.tables[table].sequence - 4
-    assert state_of(store.reader(), table) == {}
-
-
-def test_a_snapshot_and_the_entries_after_it_make_the_state(store: Store, table: int) -> None:
-    snapshot = store.reader().snapshot(table)
-    commit(store, table, (20, [update("000", "later"), delete("001"), insert("new", 1)]))
-    state = dict(rest(snapshot))
-    later = journal_of(store.reader(), table, snapshot.sequence)
-    assert fold(later, state) == state_of(store.reader(), table)
-    snapshot.close()
 
 
 def test_rows_come_in_the_order_of_their_keys(store: Store, table: int) -> None:

@@ -115,6 +115,7 @@ def _has(reader: StoreReader, table: str) -> bool:
     return True
 
 
+@pytest.mark.thorough
 async def test_a_serving_process_that_hangs_is_replaced(server: Fanout, database: Database) -> None:
     rewrite(server, f"{A}, {B}", TWO)
     with started(server):
