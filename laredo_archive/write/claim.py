@@ -6,8 +6,6 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 
-import structlog
-
 from laredo_archive.errors import (
     CommitConflict,
     CommitStateUnknown,
@@ -38,10 +36,11 @@ from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
 from laredo_model.position import History
+from laredo_service.log import Log
 
 # Foreign objects: what a location holds before its first claim, others' or a lost archive's.
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 LISTED = 2000
 """Objects listed at most: two requests' worth."""

@@ -18,8 +18,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-import structlog
-
 from laredo_archive.errors import (
     CommitConflict,
     CommitStateUnknown,
@@ -41,6 +39,7 @@ from laredo_archive.manifest.catalog import (
 )
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.destination import Destination, ObjectVersion
+from laredo_service.log import Log
 from laredo_service.retry import Backoff
 
 # Keeps, for one writer, whether each destination is available, since when, and why not.
@@ -104,7 +103,7 @@ class Availabilities:
 
 # Sends several requests at the same time: a commit waits for the slowest, not for the sum.
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 T = TypeVar("T")
 
