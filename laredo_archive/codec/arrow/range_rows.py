@@ -161,7 +161,11 @@ def _of_parquet(
         found = batch
         if not (left.takes_all and left.keys.whole):
             own = keys_of(parquet_file.key_fragments(batch, columns), columns)
-            found = batch.filter(pc.and_(left.of(own), _inside(own, left.keys)))
+            kept = _inside(own, left.keys)
+            if not left.takes_all:
+                kept = pc.and_(kept, left.of(own))
+            if kept.true_count < batch.rows:
+                found = batch.filter(kept)
         if found.rows:
             yield rows.stored(found)
 
