@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import structlog
 from cryptography import x509
 from prometheus_client.core import GaugeMetricFamily, Metric
+
+from laredo_service.log import Log
 
 WARN_DAYS = (30, 7, 1)
 """Days before its end at which a certificate is logged."""
 _CHECK_EVERY_S = 600.0
 
-log = structlog.get_logger("laredo.certificates")
+log = Log("laredo.certificates")
 
 
 class CertificateUnreadable(ValueError):

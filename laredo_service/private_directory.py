@@ -7,12 +7,12 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-import structlog
+from laredo_service.log import Log
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _DIRECTORY, _FILE = 0o700, 0o600
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 
 def make(directory: Path, marks: Collection[str] = ()) -> None:

@@ -6,9 +6,9 @@ import socket
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeAlias
 
-import structlog
+from laredo_service.log import Log
 
-log = structlog.get_logger("laredo.service")
+log = Log("laredo.service")
 
 _DEFAULT_CHECK_S = 1.0
 

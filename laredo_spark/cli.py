@@ -34,7 +34,6 @@ NEEDED_BY_WORKERS = (
     "boto3",
     "orjson",
     "pyarrow",
-    "structlog",
     "tenacity",
     "zlib-ng",
     "zstandard",

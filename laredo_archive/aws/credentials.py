@@ -11,7 +11,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import structlog
 import tenacity
 from botocore.credentials import (
     CredentialProvider,
@@ -24,13 +23,14 @@ from botocore.exceptions import BotoCoreError, CredentialRetrievalError
 
 from laredo_archive.aws.explain import PASSING, Cause, Explained, explain, failures, shown
 from laredo_archive.aws.profile import Profile
+from laredo_service.log import Log
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
     from botocore.session import Session
     from types_boto3_sts import STSClient
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 ATTEMPTS = 3
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 
-import structlog
-
 from laredo_archive.errors import (
     ArtifactDamaged,
     ArtifactMissing,
@@ -37,6 +35,7 @@ from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.storage.destination import Destination, ObjectInfo
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
 from laredo_model.position import Position
+from laredo_service.log import Log
 
 # Objects that files of parts name: they are kept while such a file may be read.
 #
@@ -46,7 +45,7 @@ from laredo_model.position import Position
 # the collector reads the file. The objects that it names take its place in ``retired``, and are
 # deleted like all others there.
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 
 class CoveredPositions:

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-import structlog
-
 from laredo_archive.errors import (
     ArchiveMissing,
     ArtifactDamaged,
@@ -47,6 +45,7 @@ from laredo_archive.write.manifest_store import Counts, Environment, ManifestSto
 from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import stored
 from laredo_model import position as positions
+from laredo_service.log import Log
 
 
 class CopyTarget(NamedTuple):
@@ -192,7 +191,7 @@ def following(
     return None if changed == own else changed
 
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 ROUNDS = 20
 """Times that a copy is planned again because the source has retired an artifact of the plan."""

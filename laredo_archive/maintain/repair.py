@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-import structlog
-
 from laredo_archive.errors import (
     ArtifactDamaged,
     ArtifactLost,
@@ -37,8 +35,9 @@ from laredo_archive.read.objects import UNWATCHED, ReadProgress
 from laredo_archive.write.claim import by_content, identity
 from laredo_archive.write.manifest_store import Counts, Environment, ManifestStore
 from laredo_archive.write.uploads import store_object, stored
+from laredo_service.log import Log
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 
 class NamedObject(NamedTuple):

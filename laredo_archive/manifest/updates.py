@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
-import structlog
-
 from laredo_archive.errors import ChecksumDiffers, OutOfOrder
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import Artifact, EpochPosition, Follows, Manifest
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.position import History, Position
+from laredo_service.log import Log
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 
 @dataclass(frozen=True)

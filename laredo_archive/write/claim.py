@@ -6,8 +6,6 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 
-import structlog
-
 from laredo_archive.errors import (
     CommitConflict,
     CommitStateUnknown,
@@ -37,10 +35,11 @@ from laredo_archive.write.manifest_store import ATTEMPTS, Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
+from laredo_service.log import Log
 
 # Foreign objects: those at a location before its first claim, others' or a lost archive's.
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 LISTED = 2000
 """Objects listed at most: two requests' worth."""

@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import structlog
-
 from laredo_archive.errors import ArtifactMissing
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys, rules, updates
@@ -20,6 +18,7 @@ from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists, with_boundary
 from laredo_archive.write.uploads import Content, copy_object, is_there, store_object, stored
+from laredo_service.log import Log
 
 _COUNTS_S = 60.0
 """Seconds for which a check that an object exists counts."""
@@ -31,7 +30,7 @@ _COUNTS_S = 60.0
 # link, by a copy that the store makes, or by an upload of the same bytes. The object in the former
 # epoch's folder stays there, as ``former`` in the manifest, until that epoch is retired.
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 
 class EpochFolders:

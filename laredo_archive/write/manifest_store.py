@@ -17,8 +17,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-import structlog
-
 from laredo_archive.errors import (
     CommitConflict,
     CommitStateUnknown,
@@ -40,6 +38,7 @@ from laredo_archive.manifest.catalog import (
 )
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.destination import Destination, ObjectVersion
+from laredo_service.log import Log
 from laredo_service.retry import Backoff
 
 
@@ -99,7 +98,7 @@ class Availabilities:
                 self._found[location] = Availability(datetime.now(UTC), None)
 
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 T = TypeVar("T")
 

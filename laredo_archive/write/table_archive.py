@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-import structlog
-
 from laredo_archive.errors import (
     ArtifactMissing,
     CommitUnavailable,
@@ -40,8 +38,9 @@ from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.line import Change
 from laredo_model.position import History, Position
+from laredo_service.log import Log
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 
 class CommitsInTurn:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO
 
-import structlog
-
 from laredo_archive.codec import ByteSource
 from laredo_archive.errors import (
     ArtifactDamaged,
@@ -21,8 +19,9 @@ from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.destination import Destination, UnfinishedObject, Upload
 from laredo_archive.write.manifest_store import Environment
 from laredo_service.files import Digest
+from laredo_service.log import Log
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 ATTEMPTS = 6
 PIECE_BYTES = 1 << 20

@@ -13,8 +13,9 @@ from functools import partial
 from typing import Protocol
 
 import h11
-import structlog
 from prometheus_client.core import CounterMetricFamily, Metric
+
+from laredo_service.log import Log
 
 # Counts of HTTP connections that were ended or refused, and the metrics that show them.
 
@@ -126,7 +127,7 @@ HANDSHAKE_S = 10.0
 _AGAIN_S = 1.0
 _LOG_EVERY_S = 60.0
 
-log = structlog.get_logger("laredo.http")
+log = Log("laredo.http")
 
 
 class Opening:

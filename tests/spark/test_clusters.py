@@ -51,7 +51,7 @@ def thin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The client of Spark Connect without Java, py4j or Spark beside it."""
     directory = made(
         tmp_path_factory.mktemp("thin") / "venv",
-        *("pyspark-client>=4.2,<5", "pyarrow", "orjson", "structlog", "tenacity", "packaging"),
+        *("pyspark-client>=4.2,<5", "pyarrow", "orjson", "tenacity", "packaging"),
     )
     with pytest.raises(subprocess.CalledProcessError):
         subprocess.run([python(directory), "-c", "import py4j"], check=True, capture_output=True)

@@ -245,14 +245,21 @@ class ParquetSnapshot:
     """The rows in a seekable file."""
 
     def __init__(
-        self, file: BinaryIO, columns: Sequence[Column] | None, footer: bytes | None = None
+        self,
+        file: BinaryIO,
+        columns: Sequence[Column] | None,
+        footer: bytes | None = None,
+        *,
+        checked: bool = False,
     ) -> None:
         """``columns``: those of the table; None: those of the file.
 
-        ``footer``: the file's last bytes, if they were read already.
+        ``footer``: the file's last bytes, if they were read already. ``checked``: every byte is
+        compared with a checksum of the manifest before it is decoded; else each page with its own.
 
         :raises BadBytes: if it isn't a parquet file, or lacks one of the columns.
         """
+        self._checked = checked
         with _as_damage():
             self._known = None if footer is None else pq.read_metadata(io.BytesIO(footer))
             self._source = file
@@ -329,7 +336,7 @@ class ParquetSnapshot:
             metadata=self._known,
             read_dictionary=list(dictionaries),
             pre_buffer=False,
-            page_checksum_verification=True,
+            page_checksum_verification=not self._checked,
         )
 
     def _offset(self, group: int) -> int:
@@ -385,13 +392,13 @@ def _opened(
     if base.whole:
         # Its sha256 is compared before the first row.
         with open_slice(base) as source, spooled(source) as file:
-            yield ParquetSnapshot(file, columns)
+            yield ParquetSnapshot(file, columns, checked=base.entry.sha256 is not None)
     elif base.blocks and base.last_block:
         with (
             fetched(base, base.last_block, open_slice) as footer,
             file_of(base, open_slice) as file,
         ):
-            yield ParquetSnapshot(file, columns, footer)
+            yield ParquetSnapshot(file, columns, footer, checked=True)
     else:
         with _unchecked(base, open_slice) as file:
             yield ParquetSnapshot(file, columns)

@@ -166,7 +166,11 @@ def _of_parquet(
         found = batch
         if not (untouched.takes_all and untouched.keys.whole):
             own = keys_of(parquet_file.key_fragments(batch, columns), columns)
-            found = batch.filter(pc.and_(untouched.mask(own), _inside(own, untouched.keys)))
+            kept = _inside(own, untouched.keys)
+            if not untouched.takes_all:
+                kept = pc.and_(kept, untouched.mask(own))
+            if kept.true_count < batch.rows:
+                found = batch.filter(kept)
         if found.rows:
             yield rows.stored(found)
 

@@ -8,8 +8,6 @@ from functools import partial
 from threading import Event
 from typing import Any, BinaryIO
 
-import structlog
-
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.explain import PASSING, Cause
 from laredo_archive.errors import (
@@ -36,6 +34,7 @@ from laredo_archive.storage.s3.requests import (
     sha256_of,
 )
 from laredo_archive.storage.s3.upload import Lanes, Part, S3Upload
+from laredo_service.log import Log
 
 # A copy within a bucket that the store makes by itself, of any size, and that replaces nothing.
 #
@@ -105,7 +104,7 @@ class S3Copy(S3Upload):
 # A store that doesn't know If-Match and If-None-Match ignores them and overwrites, so only a
 # request that has to be refused is a test.
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 NAME = ".laredo-probe-"
 _OWN = re.compile(re.escape(NAME) + "[0-9a-f]{16}")

@@ -15,7 +15,6 @@ from functools import partial
 from threading import Event
 from typing import Any, TypeVar
 
-import structlog
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -39,9 +38,10 @@ from laredo_archive.storage.destination import ObjectVersion, is_plain
 from laredo_archive.storage.s3.bucket import S3Location
 from laredo_model.errors import ModelError
 from laredo_service import files
+from laredo_service.log import Log
 from laredo_service.retry import Backoff
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 ATTEMPTS = 6
 """Tries of one request that may be repeated."""

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
-import structlog
-
 from laredo_archive.aws.explain import Cause
 from laredo_archive.errors import DestinationError, DestinationUnavailable, NameTaken
 from laredo_archive.failpoint import reach
@@ -30,8 +28,9 @@ from laredo_archive.storage.s3.requests import (
     kept_as,
     sha256_of,
 )
+from laredo_service.log import Log
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 PART_BYTES = 8 << 20
 _PARTS_OF_ONE_SIZE = 1000

@@ -11,8 +11,6 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from laredo_fanout.client.errors import (
     BadTableName,
     GaveUp,
@@ -45,6 +43,7 @@ from laredo_fanout.client.stream.translate import (
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
 from laredo_model.position import History, Position
+from laredo_service.log import Log
 from laredo_service.retry import Backoff
 from laredo_service.table_pattern import TableName
 
@@ -155,7 +154,7 @@ async def _events(
         await share.pause_if_used()
 
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 _RESTART_S = 60.0
 """Time after GoAway within which the server, or another one in its place, is expected."""

@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from time import sleep
 
-import structlog
-
 from laredo_fanout.client.errors import (
     ClientError,
     ClientStopped,
@@ -37,9 +35,10 @@ from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFil
 from laredo_fanout.client.table.replica import Difference, Replica, ReplicaSnapshot, pieces
 from laredo_fanout.client.table.rows import RowView
 from laredo_model.errors import ModelError
+from laredo_service.log import Log
 from laredo_service.retry import Backoff
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 _NOWHERE = 1 << 64  # beyond every position
 _BLOCK = 500

@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple, Self
 
-import structlog
-
 from laredo_fanout.client.table.replica import Difference
 from laredo_fanout.client.table.rows import Row, parse
 from laredo_model.position import Position
+from laredo_service.log import Log
 
-log = structlog.get_logger(__name__)
+log = Log(__name__)
 
 Listener = Callable[[Row | None, Row | None], Any]
 

@@ -43,7 +43,9 @@ from tests.support import drawn
 from tests.support.archive.building import START, Builder, State
 from tests.support.archive.s3_archive import put, reached
 from tests.support.archive.without_pyarrow import without_pyarrow
-from tests.support.aws import AwsServer
+from tests.support.aws import REGION, AwsServer
+from tests.support.faults.fault import Rule, answer
+from tests.support.faults.proxy import FaultProxy
 from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth, position_of
 from tests.support.spark_reading import names
 
@@ -348,6 +350,33 @@ def test_from_s3(small: None, tmp_path: Path, moto: AwsServer, format_id: str) -
     assert ids(found.at("0/10").to_arrow()) == MANY
     assert ids(found.at().batches().read_all()) == CHANGED
     assert found.changes().to_arrow().num_rows > 0
+
+
+OF_A_LIBRARY = """
+import sys
+from laredo_archive import open_archive
+archive = open_archive(sys.argv[1], endpoint=sys.argv[2], region=sys.argv[3], addressing="path")
+assert archive.at().to_arrow().num_rows == archive.count()
+assert "laredo_archive.storage.s3.requests" in sys.modules
+print(sorted({"rich", "structlog"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def test_a_retry_prints_nothing_in_the_program_of_others(tmp_path: Path, moto: AwsServer) -> None:
+    """A program that has set up no logs gets none, and nothing is imported for them."""
+    bucket = put(moto, built(tmp_path))
+    with FaultProxy(moto.endpoint) as proxy:
+        rule = Rule(answer(503, "SlowDown"), operation="GetObject")
+        proxy.add(rule)
+        place = [f"s3://{bucket}/lake/users/", proxy.endpoint, REGION]
+        done = subprocess.run(
+            [sys.executable, "-c", OF_A_LIBRARY, *place],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert rule.happened == 1
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "[]\n")
 
 
 def test_the_public_names() -> None:
