@@ -194,7 +194,7 @@ class RowsDamaged(StoreError):
         self.damage = Damage(table_id, why, space=space)
         super().__init__(
             f"table {name}: its rows in the store were damaged on disk ({why}); the server copies"
-            " them again from PostgreSQL: connect again"
+            " them again, from PostgreSQL or from the server that it follows: connect again"
         )
 
 
