@@ -42,15 +42,17 @@ _LOG_AGAIN_S = 600.0
 
 
 class Outage:
-    """A time in which every attempt fails: logged once, not for each attempt."""
+    """A time in which every attempt fails, which isn't logged for each attempt.
+
+    It is logged when it begins, when its kind changes, and every ten minutes.
+    """
 
     def __init__(self) -> None:
         self._kind: str | None = None
         self._logged_at = 0.0
 
     def is_news(self, kind: str) -> bool:
-        """True of a failure that is worth a line: of another kind than the one before, or the
-        first in ten minutes."""
+        """Note a failure; True if it is worth a line."""
         now = time.monotonic()
         if kind == self._kind and now - self._logged_at < _LOG_AGAIN_S:
             return False

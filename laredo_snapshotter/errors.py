@@ -106,8 +106,8 @@ class NeverVerified(SnapshotterError):
 
     def __init__(self, table: str, position: int) -> None:
         super().__init__(
-            f"{table}: the table was changed before a check of PostgreSQL's catalog had passed "
-            f"{position_.text(position)}; the artifact that ends there was discarded"
+            f"{table}: silent DDL may have changed rows before {position_.text(position)}, as no"
+            " catalog check had reached that position; the artifact that ends there was discarded"
         )
 
 

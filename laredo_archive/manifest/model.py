@@ -1,4 +1,4 @@
-"""The model of manifest.json, version 1: the list of an archive's artifacts.
+"""The model of manifest.json, versions 1 and 2: the list of an archive's artifacts.
 
 An immutable value: every change makes a new manifest. Unknown fields are kept (in ``source``) and
 written again, wherever they are; fields that this program adds to the original format (columns,
@@ -55,10 +55,7 @@ class Retired:
 
 @dataclass(frozen=True)
 class Former:
-    """The first object of a diff that a re-base gave to a later epoch.
-
-    The diff's object is another one since, with the same bytes, in the later epoch's folder.
-    """
+    """The object that a diff had before a re-base copied it into a later epoch's folder."""
 
     key: str
     #: The epoch whose folder it is in: the object is retired when that leaves the manifest.
@@ -97,7 +94,7 @@ class FormatEntry:
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def same_content(self, other: "FormatEntry") -> bool:
-        """True if both have the same bytes, wherever the objects are."""
+        """True if size and sha256 are equal, wherever the objects are; without sha256, the size."""
         return self.size_bytes == other.size_bytes and self.sha256 == other.sha256
 
     def to_json(self) -> dict[str, Any]:
@@ -212,7 +209,7 @@ class Artifact:
     reason: str | None = None
     #: Whether the diff begins with a TRUNCATE.
     truncate: bool = False
-    #: At most how many keys changed in the diff's window without a net change; None: unknown.
+    #: Upper bound of the keys that changed in the diff's window and changed back; None: unknown.
     #: At 0 the diff also leads from every position in its window to its end.
     cancelled: int | None = None
     #: The last position at which the table is known to be as it is at the diff's from_position;
@@ -350,7 +347,7 @@ class Parts:
     They lead where the merged diff leads, in smaller steps, so each of their ends is a boundary.
     """
 
-    #: The diffs as they were committed, all levels down.
+    #: Number of diffs as they were committed, at all levels.
     count: int
     #: The next level's diffs, each of which may be merged itself; none if they are in a file.
     diffs: tuple[Artifact, ...] = ()

@@ -28,7 +28,7 @@ _OWN, _MOVED = 0, 1
 
 
 def plain(line: bytes) -> bytes:
-    """The line without the escapes that Go's encoding/json adds: those of <, >, & and U+2028."""
+    """The line without Go's escapes of <, >, &, U+2028 and U+2029."""
     if b"\\u" not in line:
         return line
     return _ESCAPE.sub(lambda m: chr(int(m[1], 16)).encode() if m[1] else m[0], line)
@@ -137,7 +137,11 @@ def _known(key: bytes, line: bytes, key_fields: Sequence[str]) -> bytes:
 
 
 def _last(key: bytes, records: Sequence[tuple[int, bytes | None, bytes | None]]) -> Change:
-    """Net change of one key. A row that got another key did so before, or after, its record."""
+    """Net change of one key.
+
+    A row that also moved to another key may have moved before or after its record was written. If
+    it moved after, the key is gone.
+    """
     own = [(old, new) for rank, old, new in records if rank == _OWN]
     moved = [old for rank, old, _ in records if rank == _MOVED]
     if not own:

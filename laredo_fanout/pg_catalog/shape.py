@@ -58,8 +58,9 @@ class Shape(NamedTuple):
         """True if the stream sends the key of each row that is updated or deleted in a partition.
 
         ``usual`` is the replica identity (pg_class.relreplident) that the catalog shows for the
-        partition. If a column list hides columns of a partition, only that can be compared, because
-        PostgreSQL applies the root's column numbers to the partition.
+        partition. If a column list hides key columns of a partition, the stream's key flags can't
+        be trusted, because PostgreSQL applies the root's column numbers to the partition. Then
+        only the replica identity is compared.
         """
         if partition.replica_identity == "f":
             return True
@@ -72,18 +73,32 @@ class Shape(NamedTuple):
         """The difference as a sentence, for the log."""
         if self.oid != other.oid:
             return "it was dropped and created again"
+        if (self.schema, self.name) != (other.schema, other.name):
+            return f"it was renamed from {self.schema}.{self.name}"
         if self.columns != other.columns:
-            before, after = set(self.columns), set(other.columns)
-            gone = ", ".join(sorted(column.name for column in before - after))
-            come = ", ".join(sorted(column.name for column in after - before))
-            return f"its columns changed (before: {gone or 'none'}; now: {come or 'none'})"
-        if self.append_only != other.append_only:
-            return "append_only was changed"
+            return _columns_difference(self.columns, other.columns)
         if self.key != other.key:
             return f"its key changed from {', '.join(self.key)} to {', '.join(other.key)}"
+        return self._published_difference(other)
+
+    def _published_difference(self, other: Shape) -> str:
+        if self.append_only != other.append_only:
+            return "append_only was changed"
         if self.row_filter != other.row_filter:
             return "the publication's row filter changed"
         return "it left the publication and came back"
+
+
+def _columns_difference(before: tuple[ShapeColumn, ...], after: tuple[ShapeColumn, ...]) -> str:
+    was = {column.name: column for column in before}
+    now = {column.name: column for column in after}
+    changes = {
+        "removed": sorted(was.keys() - now.keys()),
+        "added": sorted(now.keys() - was.keys()),
+        "altered": sorted(name for name in was.keys() & now.keys() if was[name] != now[name]),
+    }
+    told = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)
+    return f"its columns changed ({told or 'another order'})"
 
 
 def of_table(table: SourceTable) -> Shape:

@@ -6,7 +6,8 @@
 | int2, int4, int8, oid | int16, int32, int64, int64 |
 | float4, float8 | float, double |
 | numeric(p,s), p up to 38, s from 0 to p | decimal128(p, s) |
-| other numeric | string, or the decimal that ``numeric_as`` says |
+| numeric without precision | string, or the decimal that ``numeric_as`` names |
+| other numeric | string |
 | date | date32 |
 | timestamp, timestamptz | timestamp[us], timestamp[us, UTC] |
 | bytea | binary |
@@ -35,7 +36,7 @@ class TypingRefused(ArrowError):
 
 
 class ValueLacking(ArrowError):
-    """A value of PostgreSQL that the column's Arrow type, as chosen, can't have."""
+    """A value of PostgreSQL that the column's Arrow type, or a reader in Python, can't hold."""
 
     has_location = False
     """True if the message begins with the value's location."""
@@ -49,7 +50,7 @@ class ValueLacking(ArrowError):
 
 
 class SpecialValue(ValueLacking):
-    """A value that PostgreSQL's type has and the Arrow type lacks: infinity, NaN, BC."""
+    """A value such as infinity, NaN or a date BC, which Arrow's type or Python's lacks."""
 
     def __init__(self, column: str, value: str, arrow_type: object) -> None:
         super().__init__(

@@ -169,7 +169,7 @@ class Observer:
         """Called when a stream began."""
 
     def disconnected(self, error: StreamError, delay: float) -> None:
-        """Called when a stream ended, or an attempt failed; the next comes in ``delay`` seconds."""
+        """Called when a stream broke, or an attempt failed; the next comes in ``delay`` seconds."""
 
     def going_away(self, event: GoAway) -> None:
         """Called when the server is shutting down and asks to reconnect."""

@@ -205,7 +205,7 @@ class CallConnection(asyncio.Protocol):
     def _call_ended(self, call: asyncio.Task[None]) -> None:
         self._call = None
         if not call.cancelled() and (defect := call.exception()) is not None:
-            log.error("Connect call failed", exc_info=defect)
+            log.error("call over Connect crashed", exc_info=defect)
         both = self._http.our_state, self._http.their_state
         if self._transport.is_closing() or both != (h11.DONE, h11.DONE) or self._room.draining:
             self.close()
