@@ -1,6 +1,7 @@
 """Periodic snapshots: files with a table's rows at one position, in a directory for each table."""
 
 import fcntl
+import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -177,6 +178,7 @@ class SnapshotUnverified(SnapshotError):
 
 ROWS = ".jsonl"
 INFO = ".json"
+_NAME = re.compile(r"[0-9A-F]{1,8}_[0-9A-F]{1,8}-(\d{1,20})" + re.escape(INFO))
 
 _BLOCK = 1 << 20
 
@@ -192,16 +194,22 @@ class SnapshotDirectory:
 
     def snapshots(self, limit: int | None = None) -> list[SnapshotInfo]:
         """The whole snapshots, newest first; damaged ones are logged once and left out."""
-        found = []
+        found, _ = self.read_all()
+        return found[:limit] if limit else found
+
+    def read_all(self) -> tuple[list[SnapshotInfo], list[Path]]:
+        """The whole snapshots, newest first, and the infos of damaged ones, which are logged."""
+        found, damaged = [], []
         for path in self._info_files():
             try:
                 found.append(self._read_info(path))
-            except SnapshotFileDamaged as damaged:
-                self._log_once(path, damaged)
+            except SnapshotFileDamaged as why:
+                self._log_once(path, why)
+                damaged.append(path)
             except FileNotFoundError:
                 continue  # removed meanwhile
         found.sort(key=lambda each: (each.sequence, each.created_at_us), reverse=True)
-        return found[:limit] if limit else found
+        return found, damaged
 
     def newest(self) -> SnapshotInfo | None:
         """The newest whole snapshot."""
@@ -306,6 +314,24 @@ class Retention:
             if index and (index >= self.keep_count or each.created_at_us < oldest)
         ]
         return gone[::-1]
+
+    def expired_damaged(
+        self, damaged: Sequence[Path], whole: Sequence[SnapshotInfo], now_us: int
+    ) -> list[Path]:
+        """The infos of damaged snapshots to remove: too old, or older than enough whole ones.
+
+        Files whose names no snapshot has stay.
+        """
+        oldest_s = now_us / 1_000_000 - self.max_age_s
+        return [
+            path
+            for path in damaged
+            if (name := _NAME.fullmatch(path.name)) is not None
+            and (
+                path.stat().st_mtime < oldest_s
+                or sum(each.sequence > int(name[1]) for each in whole) >= self.keep_count
+            )
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,11 +454,18 @@ def _write_info(made: SnapshotInfo, files: SnapshotDirectory) -> None:
 
 
 def _remove_expired(files: SnapshotDirectory, retention: Retention) -> tuple[str, ...]:
-    expired = retention.expired(files.snapshots(), int(time() * 1_000_000))
+    now_us = int(time() * 1_000_000)
+    whole, damaged = files.read_all()
+    expired = retention.expired(whole, now_us)
     for each in expired:
         files.info_file(each).unlink()
         files.rows_file(each).unlink()
-    if expired:
+    expired_damaged = retention.expired_damaged(damaged, whole, now_us)
+    for path in expired_damaged:
+        path.unlink()
+        path.with_suffix(ROWS).unlink(missing_ok=True)
+        log.info("damaged snapshot removed", path=str(path))
+    if expired or expired_damaged:
         files_.sync_directory(files.path)
     return tuple(each.snapshot_id for each in expired)
 

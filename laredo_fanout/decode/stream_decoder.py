@@ -343,8 +343,8 @@ class StreamDecoder:
                 continue
             kind = message[message_.ENVELOPE]
             if kind == message_.BEGIN:
+                self._relations.xid_bytes = message_.begin_xid(message)
                 self.in_transaction = True
-                self._relations.xid_bytes = message[42:46]
                 begun, self._bytes = received, 0
             elif kind in _ROWS:
                 self._row(kind, message)
@@ -369,7 +369,7 @@ class StreamDecoder:
         """Decode a row that isn't plain."""
         if self._announced:
             self._rows_follow()
-        relation = message[26:30]
+        relation = message_.row_oid(message)
         route = self._routes.get(relation, IGNORED)
         if route is not IGNORED:
             self._touched[route] = None
@@ -501,9 +501,13 @@ class StreamDecoder:
                 self.pending.add_piece(commit.position, commit.time_us, spool.to_read)
                 yield
             first = False
-            while self._drain(get, _PIECE_CHANGES) is DrainEnd.MORE:
+            while (end := self._drain(get, _PIECE_CHANGES)) is DrainEnd.MORE:
                 self.pending.add_piece(commit.position, commit.time_us, spool.to_read)
                 yield
+            if end is not DrainEnd.EMPTY:
+                raise ReplicationStreamBroken(
+                    f"the stream has a part or an end of a transaction within transaction {xid}"
+                )
         self._spools.drop(xid)
         self._bytes = 0
         self._commit(commit)

@@ -45,6 +45,8 @@ _EPOCH_US = 946_684_800_000_000
 _EARLIEST_US, _LATEST_US = -_EPOCH_US, 252_455_615_999_999_999
 """1970 and the end of 9999: the wire has no other times."""
 
+_begin = Struct(">26x16x4s").unpack_from
+_row = Struct(">26x4s").unpack_from
 _commit = Struct(">8xQ8xxxQQq").unpack_from
 _stream_start = Struct(">IB").unpack_from
 _stream_commit = Struct(">8xQ8xxIxQQq").unpack_from
@@ -132,6 +134,18 @@ class Truncate(NamedTuple):
 def cut_short(error: Exception) -> ReplicationStreamBroken:
     """The error to raise for one of CUT_SHORT."""
     return ReplicationStreamBroken(f"a message of the stream is cut short ({error})")
+
+
+def begin_xid(message: bytes) -> bytes:
+    """The 32-bit xid of the BEGIN in ``message``, as four bytes."""
+    xid: bytes = _begin(message)[0]
+    return xid
+
+
+def row_oid(message: bytes) -> bytes:
+    """The relation's oid of the row in ``message``, as four bytes."""
+    oid: bytes = _row(message)[0]
+    return oid
 
 
 def commit(message: bytes) -> Commit:

@@ -244,7 +244,12 @@ class ReplicationStream:
     def end(self) -> SourceUnavailable | DecodingFailed:
         """The error of a stream that ended (get_copy_data returned -1)."""
         self.ended = True
-        result = self.pgconn.get_result()
+        try:
+            result = self._next_result("the end of the stream", time.monotonic() + self._timeout)
+        except SourceUnavailable as silent:
+            return silent
+        except psycopg.OperationalError as cut:
+            return end_of_stream("", " ".join(str(cut).split()))
         state = result and result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
         text = " ".join(self.pgconn.get_error_message().split())
         return end_of_stream((state or b"").decode(), text)
@@ -282,21 +287,29 @@ class ReplicationStream:
         try:
             self.pgconn.send_query(command)
             self._flush()
-            while self.pgconn.is_busy():
-                if time.monotonic() > deadline:
-                    raise SourceUnavailable(
-                        f"PostgreSQL didn't answer {command.decode()} within {self._timeout:.0f} s"
-                    )
-                self._poll.poll(1000)
-                self.pgconn.consume_input()
-            result = self.pgconn.get_result()
+            result = self._next_result(command.decode(), deadline)
             if result is None:
                 raise SourceUnavailable(f"PostgreSQL didn't answer {command.decode()}")
-            while result.status != ExecStatus.COPY_BOTH and self.pgconn.get_result() is not None:
-                continue
+            if result.status != ExecStatus.COPY_BOTH:
+                while self._next_result(command.decode(), deadline) is not None:
+                    continue
         except psycopg.OperationalError as cut:
             raise connections.refusal(cut, command.decode()) from cut
         return result
+
+    def _next_result(self, of: str, deadline: float) -> psycopg.pq.abc.PGresult | None:
+        """The next result of ``of``; None after the last one.
+
+        :raises SourceUnavailable: if it doesn't come by the ``deadline``.
+        """
+        while self.pgconn.is_busy():
+            if time.monotonic() > deadline:
+                raise SourceUnavailable(
+                    f"PostgreSQL didn't finish its answer to {of} within {self._timeout:.0f} s"
+                )
+            self._poll.poll(1000)
+            self.pgconn.consume_input()
+        return self.pgconn.get_result()
 
     def _row(self, command: bytes) -> list[bytes]:
         result = self._execute(command)

@@ -36,7 +36,8 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 MANIFEST_WAIT_S = 10.0
-"""Longest wait of a client for the archive's manifest before it is sent a snapshot."""
+"""Longest wait of a client for the archive's manifest, and again for the lists of merged diffs'
+parts, before it is sent a snapshot."""
 FRESH_S = 1.0
 """Time for which a manifest is used without reading it again, in seconds."""
 UNAVAILABLE_S = 10.0
@@ -112,15 +113,17 @@ class ReplayArchive:
     async def unfolded(self, found: FoundArchive, *positions: Position) -> FoundArchive:
         """The archive with the boundaries next to each position, if merged diffs hide them.
 
-        :raises NoReplay: a file that lists a merged diff's parts can't be read.
+        :raises NoReplay: a file that lists a merged diff's parts can't be read, or not in time.
         """
         if not any(artifact.parts for artifact in found.manifest.artifacts):
             return found
         loop = asyncio.get_running_loop()
         try:
-            manifest = await loop.run_in_executor(self._manifests, _unfolded, found, positions)
+            async with asyncio.timeout(MANIFEST_WAIT_S):
+                manifest = await loop.run_in_executor(self._manifests, _unfolded, found, positions)
         except (ArchiveError, OSError) as failure:
-            raise NoReplay(Outcome.UNREADABLE, str(failure)) from failure
+            late = f"the parts of merged diffs weren't read within {MANIFEST_WAIT_S:g} s"
+            raise NoReplay(Outcome.UNREADABLE, str(failure) or late) from failure
         return found._replace(manifest=manifest)
 
     async def _read_manifest(self) -> Reading:

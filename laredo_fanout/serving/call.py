@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -42,14 +43,9 @@ from laredo_model.position import History, Position
 
 _SHARED_PREFIX_V6 = 64
 """One IPv6 host usually has all addresses of such a network."""
-_SHORT_NAMES = {
-    "commonName": "CN",
-    "organizationName": "O",
-    "organizationalUnitName": "OU",
-    "localityName": "L",
-    "stateOrProvinceName": "ST",
-    "countryName": "C",
-}
+_VERSION = 0xA0
+"""Tag of the version in a certificate, which the oldest don't have."""
+_EMPTY = b"\x30\0"
 
 
 @dataclass(slots=True)
@@ -59,7 +55,7 @@ class Caller:
     peer: str
     #: The value of the metadata `authorization`; "" if there is none.
     authorization: str
-    #: Identifies the client certificate; "" if there is none.
+    #: Identifies the subject of the client certificate; "" if there is none.
     certificate: str
     #: The name that the client gives itself, known once its request is read.
     client_id: str = ""
@@ -85,31 +81,47 @@ def caller_of(context: Any) -> Caller:
     """The caller of this gRPC call."""
     metadata = dict(context.invocation_metadata() or ())
     given = metadata.get("authorization")
-    subject = next(iter(context.auth_context().get("x509_subject", ())), b"")
+    pem = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
     return Caller(
         peer=str(context.peer()),
         authorization=given if isinstance(given, str) else "",
-        certificate=digest(bytes(subject)) if subject else "",
+        certificate=_identity(ssl.PEM_cert_to_DER_cert(pem.decode()) if pem else None),
     )
 
 
-def caller_from(
-    address: tuple[str, int], authorization: str, certificate: Mapping[str, Any] | None
-) -> Caller:
-    """The caller at this TCP address; ``certificate`` as `ssl.SSLSocket.getpeercert` returns it."""
+def caller_from(address: tuple[str, int], authorization: str, certificate: bytes | None) -> Caller:
+    """The caller at this TCP address, with this ``certificate`` (DER), or none."""
     host, port = address
-    subject = _subject(certificate) if certificate else ""
     return Caller(
         peer=f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}",
         authorization=authorization,
-        certificate=digest(subject.encode()) if subject else "",
+        certificate=_identity(certificate),
     )
 
 
-def _subject(certificate: Mapping[str, Any]) -> str:
-    """The subject as gRPC writes it (RFC 2253): a certificate is one identity on both ports."""
-    names = [pair for part in certificate.get("subject", ()) for pair in part]
-    return ",".join(f"{_SHORT_NAMES.get(name, name)}={value}" for name, value in reversed(names))
+def _identity(certificate: bytes | None) -> str:
+    """Digest of the subject, which is the same over gRPC and Connect; "" if there is none.
+
+    The TLS library has parsed and verified the certificate.
+    """
+    if certificate is None:
+        return ""
+    # RFC 5280, 4.1: the subject follows version, serial number, algorithm, issuer and validity.
+    within, _ = _bounds(certificate, 0)
+    at, _ = _bounds(certificate, within)
+    for _ in range(5 if certificate[at] == _VERSION else 4):
+        _, at = _bounds(certificate, at)
+    subject = certificate[at : _bounds(certificate, at)[1]]
+    return "" if subject == _EMPTY else digest(subject)
+
+
+def _bounds(der: bytes, at: int) -> tuple[int, int]:
+    """Start and end of the content of the DER element at ``at``."""
+    size, start = der[at + 1], at + 2
+    if size >= 0x80:
+        first, start = start, start + (size & 0x7F)
+        size = int.from_bytes(der[first:start], "big")
+    return start, start + size
 
 
 def digest(secret: bytes) -> str:

@@ -41,6 +41,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from operator import itemgetter
@@ -526,16 +527,17 @@ def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.
         )
     except lmdb.Error as failed:
         raise lmdb_failed(directory, failed) from failed
-    try:
-        space = disk.DiskSpace(environment, directory, max_size)
-        space.begin()
-        return environment, _databases(environment, create=True), space
-    except lmdb.Error as failed:
-        environment.close()
-        raise lmdb_failed(directory, failed) from failed
-    except BaseException:
-        environment.close()
-        raise
+    with ExitStack() as opened:
+        opened.callback(environment.close)
+        try:
+            space = disk.DiskSpace(environment, directory, max_size)
+            opened.callback(space.close)
+            space.begin()
+            databases = _databases(environment, create=True)
+        except lmdb.Error as failed:
+            raise lmdb_failed(directory, failed) from failed
+        opened.pop_all()
+    return environment, databases, space
 
 
 def open_readable(directory: Path) -> tuple[Any, Databases]:

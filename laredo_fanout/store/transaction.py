@@ -159,7 +159,10 @@ class Transaction:
             self.tables[table_id] = replace(self._record(table_id), position=0)
 
     def set_sequence(self, table_id: int, sequence: int) -> None:
-        """Set the newest entry's sequence, in a standby; the journal begins after it."""
+        """Set the newest entry's sequence, in a standby; the journal begins after it.
+
+        The transaction also publishes the table: readers never see its sequence go down.
+        """
         record = self._record(table_id)
         self.tables[table_id] = replace(record, sequence=sequence, oldest_sequence=sequence + 1)
 

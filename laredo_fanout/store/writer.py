@@ -265,9 +265,10 @@ class Store:
         """Open an LMDB write transaction, which is committed if the block raises no error."""
         if self._writing:
             raise StoreError(f"the store {self.path} is in the middle of another transaction")
-        raw = self._environment.begin(write=True)
         self._writing = True
+        raw = None
         try:
+            raw = self._environment.begin(write=True)
             self._disk.begin(raw, self._databases)
             yield raw
             # Before the commit: an error after it would leave this object behind LMDB's state.
@@ -280,7 +281,8 @@ class Store:
         except lmdb.Error as failed:
             raise StoreBroken(str(self.path), str(failed)) from failed
         finally:
-            raw.abort()  # nothing, after a commit
+            if raw is not None:
+                raw.abort()  # nothing, after a commit
             self._writing = False
 
     def _check_readers(self) -> None:

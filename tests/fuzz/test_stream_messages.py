@@ -176,6 +176,41 @@ def test_a_message_is_decoded_or_breaks_the_protocol(
                     assert results[0] == results[1], given
 
 
+def _sent(kind: bytes, content: bytes) -> bytes:
+    return b"w" + pack(">QQq", 2000, 2000, 0) + kind + content
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        _sent(b"B", pack(">Qq", 1050, 0)),
+        _sent(b"B", pack(">QqH", 1050, 0, 0)),
+        *(_sent(kind, OIDS[0][:2]) for kind in (b"I", b"U", b"D")),
+    ],
+)
+def test_a_message_that_is_cut_short(spools: Path, message: bytes) -> None:
+    assert "cut short" in str(_decoded([message], spools)[-1])
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        _sent(b"S", pack(">IIB", 700, 702, 1)),
+        _sent(b"c", pack(">IIBQQq", 700, 700, 0, 1000, 1100, 0)),
+    ],
+    ids=["start", "commit"],
+)
+def test_another_part_within_a_part(spools: Path, within: bytes) -> None:
+    """The rest of the part must not be skipped."""
+    messages = [
+        _sent(b"S", pack(">IB", 700, 1)),
+        within,
+        _sent(b"E", b""),
+        _sent(b"c", pack(">IBQQq", 700, 0, 1000, 1100, 0)),
+    ]
+    assert "within transaction 700" in str(_decoded(messages, spools)[-1])
+
+
 def test_no_subtransaction_reserves_more_than_its_messages(tmp_path: Path) -> None:
     spool = TransactionSpools(tmp_path / "streamed").part(700, first=True)
     tracemalloc.start()

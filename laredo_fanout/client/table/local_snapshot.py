@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, BinaryIO
 
 import orjson
@@ -36,6 +37,8 @@ _BLOCK = struct.Struct("<IQ")  # rows, bytes of keys and lines
 _ROWS_AT_ONCE = 5000
 _DIGEST = 32
 _LONGEST_HEADER = 16 << 20
+_LOCK_WAIT_S = 10.0
+_LOCK_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ class SnapshotFile:
     def save(self, snapshot: LocalSnapshot) -> None:
         """Replace the file.
 
-        :raises OSError: if it can't be written; the old file is unchanged then.
+        :raises OSError: if it can't be written, or another client has been writing it for
+            _LOCK_WAIT_S; the old file is unchanged then.
         """
         if not self.path.parent.exists():
             private_directory.make(self.path.parent)
@@ -195,17 +199,36 @@ def _exactly(file: BinaryIO, size: int) -> bytes:
 @contextmanager
 def _opened_alone(path: Path) -> Iterator[BinaryIO]:
     """A new file at ``path``, once no other process or thread has one open there; only its owner
-    may read it."""
+    may read it.
+
+    :raises TimeoutError: if another one has it open for _LOCK_WAIT_S.
+    """
+    deadline = monotonic() + _LOCK_WAIT_S
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file, path, deadline)
             # Its former holder may have renamed or removed the file: then the lock is useless.
             if not _is_at(path, file):
                 continue
             file.truncate()
             yield file
             return
+
+
+def _lock(file: BinaryIO, path: Path, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if monotonic() >= deadline:
+                raise TimeoutError(
+                    f"another client has had {path} open for {_LOCK_WAIT_S:g} s; give every client"
+                    " its own local_snapshot_path, and end a process that hangs"
+                    f" (fuser {path} shows it)"
+                ) from None
+        sleep(_LOCK_POLL_S)
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:

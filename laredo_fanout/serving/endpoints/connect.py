@@ -227,10 +227,11 @@ class CallConnection(asyncio.Protocol):
             self._refuse_http(refused.status, str(refused), refused.headers)
             await self._answer_taken()
             return
+        tls = self._transport.get_extra_info("ssl_object")
         caller = caller_from(
             self._transport.get_extra_info("peername")[:2],
             headers.get("authorization", ""),
-            self._transport.get_extra_info("peercert"),
+            None if tls is None else tls.getpeercert(binary_form=True),
         )
         serve = self._serve_stream if called.streaming else self._serve_unary
         await serve(called, caller, headers, body)

@@ -1,5 +1,6 @@
 """The local snapshot: what was saved comes back, anything else is refused."""
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,21 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
         file.save(LocalSnapshot(PLACE, COLUMNS, [b"1"], ["not bytes"]))  # type: ignore[list-item]
     assert file.load() == SNAPSHOT
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_a_file_that_another_client_never_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "laredo_fanout.client.table.local_snapshot._LOCK_WAIT_S", 0.1, raising=False
+    )
+    file = at(tmp_path)
+    file.save(SNAPSHOT)
+    new = tmp_path / ".cache.new"
+    with new.open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match=r"\.cache\.new open for 0\.1 s; give every client"):
+            file.save(SNAPSHOT)
+    assert file.load() == SNAPSHOT
+    file.save(SNAPSHOT)
+    assert not new.exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.copy.range_reader import CopyReader, ReadFailed
 from laredo_fanout.postgres import pgoutput
 from laredo_fanout.postgres.connections import SourceUnavailable
@@ -18,6 +19,7 @@ from laredo_fanout.postgres.replication_stream import BackgroundReading, Replica
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, wait_until
+from tests.support.server.stuck_proxy import Proxy
 
 _BOUND = 8 << 20
 _ROWS, _WIDTH = 8_000, 5_000
@@ -142,6 +144,28 @@ def test_what_is_gulped_ahead_is_bounded_and_nothing_of_it_is_lost(
         return rows == _ROWS
 
     wait_until(whole, "the rest comes")
+
+
+class _Unfinished(Proxy):
+    """It keeps the end of the answer to IDENTIFY_SYSTEM, ReadyForQuery, to itself."""
+
+    def passed(self, data: bytes) -> bytes:
+        return data.removesuffix(b"Z\0\0\0\5I") if b"IDENTIFY_SYSTEM\0Z" in data else data
+
+
+def test_an_answer_without_its_end(
+    database: Database, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    path = tmp_path / "proxy"
+    path.mkdir()
+    with closing(_Unfinished(str(postgres.socket_directory / ".s.PGSQL.5432"), path)):
+        options = RunningIngest(database, tmp_path, (), through=path, receive_timeout=0.5).options
+        told = r"didn't finish its answer to IDENTIFY_SYSTEM within"
+        with (
+            closing(ReplicationStream.open(options)) as stream,
+            pytest.raises(SourceUnavailable, match=told),
+        ):
+            stream.identify()
 
 
 def test_a_statement_that_nobody_reads_ends_the_reader(

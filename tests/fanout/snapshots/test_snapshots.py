@@ -269,6 +269,33 @@ def test_a_damaged_snapshot_is_left_out_with_one_log_line(
     assert take_now(store, shelf).written
 
 
+@pytest.mark.parametrize(
+    "damage", [damage_size, damage_rows_gone, damage_info_empty, damage_info_of_another]
+)
+@pytest.mark.parametrize("keep", [KEEP, Retention(100, 3600)], ids=["count", "age"])
+def test_a_damaged_snapshot_expires(
+    store: Store, table: int, shelf: SnapshotDirectory, damage: object, keep: Retention
+) -> None:
+    made = take_now(store, shelf, keep).snapshot
+    assert callable(damage)
+    damage(shelf, made)
+    foreign = shelf.path / "notes.json", shelf.path / "old-0_19F000-1.json"
+    for path in foreign:
+        path.write_bytes(b"{}")
+    for _ in range(2):
+        change(store, table)
+        take_now(store, shelf, keep)
+    assert shelf.info_file(made).exists()
+    if keep is not KEEP:
+        for path in (*foreign, shelf.info_file(made)):
+            os.utime(path, (0, 0))
+    change(store, table)
+    take_now(store, shelf, keep)
+    assert not shelf.info_file(made).exists() and not shelf.rows_file(made).exists()
+    assert len(shelf.snapshots()) == 3
+    assert all(path.exists() for path in foreign)
+
+
 def test_damage_of_the_same_size_is_found_while_reading(
     store: Store, table: int, shelf: SnapshotDirectory
 ) -> None:

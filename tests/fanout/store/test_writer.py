@@ -6,12 +6,14 @@ import sys
 import time
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.errors import (
     MapFull,
     PositionWentBack,
+    StoreBroken,
     StoreDamaged,
     StoreError,
     StoreLocked,
@@ -89,6 +91,28 @@ def test_a_failed_step_leaves_nothing_behind(store: Store, table: int) -> None:
     assert [entry[1] for entry in journal_of(store.reader(), table)] == [10, 20]
 
 
+def test_a_transaction_that_cannot_begin(store: Store) -> None:
+    store._environment.close()
+    with pytest.raises(StoreBroken), store.transaction():
+        pass
+    with pytest.raises(StoreBroken):  # and no transaction is open
+        store.transaction().__enter__()
+
+
+def test_no_file_stays_open_of_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
+    open_store(tmp_path).close()
+    with lmdb.open(str(tmp_path), max_dbs=1) as environment:
+        rows = environment.open_db(b"state", create=False)
+        with environment.begin(write=True) as transaction:
+            transaction.drop(rows)
+            transaction.put(b"state", b"not a database")
+    before = set(Path("/proc/self/fd").iterdir())
+    for _ in range(3):
+        with pytest.raises(StoreDamaged):
+            open_store(tmp_path)
+    assert set(Path("/proc/self/fd").iterdir()) <= before
+
+
 def test_a_position_alone_is_stored(tmp_path: Path) -> None:
     with open_store(tmp_path) as store, store.transaction() as transaction:
         transaction.set_position(99, 5)
@@ -164,7 +188,7 @@ def test_max_size_is_an_error_and_what_was_there_stays(tmp_path: Path) -> None:
     with open_store(tmp_path, max_size=2 << 20) as store:
         table = live_table(store)
         committed = 0
-        with pytest.raises(MapFull, match=r"state\.max_size \(2097152 bytes\)"):
+        with pytest.raises(MapFull, match=r"state\.max_size \(2\.1 MB\)"):
             for n in range(10_000):
                 commit(store, table, (10 + n, [insert(str(n), "x" * 1000)]))
                 committed += 1

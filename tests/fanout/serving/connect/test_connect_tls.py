@@ -1,6 +1,7 @@
 """The Connect port over TLS: the same files, the same identities as gRPC's."""
 
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ConnectOptions, ListenerOptions, TlsFiles
 from laredo_fanout.wire import replication_pb2 as wire
+from tests.support.server.certificates import Authority
 from tests.support.server.connect_client import ConnectClient, connect_listener, connected
 from tests.support.server.serving_world import running
 
@@ -51,6 +53,24 @@ async def test_client_certificates(tmp_path: Path) -> None:
             with pytest.raises(httpx.HTTPError):
                 await stranger.unary("GetReplicationStatus", STATUS)
             await stranger.http.aclose()
+
+
+async def test_a_certificate_with_special_characters_is_one_identity(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls")
+    listener = connect_listener(
+        tls=replace(authority.sign("server"), client_ca=authority.pem),
+    )
+    signed = authority.sign("a, b; <c>")
+    async with connected(tmp_path, listener=listener, users=3) as (world, plain):
+        context = ssl.create_default_context(cafile=authority.pem)
+        context.load_cert_chain(signed.cert, signed.key)
+        client = ConnectClient(plain.http.base_url.port or 0, verify=context)
+        by_grpc = world.sync_by_tls(authority.directory, "a, b; <c>")
+        await by_grpc.next("handshake")
+        async with client.http, client.sync() as stream:
+            await stream.next("handshake")
+            owners = [lease.state.info.owner for lease in world.registry.leases]
+            assert len(owners) == 2 and len(set(owners)) == 1
 
 
 async def test_an_address_that_is_not_ours(tmp_path: Path) -> None:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from laredo_archive.maintain import compact
 from laredo_archive.manifest import merged as merged_
+from laredo_archive.storage.local import LocalDestination
+from laredo_fanout.serving import archives
 from laredo_fanout.serving.replay import Outcome
+from tests.support.processes import PATIENCE_S
 from tests.support.server.archived import Archived
 from tests.support.server.replay_reader import FULL, REPLAY, archived, read
 
 HOUR = timedelta(hours=1)
+
+
+class Hanging(LocalDestination):
+    """A directory whose lists of merged diffs' parts can't be read until they are released."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.released = threading.Event()
+
+    def open(self, key: str, offset: int = 0) -> BinaryIO:
+        if "parts-" in key:
+            assert self.released.wait(PATIENCE_S)
+        return super().open(key, offset)
 
 
 def merged(table: Archived) -> None:
@@ -21,6 +39,20 @@ def merged(table: Archived) -> None:
     done = compact.merge_next(table.archive.merging, [HOUR], formats=table.formats)
     assert done is not None
     assert len(done.run.diffs) > 3
+
+
+def with_merged_diffs(table: Archived) -> int:
+    """Merge most of six diffs; return a boundary that is hidden by that."""
+    ends = []
+    for number in range(5):
+        table.commit((number, f"at {number}"))
+        table.cut()
+        ends.append(table.position)
+    table.commit((1, "late"))
+    table.cut(later=2 * HOUR)
+    merged(table)
+    table.prune()
+    return ends[1]
 
 
 @pytest.mark.parametrize("listed", [64, 1])
@@ -53,17 +85,28 @@ async def test_a_list_that_is_gone_means_a_snapshot(
 ) -> None:
     monkeypatch.setattr(merged_, "LISTED_AT_MOST", 1)
     async with archived(tmp_path, rows=5) as (world, table):
-        ends = []
-        for number in range(5):
-            table.commit((number, f"at {number}"))
-            table.cut()
-            ends.append(table.position)
-        table.commit((1, "late"))
-        table.cut(later=2 * HOUR)
-        merged(table)
-        table.prune()
+        start = with_merged_diffs(table)
         [file] = (tmp_path / "archive").rglob("parts-*")
         file.unlink()
-        found = await read(world, table, ends[1])
+        found = await read(world, table, start)
+        assert (found.mode, found.state) == (FULL, table.state)
+        assert table.outcomes == [Outcome.UNREADABLE]
+
+
+async def test_a_list_that_cannot_be_read_in_time_means_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merged_, "LISTED_AT_MOST", 1)
+    monkeypatch.setattr(archives, "MANIFEST_WAIT_S", 1.0)
+    (tmp_path / "archive").mkdir()
+    directory = Hanging(tmp_path / "archive")
+    monkeypatch.setattr(archives, "destination_of", lambda _: directory)
+    async with archived(tmp_path, rows=5) as (world, table):
+        start = with_merged_diffs(table)
+        try:
+            found = await read(world, table, start)
+            assert not directory.released.is_set()
+        finally:
+            directory.released.set()
         assert (found.mode, found.state) == (FULL, table.state)
         assert table.outcomes == [Outcome.UNREADABLE]
