@@ -388,8 +388,9 @@ class TooLarge(DestinationUnavailable):
     def __init__(self, uri: str, limit: int) -> None:
         super().__init__(
             uri,
-            f"it has more than {size(limit)}, and isn't read: no manifest is as large. Find"
-            " out which program wrote it, and restore it from another destination or a backup",
+            f"it has more than {size(limit)}, and isn't read: no manifest is as large, so"
+            " another program wrote it. Move it elsewhere; if it has replaced a manifest, restore"
+            " that from another destination or a backup",
         )
 
 

@@ -13,6 +13,7 @@ import structlog
 
 from laredo_service import native_log
 from laredo_service.build import version_option
+from laredo_service.command_line import Amount
 from laredo_service.printable import printable, printable_lines
 from laredo_service.settings import SettingsError
 from laredo_snapshotter import config as config_
@@ -66,7 +67,7 @@ class LogFormat(click.Choice[str]):
 )
 @click.option(
     "--flush-timeout",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0),
     default=20.0,
     show_default=True,
     metavar="SECONDS",

@@ -30,6 +30,7 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_model import position as positions
+from laredo_service.command_line import MOST_HOURS, Amount
 from laredo_service.figures import size
 from laredo_service.printable import printable
 
@@ -50,7 +51,7 @@ SHOWN_REMARKS = 5
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0),
     default=90,
     show_default=True,
     metavar="SECONDS",
@@ -131,14 +132,14 @@ def _say(line: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only report the changes; make none.")
 @click.option(
     "--cut-off-hours",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0, max=MOST_HOURS),
     default=24,
     show_default=True,
     help="Least age of an object that no manifest names; longer than the longest commit.",
 )
 @click.option(
     "--grace-hours",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0, max=MOST_HOURS),
     default=24,
     show_default=True,
     help="Time for which a retired object stays; longer than the longest read.",

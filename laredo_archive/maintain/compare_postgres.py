@@ -5,6 +5,7 @@ boundary there, they are equal. If the archive knows that the table didn't chang
 they are equal or different. Else the comparison is undecided, for now or for good.
 """
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -155,7 +156,8 @@ class Database:
         ours = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
         settings = f"{session_options()} {ours}"
         # Ours come last: of two settings of the same name the later one holds.
-        parameters["options"] = f"{parameters.get('options') or ''} {settings}".strip()
+        given = parameters.get("options") or os.environ.get("PGOPTIONS", "")
+        parameters["options"] = f"{given} {settings}".strip()
         parameters["connect_timeout"] = parameters.get("connect_timeout") or CONNECT_TIMEOUT_S
         parameters["application_name"] = "laredo-archive verify"
         for name, value in _KEEPALIVES.items():
@@ -182,13 +184,20 @@ class Database:
     def table(self, name: str, columns: Sequence[Column] | None) -> "ComparedTable":
         """The table ``schema.name``, with the archive's columns (None: all).
 
-        :raises DatabaseUnusable: if there is no such table, or it lacks a column.
+        :raises DatabaseUnusable: if there is no such table, or several are written like that.
         """
         found = self._connection.execute(_TABLE_SQL, (name,)).fetchall()
         location = f"{self._connection.info.host}/{self._connection.info.dbname}"
         if not found:
             raise DatabaseUnusable(
                 location, f"the database has no table {name}; use the DSN of the archived database"
+            )
+        if len(found) > 1:
+            each = " and ".join(sorted(table_name(schema, table) for _, schema, table, _ in found))
+            raise DatabaseUnusable(
+                location,
+                f"{name} may be {each}, and the archive doesn't record which; rename the one that"
+                " isn't archived",
             )
         oid, schema, table, kind = found[0]
         rows = self._connection.execute(_COLUMNS_SQL, (oid,)).fetchall()

@@ -149,7 +149,10 @@ def found(location: ArchiveLocation) -> FoundArchive:
 
 
 def absolute(uri: str) -> str:
-    """Make a location absolute, for a process that has another working directory."""
+    """Make a location absolute, for a process that has another working directory.
+
+    :raises DestinationError: if a ``file://`` URI names another host.
+    """
     if "://" in uri and not uri.startswith("file:"):
         return uri
     return os.path.abspath(Path(_local_path(uri)).expanduser())  # noqa: PTH100  # not symbolic links
@@ -157,13 +160,22 @@ def absolute(uri: str) -> str:
 
 def _local_path(uri: str) -> str:
     """The path that a path or a URI of the scheme ``file`` means: ``file:///a``, ``file:/a``."""
-    return unquote(urlsplit(uri).path) if uri.startswith("file:/") else uri
+    if not uri.startswith("file:/"):
+        return uri
+    _, host, path, _, _ = urlsplit(uri)
+    if host not in ("", "localhost"):
+        raise DestinationError(
+            uri,
+            f"it names the host {host}, and only files of this machine can be read; write"
+            f" file:///{host}{path}, or a path",
+        )
+    return unquote(path)
 
 
 def parse(uri: str, access: S3Access | None = None) -> ArchiveLocation:
     """Parse a path or URI, without a request.
 
-    :raises DestinationError: if it has an unknown scheme.
+    :raises DestinationError: if it has an unknown scheme, or another host.
     """
     scheme = urlsplit(uri).scheme if "://" in uri else ""
     if f"{scheme}://" in s3.SCHEMES:

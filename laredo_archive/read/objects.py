@@ -8,6 +8,7 @@ bandwidth, not for latency, and holds a bounded number of bytes, whatever the ob
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import BinaryIO, Protocol
 
@@ -107,8 +108,8 @@ class _Workers:
         with self._lock:
             self._jobs.put(job)
             if self._count < WORKERS:
-                self._count += 1
                 threading.Thread(target=self._work, name="read-ahead", daemon=True).start()
+                self._count += 1
 
     def _work(self) -> None:
         while True:
@@ -204,9 +205,10 @@ class _Fetched:
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._source is not None:
-            self._source.close()
-            self._source = None
+        source, self._source = self._source, None
+        if source is not None:
+            with suppress(Exception):  # nothing more is read of it
+                source.close()
 
 
 # Reads a part of an artifact, and checks its blocks by the CRC-32 in its entry's ``blocks``, if the

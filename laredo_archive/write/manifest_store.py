@@ -181,6 +181,11 @@ class Counts:
         self.count_error(location)
         self.availabilities.failed(location, str(failure))
 
+    def count_conflict(self) -> None:
+        """Count a swap that lost to another writer's."""
+        with self._lock:
+            self.cas_conflicts += 1
+
     def count_error(self, location: str) -> None:
         """Count a failed request to ``location``."""
         with self._lock:
@@ -341,7 +346,7 @@ class ManifestStore:
     def note(self, failure: CommitConflict | CommitStateUnknown, attempt: int) -> None:
         """Count and log a swap that has to be settled by reading."""
         if isinstance(failure, CommitConflict):
-            self.counts.cas_conflicts += 1
+            self.counts.count_conflict()
         else:
             self.counts.count_error(self.destination.location)
         log.warning(

@@ -35,6 +35,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_a_stop_without_end_is_refused(number: str) -> None:
+    ended = run("--flush-timeout", number, env={})
+    assert ended.returncode == 2
+    assert "Invalid value for '--flush-timeout'" in ended.stderr
+
+
 def test_a_wrong_key_is_told_with_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "wrong.conf"
     file.write_text("snapshotter {\n  sourze { table = users }\n}\n")

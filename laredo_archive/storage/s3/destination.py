@@ -330,10 +330,11 @@ class S3Destination:
         """The objects below ``prefix``, without hidden ones and a console's folders."""
         for page in self._pages("list_objects_v2", prefix):
             for found in page.get("Contents", ()):
-                key = found["Key"].removeprefix(self._bucket.location.prefix)
+                key = self._listed(found)
                 if is_plain(key) and not key.rpartition("/")[2].startswith(HIDDEN):
-                    modified = self._bucket.modified(found, self.uri_of(key))
-                    yield ObjectInfo(key, found["Size"], modified)
+                    uri = self.uri_of(key)
+                    size = self._bucket.required(found, "Size", uri)
+                    yield ObjectInfo(key, size, self._bucket.modified(found, uri))
 
     def swap(self, key: str, data: bytes, expected: str | None) -> ObjectVersion:
         """PUT with If-Match, or If-None-Match for the first one."""
@@ -388,10 +389,16 @@ class S3Destination:
             # A Date has whole seconds, the time of an upload's start may have fractions.
             limit = self._bucket.date(page) + timedelta(seconds=1) - older_than
             for upload in page.get("Uploads", ()):
-                key = upload["Key"].removeprefix(self._bucket.location.prefix)
-                if upload["Initiated"] <= limit and is_plain(key) and is_ours(key):
-                    dropped += self._abort(key, upload["UploadId"])
+                key, required = self._listed(upload), self._bucket.required
+                begun = required(upload, "Initiated", self.uri)
+                if begun <= limit and is_plain(key) and is_ours(key):
+                    dropped += self._abort(key, required(upload, "UploadId", self.uri))
         return dropped
+
+    def _listed(self, found: Answer) -> str:
+        """The key of an object, or of an upload, in a listing."""
+        key: str = self._bucket.required(found, "Key", self.uri)
+        return key.removeprefix(self._bucket.location.prefix)
 
     def _abort(self, key: str, upload_id: str) -> bool:
         try:
@@ -413,10 +420,14 @@ class S3Destination:
             yield page
             if not page.get("IsTruncated"):
                 return
-            marks = {
-                after: page[next_] for after, next_ in _MARKS[method].items() if page.get(next_)
-            }
-            if not marks:
+            before, marks = (
+                marks,
+                {after: page[next_] for after, next_ in _MARKS[method].items() if page.get(next_)},
+            )
+            if not marks or marks == before:
+                names = "repeats the" if marks else "names no"
                 raise DestinationUnavailable(
-                    self.uri, "its listing is truncated, but names no position to continue from"
+                    self.uri,
+                    f"its listing is truncated, but {names} position to continue from; check the"
+                    " store, and any proxy in front of it",
                 ).at(self.location)

@@ -77,6 +77,9 @@ _NEEDED_FOR = {
     "ETag": "which tells one version from the next",
     "LastModified": "which shows the object's age",
     "ContentLength": "without which a cut-off answer looks whole",
+    "Key": "which names an object that it lists",
+    "Size": "without which a cut-off object looks whole",
+    "Initiated": "which shows the upload's age",
     "UploadId": "which names the upload",
     "CopyPartResult": "which names the part",
 }
@@ -165,9 +168,13 @@ class Bucket:
         """One page of a listing of ``prefix``.
 
         :raises FailedRequest: if it keeps failing, or fails otherwise.
+        :raises DestinationUnavailable: if the answer lacks an object's key.
         """
         uri, more["Prefix"] = f"{self.location.uri}{prefix}", self.location.prefix + prefix
-        return self.repeatedly(method, PASSING, partial(self._once, method, uri, more))
+        try:
+            return self.repeatedly(method, PASSING, partial(self._once, method, uri, more))
+        except KeyError as missing:  # botocore decodes each object's
+            raise self._lacking("Key", uri) from missing
 
     def repeatedly(
         self,

@@ -65,7 +65,11 @@ class Lanes:
         with self._changed:
             self._changed.wait_for(lambda: not self._taken or self._taken + size <= self._room)
             self._taken += size
-        sending = self._threads.submit(work)
+        try:
+            sending = self._threads.submit(work)
+        except BaseException:
+            self._leave(size)
+            raise
         sending.add_done_callback(lambda _: self._leave(size))
         return sending
 

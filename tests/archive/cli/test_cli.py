@@ -57,6 +57,18 @@ def test_cat_refuses_what_it_can_t_give(archive: Path) -> None:
     assert "neither a position such as 0/19F000 nor a time" in wrong.stderr
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "1e300"])
+def test_a_time_without_end_is_refused(archive: Path, number: str) -> None:
+    for command in (
+        ["gc", archive, "--grace-hours", number],
+        ["gc", archive, "--cut-off-hours", number],
+        *([["verify", archive, "--wait", number]] if number != "1e300" else []),
+    ):
+        refused = run(*command)
+        assert refused.returncode == 2
+        assert f"Invalid value for '{command[2]}'" in refused.stderr
+
+
 def test_diff_prints_net_changes(archive: Path) -> None:
     found = [
         json.loads(line) for line in rows(run("diff", archive, "--from", "0/64", "--to", "0/C8"))

@@ -303,6 +303,23 @@ def test_rows_hidden_from_the_role_are_no_difference(live: Live) -> None:
         live.execute("DROP OWNED BY halfblind", "DROP ROLE halfblind")
 
 
+def test_two_tables_of_one_written_name(live: Live) -> None:
+    """Neither is compared: the archive doesn't record which of them it has."""
+    live.execute('CREATE SCHEMA "a.b"', "CREATE SCHEMA a", 'CREATE TABLE "a.b".c (id int)')
+    with Database.connected(live.dsn) as asked:
+        asked.table("a.b.c", None)
+        live.execute('CREATE TABLE a."b.c" (id int)')
+        with pytest.raises(DatabaseUnusable, match=r'"a"\."b\.c" and "a\.b"\."c".*rename'):
+            asked.table("a.b.c", None)
+
+
+def test_the_environment_s_options_hold_too(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGOPTIONS", "-c work_mem=77MB -c row_security=on")
+    with Database.connected(live.dsn) as asked:
+        assert asked._one("SHOW work_mem") == ("77MB",)
+        assert asked._one("SHOW row_security") == ("off",)
+
+
 def test_partitioned_table_and_odd_names(database: OwnDatabase, tmp_path: Path) -> None:
     with database.connect() as connection:
         connection.autocommit = True

@@ -14,6 +14,7 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage import access
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
+from laredo_archive.storage.local import LocalDestination
 from tests.support.archive.archiving import ONE, opened, rebased
 from tests.support.archive.s3_maker import S3Maker
 from tests.support.archive.several_epochs import TWO, rows_at, several_epochs
@@ -130,6 +131,15 @@ def test_an_empty_archive_is_found_too(root: Root) -> None:
 def test_other_places_are_not_known(place: str) -> None:
     with pytest.raises(DestinationError, match="give a directory, or a URI that begins with"):
         location.parse(place)
+
+
+@pytest.mark.parametrize("look", [location.find, location.find_catalog, location.absolute])
+def test_another_host_is_refused(tmp_path: Path, look: Callable[[str], object]) -> None:
+    """It is most likely the first directory, after a slash too few."""
+    with pytest.raises(DestinationError, match=r"host data.*file:///data/us%20ers, or a path"):
+        look("file://data/us%20ers")
+    put(LocalDestination(tmp_path), "users/")
+    assert location.find(f"file://localhost{tmp_path}/users").key_prefix == "users/"
 
 
 @pytest.mark.parametrize("place", ["s3://", "s3:///users", "s3://b/a//users", "s3://b/../users"])

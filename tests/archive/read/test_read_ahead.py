@@ -10,7 +10,7 @@ from typing import BinaryIO
 import pytest
 
 from laredo_archive.errors import ArtifactMissing, DestinationUnavailable
-from laredo_archive.read.objects import HELD_BYTES, PIECE_BYTES, WINDOW, ReadAhead, opener
+from laredo_archive.read.objects import HELD_BYTES, PIECE_BYTES, WINDOW, WORKERS, ReadAhead, opener
 from laredo_archive.storage.local import LocalDestination
 from tests.support.processes import PATIENCE_S, wait_until
 
@@ -25,6 +25,7 @@ class Store:
         self._data = data
         self.opened: list[str] = []
         self.closed: set[str] = set()
+        self.closing: Exception | None = None
         self.fetched = 0
 
     def fetch(self, key: str) -> BinaryIO:
@@ -40,6 +41,8 @@ class Store:
             def close(self) -> None:
                 store.closed.add(key)
                 super().close()
+                if store.closing is not None:
+                    raise store.closing
 
         return Body(self._data(key))
 
@@ -131,6 +134,17 @@ def test_a_failure_comes_where_it_is_read_and_again() -> None:
             broken.read(3)
     with pytest.raises(ArtifactMissing):
         ahead.open("gone").read(3)
+
+
+def test_a_source_that_can_t_be_closed_ends_no_thread() -> None:
+    store = Store()
+    store.closing = OSError("not closed")
+    ahead = ReadAhead(store.fetch)
+    ahead.expect(KEYS)
+    for key in KEYS[: WORKERS + 1]:
+        with closing(ahead.open(key)) as opened:
+            assert opened.read(3) == key.encode()
+    assert ahead.open(KEYS[50]).read() == b"050", "the reader isn't told: it has every byte"
 
 
 def test_what_is_given_up_is_let_go() -> None:

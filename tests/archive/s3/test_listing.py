@@ -1,5 +1,6 @@
 """Listings of more than a page, and what isn't an object of an archive."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -39,6 +40,50 @@ def test_a_listing_that_doesnt_say_where_it_goes_on(way: Way) -> None:
     way.meets(Fault("more to come, from nowhere", happen), "ListObjectsV2")
     with pytest.raises(DestinationUnavailable, match="names no position to continue from"):
         list(way.faulty.list("t/"))
+
+
+def test_a_listing_that_goes_round_in_circles(way: Way) -> None:
+    async def happen(exchange: Exchange) -> None:
+        answered = await exchange.forward()
+        again = b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+        body = answered.body.replace(b"<IsTruncated>false</IsTruncated>", again)
+        assert body != answered.body
+        await exchange.respond(replace(answered, body=body))
+
+    way.direct.swap("t/m", b"x", None)
+    way.meets(Fault("the same page again", happen), "ListObjectsV2", times=4)
+    with pytest.raises(DestinationUnavailable, match="repeats the position to continue from"):
+        list(way.faulty.list("t/"))
+    assert way.sent("ListObjectsV2") == 2
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        ("ListObjectsV2", "Key"),
+        ("ListObjectsV2", "Size"),
+        ("ListMultipartUploads", "Key"),
+        ("ListMultipartUploads", "UploadId"),
+        ("ListMultipartUploads", "Initiated"),
+    ],
+)
+def test_a_listing_that_lacks_a_field(way: Way, operation: str, name: str) -> None:
+    async def happen(exchange: Exchange) -> None:
+        answered = await exchange.forward()
+        body = re.sub(f"<{name}>[^<]*</{name}>".encode(), b"", answered.body)
+        assert body != answered.body
+        await exchange.respond(replace(answered, body=body))
+
+    way.direct.swap("t/m", b"x", None)
+    upload = way.begun("t/a", LARGE)
+    way.meets(Fault(f"no {name}", happen), operation)
+    with pytest.raises(DestinationUnavailable, match=f"s3://.*no {name}, .*check") as lacking:
+        if operation == "ListObjectsV2":
+            list(way.faulty.list("t/"))
+        else:
+            way.faulty.collect_unfinished("t/", timedelta(0), anybodys)
+    upload.abort()
+    assert lacking.value.location == way.faulty.location
 
 
 def test_folders_of_a_console_and_hidden_names_are_nobodys_objects(way: Way, s3: S3Maker) -> None:

@@ -11,7 +11,8 @@ from itertools import pairwise
 import pytest
 
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_archive.storage.s3.upload import PART_BYTES, part_bytes
+from laredo_archive.storage.s3.requests import PARALLEL_PARTS
+from laredo_archive.storage.s3.upload import PART_BYTES, Lanes, part_bytes
 from tests.support.archive.s3_maker import S3Maker
 from tests.support.archive.s3_way import LARGE, Way
 from tests.support.faults.fault import Exchange, Fault, Rule, refusal
@@ -196,3 +197,12 @@ def test_parts_of_one_object_reach_5_tb() -> None:
     assert min(sizes) >= 5 << 20
     assert all(one <= other for one, other in pairwise(sizes))
     assert part_bytes(5 * (1 << 30) // sizes[0]) == sizes[0], "5 GB in small parts"
+
+
+def test_a_part_that_no_thread_takes_leaves_its_room() -> None:
+    lanes = Lanes()
+    lanes._threads.shutdown()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cannot schedule"):
+            lanes.send(PARALLEL_PARTS * PART_BYTES, dict)
+        assert lanes._taken == 0
