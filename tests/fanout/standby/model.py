@@ -177,7 +177,8 @@ class Model:
             server.stuck, server.dark = server.stuck and lasts, server.dark and lasts
         if self.reader is not None and (self.reader.session is None or self.reader.dark):
             self.reader = None
-        for _ in range(3000):
+        # Two takeovers, each of which reads the whole backlog, take 3,000 steps and more.
+        for _ in range(10_000):
             self.now += self.chance.choice([0, 0, 1])
             self.step()
             if all(each.position == len(self.wal) for each in self.servers):

@@ -15,9 +15,9 @@ from laredo_spark.cli import main
 from laredo_spark.sync.delta import AGED_S, DeltaLog
 from laredo_spark.sync.errors import TargetBusy, TargetRefused
 from laredo_spark.sync.sync import SyncOutcome
-from tests.spark.evolving_table import rows_after_each_step
 from tests.support import lakehouse
 from tests.support.archive.building import Builder
+from tests.support.evolving_table import rows_after_each_step
 from tests.support.postgres import Database
 from tests.support.spark_reading import names
 
