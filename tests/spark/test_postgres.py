@@ -19,7 +19,9 @@ from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_spark import read_table, register
-from tests.spark.postgres_road import (
+from tests.support import drawn
+from tests.support.postgres import Database
+from tests.support.postgres_road import (
     DEEP,
     FORMATS,
     ROW,
@@ -31,8 +33,6 @@ from tests.spark.postgres_road import (
     insert,
     road,
 )
-from tests.support import drawn
-from tests.support.postgres import Database
 
 
 def write(made: Road) -> None:

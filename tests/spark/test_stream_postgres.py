@@ -21,9 +21,9 @@ from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
 from laredo_model.line import Action
-from tests.spark.postgres_road import DEEP, ROW, Road, collected, expected, in_order, insert, road
 from tests.spark.streaming_query import Query
 from tests.support.postgres import Database
+from tests.support.postgres_road import DEEP, ROW, Road, collected, expected, in_order, insert, road
 from tests.support.processes import wait_until
 
 SEED = 11

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from laredo_spark.sync.merging import Merge, Rebuild, SyncAction, UpToDate
 from tests.spark.merged_copy import MergedCopy
-from tests.spark.postgres_road import (
+from tests.support.postgres import Database
+from tests.support.postgres_road import (
     DEEP,
     FORMATS,
     ROW,
@@ -24,7 +25,6 @@ from tests.spark.postgres_road import (
     insert,
     road,
 )
-from tests.support.postgres import Database
 
 
 class Copies:

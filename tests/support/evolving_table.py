@@ -8,9 +8,9 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
 from laredo_spark.sync.merging import quoted
 from laredo_spark.sync.sync import SyncOutcome
-from tests.spark.postgres_road import Road, Rows, in_order, road
 from tests.support.lakehouse import Kept
 from tests.support.postgres import Database
+from tests.support.postgres_road import Road, Rows, in_order, road
 
 TABLE = "pairs"
 STEPS = {
