@@ -181,12 +181,17 @@ class _Catalog:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(executor, self._store.enter, entries, boundaries)
-        except ArchiveError as failure:
+        except Exception as failure:  # noqa: BLE001  # archives go on without a catalog
             self._failures += 1
             delay = AGAIN.delay(self._failures)
             self._not_before = time.monotonic() + delay
             level = log.warning if self._outage.is_news(type(failure).__name__) else log.debug
-            level("catalog not written", error=str(failure), retry_in_s=round(delay, 1))
+            level(
+                "catalog not written",
+                error=str(failure),
+                retry_in_s=round(delay, 1),
+                exc_info=None if isinstance(failure, ArchiveError) else failure,
+            )
         else:
             self._failures = 0
             self._outage.end()

@@ -3,16 +3,21 @@
 import json
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
+import structlog.testing
 from click.testing import CliRunner
 
 from laredo_archive.cli import main
 from laredo_archive.manifest import catalog, parser, timeline
-from laredo_archive.manifest.catalog import DatabaseCatalog, GroupBoundary
+from laredo_archive.manifest.catalog import CatalogEntry, DatabaseCatalog, GroupBoundary
+from laredo_archive.write.manifest_store import CatalogStore
+from laredo_snapshotter.app import catalog_keeper
 from tests.support import drawn
-from tests.support.processes import wait_until
+from tests.support.processes import until, wait_until
 from tests.support.writer.served import HISTORY, Served, put, rows
 from tests.support.writer.writing import ReadyWriter
 
@@ -145,3 +150,17 @@ def test_what_isnt_a_catalog_stays_and_the_archives_go_on(
             (archive / "catalog.json").unlink()
             # It is tried again soon.
             wait_until(lambda: has(archive, "users", "orders"), "a catalog")
+
+
+async def test_a_defect_in_its_writing_is_retried_after_a_pause() -> None:
+    class Broken:
+        def enter(self, *_: object) -> None:
+            raise KeyError("a defect")
+
+    catalog = catalog_keeper._Catalog(cast(CatalogStore, Broken()))
+    entries = {"users/": CatalogEntry("public.users", "group")}
+    with ThreadPoolExecutor(1) as executor, structlog.testing.capture_logs() as logged:
+        catalog.begin(executor, entries, [])
+        await until(lambda: catalog._writing is None)
+    assert not catalog.is_due(entries, [], interval=1.0)
+    assert [each["event"] for each in logged] == ["catalog not written"]
