@@ -56,7 +56,7 @@ def test_the_environment_alone_configures_a_container() -> None:
     assert config.http.token is not None
     assert config.http.token.get_secret_value() == "the-token"
     assert "the-" not in repr(config)
-    [table] = snapshotter.tables(snapshotter.load(CONTAINER / "snapshotter.conf"))
+    [table] = snapshotter.matching_tables(snapshotter.load(CONTAINER / "snapshotter.conf"), {})
     assert (table.name, table.diff.interval) == ("public.users", 5)
 
 

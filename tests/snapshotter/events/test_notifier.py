@@ -48,6 +48,11 @@ def written(sink: Sink, *, stores: list[ScriptedDestination] | None = None) -> T
     return archive
 
 
+def outstanding(notifier: notifier_.Notifier, sink: Sink) -> int:
+    (state,) = [each for each in notifier.statuses() if each.name == sink.name]
+    return state.outstanding
+
+
 def test_a_sink_that_is_down_holds_up_nothing_and_nobody(
     recorder: Recorder, proxy: FaultProxy, clients: AwsClients
 ) -> None:
@@ -67,6 +72,7 @@ def test_a_sink_that_is_down_holds_up_nothing_and_nobody(
                 diffed(archive, end - 10, end, ONE, ONE)
                 notifier.wake()
             wait_until(lambda: recorder.artifacts(well.name) == marks(archive), "one hears all")
+            wait_until(lambda: not outstanding(notifier, well), "its last answer is taken")
             wait_until(lambda: other.faults()["403 AccessDenied before"] > 3, "the other tries")
             archive.record_notices()
             assert not notifier.settle(0.0)
