@@ -159,7 +159,7 @@ class Road:
         )
         columns = [name for (name,) in found.fetchall()]
         chosen = IN_POSTGRES if table == "kinds" else SPECIAL if table == "special" else {}
-        selected = ", ".join(chosen.get(column, column) for column in columns)
+        selected = ", ".join(chosen.get(column, f'"{column}"') for column in columns)
         rows = self.connection.execute(f"SELECT {selected} FROM {table}".encode()).fetchall()
         self.states.setdefault(table, []).append(State(after, columns, rows))
 
