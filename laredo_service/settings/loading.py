@@ -383,10 +383,12 @@ class _ErrorTranslator:
         found: dict[Problem, None] = {}
         for detail in error.errors(include_url=False):
             path = self._path(detail["loc"], detail["type"])
-            cause = detail.get("ctx", {}).get("error")
+            context = detail.get("ctx", {})
+            cause = context.get("error")
             if isinstance(cause, WrongAt):
                 path += cause.path
-            message = self._message(path, detail["type"], detail["msg"])
+            message = _tag_message(detail["type"], context)
+            message = message or self._message(path, detail["type"], detail["msg"])
             found[Problem(self._location(path), path_text(path), message)] = None
         return list(found)
 
@@ -431,6 +433,16 @@ class _ErrorTranslator:
             near = path_text(other)
         near = near or nearest(key, known)
         return f'unknown key; the nearest known key is "{near}"' if near else "unknown key"
+
+
+def _tag_message(kind: str, context: dict[str, Any]) -> str | None:
+    """The message about the key that chooses a block's kind; None: the problem is another."""
+    key = context.get("discriminator", "").strip("'")
+    if kind == "union_tag_not_found":
+        return f"{key} is required"
+    if kind == "union_tag_invalid":
+        return f"{key} is {context['tag']!r}; it must be one of {context['expected_tags']}"
+    return None
 
 
 # Difference of two configurations of a running program, and the part that applies live.

@@ -190,17 +190,20 @@ def test_problems_in_lists_and_unions_have_their_own_lines(write) -> None:  # ty
         "        prefx = p } ] }\n"
         "  { schema = s }\n"
         "  { table = d, destinations = [ { type = tape } ] }\n"
+        "  { table = e, destinations = [ { path = x } ] }\n"
         "]\n"
     )
     with pytest.raises(settings.SettingsError) as caught:
         load(file)
-    unknown, missing, tag = caught.value.problems
+    unknown, missing, tag, no_tag = caught.value.problems
     assert (unknown.location, unknown.path) == (f"{file}:5", "tables[1].destinations[1].prefx")
     assert '"prefix"' in unknown.message
     assert (missing.location, missing.path) == (f"{file}:6", "tables[2].table")
     assert missing.message == "is required"
     assert (tag.location, tag.path) == (f"{file}:7", "tables[3].destinations[0]")
-    assert "'tape'" in tag.message and "'s3'" in tag.message
+    assert tag.message == "type is 'tape'; it must be one of 'local', 's3'"
+    assert (no_tag.location, no_tag.path) == (f"{file}:8", "tables[4].destinations[0]")
+    assert no_tag.message == "type is required"
 
 
 def test_a_problem_in_conf_d_names_that_file(write) -> None:  # type: ignore[no-untyped-def]
