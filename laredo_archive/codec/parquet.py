@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from laredo_archive.codec.arrow.parquet_file import ParquetSnapshot
@@ -29,6 +30,7 @@ from laredo_model.errors import BadLine
 
 _BATCH_BYTES = 2 << 20
 _WHOLE_GROUP = 1 << 31
+_REPEATS = 2
 
 
 class ParquetSnapshotEncoder:
@@ -93,10 +95,26 @@ class ParquetSnapshotEncoder:
                 pa.PythonFile(self._pages, mode="w"),
                 storer.schema,
                 compression="zstd",
+                use_dictionary=_repeating(pa.Table.from_batches(self._group, storer.schema)),
                 write_page_checksum=True,
             )
             self._output.header(self._pages.taken())
         return self._writer
+
+
+def _repeating(rows: pa.Table) -> list[str]:
+    """Paths of the columns whose values repeat twice or more on average.
+
+    A dictionary of other values is as large as the values, and slower to write and to read.
+    """
+    found = []
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        path, values = field.name, column
+        while pa.types.is_list(values.type):
+            path, values = f"{path}.list.element", pc.list_flatten(values)
+        if _REPEATS * pc.count_distinct(values).as_py() <= len(values):
+            found.append(path)
+    return found
 
 
 class _Pages:

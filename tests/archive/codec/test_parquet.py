@@ -187,6 +187,18 @@ def test_slices_begin_and_end_where_row_groups_do(monkeypatch: pytest.MonkeyPatc
             between(*wrong)
 
 
+def test_dictionaries_are_for_values_that_repeat() -> None:
+    columns = [KEY, Column("tags", "_text", -1, True, 2), Column("state", "text", -1, True, 3)]
+    rows = [[b"%d" % n, b'["t%d","a","a","a"]' % n, b'"s%d"' % (n % 9)] for n in range(100)]
+    lines = [lines_.join([column.name for column in columns], row) for row in rows]
+    data, _ = write(columns, lines)
+    group = pq.read_metadata(io.BytesIO(data)).row_group(0)
+    found = map(group.column, range(group.num_columns))
+    with_one = {column.path_in_schema for column in found if column.has_dictionary_page}
+    assert with_one == {"tags.list.element", "state", REST}
+    assert read(columns, data) == lines
+
+
 def test_splits_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_codec, "SNAPSHOT_BLOCK", 1)
     monkeypatch.setattr(output, "MAX_SPLITS", 10)
