@@ -52,7 +52,7 @@ from enum import StrEnum
 
 from laredo_archive import codec
 from laredo_archive.aws.clients import AwsClients
-from laredo_archive.codec.arrow.types import Special, Typing, TypingRefused
+from laredo_archive.codec.arrow.types import Special, TypeChoice, TypeChoiceRefused
 from laredo_archive.manifest import timeline
 from laredo_archive.read import location
 from laredo_archive.storage.access import Addressing, S3Access, profiles
@@ -80,7 +80,7 @@ _KNOWN = frozenset(
     }
 )
 _OF_CREATE_TABLE = "owner"
-_DEFAULT_TYPING = Typing()
+_DEFAULT_TYPING = TypeChoice()
 
 
 class ReadMode(StrEnum):
@@ -128,7 +128,7 @@ class ReadOptions:
     partitions: int | None = None
     partitions_at_least: int | None = None
     push_filters: bool = False
-    typing: Typing = _DEFAULT_TYPING
+    typing: TypeChoice = _DEFAULT_TYPING
     region: str | None = None
     endpoint: str | None = None
     addressing: Addressing = "auto"
@@ -285,17 +285,17 @@ def _addressing(text: str) -> Addressing:
     raise OptionRefused("addressing", text, f"write one of {', '.join(_ADDRESSING)}")
 
 
-def _typing(options: Mapping[str, str]) -> Typing:
+def _typing(options: Mapping[str, str]) -> TypeChoice:
     special = options.get("special_values", Special.ERROR.value)
     if special not in list(Special):
         raise OptionRefused("special_values", special, f"write one of {', '.join(Special)}")
     try:
-        return Typing(
+        return TypeChoice(
             options.get("numeric_as", "string"),
             Special(special),
             _dimensions(options.get("array_dimensions", "")),
         )
-    except TypingRefused as refused:
+    except TypeChoiceRefused as refused:
         raise OptionRefused("numeric_as", options["numeric_as"], str(refused)) from refused
 
 

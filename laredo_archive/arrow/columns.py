@@ -48,7 +48,7 @@ class InferredRows(RowReader):
     def __init__(
         self,
         columns: Sequence[Column],
-        typing: types.Typing | None = None,
+        typing: types.TypeChoice | None = None,
         wanted: Sequence[str] | None = None,
     ) -> None:
         super().__init__(columns, typing, wanted)

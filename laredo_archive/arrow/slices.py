@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 from typing import BinaryIO
 
 from laredo_archive.codec import ByteSource
-from laredo_archive.codec.arrow.types import ValueLacking, ValueUnfit
+from laredo_archive.codec.arrow.types import MistypedValue, UnrepresentableValue
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_archive.manifest.key_ranges import ObjectSlice
 from laredo_archive.read.location import FoundArchive
@@ -65,11 +65,11 @@ class SliceOpener:
             )
             try:
                 yield checked
-            except (ValueError, ValueUnfit) as wrong:
+            except (ValueError, MistypedValue) as wrong:
                 # A damaged file is reported by its checksum, not by the first parse error.
                 _drain(checked)
                 raise self.unfit(uri, wrong) from None
-            except ValueLacking as lacking:
+            except UnrepresentableValue as lacking:
                 raise lacking.with_location(uri) from None
             except OSError as wrong:
                 raise ArtifactDamaged(uri, f"can't be read: {wrong}") from None

@@ -16,7 +16,7 @@ from laredo_archive.arrow.slices import SliceOpener
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.codec.arrow import range_rows
 from laredo_archive.codec.arrow.rows import RowReader
-from laredo_archive.codec.arrow.types import Typing, ValueLacking, ValueUnfit
+from laredo_archive.codec.arrow.types import MistypedValue, TypeChoice, UnrepresentableValue
 from laredo_archive.errors import (
     ArtifactDamaged,
     ChangesLacking,
@@ -83,10 +83,10 @@ def open_archive(
     :raises ArchiveMissing: if there is none.
     :raises ManifestError: if its manifest is damaged or newer than this program.
     :raises DestinationError: if the location can't be read.
-    :raises TypingRefused: if an option about types can't be satisfied.
+    :raises TypeChoiceRefused: if an option about types can't be satisfied.
     :raises AwsError: if the options for S3 can't be used.
     """
-    typing = Typing.of(numeric_as, special_values, array_dimensions)
+    typing = TypeChoice.of(numeric_as, special_values, array_dimensions)
     known, credentials = profiles(profile, role_arn, external_id, region, anonymous=anonymous)
     access = S3Access(AwsClients(known), credentials, region, endpoint, addressing, requester_pays)
     archive = Archive.at(os.fspath(uri), key_fields, access)
@@ -98,7 +98,7 @@ class ReadAs:
     """Types and formats of a read."""
 
     #: The choice of types.
-    typing: Typing
+    typing: TypeChoice
     #: The format to read where an artifact has several.
     prefer: str | None
     #: The rows that types are inferred from.
@@ -234,7 +234,7 @@ class TableAtBoundary:
     def schema(self) -> pa.Schema:
         """Columns with their Arrow types, all nullable, as those of the Spark table.
 
-        :raises TypingRefused: if ``array_dimensions`` names a column that isn't an array.
+        :raises TypeChoiceRefused: if ``array_dimensions`` names a column that isn't an array.
         :raises ArtifactDamaged: if columns are inferred from rows, and a row has no key.
         """
         return _nullable(self._reader(*self._columns(), None).schema)
@@ -264,7 +264,7 @@ class TableAtBoundary:
         :raises NoSuchColumn: if the table lacks one of the columns.
         :raises ArtifactMissing, ArtifactDamaged: if an object isn't there, or differs from its
             entry; while the batches are read, at the latest after the last.
-        :raises ValueLacking: if a value has no place in its column's Arrow type.
+        :raises UnrepresentableValue: if a value has no place in its column's Arrow type.
         """
         schema, found = self._batches(columns)
         return pa.RecordBatchReader.from_batches(schema, (batch for _, batch in found))
@@ -323,7 +323,7 @@ class TableAtBoundary:
         opener.expect(range_rows.order(wanted))
         try:
             yield from range_rows.batches(wanted, reader, columns, opener)
-        except ValueLacking as lacking:
+        except UnrepresentableValue as lacking:
             # A row that several diffs made belongs to no single file.
             raise lacking.with_location(self._where) from None
         except ModelError as wrong:
@@ -333,9 +333,9 @@ class TableAtBoundary:
         for _, lines in self._archive.rows(self._boundary):
             try:
                 yield reader.batch(b"\n".join([*lines, b""]))
-            except ValueLacking as lacking:
+            except UnrepresentableValue as lacking:
                 raise lacking.with_location(self._where) from None
-            except (ValueError, ValueUnfit) as wrong:
+            except (ValueError, MistypedValue) as wrong:
                 if inferred:
                     raise RowsUnfit(self._where, str(wrong), self._as.infer_rows) from None
                 raise ArtifactDamaged(self._where, str(wrong)) from wrong
@@ -383,7 +383,7 @@ class ChangesBetween:
 
         :raises ArtifactMissing, ArtifactDamaged: while they are read, if an object isn't there, or
             differs from its entry.
-        :raises ValueLacking: if a value has no place in its column's Arrow type.
+        :raises UnrepresentableValue: if a value has no place in its column's Arrow type.
         """
         return pa.RecordBatchReader.from_batches(self.schema, self._batches())
 

@@ -93,7 +93,7 @@ def resolved(changes: Iterable[Change], key_fields: Sequence[str]) -> Iterator[C
     if truncated:
         yield TRUNCATION
     for key, records in groupby(sorter.sorted(), key=lambda record: record[0]):
-        change = _last(key, [record[2:] for record in records])
+        change = _net_change(key, [record[2:] for record in records])
         if not truncated:
             yield change
         elif change.new is not None:
@@ -136,7 +136,7 @@ def _known(key: bytes, line: bytes, key_fields: Sequence[str]) -> bytes:
     return computed
 
 
-def _last(key: bytes, records: Sequence[tuple[int, bytes | None, bytes | None]]) -> Change:
+def _net_change(key: bytes, records: Sequence[tuple[int, bytes | None, bytes | None]]) -> Change:
     """Net change of one key.
 
     A row that also moved to another key may have moved before or after its record was written. If

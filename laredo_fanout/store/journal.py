@@ -379,10 +379,12 @@ class Journal:
         pinned = table.sequence if pinned_sequence is None else pinned_sequence
         beyond = table.sequence - max_entries
         try:
-            cut = self._find_cut(table, beyond, older_than_us, min(pinned, table.sequence - 1))
-            if cut is None or cut[0] < table.oldest_sequence:
+            last = self._last_to_prune(
+                table, beyond, older_than_us, min(pinned, table.sequence - 1)
+            )
+            if last is None or last[0] < table.oldest_sequence:
                 return table
-            sequence, position = cut
+            sequence, position = last
             self._check(table, sequence)
             self._delete(table.id, sequence)
             kept = replace(table, oldest_sequence=sequence + 1, floor=position)
@@ -451,11 +453,11 @@ class Journal:
             return False
         return table.entries > max_entries or table.oldest_time_us < older_than_us
 
-    def _find_cut(
+    def _last_to_prune(
         self, table: TableRecord, beyond: int, older_than_us: int, limit: int
     ) -> tuple[int, int] | None:
         """The last entry to drop, always a transaction's end, and its position."""
-        cut: tuple[int, int] | None = None
+        last: tuple[int, int] | None = None
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)
         prefix = environment.prefix(table.id)
         found = cursor.set_range(prefix)
@@ -467,7 +469,7 @@ class Journal:
             old = header.last_sequence <= beyond or header.last_time_us < older_than_us
             inside = header.continues and header.first_position == header.last_position
             if old and header.last_sequence <= limit and not header.open:
-                cut = header.last_sequence, header.last_position
+                last = header.last_sequence, header.last_position
             elif not (going_on and header.open and inside):
                 first = sequence_of(cursor.key())
                 for each in _transactions(stored, header, first):
@@ -475,15 +477,15 @@ class Journal:
                     if each.continues:
                         goes = going_on
                     if not goes or each.last > limit:
-                        return cut
+                        return last
                     going_on = each.open
                     if not each.open:
-                        cut = each.last, each.position
+                        last = each.last, each.position
             walked += 1
-            if cut is not None and walked >= _PRUNE_RECORDS:
+            if last is not None and walked >= _PRUNE_RECORDS:
                 break
             found = cursor.next()
-        return cut
+        return last
 
     def _delete(self, table_id: int, last: int) -> None:
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from laredo_archive.arrow.changes import RowValues, fields
 from laredo_archive.codec.arrow.rows import RowReader
-from laredo_archive.codec.arrow.types import ValueUnfit
+from laredo_archive.codec.arrow.types import MistypedValue
 from laredo_model.column import Column
 from laredo_spark.errors import ColumnUnfit
 from laredo_spark.read.row_shape import RowShape, spark_schema
@@ -107,7 +107,7 @@ class LineValues(RowValues):
         """The rows of a block of lines; raises as :meth:`of`."""
         try:
             return super().batch(block)
-        except ValueUnfit as wrong:
+        except MistypedValue as wrong:
             if wrong.column not in self._changed:
                 raise
             raise ColumnUnfit(str(wrong), wrong.column, self._changed[wrong.column]) from None

@@ -66,7 +66,7 @@ class LineReader(RowReader):
     def __init__(
         self,
         columns: Sequence[Column],
-        typing: types.Typing | None = None,
+        typing: types.TypeChoice | None = None,
         wanted: Sequence[str] | None = None,
     ) -> None:
         super().__init__(columns, typing, wanted)

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 from laredo_archive.arrow.columns import columns_at
 from laredo_archive.codec.arrow.range_rows import batches, order
 from laredo_archive.codec.arrow.rows import RowReader
-from laredo_archive.codec.arrow.types import ValueLacking, ValueUnfit
+from laredo_archive.codec.arrow.types import MistypedValue, UnrepresentableValue
 from laredo_archive.manifest import key_ranges, merged
 from laredo_archive.manifest.chain import history_of
 from laredo_archive.manifest.key_ranges import KeyRange, RangeRead
@@ -259,11 +259,11 @@ class WholePartition(InputPartition):
     def _batch(self, reader: RowReader, block: bytes, uri: str) -> pa.RecordBatch:
         try:
             return reader.batch(block)
-        except (BadLine, ValueUnfit) as wrong:
+        except (BadLine, MistypedValue) as wrong:
             if not self._shape.inferred:
                 raise
             raise TypesUnfit(uri, str(wrong), self._asked.infer_rows) from None
-        except ValueLacking as lacking:
+        except UnrepresentableValue as lacking:
             raise lacking.with_location(uri) from None
 
     def _wants(self, key: bytes) -> bool:
@@ -367,7 +367,7 @@ def _folded(partition: TablePartition) -> Iterator[pa.RecordBatch]:
         opener.expect(order(read))
         try:
             yield from batches(read, reader, shape.columns, opener)
-        except ValueLacking as lacking:
+        except UnrepresentableValue as lacking:
             # A row that the diffs made has no file of its own.
             raise lacking.with_location(
                 f"{shape.asked.path} at {partition.objects.boundary}"

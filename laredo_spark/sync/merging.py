@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
-from laredo_archive.codec.arrow.types import Special, Typing, arrow_type, has_specials, is_array
+from laredo_archive.codec.arrow.types import Special, TypeChoice, arrow_type, has_specials, is_array
 from laredo_archive.manifest import merged, timeline
 from laredo_archive.manifest.chain import UNKNOWN_HISTORY, history_of
 from laredo_archive.manifest.model import Artifact
@@ -234,7 +234,7 @@ def _is_comparable(table: TableRead) -> bool:
     return bool(key) and all(_follows(column, typing, wanted) for column in key)
 
 
-def _follows(column: columns_.Column, typing: Typing, wanted: Sequence[str] | None) -> bool:
+def _follows(column: columns_.Column, typing: TypeChoice, wanted: Sequence[str] | None) -> bool:
     found = arrow_type(column, typing)
     if wanted is not None and column.name not in wanted:
         return False

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from laredo_archive.cli import main
 from laredo_archive.codec.arrow.range_rows import batches
-from laredo_archive.codec.arrow.types import Special, Typing
+from laredo_archive.codec.arrow.types import Special, TypeChoice
 from laredo_archive.errors import ArchiveError
 from laredo_archive.manifest import key_ranges
 from laredo_archive.read import fetched_diff
@@ -86,7 +86,7 @@ def bounded() -> Iterator[None]:
 
 def read_as_spark_does(path: Path) -> None:
     """Read like a task of laredo_spark, without a JVM: key ranges as Arrow batches, and changes."""
-    asked = ReadOptions(str(path), typing=Typing(special=Special.NULL))
+    asked = ReadOptions(str(path), typing=TypeChoice(special=Special.NULL))
     read = TableRead.of(asked)
     open_slice = read.objects().opener()
     if read.has_ranges:

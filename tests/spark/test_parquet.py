@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, Filter, In
 
 from laredo_archive.codec import parquet
-from laredo_archive.codec.arrow.types import ArrayTooDeep, ValueLacking
+from laredo_archive.codec.arrow.types import ArrayTooDeep, UnrepresentableValue
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_model.column import Column
 from tests.support.archive.building import Builder, State
@@ -86,7 +86,7 @@ def test_what_arrow_lacks_is_the_same_error(
     mixed: Path, given: dict[str, Any], expected: str
 ) -> None:
     for format_id in BOTH:
-        with pytest.raises(ValueLacking, match=f"/users.*: {expected}"):
+        with pytest.raises(UnrepresentableValue, match=f"/users.*: {expected}"):
             Reading(mixed, format=format_id, **given).rows()
 
 

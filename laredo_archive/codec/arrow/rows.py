@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from laredo_archive.codec import protobuf
 from laredo_archive.codec.arrow.fragments import BlockSplitter, nesting, rows_of, strings
-from laredo_archive.codec.arrow.types import ArrowError, Special, Typing, is_array, schema
+from laredo_archive.codec.arrow.types import ArrowError, Special, TypeChoice, is_array, schema
 from laredo_archive.codec.arrow.values import Convert, converter, restorer, texts
 from laredo_archive.codec.struct_reader import Projection, StructRowReader
 from laredo_archive.errors import BadBytes
@@ -39,7 +39,7 @@ class RowStorer:
         names = [column.name for column in columns]
         self._splitter = BlockSplitter(names, nesting=nesting(columns))
         depths = _depths(columns, self._splitter.split(first_block))
-        typing = Typing(special=Special.NULL, array_dimensions=depths)
+        typing = TypeChoice(special=Special.NULL, array_dimensions=depths)
         typed = schema(columns, typing)
         self._columns = [
             _StoredColumn(column, field.type, converter(column, typing))
@@ -195,11 +195,11 @@ class RowReader:
     def __init__(
         self,
         columns: Sequence[Column],
-        typing: Typing | None = None,
+        typing: TypeChoice | None = None,
         wanted: Sequence[str] | None = None,
     ) -> None:
-        """:raises TypingRefused: if ``typing`` doesn't fit the columns."""
-        chosen = typing or Typing()
+        """:raises TypeChoiceRefused: if ``typing`` doesn't fit the columns."""
+        chosen = typing or TypeChoice()
         whole = schema(columns, chosen)
         self._columns = [c for c in columns if wanted is None or c.name in set(wanted)]
         needed = {c.name for c in (*self._columns, *key_columns(columns))}

@@ -31,11 +31,11 @@ class ArrowError(ArchiveError):
     """The root of errors of converting lines to typed columns."""
 
 
-class TypingRefused(ArrowError):
+class TypeChoiceRefused(ArrowError):
     """An option about types that can't be satisfied."""
 
 
-class ValueLacking(ArrowError):
+class UnrepresentableValue(ArrowError):
     """A value of PostgreSQL that the column's Arrow type, or a reader in Python, can't hold."""
 
     has_location = False
@@ -49,7 +49,7 @@ class ValueLacking(ArrowError):
         return self
 
 
-class SpecialValue(ValueLacking):
+class SpecialValue(UnrepresentableValue):
     """A value such as infinity, NaN or a date BC, which Arrow's type or Python's lacks."""
 
     def __init__(self, column: str, value: str, arrow_type: object) -> None:
@@ -61,7 +61,7 @@ class SpecialValue(ValueLacking):
         self.value = value
 
 
-class ArrayTooDeep(ValueLacking):
+class ArrayTooDeep(UnrepresentableValue):
     """An array with other dimensions than its column's; PostgreSQL allows that, Arrow doesn't."""
 
     def __init__(self, column: str, value: str, dimensions: int) -> None:
@@ -74,7 +74,7 @@ class ArrayTooDeep(ValueLacking):
         self.value = value
 
 
-class ValueUnfit(ArrowError):
+class MistypedValue(ArrowError):
     """A value that isn't of its column's type: the file, or the manifest's columns, are wrong."""
 
     def __init__(self, column: str, value: str, type_name: str) -> None:
@@ -118,7 +118,7 @@ class Special(StrEnum):
 
 
 @dataclass(frozen=True)
-class Typing:
+class TypeChoice:
     """Choice of Arrow types, where PostgreSQL's types leave one.
 
     ``numeric_as``: "string" or "decimal(p,s)", for numeric columns without precision.
@@ -135,15 +135,15 @@ class Typing:
     ) -> Self:
         """The choice that a Python program's options make.
 
-        :raises TypingRefused: if there is no such choice.
+        :raises TypeChoiceRefused: if there is no such choice.
         """
         if special_values not in list(Special):
             known = ", ".join(Special)
-            raise TypingRefused(f'special_values = "{special_values}": write one of {known}')
+            raise TypeChoiceRefused(f'special_values = "{special_values}": write one of {known}')
         return cls(numeric_as, Special(special_values), array_dimensions or {})
 
     def __post_init__(self) -> None:
-        """:raises TypingRefused: if there is no such decimal."""
+        """:raises TypeChoiceRefused: if there is no such decimal."""
         self.unbounded_numeric()
 
     def unbounded_numeric(self) -> pa.DataType:
@@ -153,23 +153,25 @@ class Typing:
         found = _DECIMAL.match(self.numeric_as)
         precision, scale = (int(found[1]), int(found[2])) if found else (0, 0)
         if not 1 <= precision <= MAX_PRECISION or scale > precision:
-            raise TypingRefused(
+            raise TypeChoiceRefused(
                 f'numeric_as = "{self.numeric_as}": write "string" or "decimal(p,s)" with p from 1'
                 f" to {MAX_PRECISION} and s from 0 to p"
             )
         return pa.decimal128(precision, scale)
 
 
-def schema(columns: Sequence[Column], typing: Typing) -> pa.Schema:
+def schema(columns: Sequence[Column], typing: TypeChoice) -> pa.Schema:
     """The Arrow schema of a table's rows, in the order of ``columns``.
 
-    :raises TypingRefused: if ``array_dimensions`` names a column that isn't an array.
+    :raises TypeChoiceRefused: if ``array_dimensions`` names a column that isn't an array.
     """
     arrays = {column.name for column in columns if is_array(column)}
     for name in typing.array_dimensions:
         if name not in arrays:
             known = ", ".join(sorted(arrays)) or "none"
-            raise TypingRefused(f"array_dimensions: {name} is no array column (there are: {known})")
+            raise TypeChoiceRefused(
+                f"array_dimensions: {name} is no array column (there are: {known})"
+            )
     return pa.schema(
         [pa.field(column.name, arrow_type(column, typing), column.nullable) for column in columns]
     )
@@ -180,12 +182,12 @@ def is_array(column: Column) -> bool:
     return column.type.startswith("_")
 
 
-def dimensions(column: Column, typing: Typing) -> int:
+def dimensions(column: Column, typing: TypeChoice) -> int:
     """Depth of the column's lists; 0: none."""
     return typing.array_dimensions.get(column.name, 1) if is_array(column) else 0
 
 
-def arrow_type(column: Column, typing: Typing) -> pa.DataType:
+def arrow_type(column: Column, typing: TypeChoice) -> pa.DataType:
     """The type of one column."""
     deep = dimensions(column, typing)
     if is_array(column) and deep == 0:
@@ -196,7 +198,7 @@ def arrow_type(column: Column, typing: Typing) -> pa.DataType:
     return found
 
 
-def element_type(column: Column, typing: Typing) -> pa.DataType:
+def element_type(column: Column, typing: TypeChoice) -> pa.DataType:
     """The type of one value; of an array, of its elements."""
     name = column.type.removeprefix("_")
     found = _numeric(column.type_modifier, typing) if name == "numeric" else _PLAIN.get(name)
@@ -210,7 +212,7 @@ def has_specials(found: pa.DataType) -> bool:
     return bool(pa.types.is_temporal(found) or pa.types.is_decimal(found))
 
 
-def _numeric(modifier: int, typing: Typing) -> pa.DataType:
+def _numeric(modifier: int, typing: TypeChoice) -> pa.DataType:
     """numeric(p,s) by its type modifier: ((p << 16) | (s & 0x7ff)) + 4, s with 11 bits and a sign.
 
     https://www.postgresql.org/docs/current/datatype-numeric.html; the layout is numeric.c's.

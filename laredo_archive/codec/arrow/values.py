@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from laredo_archive.codec import struct_rows
 from laredo_archive.codec.arrow.types import (
     ArrayTooDeep,
+    MistypedValue,
     Special,
     SpecialValue,
-    Typing,
-    ValueUnfit,
+    TypeChoice,
     dimensions,
     element_type,
     has_specials,
@@ -35,10 +35,10 @@ _VERBATIM = frozenset({"json", "jsonb"})
 _TEXT, _NULL = '"', "null"
 
 
-def converter(column: Column, typing: Typing) -> Convert:
+def converter(column: Column, typing: TypeChoice) -> Convert:
     """Function that turns the column's fragments into an array of its type.
 
-    It raises SpecialValue, ArrayTooDeep or ValueUnfit.
+    It raises SpecialValue, ArrayTooDeep or MistypedValue.
     """
     values = _Values(column, typing)
     deep = dimensions(column, typing)
@@ -54,7 +54,7 @@ def _verbatim(fragments: pa.StringArray) -> pa.Array:
 class _Values:
     """The values of one column; of an array's column, its elements."""
 
-    def __init__(self, column: Column, typing: Typing) -> None:
+    def __init__(self, column: Column, typing: TypeChoice) -> None:
         self._column = column
         self._name = column.type.removeprefix("_")
         self._type = element_type(column, typing)
@@ -117,7 +117,7 @@ class _Values:
         """Cast value by value after a cast that failed: special values as chosen.
 
         :raises SpecialValue: if there is one, and it isn't read as null.
-        :raises ValueUnfit: if a value isn't of the column's type.
+        :raises MistypedValue: if a value isn't of the column's type.
         """
         kept: list[str | None] = []
         for text in given.to_pylist():
@@ -143,7 +143,7 @@ class _Values:
         return True
 
     def _refuse(self, text: Any) -> NoReturn:
-        raise ValueUnfit(self._column.name, _shown(str(text).encode()), self._name)
+        raise MistypedValue(self._column.name, _shown(str(text).encode()), self._name)
 
 
 def texts(fragments: pa.StringArray) -> pa.StringArray:

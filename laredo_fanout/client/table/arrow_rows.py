@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 
 from laredo_archive.codec.arrow.rows import RowReader
-from laredo_archive.codec.arrow.types import Typing
+from laredo_archive.codec.arrow.types import TypeChoice
 from laredo_fanout.client.table.rows import RowView
 from laredo_model import position as positions
 
@@ -24,7 +24,7 @@ def table_of(
 
     :raises ArrowError: if a value has no place in its column's type, or a type can't be had.
     """
-    typing = Typing.of(numeric_as, special_values, array_dimensions)
+    typing = TypeChoice.of(numeric_as, special_values, array_dimensions)
     reader = RowReader(view.columns, typing)
     nullable = [field.with_nullable(True) for field in reader.schema]
     position = positions.text(view.position or positions.ZERO).encode()

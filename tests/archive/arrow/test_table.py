@@ -27,7 +27,7 @@ from laredo_archive import (
 )
 from laredo_archive.arrow import ranges, table
 from laredo_archive.codec import jsonl, parquet, protobuf
-from laredo_archive.codec.arrow.types import SpecialValue, TypingRefused
+from laredo_archive.codec.arrow.types import SpecialValue, TypeChoiceRefused
 from laredo_archive.errors import (
     ArtifactDamaged,
     ArtifactMissing,
@@ -171,9 +171,9 @@ def test_types_are_those_of_the_page() -> None:
     }
     assert {name: schema.field(name).type for name in wanted} == wanted
     assert all(field.nullable for field in schema)
-    with pytest.raises(TypingRefused, match="numeric_as"):
+    with pytest.raises(TypeChoiceRefused, match="numeric_as"):
         open_archive(ARCHIVES / "types", numeric_as="decimal(99,1)")
-    with pytest.raises(TypingRefused, match='special_values = "none"'):
+    with pytest.raises(TypeChoiceRefused, match='special_values = "none"'):
         open_archive(ARCHIVES / "types", special_values="none")
 
 

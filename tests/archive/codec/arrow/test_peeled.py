@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from laredo_archive.codec import struct_reader
 from laredo_archive.codec.arrow.fragments import BlockSplitter, Peeler, nesting
 from laredo_archive.codec.arrow.rows import RowReader
-from laredo_archive.codec.arrow.types import Special, Typing
+from laredo_archive.codec.arrow.types import Special, TypeChoice
 from laredo_model import line as lines_
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
@@ -130,7 +130,7 @@ class Exactly(RowReader):
 @given(table=_tables())
 def test_and_so_are_typed_rows(table: tuple[list[Column], list[bytes]]) -> None:
     columns, lines = table
-    for typing in (Typing(special=Special.NULL), Typing(special=Special.STRING)):
+    for typing in (TypeChoice(special=Special.NULL), TypeChoice(special=Special.STRING)):
         fast, slow = RowReader(columns, typing), Exactly(columns, typing)
         # As text: NaN isn't equal to itself.
         compiled_rows = str(fast.batch(block_of(lines)).to_pylist())

@@ -20,11 +20,11 @@ from laredo_archive.codec.arrow.range_rows import new_batches
 from laredo_archive.codec.arrow.rows import RowReader, keys_of
 from laredo_archive.codec.arrow.types import (
     ArrayTooDeep,
+    MistypedValue,
     Special,
     SpecialValue,
-    Typing,
-    TypingRefused,
-    ValueUnfit,
+    TypeChoice,
+    TypeChoiceRefused,
     schema,
 )
 from laredo_archive.codec.struct_reader import StructRowReader
@@ -183,12 +183,12 @@ def test_values_that_arrow_lacks(column: Column, value: str) -> None:
         RowReader([column]).batch(given)
     assert 'special_values = "string"' in str(raised.value)
     for special, expected in ((Special.NULL, None), (Special.STRING, value)):
-        batch = RowReader([column], Typing(special=special)).batch(given)
+        batch = RowReader([column], TypeChoice(special=special)).batch(given)
         assert batch.column(0).to_pylist() == [expected, None]
 
 
 def test_beside_a_special_value_the_others_are_kept() -> None:
-    batch = RowReader([DAY], Typing(special=Special.NULL)).batch(
+    batch = RowReader([DAY], TypeChoice(special=Special.NULL)).batch(
         b'{"d":"infinity"}\n{"d":"2024-02-29"}\n'
     )
     assert batch.column(0).to_pylist() == [None, date(2024, 2, 29)]
@@ -196,13 +196,13 @@ def test_beside_a_special_value_the_others_are_kept() -> None:
 
 def test_numeric_without_precision_as_a_decimal() -> None:
     column = Column("p", "numeric", ordinal=1)
-    reader = RowReader([column], Typing(numeric_as="decimal(38,18)"))
+    reader = RowReader([column], TypeChoice(numeric_as="decimal(38,18)"))
     assert reader.batch(b'{"p":"1.5"}\n').column(0).to_pylist() == [Decimal("1.5")]
     with pytest.raises(SpecialValue):
         reader.batch(b'{"p":"0.1234567890123456789"}\n')
     for wrong in ("decimal(39,0)", "decimal(3,4)", "float", "decimal(0,0)"):
-        with pytest.raises(TypingRefused, match="numeric_as"):
-            Typing(numeric_as=wrong)
+        with pytest.raises(TypeChoiceRefused, match="numeric_as"):
+            TypeChoice(numeric_as=wrong)
 
 
 def test_arrays_as_deep_as_they_are_said_to_be() -> None:
@@ -210,14 +210,14 @@ def test_arrays_as_deep_as_they_are_said_to_be() -> None:
     given = b'{"a":[[1,null],[3,4]]}\n{"a":null}\n{"a":[]}\n'
     with pytest.raises(ArrayTooDeep, match=r"column a: \[\[1,null\],\[3,4\]\]"):
         RowReader([column]).batch(given)
-    deep = RowReader([column], Typing(array_dimensions={"a": 2})).batch(given)
+    deep = RowReader([column], TypeChoice(array_dimensions={"a": 2})).batch(given)
     assert deep.column(0).to_pylist() == [[[1, None], [3, 4]], None, []]
-    text = RowReader([column], Typing(array_dimensions={"a": 0})).batch(given)
+    text = RowReader([column], TypeChoice(array_dimensions={"a": 0})).batch(given)
     assert text.column(0).to_pylist() == ["[[1,null],[3,4]]", None, "[]"]
     with pytest.raises(ArrayTooDeep):
-        RowReader([column], Typing(array_dimensions={"a": 3})).batch(given)
-    with pytest.raises(TypingRefused, match="b is no array column"):
-        RowReader([column], Typing(array_dimensions={"b": 2}))
+        RowReader([column], TypeChoice(array_dimensions={"a": 3})).batch(given)
+    with pytest.raises(TypeChoiceRefused, match="b is no array column"):
+        RowReader([column], TypeChoice(array_dimensions={"b": 2}))
 
 
 def test_arrays_of_json_hold_their_elements_verbatim() -> None:
@@ -232,7 +232,7 @@ def test_arrays_of_json_hold_their_elements_verbatim() -> None:
 )
 def test_a_value_of_another_type_is_damage(type_name: str, fragment: str) -> None:
     column = Column("c", type_name, ordinal=1)
-    with pytest.raises(ValueUnfit, match=f"column c: .* isn't of type {type_name}"):
+    with pytest.raises(MistypedValue, match=f"column c: .* isn't of type {type_name}"):
         RowReader([column]).batch(b'{"c":%s}\n' % fragment.encode())
 
 
@@ -251,7 +251,7 @@ def test_only_the_wanted_columns_are_made() -> None:
     assert batch.to_pylist() == [{"d": date(2024, 1, 1), "p": Decimal("1.50")}]
     none = RowReader(columns, wanted=[]).batch(given * 3)
     assert (none.num_rows, none.num_columns) == (3, 0)
-    assert schema(columns, Typing()).names == ["s", "d", "p"]
+    assert schema(columns, TypeChoice()).names == ["s", "d", "p"]
 
 
 _KEYED = [
@@ -290,7 +290,7 @@ def test_times_with_any_fraction() -> None:
 # A protobuf snapshot's columns are those of its lines, compiled and in Python.
 
 
-NULLS = Typing(special=Special.NULL)
+NULLS = TypeChoice(special=Special.NULL)
 COLUMNS = [Column("id", "int4", -1, False, 1, 1), Column("name", "text", -1, True, 2)]
 
 
@@ -358,7 +358,7 @@ def test_new_rows_of_some_columns_are_read_row_by_row_too(fragment: str) -> None
     encoder = codec.diff_encoder("protobuf", columns, sink)
     encoder.write([Change(Action.INSERT, b"1", None, line)])
     encoder.close()
-    rows = RowReader(columns, Typing(array_dimensions={"deep": 0}), ["deep"])
+    rows = RowReader(columns, TypeChoice(array_dimensions={"deep": 0}), ["deep"])
     changed = codec.read_new_rows(
         "protobuf", columns, io.BytesIO(sink.getvalue()), KeyRange(), (), projection=rows.projection
     )
