@@ -105,7 +105,7 @@ def test_a_transaction_cannot_be_decoded(tmp_path: Path, database: Database) -> 
         _drop(database, slot)
         prometheus.is_over("LaredoStreamFault")
         server.program.wait_ready()
-        assert server.table("public.t")["rows"] == 1
+        wait_until(lambda: server.table("public.t")["rows"] == 1, "the row is served")
 
 
 def test_a_table_without_a_key(tmp_path: Path, database: Database) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -45,12 +46,20 @@ class Stream:
         return writer.start(str(self._target))
 
     def run(self) -> None:
-        """All that there is now."""
-        query = self.start(availableNow=True)
-        try:
-            assert query.awaitTermination(120)
-        finally:
-            query.stop()
+        """Everything that there is now.
+
+        On a busy machine Spark gives its Python worker up after 10 s, before the query begins.
+        """
+        for attempt in range(5):
+            query = self.start(availableNow=True)
+            try:
+                assert query.awaitTermination(120)
+                return
+            except StreamingQueryException as failure:
+                if "failed to connect back" not in str(failure) or attempt == 4:
+                    raise
+            finally:
+                query.stop()
 
     def rows(self) -> DataFrame:
         return self._spark.read.parquet(str(self._target))

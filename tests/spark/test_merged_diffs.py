@@ -13,6 +13,7 @@ from laredo_model import position as positions
 from laredo_model.position import Position
 from laredo_spark import read_changes, read_table, read_tables
 from laredo_spark.sync.merging import Merge
+from tests.spark.change_stream import Stream
 from tests.spark.merged_copy import MergedCopy
 from tests.support.archive.archiving import PREFIX, opened
 from tests.support.archive.long_archive import LongArchive
@@ -131,16 +132,11 @@ def test_a_stream_goes_on_from_a_boundary_that_was_merged(
 ) -> None:
     long, uri = made(tmp_path / "archive", rounds=1)
     at, state = long.head, dict(held(long.states[10]))
+    stream = Stream(spark, uri, tmp_path, after=text(10))
     for _ in range(2):
-        reading = spark.readStream.format("laredo").options(mode="changes", after=text(10))
-        stream = reading.load(uri)
-        writing = stream.writeStream.format("parquet").outputMode("append")
-        writing = writing.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = writing.trigger(availableNow=True).start(str(tmp_path / "rows"))
-        query.awaitTermination()
+        stream.run()
         go_on(long, 4)
     assert at in hidden(long)
     long_head = max(p for p in long.states if p <= at + 400)
-    rows = spark.read.parquet(str(tmp_path / "rows")).collect()
-    apply(rows, state)
+    apply(stream.rows().collect(), state)
     assert sorted(state.items()) == held(long.states[long_head])

@@ -1,5 +1,6 @@
 """Random lives of an archive and its sinks: whatever fails, each sink hears all, in order."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count, pairwise
@@ -79,19 +80,26 @@ class WriterSession:
         self._proxy = proxy
         names = [f"q{next(_names)}" for _ in range(SINKS)]
         self.sinks = [queue(proxy.endpoint, name, clients) for name in names]
+        self._threads = {f"public.t to {sink.name}" for sink in self.sinks}
         self.restarts = -1
         self.restart()
         rebased(self.archive, 10, ONE, continues=False)
         self.telling.notifier.wake()
 
     def restart(self) -> None:
-        """As after a kill: nothing is waited for, nothing written down."""
+        """As after a kill: nothing is written down.
+
+        A killed process sends nothing later: its threads have ended before the next one sends.
+        """
+        sending = [each for each in threading.enumerate() if each.name in self._threads]
         if self.restarts >= 0:
             self.telling.notifier.stop()
         self.restarts += 1
         names = [sink.name for sink in self.sinks]
         self.archive: TableArchive = opened(self._stores, f"w{self.restarts}", sinks=names)
         self.telling = Telling(self.archive, *self.sinks)
+        for thread in sending:
+            thread.join()
         self.telling.notifier.start()
 
     def step(self, what: str, *more: int) -> None:
