@@ -195,6 +195,22 @@ def test_planned_before_another_ones_commit(kept: IcebergKept) -> None:
     kept.assert_equal()
 
 
+def test_a_users_settings_and_writes_are_left_alone(
+    kept: IcebergKept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = f"{kept.target}_of_user"
+    kept.spark.range(1).writeTo(users).using("iceberg").create()
+
+    def write() -> None:
+        kept.spark.range(1).writeTo(users).append()
+
+    setting = "spark.sql.iceberg.snapshot-property.author"
+    lakehouse.a_users_settings_and_writes_are_left_alone(kept, setting, write, monkeypatch)
+    found = kept.spark.sql(f"TABLE {users}.snapshots ORDER BY committed_at").collect()
+    authors = [(row["summary"].get("author"), "laredo" in row["summary"]) for row in found]
+    assert authors == [(None, False), *[("mine", False)] * 3]
+
+
 @by_either_catalog
 def test_a_lost_tag_is_made_again(kept: IcebergKept) -> None:
     kept.sync()
