@@ -20,6 +20,8 @@ from laredo_spark.sync.sync import SyncOutcome
 from tests.support import lakehouse
 from tests.support.archive.archiving import PREFIX, opened
 from tests.support.archive.long_archive import LongArchive
+from tests.support.evolving_table import rows_after_each_step
+from tests.support.postgres import Database
 from tests.support.spark_reading import Reading
 
 
@@ -116,6 +118,13 @@ def test_written_anew(kept: IcebergKept, why: str) -> None:
 
 def test_a_time_without_a_zone_is_added(kept: IcebergKept) -> None:
     lakehouse.a_time_without_a_zone_is_added(kept)
+
+
+@pytest.mark.thorough
+def test_through_changes_of_columns_and_key(
+    kept: IcebergKept, database: Database, tmp_path: Path
+) -> None:
+    rows_after_each_step(kept, database, tmp_path)
 
 
 def test_keys_that_are_one_value_to_spark(kept: IcebergKept, tmp_path: Path) -> None:
