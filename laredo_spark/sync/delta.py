@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from threading import Lock
 
 import pyspark
 from packaging.requirements import Requirement
@@ -44,7 +43,7 @@ from laredo_spark.sync.merging import (
     SyncState,
     UpToDate,
 )
-from laredo_spark.sync.spark import failing_as, frame_of
+from laredo_spark.sync.spark import failing_as, frame_of, own_session
 
 # Checks that a Spark session has Delta Lake, and one made for its Spark.
 #
@@ -119,8 +118,6 @@ _MARK = "laredo"
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _APP = "spark.databricks.delta.write.txnAppId"
 _TXN = "spark.databricks.delta.write.txnVersion"
-_COMMIT_LOCK = Lock()
-"""The settings of a commit are the session's, which other tables' syncs share."""
 _COMMITS = 100
 _SAME_ROWS = frozenset(
     {
@@ -160,6 +157,7 @@ class Held:
 class DeltaLog:
     """The log of the Delta table at ``target``."""
 
+    #: The sync's own session, as each commit changes its settings.
     spark: SparkSession
     target: str
 
@@ -203,7 +201,7 @@ class DeltaLog:
             _APP: f"{_MARK}:{table}",
             _TXN: str(after.version + 1),
         }
-        with _COMMIT_LOCK, _conflicts_as_busy(self.target):
+        with _conflicts_as_busy(self.target):
             for name, value in settings.items():
                 self.spark.conf.set(name, value)
             try:
@@ -308,9 +306,9 @@ def sync_delta(
     :raises ArchiveError, SyncError: as sync_table().
     """
     refuse_unfit(spark)
-    with failing_as(target):
+    with failing_as(target), own_session(spark) as own:
         table = TableRead.of(options.parse(given))
-        return DeltaSync(spark, given, target, table, DeltaLog(spark, target)).run(rebuild=rebuild)
+        return DeltaSync(own, given, target, table, DeltaLog(own, target)).run(rebuild=rebuild)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
-from threading import Lock
 from typing import Any
 
 import pyspark
@@ -42,7 +41,7 @@ from laredo_spark.sync.merging import (
     UpToDate,
     quoted,
 )
-from laredo_spark.sync.spark import FAILURES, failing_as, frame_of
+from laredo_spark.sync.spark import FAILURES, failing_as, frame_of, own_session
 
 # Checks that a Spark session has Iceberg, one made for its Spark, and the target's catalog.
 #
@@ -144,8 +143,6 @@ _MARK = "laredo"
 _SUMMARY = f"spark.sql.iceberg.snapshot-property.{_MARK}"
 _SHAPE = "laredo.shape"
 """The table's property with the columns that it was made of."""
-_COMMIT_LOCK = Lock()
-"""The setting of a commit is the session's, which other tables' syncs share."""
 _NO_BOUNDARY = "null"
 _SAME_ROWS = "replace"
 _BRANCH = re.compile(r"laredo_sync_[0-9a-f]{8}")
@@ -182,6 +179,7 @@ class HeldSnapshot:
 class IcebergTable:
     """The Iceberg table ``target``: CATALOG.NAMESPACE.TABLE."""
 
+    #: The sync's own session, as each commit changes its settings.
     spark: SparkSession
     target: str
 
@@ -197,8 +195,7 @@ class IcebergTable:
         """
         if not self.spark.catalog.tableExists(self.name):
             return HeldSnapshot()
-        # Spark keeps what it knows of the table, for half a minute and longer.
-        self._sql(f"REFRESH TABLE {self.name}")
+        self.refresh()
         refs = {row["name"]: row["snapshot_id"] for row in self._sql(f"TABLE {self.name}.refs")}
         properties = {
             row["key"]: row["value"] for row in self._sql(f"SHOW TBLPROPERTIES {self.name}")
@@ -297,8 +294,12 @@ class IcebergTable:
             for branch in filter(_BRANCH.fullmatch, held.refs):
                 self._alter(f"DROP BRANCH IF EXISTS {branch}")
 
-    def _head(self) -> int | None:
+    def refresh(self) -> None:
+        """Have the session read it again; it keeps what it knows for half a minute and longer."""
         self._sql(f"REFRESH TABLE {self.name}")
+
+    def _head(self) -> int | None:
+        self.refresh()
         refs = self._sql(f"SELECT snapshot_id FROM {self.name}.refs WHERE name = '{MAIN}'")
         return refs[0]["snapshot_id"] if refs else None
 
@@ -319,12 +320,11 @@ class IcebergTable:
         described = _NO_BOUNDARY
         if state is not None:
             described = json.dumps(json.loads(state.to_json()))
-        with _COMMIT_LOCK:
-            self.spark.conf.set(_SUMMARY, described)
-            try:
-                yield
-            finally:
-                self.spark.conf.unset(_SUMMARY)
+        self.spark.conf.set(_SUMMARY, described)
+        try:
+            yield
+        finally:
+            self.spark.conf.unset(_SUMMARY)
 
     @contextmanager
     def _conflicts_as_busy(self, held: HeldSnapshot | None = None) -> Iterator[None]:
@@ -365,8 +365,14 @@ def sync_iceberg(
     refuse_unfit(spark, target)
     with failing_as(target):
         table = TableRead.of(options.parse(given))
-        found = IcebergTable(spark, target)
-        return IcebergSync(spark, given, table, found).run(rebuild=rebuild)
+        try:
+            with own_session(spark) as own:
+                found = IcebergTable(own, target)
+                return IcebergSync(own, given, table, found).run(rebuild=rebuild)
+        finally:
+            seen = IcebergTable(spark, target)
+            if spark.catalog.tableExists(seen.name):
+                seen.refresh()
 
 
 @dataclass(frozen=True)
@@ -434,7 +440,7 @@ class IcebergSync:
         """Rewrite all rows in one commit, unless the row count isn't the manifest's."""
         frame = frame_of(self.spark, {**self.given, **self.table.pinned()})
         if held.head is None:
-            self.found.create(self.spark.createDataFrame([], frame.schema), state.shape)
+            self.found.create(frame.limit(0), state.shape)
             held = self.found.held()
         if (held.shape, held.columns) != (state.shape, self._names()):
             # New columns are seen at once on all branches: the rows are counted before.
@@ -454,26 +460,22 @@ class IcebergSync:
         """Merge what changed since ``held``; False, and nothing, if the row count isn't right."""
         assert held.state is not None
         changes = merging.net_changes(self.spark, self.given, self.table, held.state)
-        view = f"laredo_changes_{token_hex(4)}"
-        changes.createOrReplaceTempView(view)
+        changes.createOrReplaceTempView("laredo_changes")
         names = [merging.quoted(name) for name in self._names()]
-        try:
-            with self.found.branch(state, held) as branch:
-                reach("sync.committing")
-                self.spark.sql(
-                    f"MERGE INTO {self.found.name_of(branch)} AS held USING {view} AS new"
-                    f" ON {merging.same_key(self.table)}"
-                    " WHEN MATCHED AND new.__laredo_action = 'DELETE' THEN DELETE"
-                    f" WHEN MATCHED THEN UPDATE SET {', '.join(f'{n} = new.{n}' for n in names)}"
-                    " WHEN NOT MATCHED AND new.__laredo_action != 'DELETE' THEN INSERT"
-                    f" ({', '.join(names)}) VALUES ({', '.join(f'new.{n}' for n in names)})"
-                )
-                is_right = self._is_right(self._rows(self.found.name_of(branch)))
-                reach("sync.staged")
-                if is_right:
-                    self.found.publish(branch, held)
-        finally:
-            self.spark.catalog.dropTempView(view)
+        with self.found.branch(state, held) as branch:
+            reach("sync.committing")
+            self.spark.sql(
+                f"MERGE INTO {self.found.name_of(branch)} AS held USING laredo_changes AS new"
+                f" ON {merging.same_key(self.table)}"
+                " WHEN MATCHED AND new.__laredo_action = 'DELETE' THEN DELETE"
+                f" WHEN MATCHED THEN UPDATE SET {', '.join(f'{n} = new.{n}' for n in names)}"
+                " WHEN NOT MATCHED AND new.__laredo_action != 'DELETE' THEN INSERT"
+                f" ({', '.join(names)}) VALUES ({', '.join(f'new.{n}' for n in names)})"
+            )
+            is_right = self._is_right(self._rows(self.found.name_of(branch)))
+            reach("sync.staged")
+            if is_right:
+                self.found.publish(branch, held)
         return is_right
 
     def _names(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from laredo_spark.read.table_read import TableRead
 from laredo_spark.sync import merging
 from laredo_spark.sync.errors import OlderThanTarget, SyncFailed, TargetRefused
 from laredo_spark.sync.merging import Merge, Rebuild, SyncAction, SyncState, UpToDate
-from laredo_spark.sync.spark import failing_as
+from laredo_spark.sync.spark import failing_as, own_session
 from tests.spark.merged_copy import MergedCopy
 from tests.support.archive.building import HISTORY, Builder, State
 from tests.support.spark_reading import names
@@ -146,6 +146,23 @@ def test_net_changes_find_keys_of_several_columns(spark: SparkSession, tmp_path:
     step = copy.sync(builder.diff(0x20, state([1, None, 4])).write())
     assert isinstance(step, Merge)
     assert sorted(row.v for row in copy.rows().collect()) == [1, 4]
+
+
+def test_a_syncs_own_session_has_the_users_settings(spark: SparkSession) -> None:
+    users = spark.newSession()
+    users.conf.set("spark.sql.caseSensitive", "true")
+    users.conf.set("spark.sql.catalog.lake.type", "rest")
+    # SparkConf, which each new session begins with, has it.
+    users.conf.unset("spark.sql.session.timeZone")
+    wanted = users.conf.getAll
+    # As a builder does with a session that is there.
+    users._jconf.setConfString("spark.ui.showConsoleProgress", "false")
+    before, active = users.conf.getAll, SparkSession.getActiveSession()
+    with own_session(users) as own:
+        assert own.conf.getAll == wanted != before
+        own.conf.set("spark.sql.caseSensitive", "false")
+        assert SparkSession.getActiveSession() is active
+    assert users.conf.getAll == before and SparkSession.getActiveSession() is active
 
 
 def test_what_a_worker_lacks_is_in_the_message(spark: SparkSession) -> None:

@@ -1,12 +1,14 @@
 """Syncs to a table of a lakehouse: what holds for Delta Lake and for Iceberg alike."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from laredo_archive import failpoint
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_spark import sync_table
@@ -103,6 +105,39 @@ def only_new_diffs_are_read(kept: Kept) -> Synced:
     done = kept.sync()
     assert (done.outcome, done.rows) == (SyncOutcome.MERGED, 99)
     return done
+
+
+def a_users_settings_and_writes_are_left_alone(
+    kept: Kept, setting: str, write: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread writes in the session during each commit; ``setting`` describes its writes."""
+    kept.spark.conf.set(setting, "mine")
+    # Delta has settings of its own, some from a session's first use and some from each write.
+    write()
+    settings, views = kept.spark.conf.getAll, kept.spark.catalog.listTables()
+
+    def as_they_were() -> bool:
+        return (kept.spark.conf.getAll, kept.spark.catalog.listTables()) == (settings, views)
+
+    with ThreadPoolExecutor(1) as thread:
+
+        def write_in_commit(point: str) -> None:
+            nonlocal settings
+            if point == "sync.committing":
+                assert as_they_were() and SparkSession.getActiveSession() is kept.spark
+                thread.submit(write).result()
+                settings = kept.spark.conf.getAll
+
+        monkeypatch.setattr(failpoint, "_reached", write_in_commit)
+        try:
+            for position, outcome in ((0x20, SyncOutcome.REBUILT), (0x30, SyncOutcome.MERGED)):
+                kept.change(position, {position: None})
+                assert kept.sync().outcome is outcome
+                assert kept.said() == (1, positions.text(position))
+                assert as_they_were()
+                kept.assert_equal()
+        finally:
+            kept.spark.conf.unset(setting)
 
 
 def through_epochs(kept: Kept, tags: bool) -> None:

@@ -142,6 +142,27 @@ def test_planned_before_another_ones_commit(kept: DeltaKept) -> None:
     assert kept.said() == (1, "0/20")
 
 
+def test_a_users_settings_and_writes_are_left_alone(
+    kept: DeltaKept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = tmp_path / "users table"
+
+    def write() -> None:
+        kept.spark.range(1).write.format("delta").mode("append").save(str(users))
+
+    setting = "spark.databricks.delta.commitInfo.userMetadata"
+    lakehouse.a_users_settings_and_writes_are_left_alone(kept, setting, write, monkeypatch)
+    logged = [
+        json.loads(line)
+        for file in users.glob("_delta_log/*.json")
+        for line in file.read_text().splitlines()
+    ]
+    described = [line["commitInfo"]["userMetadata"] for line in logged if "commitInfo" in line]
+    assert described == ["mine"] * 3
+    assert not [line for line in logged if "txn" in line]
+    assert kept.spark.read.format("delta").load(str(users)).count() == len(described)
+
+
 def test_the_command_syncs_a_catalog_and_a_table(kept: DeltaKept, tmp_path: Path) -> None:
     """One that fails doesn't stop the others."""
     archive, file = kept.archive.write(), tmp_path / "sync.conf"

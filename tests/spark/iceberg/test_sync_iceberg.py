@@ -20,6 +20,8 @@ from laredo_spark.sync.sync import SyncOutcome
 from tests.support import lakehouse
 from tests.support.archive.archiving import PREFIX, opened
 from tests.support.archive.long_archive import LongArchive
+from tests.support.evolving_table import rows_after_each_step
+from tests.support.postgres import Database
 from tests.support.spark_reading import Reading
 
 
@@ -118,6 +120,13 @@ def test_a_time_without_a_zone_is_added(kept: IcebergKept) -> None:
     lakehouse.a_time_without_a_zone_is_added(kept)
 
 
+@pytest.mark.thorough
+def test_through_changes_of_columns_and_key(
+    kept: IcebergKept, database: Database, tmp_path: Path
+) -> None:
+    rows_after_each_step(kept, database, tmp_path)
+
+
 def test_keys_that_are_one_value_to_spark(kept: IcebergKept, tmp_path: Path) -> None:
     lakehouse.keys_that_are_one_value_to_spark(kept, tmp_path)
 
@@ -193,6 +202,22 @@ def test_planned_before_another_ones_commit(kept: IcebergKept) -> None:
         table.create(frame.limit(0), held.state.shape)
     assert kept.refs() == before
     kept.assert_equal()
+
+
+def test_a_users_settings_and_writes_are_left_alone(
+    kept: IcebergKept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = f"{kept.target}_of_user"
+    kept.spark.range(1).writeTo(users).using("iceberg").create()
+
+    def write() -> None:
+        kept.spark.range(1).writeTo(users).append()
+
+    setting = "spark.sql.iceberg.snapshot-property.author"
+    lakehouse.a_users_settings_and_writes_are_left_alone(kept, setting, write, monkeypatch)
+    found = kept.spark.sql(f"TABLE {users}.snapshots ORDER BY committed_at").collect()
+    authors = [(row["summary"].get("author"), "laredo" in row["summary"]) for row in found]
+    assert authors == [(None, False), *[("mine", False)] * 3]
 
 
 @by_either_catalog
