@@ -151,11 +151,16 @@ class TableWriter:
     def request_snapshot(self, now: datetime) -> "asyncio.Future[int]":
         """Ask for a new base, begun after ``now``; the future brings its epoch once committed.
 
+        At most two requests wait: a third one shares the second one's future.
+
         :raises SnapshotNotReady: if this table will never make one.
         """
         if self.final:
             raise SnapshotNotReady(f"{self.config.name} is {self.state}: {self.problem}")
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if len(self._requests) == 2:
+            # The first stays: the base under way may be for it.
+            _, asked = self._requests.pop()
         self._requests.append((now, asked))
         if self.session is not None:
             self.session.beat()

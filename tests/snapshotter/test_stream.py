@@ -354,6 +354,24 @@ async def test_who_asks_while_a_re_base_runs_gets_the_next_one(tmp_path: Path) -
         assert await asyncio.wait_for(meanwhile, PATIENCE_S) > 2
 
 
+async def test_requests_that_wait_are_two_at_most_and_get_a_base_begun_after_the_newest(
+    tmp_path: Path,
+) -> None:
+    asked = asyncio.Event()
+    begins, *rest = snapshot(ROWS, "0/1000", 10)
+    live = [hello(), begins, When(asked.is_set), *rest, heartbeat(10, "0/1030"), Hold()]
+    again = [hello(), *snapshot(ROWS, "0/1030", 11), Hold()]
+    async with playing(live, again) as (endpoint, _), writing(tmp_path, endpoint) as world:
+        # No base can be made yet.
+        first, *others = [world.writer.request_snapshot(datetime.now(UTC)) for _ in range(50)]
+        assert set(others) == {others[0]}
+        await world.until(lambda: world.writer.session and world.writer.session.live_base)
+        assert world.writer.request_snapshot(datetime.now(UTC)) is others[0]
+        asked.set()
+        assert await asyncio.wait_for(first, PATIENCE_S) == 1
+        assert await asyncio.wait_for(others[0], PATIENCE_S) == 2
+
+
 async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_path: Path) -> None:
     first = (2, b"1", line(1, "x"), line(1, "a"))
     script = [hello(), *snapshot(ROWS, "0/1000", 10), changes(11, (0x1010, [first])), Hold()]
