@@ -1,4 +1,7 @@
-"""The writer takes up other tables while it writes: the others notice nothing."""
+"""The writer takes up other tables while it writes: the others notice nothing.
+
+A command that asks for it, or for something of the server, recognises its program first.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -187,3 +193,81 @@ def test_what_needs_a_restart_is_named(programs: Programs) -> None:
     assert done["needs_restart"] == ["snapshotter.http.port"]
     assert done["altered"] == []
     assert "doesn't answer" in commanded(programs).stderr
+
+
+class _Anything(BaseHTTPRequestHandler):
+    """Answers every request with 200 and the server's ``body``; counts POSTs in ``posts``."""
+
+    def do_GET(self) -> None:
+        body = self.server.body  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.server.posts += 1  # type: ignore[attr-defined]
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def of_writer(programs: Programs, url: str) -> subprocess.CompletedProcess[str]:
+    """``laredo-snapshotter reload``, at another port."""
+    return processes.run(
+        "laredo-snapshotter",
+        "reload",
+        "--config",
+        programs.writer.config,
+        "--set",
+        f"snapshotter.http.port={urlsplit(url).port}",
+    )
+
+
+def of_server(url: str) -> list[subprocess.CompletedProcess[str]]:
+    """Each command of ``laredo-fanout`` that asks a running server."""
+    commands = (["reload"], ["catchup"], ["recopy", "public.a"], ["status"])
+    return [processes.run("laredo-fanout", *each, "--url", url) for each in commands]
+
+
+def test_a_command_at_the_other_programs_port_changes_nothing(programs: Programs) -> None:
+    server, writer = programs.server, programs.writer
+
+    def reloads() -> list[int]:
+        logs = (server.log, writer.log)
+        return [log.read_text().count("configuration reloaded") for log in logs]
+
+    before = reloads()
+    refused = of_writer(programs, server.http)
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"{server.http} is the port of laredo-fanout: nothing was changed;"
+        " give the http.port of laredo-snapshotter\n",
+    )
+    for refused in of_server(writer.http):
+        assert (refused.returncode, refused.stderr) == (
+            1,
+            f"laredo-fanout: {writer.http} is the port of laredo-snapshotter: nothing was changed;"
+            " give the http.port of laredo-fanout\n",
+        )
+    assert reloads() == before
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", pytest.param(b"welcome", marks=pytest.mark.thorough)], ids=["json", "text"]
+)
+def test_an_unknown_program_gets_no_order(programs: Programs, body: bytes) -> None:
+    foreign = ThreadingHTTPServer(("127.0.0.1", 0), _Anything)
+    foreign.body, foreign.posts = body, 0  # type: ignore[attr-defined]
+    answering = Thread(target=foreign.serve_forever)
+    answering.start()
+    try:
+        url = f"http://127.0.0.1:{foreign.server_port}"
+        for ended in (of_writer(programs, url), *of_server(url)):
+            assert ended.returncode == 1 and ended.stderr.count("\n") == 1
+            assert f"{url} is the port of an unknown program: nothing was changed" in ended.stderr
+        assert foreign.posts == 0  # type: ignore[attr-defined]
+    finally:
+        foreign.shutdown()
+        answering.join()
+        foreign.server_close()
