@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -60,10 +61,16 @@ class LocalDestinationBlock(Section):
         """The absolute path of the directory."""
         return self.path.absolute()
 
-    @property
+    @cached_property
     def uri(self) -> str:
         """Canonical, with ``/`` at the end."""
         return local.LocalDestination(self.path).uri
+
+    @model_validator(mode="after")
+    def _resolve(self) -> "LocalDestinationBlock":
+        # As the configuration is loaded, in a thread: the directory's file system may hang later.
+        self.uri  # noqa: B018
+        return self
 
     @property
     def location(self) -> str:
@@ -72,7 +79,7 @@ class LocalDestinationBlock(Section):
 
     def below(self, key_prefix: str) -> tuple[str, str]:
         """The store, and where in it an archive is."""
-        return "the file system", f"{self.path.resolve()}/{key_prefix}"
+        return "the file system", f"{self.uri}{key_prefix}"
 
 
 class S3DestinationBlock(Section):

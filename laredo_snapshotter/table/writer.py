@@ -102,7 +102,6 @@ class TableWriter:
         self._restorer: Restorer | None = None
         self._read_whole = False
         """True once the archive was read whole to restore missing objects."""
-        # Configured once: resolving a directory's path asks its file system, which may hang later.
         self.locations = {each.location: each.uri for each in config.destinations}
         """URIs by location, as configured."""
         for location in self.locations:

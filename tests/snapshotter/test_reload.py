@@ -5,11 +5,14 @@ A command that asks for it, or for something of the server, recognises its progr
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,10 +21,14 @@ import httpx
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_snapshotter import config
+from laredo_snapshotter.app.service import Service
 from tests.support import processes
 from tests.support.postgres import Database, new_database
-from tests.support.processes import PATIENCE_S, wait_until
+from tests.support.processes import PATIENCE_S, until, wait_until
 from tests.support.writer.archiving_programs import Named, Programs, configured
+from tests.support.writer.served import Served, put, rows
+from tests.support.writer.writing import ReadyWriter, Writer
 
 A, B, C = (Named("public", name, None) for name in "abc")
 
@@ -43,6 +50,15 @@ def running(tmp_path_factory: pytest.TempPathFactory, database: Database) -> Ite
     rewrite(programs, [A, B])
     with programs.running():
         yield programs
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        for table in ("users", "orders", "notes"):
+            server.add(table, rows(0, 20))
+        server.start()
+        yield server
 
 
 @pytest.fixture
@@ -193,6 +209,44 @@ def test_what_needs_a_restart_is_named(programs: Programs) -> None:
     assert done["needs_restart"] == ["snapshotter.http.port"]
     assert done["altered"] == []
     assert "doesn't answer" in commanded(programs).stderr
+
+
+def test_a_writer_ends_while_a_file_of_its_reload_hangs(tmp_path: Path, served: Served) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("secret")
+    with ReadyWriter(tmp_path, served, more=f'source.token_file = "{secret}"') as writer:
+        secret.unlink()
+        os.mkfifo(secret)
+        os.kill(writer.program.pid, signal.SIGHUP)
+        wait_until(lambda: writer.logged("configuration reload requested"), "it reads the file")
+        writer.wait_head(served.commit("users", put(1, "goes on")))
+        assert writer.program.stop() == 0
+
+
+async def test_the_event_loop_never_resolves_a_path(
+    tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network directory that hangs would hold up every table."""
+    resolved = os.path.realpath
+
+    def off_the_loop(path: Any, **how: Any) -> Any:
+        assert asyncio._get_running_loop() is None, path
+        return resolved(path, **how)
+
+    writer = Writer(tmp_path, served, "users", "orders")
+    catalog = tmp_path / "archive" / "catalog.json"
+    load = partial(config.load, writer.program.config)
+    block = load()
+    monkeypatch.setattr(os.path, "realpath", off_the_loop)
+    service = Service(block, 5.0, load)
+    running = asyncio.create_task(service.run())
+    await until(catalog.exists)
+    Writer(tmp_path, served, "users", "notes")
+    done = await service.reload()
+    assert (done["added"], done["removed"]) == (["public.notes"], ["public.orders"])
+    await until(lambda: b"notes" in catalog.read_bytes())
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
 
 
 class _Anything(BaseHTTPRequestHandler):
