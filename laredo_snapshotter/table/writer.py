@@ -231,7 +231,18 @@ class TableWriter:
         if self.archive is not None:
             loop = asyncio.get_running_loop()
             closing = loop.run_in_executor(self._executor, self.archive.close)
+            closing.add_done_callback(self._archive_closed)
             await asyncio.wait([closing], timeout=CLOSE_S)
+
+    def _archive_closed(self, closing: "asyncio.Future[None]") -> None:
+        failure = None if closing.cancelled() else closing.exception()
+        if failure is not None:
+            expected = isinstance(failure, OSError)
+            self._log.error(
+                "temporary files not deleted",
+                error=str(failure),
+                exc_info=None if expected else failure,
+            )
 
     async def _open_again_later(self, damaged: ManifestDamaged, failures: int) -> None:
         # An operator may restore an older manifest, so the one in memory is dropped. Meanwhile

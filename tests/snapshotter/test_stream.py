@@ -1,6 +1,7 @@
 """Rare streams of a healthy server, played by a scripted gRPC server."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -9,6 +10,8 @@ from typing import Any
 
 import grpc
 import orjson
+import pytest
+from structlog.testing import capture_logs
 
 from laredo_fanout.client import Endpoint
 from laredo_fanout.wire import replication_pb2 as wire
@@ -372,11 +375,17 @@ async def test_requests_that_wait_are_two_at_most_and_get_a_base_begun_after_the
         assert await asyncio.wait_for(others[0], PATIENCE_S) == 2
 
 
-async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(
+    tmp_path: Path, *, fails: bool
+) -> None:
     first = (2, b"1", line(1, "x"), line(1, "a"))
     script = [hello(), *snapshot(ROWS, "0/1000", 10), changes(11, (0x1010, [first])), Hold()]
-    async with playing(script) as (endpoint, _):
-        async with writing(tmp_path, endpoint, flush_timeout=0.1) as world:
+    with capture_logs() as logged:
+        async with (
+            playing(script) as (endpoint, _),
+            writing(tmp_path, endpoint, flush_timeout=0.1) as world,
+        ):
             await world.position(0x1010)
             world.archive.rename(tmp_path / "gone")
             world.archive.write_text("in the way")
@@ -385,5 +394,11 @@ async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_p
             archive = world.writer.archive
             assert archive is not None
             await world.until(lambda: archive.unfinished)
+            spool = archive._commits._spool
+            assert spool is not None
+            if fails:
+                spool.callback(os.close, -1)
+        kept = [each for each in logged if each["event"] == "temporary files not deleted"]
+        assert [each["table"] for each in kept] == ["public.users"] * fails
         assert not archive.unfinished
         assert world.writer.left is not None
