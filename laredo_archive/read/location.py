@@ -162,13 +162,17 @@ def _local_path(uri: str) -> str:
     """The path that a path or a URI of the scheme ``file`` means: ``file:///a``, ``file:/a``."""
     if not uri.startswith("file:/"):
         return uri
-    _, host, path, _, _ = urlsplit(uri)
-    if host not in ("", "localhost"):
-        raise DestinationError(
-            uri,
-            f"it names the host {host}, and only files of this machine can be read; write"
-            f" file:///{host}{path}, or a path",
-        )
+    # Not split as other URIs are: a ``#`` or ``?`` is part of a file's name.
+    path = uri.removeprefix("file:")
+    if path.startswith("//"):
+        host, _, path = path[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise DestinationError(
+                uri,
+                f"it names the host {host}, and only files of this machine can be read; write"
+                f" file:///{host}/{path}, or a path",
+            )
+        path = f"/{path}"
     return unquote(path)
 
 
