@@ -249,6 +249,27 @@ async def test_the_event_loop_never_resolves_a_path(
     assert await running == 0
 
 
+async def test_a_client_that_leaves_waits_for_no_base(tmp_path: Path, served: Served) -> None:
+    served.stop()
+    writer = Writer(tmp_path, served, "users", "orders")
+    load = partial(config.load, writer.program.config)
+    service = Service(load(), 5.0, load)
+    running = asyncio.create_task(service.run())
+    async with httpx.AsyncClient(base_url=writer.program.http, timeout=PATIENCE_S) as client:
+        while True:
+            try:
+                await client.get("/health/live")
+                break
+            except httpx.ConnectError:
+                await asyncio.sleep(0.01)  # poll
+        for table in ("", "&table=public.users"):
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post(f"/snapshot?wait=true{table}", timeout=0.5)
+    await until(lambda: not any("run_asgi" in repr(task) for task in asyncio.all_tasks()), 20)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+
+
 class _Anything(BaseHTTPRequestHandler):
     """Answers every request with 200 and the server's ``body``; counts POSTs in ``posts``."""
 
