@@ -265,7 +265,7 @@ async def test_a_client_that_leaves_waits_for_no_base(tmp_path: Path, served: Se
         for table in ("", "&table=public.users"):
             with pytest.raises(httpx.ReadTimeout):
                 await client.post(f"/snapshot?wait=true{table}", timeout=0.5)
-    await until(lambda: not any("run_asgi" in repr(task) for task in asyncio.all_tasks()), 20)
+    await until(lambda: not any("run_asgi" in repr(task) for task in asyncio.all_tasks()))
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
 
