@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import structlog
@@ -98,7 +99,7 @@ def cli(
         # A SIGHUP before the writer runs must not end it; its configuration was read just now.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         load = partial(config_.load, path, sets)
-        _finish(asyncio.run(_run(block, flush_timeout, load)))
+        asyncio.run(_run(block, flush_timeout, load))
 
 
 @cli.command()
@@ -151,12 +152,14 @@ async def _run(
     block: config_.SnapshotterBlock,
     flush_timeout: float,
     load: Callable[[], config_.SnapshotterBlock],
-) -> int:
+) -> NoReturn:
     try:
-        return await Service(block, flush_timeout, load).run()
+        code = await Service(block, flush_timeout, load).run()
     except PortTaken as taken:
         click.echo(printable(str(taken)), err=True)
-        return 1
+        code = 1
+    # At once: asyncio.run() waits for a reload whose file hangs.
+    _finish(code)
 
 
 def _loaded(path: Path | None, sets: tuple[str, ...]) -> config_.SnapshotterBlock:
@@ -167,7 +170,7 @@ def _loaded(path: Path | None, sets: tuple[str, ...]) -> config_.SnapshotterBloc
         sys.exit(USAGE)
 
 
-def _finish(code: int) -> None:
+def _finish(code: int) -> NoReturn:
     """Exit without waiting for threads.
 
     One may hang in an unavailable destination; another may be in the middle of a collection, which

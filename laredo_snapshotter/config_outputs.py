@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from laredo_archive.storage.s3.bucket import BadS3Location, S3Location
 from laredo_fanout.client.errors import BadEndpoint
 from laredo_fanout.client.stream.endpoint import Endpoint as ServerEndpoint
 from laredo_fanout.client.stream.endpoint import Tls, endpoint_of
+from laredo_service.command_line import MOST_HOURS
 from laredo_service.settings import Duration, SchemaName, Secret, Section, WrongAt
 from laredo_service.settings import Path as ConfigPath
 from laredo_service.settings.values import with_secret
@@ -60,10 +62,16 @@ class LocalDestinationBlock(Section):
         """The absolute path of the directory."""
         return self.path.absolute()
 
-    @property
+    @cached_property
     def uri(self) -> str:
         """Canonical, with ``/`` at the end."""
         return local.LocalDestination(self.path).uri
+
+    @model_validator(mode="after")
+    def _resolve(self) -> "LocalDestinationBlock":
+        # As the configuration is loaded, in a thread: the directory's file system may hang later.
+        self.uri  # noqa: B018
+        return self
 
     @property
     def location(self) -> str:
@@ -72,7 +80,7 @@ class LocalDestinationBlock(Section):
 
     def below(self, key_prefix: str) -> tuple[str, str]:
         """The store, and where in it an archive is."""
-        return "the file system", f"{self.path.resolve()}/{key_prefix}"
+        return "the file system", f"{self.uri}{key_prefix}"
 
 
 class S3DestinationBlock(Section):
@@ -277,7 +285,17 @@ def _check_known(
 # Configuration of an archive: formats, compression, retention, compaction.
 
 DAY_S = 86400.0
+_MOST_DAYS = MOST_HOURS // 24
 
+
+def _ago(seconds: float) -> float:
+    if seconds > _MOST_DAYS * DAY_S:
+        raise ValueError(f"the duration is too long; {_MOST_DAYS}d is the longest")
+    return seconds
+
+
+Age = Annotated[Duration, Field(gt=0), AfterValidator(_ago)]
+"""A duration that is subtracted from a date."""
 Count = Annotated[int, Field(gt=0)]
 SnapshotFormat = Literal["jsonl", "protobuf", "parquet"]
 DiffFormat = Literal["jsonl", "protobuf"]
@@ -340,9 +358,9 @@ class RetentionBlock(Section):
     collect_interval: Annotated[Duration, Field(ge=0)] = 3600.0
     """Interval at which objects that left the manifest are retired and deleted; 0: ``laredo-archive
     gc`` does it."""
-    cut_off: Annotated[Duration, Field(gt=0)] = DAY_S
+    cut_off: Age = DAY_S
     """Age from which an object that no manifest names is garbage."""
-    grace: Annotated[Duration, Field(gt=0)] = DAY_S
+    grace: Age = DAY_S
     """Time after which retired objects are deleted; must be longer than the longest read."""
 
 
@@ -353,7 +371,7 @@ class CompactionBlock(Section):
     """Lengths of time, ascending: the diffs of each period of such a length are merged into one.
     None by default: diffs stay as they are written. Make each a few times the one before it:
     ``[20s, 1m, 5m, 15m, 1h, 4h, 1d, 7d, 28d]``."""
-    keep_parts: Annotated[Duration, Field(gt=0)] | None = None
+    keep_parts: Age | None = None
     """Time after a merge for which the boundaries inside the merged diff can be read, and its parts
     are kept; for good by default."""
 

@@ -66,7 +66,10 @@ class Collector:
         self._has_base = has_base
         self.latest: dict[str, Collection] = {}
         """By the destination's location."""
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{config.name} garbage")
+        # A destination that hangs hangs its own thread.
+        self._executor = ThreadPoolExecutor(
+            len(destinations), thread_name_prefix=f"{config.name} garbage"
+        )
         self._log = log.bind(table=config.name)
 
     async def run(self) -> None:
@@ -74,16 +77,20 @@ class Collector:
         interval = self._config.retention.collect_interval
         if not interval:
             return
-        pause = min(FIRST_S, interval) * random.uniform(0.5, 1.0)
         try:
-            while True:
-                await asyncio.sleep(pause)
+            async with asyncio.TaskGroup() as each:
                 for destination in self._destinations:
-                    await self._collect(destination)
-                # Writers that were started together don't stay together.
-                pause = interval * random.uniform(0.9, 1.1)
+                    each.create_task(self._keep_collecting(destination, interval))
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _keep_collecting(self, destination: Destination, interval: float) -> None:
+        pause = min(FIRST_S, interval) * random.uniform(0.5, 1.0)
+        while True:
+            await asyncio.sleep(pause)
+            await self._collect(destination)
+            # Writers that were started together don't stay together.
+            pause = interval * random.uniform(0.9, 1.1)
 
     async def _collect(self, destination: Destination) -> None:
         if not self._has_base():

@@ -7,7 +7,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import click
 from pyspark.errors import PySparkException
@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 from pyspark.sql.types import ArrayType, BinaryType, StructField
 
+from laredo_archive.read import location
 from laredo_service.printable import printable, printable_lines
 from laredo_spark.errors import SparkReadError
 from laredo_spark.frames import read_table
@@ -75,6 +76,7 @@ class TableOutput:
         """``out``: a path, a file: URI, or one of a bucket.
 
         :raises OutputRefused: if it is another URI; and as the constructor.
+        :raises DestinationError: if it names another host.
         """
         if out is None:
             return cls(kind, None, replace, rows)
@@ -87,8 +89,7 @@ class TableOutput:
                 "files are written to a directory that all of Spark's workers see, or to s3://;"
                 " elsewhere, write read_table()'s DataFrame with your session's own connector",
             )
-        path = out if found is None else unquote(found.path)
-        return cls(kind, Path(path).expanduser(), replace, rows)
+        return cls(kind, Path(location.local_path(out)).expanduser(), replace, rows)
 
     def wants_lines(self, columns: str | None) -> bool:
         """True if the rows' JSON lines are written verbatim."""

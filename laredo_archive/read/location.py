@@ -155,20 +155,27 @@ def absolute(uri: str) -> str:
     """
     if "://" in uri and not uri.startswith("file:"):
         return uri
-    return os.path.abspath(Path(_local_path(uri)).expanduser())  # noqa: PTH100  # not symbolic links
+    return os.path.abspath(Path(local_path(uri)).expanduser())  # noqa: PTH100  # not symbolic links
 
 
-def _local_path(uri: str) -> str:
-    """The path that a path or a URI of the scheme ``file`` means: ``file:///a``, ``file:/a``."""
+def local_path(uri: str) -> str:
+    """The path that a path or a URI of the scheme ``file`` means: ``file:///a``, ``file:/a``.
+
+    :raises DestinationError: if the URI names another host.
+    """
     if not uri.startswith("file:/"):
         return uri
-    _, host, path, _, _ = urlsplit(uri)
-    if host not in ("", "localhost"):
-        raise DestinationError(
-            uri,
-            f"it names the host {host}, and only files of this machine can be read; write"
-            f" file:///{host}{path}, or a path",
-        )
+    # Not split as other URIs are: a ``#`` or ``?`` is part of a file's name.
+    path = uri.removeprefix("file:")
+    if path.startswith("//"):
+        host, _, path = path[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise DestinationError(
+                uri,
+                f"it names the host {host}, and only files of this machine can be read; write"
+                f" file:///{host}/{path}, or a path",
+            )
+        path = f"/{path}"
     return unquote(path)
 
 
@@ -186,7 +193,7 @@ def parse(uri: str, access: S3Access | None = None) -> ArchiveLocation:
             f"{scheme}:// isn't known here; give a directory, or a URI that begins with file://"
             " or s3://",
         )
-    return _parse_path(_local_path(uri))
+    return _parse_path(local_path(uri))
 
 
 def _parse_path(path: str) -> ArchiveLocation:

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -28,6 +29,7 @@ from rich.text import Text
 from laredo_fanout.app.check_tables import STORE_IN_USE, ServerFinding, Verdict
 from laredo_fanout.errors import FanoutError
 from laredo_service.figures import age, counted, duration, size
+from laredo_service.http.probe import mistaken
 from laredo_service.listing import Listing, cell
 from laredo_service.printable import printable
 
@@ -142,16 +144,22 @@ class RunningServer:
     def status(self) -> dict[str, Any]:
         """GET /status.
 
-        :raises NoAnswer: if the server doesn't answer.
+        :raises NoAnswer: if the server doesn't answer, or another program does.
         """
-        return _answer(self._request("status", "GET"), _PATIENCE_S)
+        found = _answer(self._request("status", "GET"), _PATIENCE_S)
+        if (problem := mistaken("laredo-fanout", self._url, found)) is not None:
+            raise NoAnswer(problem)
+        status: dict[str, Any] = found
+        return status
 
     def ask(self, what: str) -> dict[str, Any]:
         """POST ``what``; returns the answer.
 
-        :raises NoAnswer: if it doesn't answer, or refuses.
+        :raises NoAnswer: if it doesn't answer, or refuses, or another program answers.
         """
-        return _answer(self._request(what, "POST"), _LONGER_PATIENCE_S)
+        self.status()
+        answer: dict[str, Any] = _answer(self._request(what, "POST"), _LONGER_PATIENCE_S)
+        return answer
 
     def _request(self, what: str, method: str) -> urllib.request.Request:
         address = f"{self._url}/{what}"
@@ -168,12 +176,18 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 _opener = urllib.request.build_opener(_NoRedirects)
 
 
-def _answer(request: urllib.request.Request, timeout: float) -> dict[str, Any]:
+def _answer(request: urllib.request.Request, timeout: float) -> Any:
+    """The answer's JSON value; None if it has none.
+
+    :raises NoAnswer: if nothing answers, or the request is refused.
+    """
     address = request.full_url
     try:
         with _opener.open(request, timeout=timeout) as answer:
-            found: dict[str, Any] = json.load(answer)
+            body = answer.read()
     except urllib.error.HTTPError as refused:
+        if refused.code == 404 and request.method == "GET":
+            return None
         body = refused.read(_REFUSAL_BYTES).decode(errors="replace")
         if refused.code == 401:
             raise NoAnswer(
@@ -181,12 +195,15 @@ def _answer(request: urllib.request.Request, timeout: float) -> dict[str, Any]:
                 " configuration file, or set LAREDO_HTTP_TOKEN"
             ) from refused
         raise NoAnswer(printable(f"{address} refuses: {body or refused.reason}")) from refused
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise NoAnswer(
             f"{address} doesn't answer: {reason}; is the server running, and is this its http.port?"
         ) from error
-    return found
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
 
 
 def show_json(content: Any) -> None:

@@ -258,6 +258,7 @@ def _select_denied(table: SourceTable, name: str, role: str) -> TableRefused | N
 # inserts and truncates alone: in the other one the application's UPDATE and DELETE would fail.
 
 _EPOCH = 1 << 32
+_BLOCK_BYTES = (1 << 16) // 8
 
 
 class XidSnapshot(NamedTuple):
@@ -300,7 +301,11 @@ class TransactionFilter:
     def __init__(self, *, live: bool) -> None:
         self.live = live
         """True once the copy is done, from which on every transaction is applied."""
-        self._left_out: set[int] = set()
+        self._left_out: dict[int, bytearray] = {}
+        """Transactions that were not applied, a bit each; by the upper 16 bits of their ids. A copy
+        may wait for hours, and a set would grow by many bytes with each transaction."""
+        self._newest: int | None = None
+        """The newest of them."""
         self._snapshot: XidSnapshot | None = None
 
     def takes(self, xid: int) -> bool:
@@ -308,18 +313,33 @@ class TransactionFilter:
         if self.live:
             return True
         if self._snapshot is None:
-            self._left_out.add(xid)
+            self._leave_out(xid)
             return False
         return not self._snapshot.shows(xid)
 
     def read_at(self, taken: XidSnapshot) -> bool:
         """Use this snapshot for the copy; False if it doesn't show a transaction that was left out:
         take another one."""
-        if not all(map(taken.shows, self._left_out)):
+        if self._newest is not None and not taken.shows(self._newest):
+            return False
+        # It shows all that are older than one that it shows, but for those that run.
+        if any(map(self._is_left_out, taken.running)):
             return False
         self._snapshot = taken
-        self._left_out.clear()
+        self._left_out, self._newest = {}, None
         return True
+
+    def _leave_out(self, xid: int) -> None:
+        block = xid >> 16
+        if block not in self._left_out:
+            self._left_out[block] = bytearray(_BLOCK_BYTES)
+        self._left_out[block][(xid >> 3) % _BLOCK_BYTES] |= 1 << xid % 8
+        if self._newest is None or (xid - self._newest) % _EPOCH < _EPOCH // 2:
+            self._newest = xid
+
+    def _is_left_out(self, xid: int) -> bool:
+        bits = self._left_out.get(xid % _EPOCH >> 16)
+        return bits is not None and bool(bits[(xid >> 3) % _BLOCK_BYTES] >> xid % 8 & 1)
 
     def go_live(self) -> None:
         """Apply every transaction from here on: the stream has passed the copy's snapshot."""

@@ -43,6 +43,8 @@ _log = structlog.get_logger()
 
 _ASK_AGAIN_S, _LOOK_AGAIN_S = 1.0, 0.25
 _HANDOVER_S, _HANDOVER_ANSWER_S, _HANDOVER_STEP_S = 5.0, 0.5, 0.05
+_HANDOVER_SILENCE_S = 1.0
+"""Time in which a standby must answer: one that has just left counts as complete for a while."""
 _BY_HAND = (
     "start the server that held it, or run `laredo-fanout promote` at the standby that is to take"
     " over"
@@ -402,13 +404,19 @@ class StandbyIngest:
         """The slot isn't read any more: have a standby take it over."""
         answer = self._handover
         assert answer is not None
-        until = time.monotonic() + _HANDOVER_S
+        began = time.monotonic()
+        until = began + _HANDOVER_SILENCE_S
         done = not self._sharing.ownership.holder
         while not done and time.monotonic() < until and not self._stopping.is_set():
-            chosen = next(iter(self._reports.most_advanced()), "")
+            complete = self._reports.most_advanced()
             found = peers_.others(
-                self._peers, self._store.server_id, answer_s=_HANDOVER_ANSWER_S, take_over=chosen
+                self._peers,
+                self._store.server_id,
+                answer_s=_HANDOVER_ANSWER_S,
+                take_over=next(iter(complete), ""),
             )
+            if any(each.role.server_id in complete for each in found.roles):
+                until = began + _HANDOVER_S
             terms = [each.role.term for each in found.roles if each.role.holder]
             if max(terms, default=0) > self._sharing.ownership.term:
                 self._become(max(terms), holder=False)
@@ -418,7 +426,8 @@ class StandbyIngest:
         if done:
             _log.info("slot handed over", slot=self._options.slot_name)
         else:
-            _log.warning("slot not taken over by a standby", patience_s=_HANDOVER_S)
+            waited = round(time.monotonic() - began, 1)
+            _log.warning("slot not taken over by a standby", waited_s=waited)
         with self._lock:
             self._handover = None
         answer.set_result(done)

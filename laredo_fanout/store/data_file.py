@@ -3,14 +3,17 @@
 import os
 import resource
 import signal
+import time
 import warnings
 from pathlib import Path
 from struct import Struct
 
 from laredo_fanout.store import environment
 from laredo_fanout.store.disk import PAGE
-from laredo_fanout.store.errors import StoreDamaged
+from laredo_fanout.store.errors import StoreDamaged, StoreLimited
 
+PATIENCE_S = 60.0
+"""Longest wait for the process that reads a little of the file."""
 _META_PAGES = 2
 _META = Struct("<8xHH4xIIQQ48x48xQQ")
 """A meta page: overhead, flags, magic, version, address, map size, two databases, last page,
@@ -22,6 +25,7 @@ def check(directory: Path) -> None:
     """Check the data file, if there is one, before it is mapped for writing.
 
     :raises StoreDamaged: if the file is truncated, or reading it ends a process.
+    :raises StoreLimited: if reading it doesn't end.
     """
     try:
         with (directory / "data.mdb").open("rb") as file:
@@ -51,7 +55,7 @@ def _last_page(pages: bytes) -> int | None:
 
 
 def _check_reading(directory: Path) -> None:
-    """Read a little of every database in a child process, which damage may end."""
+    """Read a little of every database in a child process, which damage may end, or a disk hold."""
     with warnings.catch_warnings():
         # Python 3.12 and later warn if there are threads; the child takes none of their locks.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -62,7 +66,16 @@ def _check_reading(directory: Path) -> None:
         finally:
             # The caller's own reading meets the same error, and reports it.
             os._exit(0)
-    _, status = os.waitpid(child, 0)
+    deadline, pause = time.monotonic() + PATIENCE_S, 0.001
+    while not (reaped := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() >= deadline:
+            # Not waited for: no signal ends a process that hangs in its disk.
+            os.kill(child, signal.SIGKILL)
+            why = f"reading data.mdb takes longer than {PATIENCE_S:g} s"
+            raise StoreLimited(str(directory), why, "check its disk, then start the server again")
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+    _, status = reaped
     if os.WIFSIGNALED(status):
         ended = signal.Signals(os.WTERMSIG(status)).name
         raise StoreDamaged(str(directory), f"reading data.mdb ends with {ended}")

@@ -5,6 +5,8 @@
 (() => {
   const EVERY_MS = 3000;
   const PATIENCE_MS = 10000;
+  // The server itself waits up to 10 s for what an order starts.
+  const POST_PATIENCE_MS = 15000;
   const content = document.getElementById("content");
   const connection = document.getElementById("connection");
   const token = document.getElementById("token");
@@ -89,13 +91,20 @@
     restore();
     let state;
     try {
-      const answer = await fetch(path, { method: "POST", headers, credentials: "omit" });
+      const answer = await fetch(path, {
+        method: "POST",
+        headers,
+        credentials: "omit",
+        signal: AbortSignal.timeout(POST_PATIENCE_MS),
+      });
       const body = await answer.json();
       state = answer.ok
         ? { bad: false, text: `asked for at ${time(new Date())}` }
         : { bad: true, text: body.error || `${answer.status} ${answer.statusText}` };
     } catch (failure) {
-      state = { bad: true, text: `not asked for: ${failure.message}` };
+      const late = `no answer within ${POST_PATIENCE_MS / 1000} s; it may still be done`;
+      const text = failure.name === "TimeoutError" ? late : `not asked for: ${failure.message}`;
+      state = { bad: true, text };
     }
     sent.set(path, { busy: false, ...state });
     restore();

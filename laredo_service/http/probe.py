@@ -1,13 +1,15 @@
-"""The image's HEALTHCHECK: ``python -m laredo_service.http.probe PORT...``.
+"""Probes of a running program: the image's HEALTHCHECK, and which of the two programs answers.
 
-Exits with 0 if GET /health/serving on one of these ports of 127.0.0.1 answers 200 (or 401), else
-with 1. docs/operations/metrics.md has what the answer means.
+``python -m laredo_service.http.probe PORT...`` exits with 0 if GET /health/serving on one of these
+ports of 127.0.0.1 answers 200 (or 401), else with 1. docs/operations/metrics.md has what the answer
+means.
 """
 
 import http.client
 import sys
 from collections.abc import Sequence
 
+_STATUS_OF_BOTH = frozenset({"version", "commit", "ready", "tables"})
 _PATIENCE_S = 5.0
 _SERVING = frozenset({200, 401})
 """401: it answers, and asks for a token, which nobody gave the probe."""
@@ -23,6 +25,21 @@ def serves(port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+def mistaken(program: str, url: str, status: object) -> str | None:
+    """Message that another program than ``program`` answers at ``url``; None if none does.
+
+    ``status`` is the JSON value of the answer to GET /status; None if it has none.
+    """
+    keys = status.keys() if isinstance(status, dict) else frozenset()
+    found = "an unknown program"
+    if keys >= _STATUS_OF_BOTH:
+        found = "laredo-fanout" if "fanout" in keys else "laredo-snapshotter"
+    if found == program:
+        return None
+    cure = f"nothing was changed; give the http.port of {program}"
+    return f"{url} is the port of {found}: {cure}"
 
 
 def main(ports: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 
 import structlog
 
@@ -18,6 +19,7 @@ from laredo_archive.errors import ArchiveError
 from laredo_archive.manifest import timeline
 from laredo_archive.manifest.catalog import MOST_BOUNDARIES, CatalogEntry, GroupBoundary
 from laredo_archive.manifest.model import Artifact
+from laredo_archive.storage.destination import Destination
 from laredo_archive.write.manifest_store import CatalogStore
 from laredo_model import position as histories
 from laredo_model.position import Position
@@ -129,8 +131,8 @@ class CatalogKeeper:
             for location, block in zip(writer.locations, config.destinations, strict=True):
                 if location not in self._catalogs:
                     clients = self._stores.clients(config.profiles)
-                    destination = self._stores.destination(block, clients)
-                    self._catalogs[location] = _Catalog(CatalogStore(destination, self._group))
+                    open_ = partial(self._stores.destination, block, clients)
+                    self._catalogs[location] = _Catalog(open_, self._group)
                 found.setdefault(location, {})[config.key_prefix] = entry
         return found
 
@@ -138,8 +140,11 @@ class CatalogKeeper:
 class _Catalog:
     """One destination's catalog, and when it was written."""
 
-    def __init__(self, store: CatalogStore) -> None:
-        self._store = store
+    def __init__(self, open_: Callable[[], Destination], group: str) -> None:
+        """``open_`` is called in a thread, as a directory may hang."""
+        self._open = open_
+        self._group = group
+        self._store: CatalogStore | None = None
         self._writing: asyncio.Task[None] | None = None
         self._entries: Mapping[str, CatalogEntry] = {}
         self._boundaries: list[GroupBoundary] = []
@@ -180,7 +185,7 @@ class _Catalog:
     ) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(executor, self._store.enter, entries, boundaries)
+            await loop.run_in_executor(executor, self._enter, entries, boundaries)
         except Exception as failure:  # noqa: BLE001  # archives go on without a catalog
             self._failures += 1
             delay = AGAIN.delay(self._failures)
@@ -199,6 +204,13 @@ class _Catalog:
             self._written_at = time.monotonic()
         finally:
             self._writing = None
+
+    def _enter(
+        self, entries: Mapping[str, CatalogEntry], boundaries: Sequence[GroupBoundary]
+    ) -> None:
+        if self._store is None:
+            self._store = CatalogStore(self._open(), self._group)
+        self._store.enter(entries, boundaries)
 
 
 def _last_at(writer: TableWriter, position: Position) -> Artifact | None:

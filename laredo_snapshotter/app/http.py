@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -278,8 +278,10 @@ def app(writers: Writers, metrics: Metrics, *, asks_token: bool = False) -> Endp
                 {"error": f"this writer has no table {table}; its tables are {known}"}, 404
             )
         if table is None:
-            return await _snapshot_all(writers, known, wait=wait)
-        return await _snapshot_one(writers, table, wait=wait)
+            answering = _snapshot_all(writers, known, wait=wait)
+        else:
+            answering = _snapshot_one(writers, table, wait=wait)
+        return await _unless_left(request, answering)
 
     async def reload(_: Request) -> JSONResponse:
         try:
@@ -295,6 +297,25 @@ def app(writers: Writers, metrics: Metrics, *, asks_token: bool = False) -> Endp
     api.post("/snapshot", snapshot)
     api.post("/reload", reload)
     return api
+
+
+async def _unless_left(
+    request: Request, answering: Coroutine[Any, Any, JSONResponse]
+) -> JSONResponse:
+    """The answer; another one, which nobody gets, as soon as the client has left."""
+    answer, left = asyncio.create_task(answering), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else JSONResponse({"error": "left"}, 503)
+    finally:
+        answer.cancel()
+        left.cancel()
+
+
+async def _left(request: Request) -> None:
+    """Return when the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
 
 
 async def _snapshot_one(writers: Writers, table: str, *, wait: bool) -> JSONResponse:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from laredo_service.http import settings
+from laredo_service.http.probe import mistaken
 from laredo_service.http.settings import HttpSettings
 from laredo_service.printable import printable_event
 from laredo_snapshotter.errors import SnapshotterError
@@ -81,29 +82,46 @@ class NoReload(SnapshotterError):
 def ask_reload(http: HttpSettings) -> list[str]:
     """Make the writer at this address reload; return a line for each change.
 
-    :raises NoReload: if it doesn't answer, or refuses.
+    :raises NoReload: if it doesn't answer, or refuses, or another program answers.
     """
-    address = urlsplit(settings.local_url(http.listening_host, http.port))
+    url = settings.local_url(http.listening_host, http.port)
+    status = _answer(http, url, "GET", "/status")
+    if (problem := mistaken("laredo-snapshotter", url, status)) is not None:
+        raise NoReload(problem)
+    done = _answer(http, url, "POST", "/reload")
+    lines = [f"{what}: {each}" for key, what in _LINES.items() for each in done[key]]
+    return lines or ["nothing has changed"]
+
+
+def _answer(http: HttpSettings, url: str, method: str, path: str) -> Any:
+    """The answer's JSON value; None if it has none.
+
+    :raises NoReload: if nothing answers, or the request is refused.
+    """
+    address = urlsplit(url)
     headers = {}
     if http.token is not None:
         headers["Authorization"] = f"Bearer {http.token.get_secret_value()}"
     connection = HTTPConnection(address.hostname or "", address.port, timeout=_PATIENCE_S)
     try:
         with closing(connection):
-            connection.request("POST", "/reload", headers=headers)
+            connection.request(method, path, headers=headers)
             answer = connection.getresponse()
-            done = json.loads(answer.read())
-    except (OSError, HTTPException, ValueError) as error:
+            body = answer.read()
+    except (OSError, HTTPException) as error:
         raise NoReload(
-            f"{address.geturl()} doesn't answer: {error}; is the writer running, and is this its"
-            " http.port?"
+            f"{url} doesn't answer: {error}; is the writer running, and is this its http.port?"
         ) from error
     if answer.status == 401:
         raise NoReload(
             "the running writer has another http.token: send SIGHUP, or give"
             " --set snapshotter.http.token=TOKEN with that one"
         )
-    if answer.status != 200:
-        raise NoReload(str(done.get("error", done)))
-    lines = [f"{what}: {each}" for key, what in _LINES.items() for each in done[key]]
-    return lines or ["nothing has changed"]
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if answer.status not in (200, 404):
+        why = found.get("error") if isinstance(found, dict) else answer.reason
+        raise NoReload(f"{url}{path} refuses: {why or answer.status}")
+    return found

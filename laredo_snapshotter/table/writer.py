@@ -102,7 +102,6 @@ class TableWriter:
         self._restorer: Restorer | None = None
         self._read_whole = False
         """True once the archive was read whole to restore missing objects."""
-        # Configured once: resolving a directory's path asks its file system, which may hang later.
         self.locations = {each.location: each.uri for each in config.destinations}
         """URIs by location, as configured."""
         for location in self.locations:
@@ -151,11 +150,16 @@ class TableWriter:
     def request_snapshot(self, now: datetime) -> "asyncio.Future[int]":
         """Ask for a new base, begun after ``now``; the future brings its epoch once committed.
 
+        At most two requests wait: a third one shares the second one's future.
+
         :raises SnapshotNotReady: if this table will never make one.
         """
         if self.final:
             raise SnapshotNotReady(f"{self.config.name} is {self.state}: {self.problem}")
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if len(self._requests) == 2:
+            # The first stays: the base under way may be for it.
+            _, asked = self._requests.pop()
         self._requests.append((now, asked))
         if self.session is not None:
             self.session.beat()
@@ -227,7 +231,18 @@ class TableWriter:
         if self.archive is not None:
             loop = asyncio.get_running_loop()
             closing = loop.run_in_executor(self._executor, self.archive.close)
+            closing.add_done_callback(self._archive_closed)
             await asyncio.wait([closing], timeout=CLOSE_S)
+
+    def _archive_closed(self, closing: "asyncio.Future[None]") -> None:
+        failure = None if closing.cancelled() else closing.exception()
+        if failure is not None:
+            expected = isinstance(failure, OSError)
+            self._log.error(
+                "temporary files not deleted",
+                error=str(failure),
+                exc_info=None if expected else failure,
+            )
 
     async def _open_again_later(self, damaged: ManifestDamaged, failures: int) -> None:
         # An operator may restore an older manifest, so the one in memory is dropped. Meanwhile

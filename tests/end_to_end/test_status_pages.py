@@ -3,6 +3,8 @@ script; and the button that asks for a new base, with the token and for nobody e
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,6 +145,19 @@ def test_without_a_token_the_button_works_at_once(tmp_path: Path, database: Data
         press(browser)
         wait_until(lambda: epoch(programs) == 2, "the base")
         assert browser.console == []
+
+
+def test_a_button_that_gets_no_answer_is_free_again(tmp_path: Path, database: Database) -> None:
+    with running(tmp_path, database) as programs, reading(tmp_path) as browser:
+        browser.go(programs.writer.http + "/?table=public.t")
+        os.kill(programs.writer.pid, signal.SIGSTOP)
+        try:
+            press(browser)
+            answer = "document.querySelector('.action span').textContent"
+            browser.wait(f"{answer}.startsWith('no answer within')")
+            assert browser.run("document.querySelector('button[data-post]').disabled") is False
+        finally:
+            os.kill(programs.writer.pid, signal.SIGCONT)
 
 
 def test_a_page_is_read_without_scripts(tmp_path: Path, database: Database) -> None:

@@ -5,7 +5,6 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
 
 import pytest
 import structlog.testing
@@ -14,7 +13,7 @@ from click.testing import CliRunner
 from laredo_archive.cli import main
 from laredo_archive.manifest import catalog, parser, timeline
 from laredo_archive.manifest.catalog import CatalogEntry, DatabaseCatalog, GroupBoundary
-from laredo_archive.write.manifest_store import CatalogStore
+from laredo_archive.storage.destination import Destination
 from laredo_snapshotter.app import catalog_keeper
 from tests.support import drawn
 from tests.support.processes import until, wait_until
@@ -153,11 +152,10 @@ def test_what_isnt_a_catalog_stays_and_the_archives_go_on(
 
 
 async def test_a_defect_in_its_writing_is_retried_after_a_pause() -> None:
-    class Broken:
-        def enter(self, *_: object) -> None:
-            raise KeyError("a defect")
+    def broken() -> Destination:
+        raise KeyError("a defect")
 
-    catalog = catalog_keeper._Catalog(cast(CatalogStore, Broken()))
+    catalog = catalog_keeper._Catalog(broken, "group")
     entries = {"users/": CatalogEntry("public.users", "group")}
     with ThreadPoolExecutor(1) as executor, structlog.testing.capture_logs() as logged:
         catalog.begin(executor, entries, [])

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.support.aws import AwsServer
-from tests.support.faults.fault import Rule, answer
+from tests.support.faults.fault import Rule, answer, silence
 from tests.support.faults.proxy import FaultProxy
 from tests.support.processes import wait_until
 from tests.support.writer.buckets import new_bucket
@@ -103,6 +103,25 @@ def test_a_collection_that_fails_is_told_and_the_writing_goes_on(
             proxy.clear()
             wait_until(lambda: writer.destination(bucket)["collection"]["problem"] is None, "over")
             assert writer.program.stop() == 0
+
+
+def test_a_destination_that_hangs_holds_up_no_other_ones_collection(
+    tmp_path: Path, served: Served, s3_server: AwsServer
+) -> None:
+    bucket, here = new_bucket(s3_server), tmp_path / "archive"
+    with FaultProxy(s3_server.endpoint) as proxy:
+        places = (bucket.configured(endpoint=f'"{proxy.endpoint}"'), here)
+        with ReadyWriter(tmp_path, served, destinations=places, more=QUICK) as writer:
+            hung = Rule(silence(), "ListObjectsV2|ListObjects", times=None)
+            proxy.add(hung)
+            wait_until(lambda: hung.happened, "the bucket hangs")
+
+            def collected() -> float:
+                return total(writer, "snapshotter_collections_total", here.as_uri())
+
+            mark = collected()
+            wait_until(lambda: collected() >= mark + 2, "the directory is collected")
+            assert hung.happened == 1
 
 
 def test_a_fenced_writer_collects_no_more(tmp_path: Path, served: Served) -> None:

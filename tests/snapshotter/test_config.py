@@ -384,3 +384,10 @@ def test_an_empty_key_prefix_is_refused_for_the_collector(tmp_path: Path) -> Non
         load(tmp_path, 'key_prefix = ""')
     [table] = load(tmp_path, 'key_prefix = "", retention { collect_interval = 0 }')
     assert table.key_prefix == ""
+
+
+@pytest.mark.parametrize("key", ["retention.cut_off", "retention.grace", "compaction.keep_parts"])
+def test_an_age_is_refused_that_no_date_has(tmp_path: Path, key: str) -> None:
+    load(tmp_path, f"{key} = 365250d")
+    with pytest.raises(SettingsError, match=rf"{key}: .*365250d is the longest"):
+        load(tmp_path, f"{key} = 365251d")

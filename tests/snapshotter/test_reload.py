@@ -1,21 +1,34 @@
-"""The writer takes up other tables while it writes: the others notice nothing."""
+"""The writer takes up other tables while it writes: the others notice nothing.
+
+A command that asks for it, or for something of the server, recognises its program first.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_snapshotter import config
+from laredo_snapshotter.app.service import Service
 from tests.support import processes
 from tests.support.postgres import Database, new_database
-from tests.support.processes import PATIENCE_S, wait_until
+from tests.support.processes import PATIENCE_S, until, wait_until
 from tests.support.writer.archiving_programs import Named, Programs, configured
+from tests.support.writer.served import Served, put, rows
+from tests.support.writer.writing import ReadyWriter, Writer
 
 A, B, C = (Named("public", name, None) for name in "abc")
 
@@ -37,6 +50,15 @@ def running(tmp_path_factory: pytest.TempPathFactory, database: Database) -> Ite
     rewrite(programs, [A, B])
     with programs.running():
         yield programs
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "state") as server:
+        for table in ("users", "orders", "notes"):
+            server.add(table, rows(0, 20))
+        server.start()
+        yield server
 
 
 @pytest.fixture
@@ -187,3 +209,140 @@ def test_what_needs_a_restart_is_named(programs: Programs) -> None:
     assert done["needs_restart"] == ["snapshotter.http.port"]
     assert done["altered"] == []
     assert "doesn't answer" in commanded(programs).stderr
+
+
+def test_a_writer_ends_while_a_file_of_its_reload_hangs(tmp_path: Path, served: Served) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("secret")
+    with ReadyWriter(tmp_path, served, more=f'source.token_file = "{secret}"') as writer:
+        secret.unlink()
+        os.mkfifo(secret)
+        os.kill(writer.program.pid, signal.SIGHUP)
+        wait_until(lambda: writer.logged("configuration reload requested"), "it reads the file")
+        writer.wait_head(served.commit("users", put(1, "goes on")))
+        assert writer.program.stop() == 0
+
+
+async def test_the_event_loop_never_resolves_a_path(
+    tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network directory that hangs would hold up every table."""
+    resolved = os.path.realpath
+
+    def off_the_loop(path: Any, **how: Any) -> Any:
+        assert asyncio._get_running_loop() is None, path
+        return resolved(path, **how)
+
+    writer = Writer(tmp_path, served, "users", "orders")
+    catalog = tmp_path / "archive" / "catalog.json"
+    load = partial(config.load, writer.program.config)
+    block = load()
+    monkeypatch.setattr(os.path, "realpath", off_the_loop)
+    service = Service(block, 5.0, load)
+    running = asyncio.create_task(service.run())
+    await until(catalog.exists)
+    Writer(tmp_path, served, "users", "notes")
+    done = await service.reload()
+    assert (done["added"], done["removed"]) == (["public.notes"], ["public.orders"])
+    await until(lambda: b"notes" in catalog.read_bytes())
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+
+
+async def test_a_client_that_leaves_waits_for_no_base(tmp_path: Path, served: Served) -> None:
+    served.stop()
+    writer = Writer(tmp_path, served, "users", "orders")
+    load = partial(config.load, writer.program.config)
+    service = Service(load(), 5.0, load)
+    running = asyncio.create_task(service.run())
+    async with httpx.AsyncClient(base_url=writer.program.http, timeout=PATIENCE_S) as client:
+        while True:
+            try:
+                await client.get("/health/live")
+                break
+            except httpx.ConnectError:
+                await asyncio.sleep(0.01)  # poll
+        for table in ("", "&table=public.users"):
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post(f"/snapshot?wait=true{table}", timeout=0.5)
+    await until(lambda: not any("run_asgi" in repr(task) for task in asyncio.all_tasks()))
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+
+
+class _Anything(BaseHTTPRequestHandler):
+    """Answers every request with 200 and the server's ``body``; counts POSTs in ``posts``."""
+
+    def do_GET(self) -> None:
+        body = self.server.body  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.server.posts += 1  # type: ignore[attr-defined]
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def of_writer(programs: Programs, url: str) -> subprocess.CompletedProcess[str]:
+    """``laredo-snapshotter reload``, at another port."""
+    return processes.run(
+        "laredo-snapshotter",
+        "reload",
+        "--config",
+        programs.writer.config,
+        "--set",
+        f"snapshotter.http.port={urlsplit(url).port}",
+    )
+
+
+def of_server(url: str) -> list[subprocess.CompletedProcess[str]]:
+    """Each command of ``laredo-fanout`` that asks a running server."""
+    commands = (["reload"], ["catchup"], ["recopy", "public.a"], ["status"])
+    return [processes.run("laredo-fanout", *each, "--url", url) for each in commands]
+
+
+def test_a_command_at_the_other_programs_port_changes_nothing(programs: Programs) -> None:
+    server, writer = programs.server, programs.writer
+
+    def reloads() -> list[int]:
+        logs = (server.log, writer.log)
+        return [log.read_text().count("configuration reloaded") for log in logs]
+
+    before = reloads()
+    refused = of_writer(programs, server.http)
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"{server.http} is the port of laredo-fanout: nothing was changed;"
+        " give the http.port of laredo-snapshotter\n",
+    )
+    for refused in of_server(writer.http):
+        assert (refused.returncode, refused.stderr) == (
+            1,
+            f"laredo-fanout: {writer.http} is the port of laredo-snapshotter: nothing was changed;"
+            " give the http.port of laredo-fanout\n",
+        )
+    assert reloads() == before
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", pytest.param(b"welcome", marks=pytest.mark.thorough)], ids=["json", "text"]
+)
+def test_an_unknown_program_gets_no_order(programs: Programs, body: bytes) -> None:
+    foreign = ThreadingHTTPServer(("127.0.0.1", 0), _Anything)
+    foreign.body, foreign.posts = body, 0  # type: ignore[attr-defined]
+    answering = Thread(target=foreign.serve_forever)
+    answering.start()
+    try:
+        url = f"http://127.0.0.1:{foreign.server_port}"
+        for ended in (of_writer(programs, url), *of_server(url)):
+            assert ended.returncode == 1 and ended.stderr.count("\n") == 1
+            assert f"{url} is the port of an unknown program: nothing was changed" in ended.stderr
+        assert foreign.posts == 0  # type: ignore[attr-defined]
+    finally:
+        foreign.shutdown()
+        answering.join()
+        foreign.server_close()

@@ -1,6 +1,7 @@
 """Rare streams of a healthy server, played by a scripted gRPC server."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -9,6 +10,8 @@ from typing import Any
 
 import grpc
 import orjson
+import pytest
+from structlog.testing import capture_logs
 
 from laredo_fanout.client import Endpoint
 from laredo_fanout.wire import replication_pb2 as wire
@@ -354,11 +357,35 @@ async def test_who_asks_while_a_re_base_runs_gets_the_next_one(tmp_path: Path) -
         assert await asyncio.wait_for(meanwhile, PATIENCE_S) > 2
 
 
-async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_path: Path) -> None:
+async def test_requests_that_wait_are_two_at_most_and_get_a_base_begun_after_the_newest(
+    tmp_path: Path,
+) -> None:
+    asked = asyncio.Event()
+    begins, *rest = snapshot(ROWS, "0/1000", 10)
+    live = [hello(), begins, When(asked.is_set), *rest, heartbeat(10, "0/1030"), Hold()]
+    again = [hello(), *snapshot(ROWS, "0/1030", 11), Hold()]
+    async with playing(live, again) as (endpoint, _), writing(tmp_path, endpoint) as world:
+        # No base can be made yet.
+        first, *others = [world.writer.request_snapshot(datetime.now(UTC)) for _ in range(50)]
+        assert set(others) == {others[0]}
+        await world.until(lambda: world.writer.session and world.writer.session.live_base)
+        assert world.writer.request_snapshot(datetime.now(UTC)) is others[0]
+        asked.set()
+        assert await asyncio.wait_for(first, PATIENCE_S) == 1
+        assert await asyncio.wait_for(others[0], PATIENCE_S) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(
+    tmp_path: Path, *, fails: bool
+) -> None:
     first = (2, b"1", line(1, "x"), line(1, "a"))
     script = [hello(), *snapshot(ROWS, "0/1000", 10), changes(11, (0x1010, [first])), Hold()]
-    async with playing(script) as (endpoint, _):
-        async with writing(tmp_path, endpoint, flush_timeout=0.1) as world:
+    with capture_logs() as logged:
+        async with (
+            playing(script) as (endpoint, _),
+            writing(tmp_path, endpoint, flush_timeout=0.1) as world,
+        ):
             await world.position(0x1010)
             world.archive.rename(tmp_path / "gone")
             world.archive.write_text("in the way")
@@ -367,5 +394,11 @@ async def test_what_a_held_commit_keeps_is_given_back_when_the_writer_ends(tmp_p
             archive = world.writer.archive
             assert archive is not None
             await world.until(lambda: archive.unfinished)
+            spool = archive._commits._spool
+            assert spool is not None
+            if fails:
+                spool.callback(os.close, -1)
+        kept = [each for each in logged if each["event"] == "temporary files not deleted"]
+        assert [each["table"] for each in kept] == ["public.users"] * fails
         assert not archive.unfinished
         assert world.writer.left is not None

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from laredo_service.settings import SettingsError
 from laredo_spark.cli import main
+from laredo_spark.jobs import TableOutput
 from laredo_spark.sync import config as sync_config
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names
@@ -25,6 +26,12 @@ def run(*arguments: object) -> Result:
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     return Builder(tmp_path).base(0x10, names(FIRST)).diff(0x20, names(SECOND)).write()
+
+
+def test_out_has_what_ends_another_uris_path(tmp_path: Path) -> None:
+    for name in ("a#b?c", "a%23b%3Fc"):
+        output = TableOutput.of("jsonl", f"{tmp_path.as_uri()}/{name}", replace=False, rows=1)
+        assert output.out == tmp_path / "a#b?c"
 
 
 def test_read_as_files(spark: SparkSession, archive: Path, tmp_path: Path) -> None:

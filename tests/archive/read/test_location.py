@@ -88,6 +88,16 @@ def test_one_that_was_moved_is_read_where_it_is(tmp_path: Path) -> None:
     assert rows_at(Archive(found), Archive(found).boundary()) == TWO
 
 
+@pytest.mark.parametrize("quoted", ["a#b?c=d%20e", "a%23b%3Fc=d%20e"])
+@pytest.mark.parametrize("scheme", ["file://", "file:", "file://localhost"])
+def test_a_files_name_may_have_what_ends_another_uris_path(
+    tmp_path: Path, scheme: str, quoted: str
+) -> None:
+    put(LocalDestination(tmp_path / "a#b?c=d e"), "users/")
+    found = location.find(f"{scheme}{tmp_path}/{quoted}/users/")
+    assert found.destination.location == f"{tmp_path.as_uri()}/a%23b%3Fc=d%20e/"
+
+
 def test_the_same_manifest_is_parsed_once_and_another_is_seen(tmp_path: Path) -> None:
     builder = several_epochs(tmp_path)
     place = str(builder.write())

@@ -3,15 +3,19 @@ and the application's own statements never fail because of us."""
 
 import struct
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from laredo_fanout.decode.row_scan import IGNORED, Route
 from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
 from laredo_fanout.pg_catalog import requirements
 from laredo_fanout.postgres.pgoutput import Relation
 from laredo_fanout.store.table import Status
+from tests.support.drawn import examples
 from tests.support.ingest import Gate, Start
 from tests.support.postgres import Database, on_versions
 
@@ -136,6 +140,50 @@ class _NoTables:
 
     def broken(self, route: Route, error: Exception) -> None:
         raise AssertionError from error
+
+
+def test_transactions_that_were_left_out_take_a_bit_each() -> None:
+    """A copy may wait for hours for the transactions that write to its table."""
+    transaction_filter = requirements.TransactionFilter(live=False)
+    first = (1 << 32) - 10_000
+    tracemalloc.start()
+    try:
+        for xid in range(first, first + 20_000):
+            assert not transaction_filter.takes(xid % (1 << 32))
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+    last = first + 19_999
+    for snapshot in (
+        (first, last + 1, frozenset({first})),
+        (last, last + 1, frozenset({last})),
+        (first, last, frozenset[int]()),
+    ):
+        assert not transaction_filter.read_at(requirements.XidSnapshot(*snapshot))
+    running = frozenset({first - 1, last + 1})
+    assert transaction_filter.read_at(requirements.XidSnapshot(first - 1, last + 2, running))
+    assert transaction_filter.takes((last + 1) % (1 << 32))
+    assert not transaction_filter.takes(last % (1 << 32))
+
+
+@given(
+    start=st.integers(0, (1 << 33) - 1),
+    left_out=st.sets(st.integers(0, 100)),
+    running=st.sets(st.integers(0, 120)),
+    xmax=st.integers(0, 120),
+)
+@settings(max_examples=examples(200))
+def test_a_snapshot_is_taken_if_it_shows_all_that_was_left_out(
+    start: int, left_out: set[int], running: set[int], xmax: int
+) -> None:
+    transaction_filter = requirements.TransactionFilter(live=False)
+    for number in left_out:
+        transaction_filter.takes((start + number) % (1 << 32))
+    runs = frozenset(start + number for number in running if number < xmax)
+    xmin = min(runs, default=start + xmax)
+    taken = requirements.XidSnapshot(xmin, start + xmax, runs)
+    shown = all(taken.shows((start + number) % (1 << 32)) for number in left_out)
+    assert transaction_filter.read_at(taken) == shown
 
 
 @pytest.mark.parametrize("shown", [True, False])

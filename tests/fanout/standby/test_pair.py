@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import grpc
@@ -146,6 +147,17 @@ async def test_a_holder_that_is_stopped_hands_over(tmp_path: Path, database: Dat
         assert shown(holder)["role"] == "standby"
         assert copies(holder, standby) == 2
         assert sequences(holder) == sequences(standby)
+
+
+def test_a_standby_that_has_just_left_is_not_waited_for(tmp_path: Path, database: Database) -> None:
+    with Pair(tmp_path, database, BY_HAND).started() as (holder, standby):
+        standby.program.kill()
+        assert holder.program.stop() == 0
+        lines = map(json.loads, holder.program.log.read_text().splitlines())
+        (given_up,) = [
+            each for each in lines if each["event"] == "slot not taken over by a standby"
+        ]
+        assert given_up["waited_s"] < 5
 
 
 @pytest.mark.thorough

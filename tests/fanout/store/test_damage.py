@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from laredo_fanout.app.processes.scrub_process import scrub
-from laredo_fanout.store import environment, journal
+from laredo_fanout.store import data_file, environment, journal
 from laredo_fanout.store.barrier import CopyComparison
 from laredo_fanout.store.errors import (
     JournalDamaged,
@@ -23,6 +24,7 @@ from laredo_fanout.store.errors import (
     RowsDamaged,
     StoreDamaged,
     StoreError,
+    StoreLimited,
 )
 from laredo_fanout.store.reader import Snapshot, StoreReader
 from laredo_fanout.store.scrub import TableScrub
@@ -383,6 +385,19 @@ def test_a_truncated_file_is_damaged(tmp_path: Path, size: int) -> None:
     with pytest.raises(StoreDamaged, match="is damaged"):
         open_store(tmp_path)
     assert (tmp_path / "data.mdb").stat().st_size == size
+
+
+def test_a_file_whose_reading_hangs_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with filled(tmp_path):
+        pass
+    monkeypatch.setattr(data_file, "PATIENCE_S", 0.5)
+    with (tmp_path / "lock.mdb").open("r+b") as held:
+        # Another process that opens the environment waits for this lock.
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        with pytest.raises(StoreLimited, match=r"takes longer than 0.5 s; check its disk"):
+            open_store(tmp_path)
 
 
 LIMITED = """
