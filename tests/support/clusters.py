@@ -3,10 +3,10 @@
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
@@ -30,7 +30,7 @@ class Clusters:
         self._stack = stack
         self._number = 0
         self.servers: list[EmbeddedPostgres] = []
-        self.address = Path(tempfile.mkdtemp(prefix="laredo-ha-")) / "s"
+        self.address = Path(stack.enter_context(TemporaryDirectory(prefix="laredo-ha-"))) / "s"
 
     def new(self, version: int = VERSION, **settings: str) -> EmbeddedPostgres:
         """A new cluster, running."""
