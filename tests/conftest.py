@@ -25,7 +25,6 @@ pytest_plugins = [
     "tests.support.ingest",
     "tests.support.spark",
     "tests.support.aws",
-    "tests.support.server.standard_client",
     "tests.support.server.go_client",
 ]
 
@@ -51,7 +50,6 @@ LONG = (
     "tests/fanout/slot/test_histories.py",
     "tests/archive/write/test_kill.py",
     "tests/end_to_end/test_histories.py",
-    "tests/end_to_end/test_cold_replay.py",
     "tests/end_to_end/test_relay_returns.py",
     "tests/end_to_end/test_version_skew.py",
     "tests/end_to_end/test_relays_killed.py",

@@ -1,7 +1,9 @@
-"""The fan-out server's process and the writer's configuration over the workload's tables."""
+"""The programs over the workload's tables: the server, a writer of archives, and its archives."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from laredo_archive.reader import Archive
 from tests.end_to_end.workload import TABLES
 from tests.support.postgres import Database
 from tests.support.processes import Program, free_port
@@ -39,11 +41,11 @@ def fanout(directory: Path, database: Database, grpc_port: int) -> Program:
 
 SNAPSHOTTER = """
 snapshotter {{
-  source {{ server = "127.0.0.1:{grpc_port}" }}
+  source {{ server = [ {servers} ] }}
   diff {{ interval = 300ms }}, seen_interval = 500ms
   snapshot {{ min_interval = 1s, max_churn_records = 400, max_interval = 6s }}
   destinations = [ {{ type = local, path = "{archive}" }} ]
-  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl], compression = {compression} }}
+  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl] }}
   retention {{ keep_epochs = 1000 }}, compaction {{ levels = [700ms, 2s, 5s] }}
   http {{ host = "127.0.0.1", port = {http_port} }}
   tables = [ {tables} ]
@@ -51,3 +53,40 @@ snapshotter {{
 """
 
 SNAPSHOTTER_TABLE = "{{ source {{ schema = public, table = {table} }} }}"
+
+
+def snapshotter(
+    directory: Path,
+    archive: Path,
+    ports: Sequence[int],
+    tables: Sequence[str] = tuple(table.name for table in TABLES),
+) -> Program:
+    """A writer that takes the tables from any of the servers at these ports; not started."""
+    http_port = free_port()
+    config = directory / "writer.conf"
+    config.write_text(
+        SNAPSHOTTER.format(
+            servers=", ".join(f'"127.0.0.1:{port}"' for port in ports),
+            archive=archive,
+            http_port=http_port,
+            tables=", ".join(SNAPSHOTTER_TABLE.format(table=table) for table in tables),
+        )
+    )
+    return Program("laredo-snapshotter", config, http_port, log=directory / "writer.log")
+
+
+def is_archived(archive: Path, last: int) -> bool:
+    """True if every table's archive has this position."""
+    for table in TABLES:
+        if not (archive / table.name / "manifest.json").exists():
+            return False
+        manifest = Archive.at(str(archive / table.name)).manifest
+        if max(manifest.head_position or 0, manifest.seen_position or 0) < last:
+            return False
+    return True
+
+
+def end(program: Program) -> None:
+    """Kill a program, unless it has ended."""
+    if program.is_running():
+        program.kill()

@@ -12,38 +12,18 @@ import pytest
 
 from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
-from laredo_fanout.client import AsyncFanoutClient, Changes
-from tests.end_to_end.fanout import SNAPSHOTTER_TABLE, fanout
+from laredo_fanout.client import AsyncFanoutClient
+from tests.end_to_end.fanout import end, fanout, is_archived, snapshotter
 from tests.end_to_end.workload import TABLES, Writer
 from tests.support import drawn
-from tests.support.oracle import Oracle, assert_same, boundaries
+from tests.support.oracle import Oracle, assert_same, assert_seen, boundaries
 from tests.support.postgres import Database
-from tests.support.processes import PATIENCE_S, Program, free_port, until
+from tests.support.processes import PATIENCE_S, free_port, until
 from tests.support.server.fanout_program import relay
 from tests.support.server.states import States
 
 KILLS = 3
 CONFIGURED = ", ".join(f"{{ table = {table.name} }}" for table in TABLES)
-WRITER = """
-snapshotter {{
-  source {{ server = [ {servers} ] }}
-  diff {{ interval = 300ms }}, seen_interval = 500ms
-  destinations = [ {{ type = local, path = "{archive}" }} ]
-  http {{ host = "127.0.0.1", port = {http_port} }}
-  tables = [ {tables} ]
-}}
-"""
-
-
-class Once(States):
-    """A client that is sent no whole transaction twice."""
-
-    def _apply(self, changes: Changes) -> None:
-        for part in changes.transactions():
-            if part.last and part.stop > part.start:
-                assert part.position > self.position, "sent again"
-                break
-        super()._apply(changes)
 
 
 class World:
@@ -66,19 +46,9 @@ class World:
         for name in ("first", "second"):
             made = relay(directory / name, port, CONFIGURED)
             self.servers[made.grpc_port] = made.program
-        http_port = free_port()
-        config = directory / "writer.conf"
-        config.write_text(
-            WRITER.format(
-                servers=", ".join(f'"127.0.0.1:{each}"' for each in self.shuffled()),
-                archive=self.archive,
-                http_port=http_port,
-                tables=", ".join(SNAPSHOTTER_TABLE.format(table=table.name) for table in TABLES),
-            )
-        )
-        self.writer = Program("laredo-snapshotter", config, http_port, log=directory / "writer.log")
+        self.writer = snapshotter(directory, self.archive, self.shuffled())
         for program in (*self.servers.values(), self.writer):
-            stack.callback(_end, program)
+            stack.callback(end, program)
             program.start()
 
     def shuffled(self) -> list[int]:
@@ -110,19 +80,6 @@ class World:
                 await until(lambda: len(client.handshakes) > streams, patience)
         program.start()
 
-    def archived(self, last: int) -> bool:
-        """True if every table's archive has this position."""
-        for table in TABLES:
-            manifest = Archive.at(str(self.archive / table.name)).manifest
-            if max(manifest.head_position or 0, manifest.seen_position or 0) < last:
-                return False
-        return True
-
-
-def _end(program: Program) -> None:
-    if program.is_running():
-        program.kill()
-
 
 @pytest.mark.thorough
 @drawn.seeds(1, 8)
@@ -138,7 +95,7 @@ async def test_whoever_serves_is_killed_and_nobody_misses_or_repeats_anything(
             for table in TABLES:
                 port, *others = world.shuffled()
                 states[table.name] = await clients.enter_async_context(
-                    Once(port, f"public.{table.name}", others=tuple(others))
+                    States(port, f"public.{table.name}", others=tuple(others))
                 )
             kinds = await clients.enter_async_context(
                 AsyncFanoutClient(
@@ -160,16 +117,15 @@ async def test_whoever_serves_is_killed_and_nobody_misses_or_repeats_anything(
                 await client.until(last)
             await until(lambda: (kinds.position or 0) >= last)
             assert len([row async for row in kinds.rows()]) == len(states[TABLES[0].name].rows)
-            await until(lambda: world.archived(last))
+            await until(lambda: is_archived(world.archive, last))
         assert world.writer.stop() == 0
         for table in TABLES:
             client = states[table.name]
             assert len(client.snapshots) == 1, "a snapshot was taken"
-            for position, held in world.oracle.states_at(table.name, client.seen).items():
-                rows = list(client.seen[position].values())
-                assert world.oracle.rows_of(held.form, rows) == held.rows, f"at {position:#x}"
+            assert_seen(world.oracle, table.name, client.seen)
             archive = Archive.at(str(world.archive / table.name))
-            assert {artifact.epoch for artifact in archive.manifest.artifacts} == {1}
+            gaps = [each for each in archive.manifest.artifacts if each.continues is False]
+            assert len(gaps) == 1, "the first base alone continues nothing"
             assert verify(archive).problems == []
             for position, lines in boundaries(world.archive / table.name, table.key_fields):
                 assert_same(world.oracle, table.name, position, lines)

@@ -15,7 +15,7 @@ import pytest
 from laredo_fanout.client import Mode
 from tests.end_to_end.road import SNAPSHOTTER, Road
 from tests.support import drawn
-from tests.support.oracle import Connection
+from tests.support.oracle import Connection, assert_seen
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, Program, free_port, until
 from tests.support.server.fanout_program import Fanout, fanout, relay, started
@@ -103,14 +103,6 @@ def changes(road: Road, session: Connection, turn: int, *, passing: bool = True)
     road.noted(session, f"UPDATE t SET v = 'again {turn}' WHERE id <= 3")
 
 
-def as_postgresql(road: Road, client: States) -> int:
-    """Compare what a client has seen at each position; how many positions were compared."""
-    for position, held in road.oracle.states_at("t", sorted(client.seen)).items():
-        rows = road.oracle.rows_of("t", list(client.seen[position].values()))
-        assert rows == held.rows, f"at {position:#x}"
-    return len(client.seen)
-
-
 def epochs(directory: Path) -> int:
     """Number of epochs in an archive."""
     from laredo_archive.reader import Archive
@@ -173,7 +165,7 @@ async def test_a_relay_that_was_away_too_long_sends_what_differs(
             for client in (stays, resumes):
                 assert len(client.snapshots) == 1
                 assert all(each.mode is Mode.DELTA for each in client.handshakes[1:])
-                assert as_postgresql(road, client) > 1
+                assert assert_seen(road.oracle, "t", client.seen) > 1
             assert len(resumes.handshakes) == 2
             assert len(stays.handshakes) == (1 if away == "parted" else 2)
             replays = world.replayed() - replayed

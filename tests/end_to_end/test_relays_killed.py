@@ -10,14 +10,14 @@ from pathlib import Path
 
 import psycopg
 
-from tests.end_to_end.fanout import SNAPSHOTTER, SNAPSHOTTER_TABLE, fanout
+from tests.end_to_end.fanout import end, fanout, is_archived, snapshotter
 from tests.end_to_end.misfortunes import crash
 from tests.end_to_end.workload import TABLES, Writer
 from tests.support import drawn
 from tests.support.clusters import Clusters
-from tests.support.oracle import Oracle, assert_same, boundaries
+from tests.support.oracle import Oracle, assert_same, assert_seen, boundaries
 from tests.support.postgres import Database
-from tests.support.processes import Program, free_port, until
+from tests.support.processes import free_port, until
 from tests.support.server.fanout_program import relay
 from tests.support.server.states import States
 
@@ -54,25 +54,11 @@ class World:
         second = relay(directory / "second", first.grpc_port, CONFIGURED)
         self.port = second.grpc_port
         self.second = second.program
-        self.programs = [server, first.program, second.program, self._archiver(directory)]
+        writer = snapshotter(directory, self.archive, [self.port])
+        self.programs = [server, first.program, second.program, writer]
         for program in self.programs:
-            stack.callback(_end, program)
+            stack.callback(end, program)
             program.start()
-
-    def _archiver(self, directory: Path) -> Program:
-        http_port = free_port()
-        config = directory / "writer.conf"
-        config.write_text(
-            SNAPSHOTTER.format(
-                grpc_port=self.port,
-                archive=self.archive,
-                http_port=http_port,
-                compression="none",
-                tables=", ".join(SNAPSHOTTER_TABLE.format(table=table.name) for table in TABLES),
-            )
-        )
-        log = directory / "writer.log"
-        return Program("laredo-snapshotter", config, http_port, log=log)
 
     async def round(self, number: int, client: States) -> None:
         """A while of load, in which something is killed; perhaps the database too."""
@@ -106,24 +92,6 @@ class World:
         if number % 2:
             self.oracle.reconnect()
 
-    def archived(self, last: int) -> bool:
-        """True if every table's archive has this position."""
-        from laredo_archive.reader import Archive
-
-        for table in TABLES:
-            try:
-                manifest = Archive.at(str(self.archive / table.name)).manifest
-            except Exception:  # noqa: BLE001 - not there yet
-                return False
-            if max(manifest.head_position or 0, manifest.seen_position or 0) < last:
-                return False
-        return True
-
-
-def _end(program: Program) -> None:
-    if program.is_running():
-        program.kill()
-
 
 @drawn.seeds(0, 1)
 async def test_every_boundary_is_postgresql_s_behind_two_relays_that_are_killed(
@@ -143,18 +111,9 @@ async def test_every_boundary_is_postgresql_s_behind_two_relays_that_are_killed(
             last = world.oracle.last_commit()
             for client in states.values():
                 await client.until(last)
-            await until(lambda: world.archived(last))
+            await until(lambda: is_archived(world.archive, last))
         assert world.second.stop() == 0
-        compared = 0
-        for name, client in states.items():
-            before: object = None
-            for position, held in world.oracle.states_at(name, sorted(client.seen)).items():
-                rows = client.seen[position]
-                if (id(held), rows) != before:
-                    seen = world.oracle.rows_of(held.form, list(rows.values()))
-                    assert seen == held.rows, f"{name} at {position:#x}"
-                    compared += 1
-                before = id(held), rows
+        compared = sum(assert_seen(world.oracle, name, each.seen) for name, each in states.items())
         for table in TABLES:
             for position, lines in boundaries(world.archive / table.name, table.key_fields):
                 assert_same(world.oracle, table.name, position, lines)

@@ -234,8 +234,8 @@ class Upheaval:
             for _, position, lines in found:
                 self._compare_exactly(f"archive of {table.name}", table.name, position, lines)
             copy = self.clients.copies[table.name]
-            for position, lines in copy.states.items():
-                self._compare(f"client of {table.name}", table.name, position, lines)
+            for position, rows in copy.seen.items():
+                self._compare(f"client of {table.name}", table.name, position, [*rows.values()])
             self._check_store(table.name)
             self._verify(archive)
 

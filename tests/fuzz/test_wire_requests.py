@@ -13,12 +13,12 @@ import grpc
 import psutil
 import pytest
 
-from laredo_fanout.client import Endpoint
 from laredo_fanout.serving.service import SERVICE
 from tests.fuzz import budget, hostile_calls
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, wait_until
-from tests.support.server.fanout_program import Fanout, Follower, fanout, started
+from tests.support.server.fanout_program import Fanout, fanout, started
+from tests.support.server.states import States
 
 TOKEN = "the-token-of-the-test"
 ROWS = 2000
@@ -138,9 +138,8 @@ async def _raw_call(server: Fanout, draw: random.Random) -> str:
 
 
 async def _honest_client_syncs(server: Fanout, rows: int) -> None:
-    endpoint = Endpoint(f"127.0.0.1:{server.grpc_port}", token=TOKEN)
-    async with Follower(endpoint, "public.t", "honest") as client:
-        await client.until([b"%d" % number for number in range(1, rows + 1)])
+    async with States(server.grpc_port, "public.t", "honest", token=TOKEN) as client:
+        await client.until_keys([b"%d" % number for number in range(1, rows + 1)])
     wait_until(lambda: server.status["fanout"]["clients"] == 0, "the honest client gone")
 
 

@@ -96,7 +96,7 @@ async def _client_equals(server: Fanout, database: Database) -> None:
     with database.connect() as owner:
         rows = owner.execute("SELECT id, v FROM t").fetchall()
     async with server.follower("public.t", "after") as follower:
-        await follower.until([b"%d" % key for key, _ in rows])
+        await follower.until_keys([b"%d" % key for key, _ in rows])
         assert follower.rows == {
             b"%d" % key: b'{"id":%d,"v":"%s"}' % (key, value.encode()) for key, value in rows
         }

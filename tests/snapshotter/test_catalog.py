@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -13,12 +14,13 @@ from click.testing import CliRunner
 from laredo_archive.cli import main
 from laredo_archive.manifest import catalog, parser, timeline
 from laredo_archive.manifest.catalog import CatalogEntry, DatabaseCatalog, GroupBoundary
+from laredo_archive.manifest.timeline import CommonBoundary
 from laredo_archive.storage.destination import Destination
 from laredo_snapshotter.app import catalog_keeper
 from tests.support import drawn
 from tests.support.processes import until, wait_until
-from tests.support.writer.served import HISTORY, Served, put, rows
-from tests.support.writer.writing import ReadyWriter
+from tests.support.writer.served import HISTORY, Served, delete, put, rows
+from tests.support.writer.writing import ReadyWriter, Writer, integer
 
 TABLES = ("users", "orders", "quiet")
 
@@ -46,33 +48,6 @@ def has(archive: Path, *tables: str) -> bool:
 def newest(archive: Path) -> GroupBoundary | None:
     (found,) = catalog_of(archive).groups.values()
     return found[-1] if found else None
-
-
-def test_all_tables_are_known_at_its_boundaries(tmp_path: Path, served: Served) -> None:
-    chance = random.Random(2)
-    unequal = {"users": "diff.interval = 50ms", "orders": "diff.interval = 170ms"}
-    archive = tmp_path / "archive"
-    with ReadyWriter(tmp_path, served, *TABLES, interval="110ms", per_table=unequal):
-        wait_until(lambda: has(archive, *TABLES), "a catalog of all tables")
-        boundaries: set[GroupBoundary] = set()
-        while len(boundaries) < 12:
-            served.commit(
-                chance.choice(TABLES[:2]), put(chance.randrange(50), f"{chance.random()}")
-            )
-            boundaries |= set(*catalog_of(archive).groups.values())
-        for boundary in boundaries:
-            for table in TABLES:
-                manifest = parser.parse((archive / table / "manifest.json").read_bytes(), table)
-                spans = timeline.spans_of(manifest, table)[HISTORY]
-                start = [span.start for span in spans if span.start <= boundary.position][-1]
-                there = served.state_at(table, boundary.position)
-                assert served.state_at(table, start) == there, f"{table} at {boundary}"
-    entry = catalog_of(archive).archives["users/"]
-    assert (entry.table, [column.name for column in entry.columns]) == (
-        "public.users",
-        ["id", "name"],
-    )
-    assert entry.key_fields == ("id",)
 
 
 def test_a_quiet_database_is_known_where_it_is_now(tmp_path: Path, served: Served) -> None:
@@ -162,3 +137,94 @@ async def test_a_defect_in_its_writing_is_retried_after_a_pause() -> None:
         await until(lambda: catalog._writing is None)
     assert not catalog.is_due(entries, [], interval=1.0)
     assert [each["event"] for each in logged] == ["catalog not written"]
+
+
+# Tables of one process have positions in common, whatever their intervals and their changes.
+
+
+UNEQUAL = {"users": "diff.interval = 60ms", "orders": "diff.interval = 250ms"}
+
+
+def common_of(writer: Writer) -> list[CommonBoundary]:
+    """Common boundaries of the manifests as they are now."""
+    found = []
+    for table in writer.tables:
+        manifest = parser.parse((writer.archive / table / "manifest.json").read_bytes(), table)
+        found.append(timeline.spans_of(manifest, table))
+    return [each for of_history in timeline.common(found).values() for each in of_history]
+
+
+def test_unequal_intervals_and_a_quiet_table(tmp_path: Path, served: Served) -> None:
+    chance = random.Random(5)
+    with ReadyWriter(tmp_path, served, *TABLES, interval="110ms", per_table=UNEQUAL) as writer:
+        while len(writer.kinds("orders")) < 12:
+            table = chance.choice(["users", "users", "orders"])
+            number = chance.randrange(50)
+            known = b"%d" % number in served.state_at(table, served.position)
+            change = delete(number) if known and chance.random() < 0.5 else put(number, "x")
+            served.commit(table, change)
+        last = max(integer(found["to_position"]) for found in writer.artifacts("orders"))
+        wait_until(lambda: common_of(writer)[-1].position >= last, "seen in the quiet table")
+        found = common_of(writer)
+        for table, position in [(t, served.position) for t in ("users", "orders")]:
+            writer.wait_status({"stream_position": f"0/{position:X}"}, table)
+        assert writer.kinds("quiet") == [("snapshot", 1)]
+        # Diffs of "orders" end at the multiples of the longest interval, and where all are cut.
+        assert len({each.position for each in found}) >= 10
+        for each in found:
+            for table, span in zip(writer.tables, each.spans, strict=True):
+                there = served.state_at(table, each.position)
+                assert served.state_at(table, span.start) == there, f"{table} at {each.position:#x}"
+                assert served.state_at(table, each.until) == there
+        (listed,) = catalog_of(writer.archive).groups.values()
+        assert len(listed) > 5
+        for boundary in listed:
+            for table in TABLES:
+                manifest = parser.parse(
+                    (writer.archive / table / "manifest.json").read_bytes(), table
+                )
+                spans = timeline.spans_of(manifest, table)[HISTORY]
+                start = [span.start for span in spans if span.start <= boundary.position][-1]
+                there = served.state_at(table, boundary.position)
+                assert served.state_at(table, start) == there, f"{table} at {boundary}"
+        entry = catalog_of(writer.archive).archives["users/"]
+        columns = [column.name for column in entry.columns]
+        assert (entry.table, columns) == ("public.users", ["id", "name"])
+        assert entry.key_fields == ("id",)
+
+
+def test_what_came_to_nothing_is_known_where_all_are_cut(tmp_path: Path, served: Served) -> None:
+    """A queue: rows come and go, and none is left at a cut. An empty diff says that it is known."""
+    slow = {"orders": "diff.interval = 300ms"}
+    with Writer(tmp_path, served, "users", "orders", interval="100ms", per_table=slow) as writer:
+        writer.program.wait_ready()
+
+        def changes() -> list[dict[str, Any]]:
+            served.commit("users", put(500, "new"), delete(500))
+            served.commit("orders", put(1, f"{served.position}"))
+            return [each for each in writer.artifacts("users")[1:] if each["change_count"] == 0]
+
+        wait_until(lambda: len(changes()) > 3, "four empty diffs")
+        empty = changes()
+        ends = {integer(each["to_position"]) for each in empty}
+        wait_until(
+            lambda: ends <= {integer(each["to_position"]) for each in writer.artifacts("orders")},
+            "orders is cut at each, so that none is needless",
+        )
+        assert all(each["cancelled"] == 1 for each in empty)
+
+
+def test_alone_a_table_needs_no_empty_diffs(tmp_path: Path, served: Served) -> None:
+    with ReadyWriter(tmp_path, served, "users", interval="50ms") as writer:
+
+        def seen_after_one_more() -> bool:
+            served.commit("users", put(500, "new"), delete(500))
+            writer.wait_status({"buffer_depth": 0, "stream_position": f"0/{served.position:X}"})
+            return integer(writer.manifest()["seen_position"]) > first
+
+        first = served.position
+        wait_until(seen_after_one_more, "seen")
+        assert writer.kinds() == [("snapshot", 1)]
+        manifest = parser.parse((writer.archive / "users" / "manifest.json").read_bytes(), "users")
+        # Between the head and what was seen a row came and went.
+        assert (manifest.unchanged_until or 0) < integer(writer.manifest()["seen_position"])

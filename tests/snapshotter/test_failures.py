@@ -60,26 +60,6 @@ def test_a_destination_that_is_away_at_the_start_is_waited_for(
 def test_while_a_destination_is_away_memory_is_bounded_and_the_stream_resumed(
     tmp_path: Path, served: Served
 ) -> None:
-    away = Away(tmp_path / "archive")
-    with Writer(tmp_path, served, more="diff { max_memory = 100 kB }") as writer:
-        writer.program.wait_ready()
-        away.go()
-        for start in range(0, 4000, 100):
-            served.commit("users", *(put(number, "x" * 50) for number in range(start, start + 100)))
-        wait_until(lambda: (writer.status()["holding"] or {}).get("stream_closed"), "closed")
-        wait_until(lambda: not served.clients(), "left the server")
-        status = wait_until(lambda: (s := writer.status())["journal"] and s, "journal looked at")
-        assert status["journal"]["reaches"] is True
-        assert status["buffer_bytes"] + status["waiting_bytes"] < 400_000
-        away.come_back()
-        writer.wait_head(served.position)
-        writer.assert_equal()
-        assert {epoch for _, epoch in writer.kinds()} == {1}
-
-
-def test_a_stream_closed_for_a_full_buffer_is_opened_for_the_word_of_a_look(
-    tmp_path: Path, served: Served
-) -> None:
     """The changes that are left when the destination is back wait for a catalog check's message."""
     away = Away(tmp_path / "archive")
     with Writer(tmp_path, served, more="diff { max_memory = 100 kB }") as writer:
@@ -88,9 +68,13 @@ def test_a_stream_closed_for_a_full_buffer_is_opened_for_the_word_of_a_look(
         served.commit("users", put(1, "verified"))
         wait_until(lambda: writer.status()["holding"], "the commit is held")
         served.looks_by_itself = False
-        for start in range(0, 2000, 100):
+        for start in range(0, 4000, 100):
             served.commit("users", *(put(number, "x" * 50) for number in range(start, start + 100)))
         wait_until(lambda: (writer.status()["holding"] or {}).get("stream_closed"), "closed")
+        wait_until(lambda: not served.clients(), "left the server")
+        status = wait_until(lambda: (s := writer.status())["journal"] and s, "journal looked at")
+        assert status["journal"]["reaches"] is True
+        assert status["buffer_bytes"] + status["waiting_bytes"] < 400_000
         served.look()
         away.come_back()
         writer.wait_head(served.position)

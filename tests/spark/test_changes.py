@@ -11,7 +11,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter
 
 from laredo_archive.codec import jsonl
-from laredo_archive.errors import ArtifactDamaged, NoSuchBoundary
+from laredo_archive.errors import NoSuchBoundary
 from laredo_model.column import Column
 from laredo_spark import read_changes, read_table, register
 from laredo_spark.changes import reader
@@ -24,7 +24,6 @@ from laredo_spark.errors import (
     OptionRefused,
     own_message,
 )
-from laredo_spark.frames import PUSH_FILTERS
 from laredo_spark.options import parse
 from tests.spark.simple_archive import (
     AT_20,
@@ -207,17 +206,6 @@ def test_the_same_changes_however_often_it_is_read(spark: SparkSession, tmp_path
     assert "isn't in the archive any more" in (own_message(failure.value) or "")
 
 
-def test_a_damaged_diff_is_one_message(spark: SparkSession, tmp_path: Path) -> None:
-    archive = simple(tmp_path).write()
-    (diff,) = archive.rglob("diff-0_10-0_20.jsonl")
-    diff.write_bytes(diff.read_bytes().replace(b"Dee", b"Doe"))
-    with pytest.raises(Exception, match=ArtifactDamaged.__name__) as failure:
-        read_changes(spark, str(archive)).collect()
-    message = own_message(failure.value) or ""
-    assert diff.name in message
-    assert "sha256" in message
-
-
 def test_options_that_cant_be_used(spark: SparkSession, tmp_path: Path) -> None:
     archive = str(simple(tmp_path).write())
     with pytest.raises(OptionRefused, match="changes have after and until"):
@@ -297,18 +285,3 @@ def test_a_filter_on_the_key_reads_only_its_blocks(in_blocks: Path) -> None:
     seen = [(line["action"], line["key"]) for line in made.rows(filters)]
     assert ("UPDATE", "1100") in seen
     assert read_bytes(made.partitions(filters[:1])[1]) == read_bytes(whole.partitions()[1])
-
-
-@pytest.mark.thorough
-def test_where_key_is_pushed_down_by_spark(spark: SparkSession, in_blocks: Path) -> None:
-    spark.conf.set(PUSH_FILTERS, "true")
-    try:
-        changes = read_changes(spark, str(in_blocks), until="0/50").where("key = '1100'")
-        assert [row.action for row in changes.orderBy("position").collect()] == [
-            "INSERT",
-            "UPDATE",
-            "INSERT",
-            "UPDATE",
-        ]
-    finally:
-        spark.conf.unset(PUSH_FILTERS)

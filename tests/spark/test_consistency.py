@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import EqualTo, Filter
 
 from laredo_archive.codec import jsonl, protobuf, zstd_frames
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknown, ManifestNewer
 from laredo_model.column import Column
-from laredo_spark import read_changes, read_table
 from laredo_spark.errors import (
     BoundaryGone,
     ColumnsChanged,
@@ -18,7 +16,6 @@ from laredo_spark.errors import (
     SparkReadError,
     own_message,
 )
-from tests.support import drawn
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import Reading, manifest_of, names
 
@@ -148,15 +145,6 @@ def test_a_file_has_grown(builder: Builder) -> None:
         Reading(archive, partitions=1).rows()
 
 
-def test_other_bytes_of_the_same_length(builder: Builder) -> None:
-    """Rows as they should look: only the sha256 tells."""
-    archive = builder.write()
-    file = file_of(archive)
-    file.write_bytes(file.read_bytes().replace(b'"name 42"', b'"name 43"'))
-    with pytest.raises(ArtifactDamaged, match="its sha256 is"):
-        Reading(archive, partitions=1).rows()
-
-
 def test_a_value_that_isnt_of_its_type_names_the_file(builder: Builder) -> None:
     archive = builder.write()
 
@@ -231,26 +219,6 @@ def made(directory: Path, format_id: str) -> Path:
     builder = Builder(directory, formats=(format_id,)).base(0x10, names(ROWS))
     builder.diff(0x20, names(changed))
     return builder.diff(0x30, names({7: "alone", **changed}), truncate=True).write()
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("plain", drawn.first(1, FORMATS))
-def test_the_same_rows_and_changes(spark: SparkSession, tmp_path: Path, plain: str) -> None:
-    found = {}
-    for format_id in (plain, f"{plain}.zst"):
-        archive = str(made(tmp_path / format_id, format_id))
-        found[format_id] = [
-            sorted(map(str, frame.collect()))
-            for frame in (
-                read_table(spark, archive, "0/20"),
-                read_table(spark, archive, columns=["name"]),
-                read_changes(spark, archive, after="0/10"),
-                read_changes(spark, archive, after="0/10", key=2345),
-            )
-        ]
-    assert found[plain] == found[f"{plain}.zst"]
-    assert [len(rows) for rows in found[plain]] == [2000, 2001, 2404, 3]
 
 
 @pytest.mark.usefixtures("small_blocks")

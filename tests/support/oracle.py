@@ -14,7 +14,7 @@ import json
 import struct
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -205,6 +205,20 @@ class Oracle:
                 # After a crash of the server the slot gives some of them again.
                 if looked and end > (self._looks or [0])[-1]:
                     self._looks.append(end)
+
+
+def assert_seen(oracle: Oracle, table: str, seen: Mapping[int, Mapping[bytes, bytes]]) -> int:
+    """A client's rows at each position are what PostgreSQL held there; how many were compared."""
+    before: object = None
+    compared = 0
+    for position, held in oracle.states_at(table, sorted(seen)).items():
+        rows = seen[position]
+        if (id(held), rows) != before:
+            found = oracle.rows_of(held.form, list(rows.values()))
+            assert found == held.rows, f"{table} at {position:#x}"
+            compared += 1
+        before = id(held), rows
+    return compared
 
 
 def assert_same(oracle: Oracle, table: str, position: int, lines: list[bytes]) -> None:

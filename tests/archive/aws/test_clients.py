@@ -43,16 +43,6 @@ def test_every_request_is_told_with_its_profile_and_status(moto: AwsServer) -> N
     assert explained.kind is Cause.NO_SUCH_KEY
 
 
-@pytest.mark.parametrize("server", ["moto", "ministack"])
-def test_a_role_is_who_its_client_is(server: str, request: pytest.FixtureRequest) -> None:
-    endpoint = request.getfixturevalue(server).endpoint
-    profile = Profile(
-        "writer", "assume_role", role_arn=ROLE, session_name="tests", endpoint=endpoint
-    )
-    clients = AwsClients({"writer": profile})
-    assert clients.identity("writer").arn.endswith("assumed-role/writer/tests")
-
-
 def test_the_same_arguments_give_the_same_client() -> None:
     clients = AwsClients({"other": Profile("other", "ambient")})
     first = clients.client("s3", region="eu-west-1")

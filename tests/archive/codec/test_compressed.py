@@ -20,7 +20,6 @@ from laredo_archive.codec import BadBytes, ByteSource, jsonl, protobuf
 from laredo_archive.codec.ranged_file import ranged
 from laredo_archive.codec.zstd_frames import PlainBytes
 from laredo_model.column import Column
-from laredo_model.line import TRUNCATION, Action, Change
 
 COLUMNS = [Column("id", "text", -1, False, 1, 1), Column("name", "text", -1, True, 2)]
 PLAIN = ("jsonl", "protobuf")
@@ -40,15 +39,6 @@ def base_of(format_id: str, rows: Rows, batch: int) -> tuple[bytes, codec.Encode
     keys, lines = list(rows), list(rows.values())
     for start in range(0, len(keys), batch):
         encoder.write(keys[start : start + batch], lines[start : start + batch])
-    encoded = encoder.close()
-    return sink.getvalue(), encoded
-
-
-def diff_of(format_id: str, changes: list[Change]) -> tuple[bytes, codec.EncodedFile]:
-    sink = io.BytesIO()
-    encoder = codec.diff_encoder(format_id, COLUMNS, sink)
-    encoder.truncate()
-    encoder.write(changes)
     encoded = encoder.close()
     return sink.getvalue(), encoded
 
@@ -100,23 +90,6 @@ def test_every_range_of_a_base_is_as_in_the_plain_one(
         parts_of(written, encoded), encoded.blocks, strict=False
     ):
         assert (begun, checksum) == (start, crc32(written[start:stop]))
-
-
-@pytest.mark.parametrize("plain", PLAIN)
-def test_every_range_of_a_diff_is_as_in_the_plain_one(plain: str) -> None:
-    changes = [Change(Action.INSERT, k, None, row) for k, row in rows_of([900] * 1500).items()]
-    written, encoded = diff_of(f"{plain}.zst", changes)
-    expected, of_plain = diff_of(plain, changes)
-    assert PlainBytes(io.BytesIO(written)).read() == expected
-    assert len(encoded.splits) == len(of_plain.splits)
-    begins = encoded.splits[0][1]
-    assert list(codec.read_diff(f"{plain}.zst", COLUMNS, io.BytesIO(written), None, begins)) == [
-        TRUNCATION
-    ]
-    found: list[Change] = []
-    for start, stop in parts_of(written, encoded)[1:]:
-        found += codec.read_diff(f"{plain}.zst", COLUMNS, io.BytesIO(written), start, stop)
-    assert found == changes
 
 
 def test_a_record_longer_than_a_block_is_a_frame_of_its_own() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from laredo_archive.errors import (
-    ArtifactDamaged,
     DestinationUnavailable,
     OfTheOriginal,
     RepairRefused,
@@ -366,17 +365,3 @@ def test_killed_at_every_step_and_begun_again(tmp_path: Path) -> None:
             if not killed:
                 break
         assert point > 5, "points of a repair"
-
-
-def test_bytes_that_are_not_the_ones_are_not_taken(tmp_path: Path) -> None:
-    both: list[Destination] = [LocalDestination(tmp_path / name) for name in "ab"]
-    grown(both).close()
-    key = entry_of(both[0], LAST).key
-    deleted(both[0], key)
-    flipped(both[1], key)
-    with pytest.raises(ArtifactDamaged):
-        Archive.open(both[1], PREFIX).files.check_bytes(entry_of(both[1], LAST))
-    report = repaired(*both)
-    assert (report.repaired, len(report.lost)) == ([], 1)
-    assert key not in objects(both[0])
-    assert both[0].collect_unfinished("", timedelta(seconds=-1), anybodys) == 0

@@ -73,12 +73,6 @@ def common_of(*manifests: Manifest) -> list[CommonBoundary]:
     return [each for of_history in found.values() for each in of_history]
 
 
-def test_boundaries_that_all_have() -> None:
-    found = common_of(table(base(10), 20, 30, 40), table(base(5), 20, 35, 40))
-    assert [each.position for each in found] == [20, 40]
-    assert [span.start for span in found[1].spans] == [40, 40]
-
-
 def test_a_quiet_table_is_known_at_the_others_boundaries() -> None:
     quiet = table(base(10), after=35)
     found = common_of(table(base(10), 20, 30, 40), quiet)
@@ -88,11 +82,6 @@ def test_a_quiet_table_is_known_at_the_others_boundaries() -> None:
         (30, [30, 10]),
     ]
     assert [each.time for each in found] == [time_at(10), time_at(20), time_at(30)]
-
-
-def test_before_its_next_change_a_table_is_as_it_was() -> None:
-    found = common_of(table(base(10), 20, 30, 40), table(base(10), (25, 40)))
-    assert [each.position for each in found] == [10, 20, 40]
 
 
 def test_seen_isnt_unchanged() -> None:

@@ -61,13 +61,6 @@ def test_changes_refuse_to_go_back(tmp_path: Path) -> None:
         archive.changes(archive.boundaries[2], archive.boundaries[0])
 
 
-def test_a_row_that_is_changed_back_isn_t_a_change(tmp_path: Path) -> None:
-    built = Builder(tmp_path).base(100, ONE).diff(200, TWO).diff(300, ONE)
-    archive = Archive.at(str(built.write()))
-    first, _, last = archive.boundaries
-    assert list(archive.changes(first, last).changes) == []
-
-
 def test_changes_over_a_break_at_the_same_position_are_compared(tmp_path: Path) -> None:
     """Such as after a schema change: no diff says what became of the rows."""
     built = Builder(tmp_path).base(100, ONE).diff(200, TWO).base(200, THREE, continues=False)

@@ -6,12 +6,11 @@ from typing import Self
 
 
 class Recorder:
-    """Every request that came whole, as (method, path, body); ``cut``: how many didn't."""
+    """Every request that came whole, as (method, path, body)."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, bytes]] = []
         self.headers: list[dict[str, str]] = []
-        self.cut = 0
         self.objects: dict[str, bytes] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(
@@ -50,7 +49,6 @@ class Recorder:
                 size = int(self.headers.get("Content-Length") or 0)
                 body = self.rfile.read(size)
                 if len(body) < size:
-                    recorder.cut += 1
                     return
                 recorder.headers.append(dict(self.headers.items()))
                 status, said = recorder.handle(self.command, self.path, body)

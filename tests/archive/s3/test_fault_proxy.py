@@ -13,7 +13,6 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import (
-    ClientError,
     ConnectionClosedError,
     HTTPClientError,
 )
@@ -21,17 +20,12 @@ from botocore.exceptions import (
 from tests.archive.s3.recorder import Recorder
 from tests.support.faults.fault import (
     Rule,
-    answer,
     drop,
-    duplicate,
     reset,
-    truncate_request,
-    without_header,
 )
 from tests.support.faults.operation import Operation
 from tests.support.faults.proxy import FaultProxy
 from tests.support.faults.weather import Weather
-from tests.support.processes import wait_until
 
 LOST = (ConnectionClosedError, HTTPClientError)
 
@@ -102,54 +96,12 @@ def test_end_and_reset_are_two_things(proxy: FaultProxy) -> None:
         broken.recv(100)
 
 
-def test_which_answer_of_a_duplicate(s3, store: Recorder, proxy: FaultProxy, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    answers = [200, 412, 200, 412]
-    monkeypatch.setattr(store, "handle", lambda *_: (answers.pop(0), b""))
-    proxy.add(Rule(duplicate()), Rule(duplicate(second=False)))
-    with pytest.raises(ClientError):
-        put(s3)
-    put(s3)
-
-
-@pytest.mark.parametrize("forwards_parts", [False, True])
-def test_a_truncated_request(s3, store: Recorder, proxy: FaultProxy, forwards_parts: bool) -> None:  # type: ignore[no-untyped-def]
-    proxy.forwards_parts = forwards_parts
-    proxy.add(Rule(truncate_request()))
-    with pytest.raises(LOST):
-        put(s3)
-    put(s3)
-    assert written(store) == [b"0123456789"]
-    wait_until(lambda: store.cut == forwards_parts, "half a request, if it is forwarded")
-
-
-def test_an_answer_without_a_date(proxy: FaultProxy) -> None:
-    proxy.add(Rule(without_header("Date")))
-    client = http.client.HTTPConnection("127.0.0.1", proxy.port)
-    dates = []
-    for _ in range(2):
-        client.request("GET", "/b/k")
-        got = client.getresponse()
-        got.read()
-        dates.append(got.getheader("Date"))
-    client.close()
-    assert dates[0] is None
-    assert dates[1]
-
-
 def test_a_chunked_body_arrives_whole(store: Recorder, proxy: FaultProxy) -> None:
     client = http.client.HTTPConnection("127.0.0.1", proxy.port)
     client.request("PUT", "/b/k", body=iter([b"01", b"234"]), encode_chunked=True)
     assert client.getresponse().read() == b""
     client.close()
     assert written(store) == [b"01234"]
-
-
-def test_a_service_that_is_away_is_a_lost_connection(
-    proxy: FaultProxy, s3, store: Recorder
-) -> None:  # type: ignore[no-untyped-def]
-    proxy.upstream = ("127.0.0.1", 1)
-    with pytest.raises(LOST):
-        put(s3)
 
 
 def test_what_is_under_way_when_it_goes_away_is_witnessed(
@@ -190,22 +142,6 @@ def test_it_leaves_no_connection_behind() -> None:
             del proxy
         gc.collect()
     assert [str(warning.message) for warning in seen] == []
-
-
-def test_rules_by_operation_key_and_count(s3, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
-    proxy.add(Rule(answer(503, "SlowDown"), "GetObject|HeadObject", "t/*", skip=1, times=2))
-    put(s3)
-    outcomes = []
-    for key in ("t/manifest.json", "u/manifest.json", *["t/manifest.json"] * 4):
-        try:
-            s3.get_object(Bucket="b", Key=key)["Body"].read()
-            outcomes.append(200)
-        except ClientError as failure:
-            outcomes.append(failure.response["ResponseMetadata"]["HTTPStatusCode"])
-    assert outcomes == [200, 404, 503, 503, 200, 200]
-    proxy.clear()
-    assert proxy.faults() == {"503 SlowDown before": 2}
-    assert len(proxy.requests("GetObject")) == 6
 
 
 def test_the_same_seed_does_the_same() -> None:

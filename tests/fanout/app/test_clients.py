@@ -15,17 +15,6 @@ def info(name: str, table: str = "public.a", at: int = 0) -> ClientInfo:
     return ClientInfo(name, table, "ipv4:127.0.0.1:1", True, False, at)
 
 
-def test_max_clients_is_the_total_over_processes() -> None:
-    clients = Clients(2)
-    clients.register((1, 1), info("a"))
-    clients.register((2, 1), info("b"))
-    with pytest.raises(TooManyClients, match=r"already has its 2 clients"):
-        clients.register((2, 2), info("c"))
-    clients.leave((1, 1), "client")
-    clients.register((2, 2), info("c"))
-    assert [client.info.client_id for client in clients.of()] == ["b", "c"]
-
-
 def test_a_dead_process_takes_its_clients_and_pins_with_it() -> None:
     clients = Clients(10)
     clients.register((1, 1), info("a"))

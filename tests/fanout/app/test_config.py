@@ -290,15 +290,6 @@ def test_only_a_listener_that_asks_who_is_there_is_reached_by_others(
     assert [warning.partition(":")[0] for warning in found.warnings()] == warned
 
 
-def test_the_images_variable_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAREDO_DEFAULT_HOST", "0.0.0.0")
-    found = load(tmp_path, MINIMAL + 'http.host = "127.0.0.1"')
-    assert (found.fanout.grpc.listening_host, found.http.listening_host) == (
-        "0.0.0.0",
-        "127.0.0.1",
-    )
-
-
 def test_nobody_takes_all_clients_by_default(tmp_path: Path) -> None:
     plain = load(tmp_path, MINIMAL)
     assert (plain.max_clients_per_identity, plain.max_clients_per_client_id) == (450, 250)

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from laredo_fanout.client import Endpoint
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, free_port, wait_until
-from tests.support.server.fanout_program import Fanout, Follower, fanout, started
+from tests.support.server.fanout_program import Fanout, fanout, started
+from tests.support.server.states import States
 
 LIMIT = 512
 WITH_FEW_DESCRIPTORS = ("sh", "-c", f'ulimit -n {LIMIT}; exec "$@"', "sh")
@@ -93,13 +93,12 @@ async def test_silent_connections_to_both_ports_hold_up_nobody(
     port = free_port()
     config = server.program.config
     config.write_text(config.read_text() + f"fanout.connect.port = {port}")
-    connect = Endpoint(f"127.0.0.1:{port}", transport="connect")
     with started(server), database.connect() as owner:
         async with (
             server.follower("public.a") as before,
-            Follower(connect, "public.a", "connect") as by_connect,
+            States(port, "public.a", "connect", transport="connect") as by_connect,
         ):
-            await before.until([])
+            await before.until_keys([])
             (child,) = psutil.Process(server.program.pid).children()
             with (
                 half_sent(port, LIMIT // 2 + 50, b""),
@@ -107,13 +106,13 @@ async def test_silent_connections_to_both_ports_hold_up_nobody(
             ):
                 assert child.num_fds() < LIMIT * 7 / 8
                 owner.execute("INSERT INTO a VALUES (1, 'x')")
-                await before.until([b"1"])
-                await by_connect.until([b"1"])
+                await before.until_keys([b"1"])
+                await by_connect.until_keys([b"1"])
                 async with (
                     server.follower("public.a", "late") as late,
-                    Follower(connect, "public.a", "late by connect") as late_by_connect,
+                    States(port, "public.a", "late", transport="connect") as late_by_connect,
                 ):
-                    await late_by_connect.until([b"1"])
-                    await late.until([b"1"])
+                    await late_by_connect.until_keys([b"1"])
+                    await late.until_keys([b"1"])
             assert child.is_running()
     assert "Traceback" not in server.program.log.read_text()

@@ -61,7 +61,7 @@ async def test_a_full_disk_is_told_and_room_is_all_it_takes(
     with database.connect() as owner, server.program:
         server.program.wait_ready()
         async with server.follower("public.a") as a:
-            await a.until([b"0"])
+            await a.until_keys([b"0"])
             written = 0
             while not any("no room on the disk" in problem for problem in server.problems):
                 assert written < 100, server.status
@@ -79,10 +79,10 @@ async def test_a_full_disk_is_told_and_room_is_all_it_takes(
             unconfirmed = 'laredo_slot_unconfirmed_wal_bytes{source="pg"}'
             wait_until(lambda: server.metrics[unconfirmed] > 20 << 20, "what piles up is shown")
             async with server.follower("public.a", "late") as late:
-                await late.until([str(n).encode() for n in range(stored)])
+                await late.until_keys([str(n).encode() for n in range(stored)])
             # The server's own view of its disk.
             Path(f"/proc/{server.program.pid}/root{state}/filler").unlink()
-            await a.until([str(n).encode() for n in range(1 + 50 * written)])
+            await a.until_keys([str(n).encode() for n in range(1 + 50 * written)])
         server.program.wait_ready()
         assert server.table("public.a")["copied_rows"] == 1, "it was copied anew"
 

@@ -46,7 +46,7 @@ async def test_readers_see_what_differed_as_changes_although_the_server_is_kille
         config.write(THROTTLED)
     with started(server):
         async with server.follower("public.a") as follower:
-            await follower.until([b"%d" % n for n in (*range(1, ROWS + 1), 5000) if n != 8])
+            await follower.until_keys([b"%d" % n for n in (*range(1, ROWS + 1), 5000) if n != 8])
             assert b"wrong" in follower.rows[b"7"]
             seen = len(follower.positions)
             asked = _post(server, "public.a")
@@ -66,7 +66,7 @@ async def test_readers_see_what_differed_as_changes_although_the_server_is_kille
             database.run("DELETE FROM a WHERE id = 20")
             server.program.start()
             server.program.wait_ready()
-            await follower.until([b"%d" % n for n in range(1, ROWS + 1) if n != 20])
+            await follower.until_keys([b"%d" % n for n in range(1, ROWS + 1) if n != 20])
             assert follower.rows[b"7"] == b'{"id":7,"v":"v7"}'
             wait_until(lambda: not _recopy(server)["active"], "it is done")
             assert _recopy(server)["last"]["differing"] == 3

@@ -20,7 +20,8 @@ from laredo_fanout.client import Mode
 from laredo_fanout.store.writer import Store
 from tests.support.postgres import Database
 from tests.support.processes import BIN, PATIENCE_S, eventually, until, wait_until
-from tests.support.server.fanout_program import Fanout, Follower, fanout, started
+from tests.support.server.fanout_program import Fanout, fanout, started
+from tests.support.server.states import States
 
 Connection = psycopg.Connection[tuple[object, ...]]
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -74,12 +75,12 @@ async def test_rows_and_changes_reach_clients_and_every_endpoint_tells(
             server.follower("public.a", "watcher-1") as a,
             server.follower("public.b", "other") as b,
         ):
-            await a.until(keys(*range(1, 101)))
+            await a.until_keys(keys(*range(1, 101)))
             owner.execute("INSERT INTO b VALUES (7, 'x')")
             owner.execute("UPDATE a SET v = 'new' WHERE id = 5")
             owner.execute("DELETE FROM a WHERE id = 6")
-            await b.until(keys(7))
-            await a.until(keys(*(n for n in range(1, 101) if n != 6)))
+            await b.until_keys(keys(7))
+            await a.until_keys(keys(*(n for n in range(1, 101) if n != 6)))
             assert a.rows[b"5"] == b'{"id":5,"v":"new"}'
             wait_until(
                 lambda: [c["state"] for c in server.status["clients"]] == ["live", "live"],
@@ -161,7 +162,7 @@ async def test_kill_9_and_a_drain_need_no_copy(server: Fanout, database: Databas
     """Of a serving process, of the main one, and a signal: each client goes on from its place."""
     with database.connect() as owner, started(server):
         async with server.follower("public.a") as a:
-            await a.until(keys(*range(1, 101)))
+            await a.until_keys(keys(*range(1, 101)))
             await _a_serving_process_is_killed(server, owner, a)
             await _the_main_process_is_killed(server, owner, a)
             others = children(server)
@@ -177,18 +178,18 @@ async def test_kill_9_and_a_drain_need_no_copy(server: Fanout, database: Databas
             server.program.start()
             server.program.wait_ready()
             owner.execute("INSERT INTO a VALUES (201, 'x')")
-            await a.until(keys(*range(51, 202)))
+            await a.until_keys(keys(*range(51, 202)))
             assert {each.mode for each in a.handshakes[1:]} == {Mode.DELTA}
         assert server.table("public.a")["copied_rows"] == 0
 
 
-async def _a_serving_process_is_killed(server: Fanout, owner: Connection, a: Follower) -> None:
+async def _a_serving_process_is_killed(server: Fanout, owner: Connection, a: States) -> None:
     (pid,) = server.status["fanout"]["pids"]
     os.kill(pid, signal.SIGKILL)
     seen = len(a.positions)
     for number in range(101, 111):
         owner.execute("INSERT INTO a VALUES (%s, 'x')", (number,))
-    await a.until(keys(*range(1, 111)))
+    await a.until_keys(keys(*range(1, 111)))
     assert [h.mode for h in a.handshakes] == [Mode.FULL_SNAPSHOT, Mode.DELTA]
     assert len(a.positions) == seen + 10 and a.positions == sorted(set(a.positions))
     fanout_status = server.status["fanout"]
@@ -199,7 +200,7 @@ async def _a_serving_process_is_killed(server: Fanout, owner: Connection, a: Fol
     assert server.table("public.a")["copied_rows"] == 100, "the source was begun anew"
 
 
-async def _the_main_process_is_killed(server: Fanout, owner: Connection, a: Follower) -> None:
+async def _the_main_process_is_killed(server: Fanout, owner: Connection, a: States) -> None:
     others = children(server)
     assert others
     server.program.kill()
@@ -209,7 +210,7 @@ async def _the_main_process_is_killed(server: Fanout, owner: Connection, a: Foll
     owner.execute("DELETE FROM a WHERE id <= 50")
     server.program.start()
     server.program.wait_ready()
-    await a.until(keys(*range(51, 201)))
+    await a.until_keys(keys(*range(51, 201)))
     assert server.table("public.a")["copied_rows"] == 0
     eventually(lambda: server.table("public.a")["rows"], 150)
 
@@ -239,7 +240,7 @@ async def test_one_table_s_failure_leaves_the_others_running_and_is_cured(
             )
             async with server.follower("public.a") as a:
                 owner.execute("INSERT INTO a VALUES (1, 'x')")
-                await a.until(keys(1))
+                await a.until_keys(keys(1))
             assert not server.program.is_ready() and status() == NOT_SERVING
             assert len(server.problems) == 2
             assert "ADD PRIMARY KEY" in server.table("public.nokey")["error"]
@@ -302,7 +303,7 @@ async def test_journals_are_pruned_and_snapshots_taken_and_old_ones_go(
             async with server.follower("public.a") as a:
                 for number in range(100):
                     owner.execute("INSERT INTO a VALUES (%s, 'x')", (number,))
-                await a.until(keys(*range(100)))
+                await a.until_keys(keys(*range(100)))
             _snapshots_are_taken(server, owner)
             wait_until(
                 lambda: server.table("public.a")["journal"]["entries"] <= 10, "the journal pruned"

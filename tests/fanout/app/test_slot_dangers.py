@@ -2,13 +2,14 @@
 the terminal show it, what cures it, and that it passes."""
 
 import re
+import time
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.support import drawn
-from tests.support.clusters import Clusters
+from tests.support.clusters import Clusters, invalidate
 from tests.support.processes import wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
 
@@ -23,7 +24,7 @@ Connection = psycopg.Connection[tuple[object, ...]]
 
 
 def _server(
-    clusters: Clusters, directory: Path, version: int, extra: str, **settings: str
+    clusters: Clusters, directory: Path, version: int = 18, extra: str = "", **settings: str
 ) -> Fanout:
     database = clusters.lead_to(clusters.new(version, **settings))
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
@@ -70,7 +71,6 @@ def test_extended_unreserved_and_xmin(clusters: Clusters, tmp_path: Path, versio
         clusters,
         tmp_path,
         version,
-        "",
         max_wal_size="32MB",
         autovacuum_freeze_max_age=str(_FREEZE_AGE),
     )
@@ -168,3 +168,95 @@ def test_idle_and_then_invalidated(clusters: Clusters, tmp_path: Path) -> None:
             assert (slot["wal_status"], slot["invalidated"]) == ("lost", "idle_timeout")
             assert set(_warned(server)) == {"lost"}
             assert server.metrics['laredo_slot_warning{kind="lost",source="pg"}'] == 1
+
+
+@pytest.mark.parametrize("version", drawn.first(1, [18, 16]))
+def test_a_lost_slot_is_shown_until_somebody_decides(
+    clusters: Clusters, tmp_path: Path, version: int
+) -> None:
+    settings = {"max_slot_wal_keep_size": "16MB", "max_wal_size": "32MB"}
+    fail = "sources.pg.on_slot_lost = fail\n"
+    server = _server(clusters, tmp_path, version, fail, **settings)
+    with started(server):
+        before = server.status["sources"]["pg"]
+    invalidate(clusters.servers[-1])
+    with server.program:
+
+        def problems() -> list[str]:
+            return [problem for problem in server.problems if "invalidated" in problem]
+
+        (problem,) = wait_until(problems, "it says so")
+        assert "its WAL is gone (max_slot_wal_keep_size)" in problem
+        assert "Set on_slot_lost = recreate to copy every table again" in problem
+        source = server.status["sources"]["pg"]
+        assert not [name for name in server.metrics if "copied_again" in name]
+        assert source["slot"]["wal_status"] == "lost"
+        # Version 16 doesn't tell why.
+        assert source["slot"]["invalidated"] == ("wal_removed" if version > 16 else None)
+        assert [warning["kind"] for warning in source["warnings"]] == ["lost"]
+        assert (source["history"], source["slot_losses"]) == (before["history"], 0)
+        assert source["lag_seconds"] > 0
+        assert server.table("public.t")["status"] == "live"
+        server.program.stop()
+    file = server.program.config
+    file.write_text(file.read_text().replace(fail, ""))
+    started_at = time.time()
+    with started(server):
+        source = server.status["sources"]["pg"]
+        assert "its WAL is gone" in source["because"]
+        metrics = server.metrics
+        assert metrics['laredo_source_slot_losses_total{source="pg"}'] == 1
+        # It is there at the first scrape of a server that finds the loss when it starts.
+        again = metrics['laredo_table_copied_again_timestamp_seconds{table="public.t"}']
+        assert again > started_at
+        assert '"event": "changes lost; every table copied again"' in (server.program.tail(20_000))
+
+
+def test_check_says_what_may_become_of_the_slot(clusters: Clusters, tmp_path: Path) -> None:
+    server = _server(clusters, tmp_path, idle_replication_slot_timeout="1h", wal_sender_timeout="0")
+    dsn = f"postgresql://postgres@/postgres?host={clusters.address}"
+    physical = psycopg.connect(f"{dsn}&replication=true", autocommit=True)
+    with psycopg.connect(dsn, autocommit=True) as owner:
+        # As an older version of this program would have made it.
+        owner.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+        row = owner.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+        assert row is not None
+        physical.pgconn.exec_(f"START_REPLICATION PHYSICAL {row[0]}".encode())
+        shown = server.run("check").stdout
+        physical.close()
+    assert "a server that is down for 3,600 s loses its slot" in shown
+    assert "ALTER SYSTEM SET idle_replication_slot_timeout = '2d'" in shown
+    assert "ALTER SYSTEM SET wal_sender_timeout = '60s'" in shown
+    assert "s was made without failover: a promoted standby won't have it" in shown
+    assert "ALTER_REPLICATION_SLOT s (FAILOVER true)" in shown
+    assert "-1: WAL is kept without limit while this server is down" in shown
+
+
+@pytest.mark.thorough
+def test_what_the_slot_keeps_is_shown_while_its_stream_cannot_be_had(
+    clusters: Clusters, tmp_path: Path
+) -> None:
+    server = _server(clusters, tmp_path)
+    connected = 'laredo_source_connected{source="pg"}'
+    known_by_asking = [
+        f'laredo_{what}{{source="pg"}}'
+        for what in ("source_lag_bytes", "slot_unconfirmed_wal_bytes", "slot_retained_wal_bytes")
+    ]
+    with started(server):
+        (former,) = clusters.servers
+        former.stop()
+        # It takes connections, but none that streams.
+        postgres = clusters.running(former.data, max_wal_senders="0")
+        database = clusters.lead_to(postgres)
+        wait_until(lambda: server.metrics[connected] == 0, "the stream is cut")
+        with database.connect() as writer:
+            for _ in range(20):
+                writer.execute(
+                    "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 1 << 20))"
+                )
+        wait_until(
+            lambda: all(server.metrics.get(each, 0) > 20 << 20 for each in known_by_asking),
+            "what piles up is shown",
+        )
+        assert server.metrics[connected] == 0
+        assert server.metrics['laredo_slot_warning{kind="dropped",source="pg"}'] == 0

@@ -281,15 +281,6 @@ def test_table_that_is_published_with_its_changes_too_is_taken_out_there(
     assert found == [(f"{name}_append",)]
 
 
-def test_keyless_table_without_the_setting_is_refused_with_it(
-    database: Database, ingesting: Start
-) -> None:
-    database.run(*_LOG)
-    ingest = ingesting("public.log")
-    ingest.wait_until(lambda: ingest.status.tables["public.log"].error, "it is refused")
-    assert "set append_only = true" in ingest.status.tables["public.log"].error
-
-
 @pytest.mark.parametrize(
     ("text", "shown", "hidden"),
     [

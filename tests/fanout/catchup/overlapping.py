@@ -1,96 +1,40 @@
 """Sessions whose transactions overlap and straddle any boundary, with DDL in between."""
 
-import random
-
 from tests.support.postgres import Database
+from tests.support.server.interleaving import TABLES, Interleaving, Session
 
-TABLES = ("one", "two", "three")
 
+class Overlapping(Interleaving):
+    """Sessions whose rows nobody looks at; the first one's transactions go on for long."""
 
-class Overlapping:
-    """Random steps of some sessions: long and short transactions, rolled back and nested ones."""
-
-    def __init__(self, database: Database, seed: int, sessions: int = 5) -> None:
-        self._random = random.Random(seed)
-        self._sessions = [database.connect() for _ in range(sessions)]
-        self._open: set[int] = set()
-        self._wrote: dict[int, set[str]] = {}
+    def __init__(self, database: Database, seed: int) -> None:
+        super().__init__(database, seed, sessions=5)
         self._columns = dict.fromkeys(TABLES, 0)
-        self._alone = database.connect()
-        for table in TABLES:
-            self._alone.execute(f"CREATE TABLE {table} (id serial PRIMARY KEY, a text)".encode())
+        self._is_over = False
 
     def run(self, steps: int) -> None:
         """Take so many steps, then end what is open."""
+        self._is_over = False
         for _ in range(steps):
-            self._step(self._random.randrange(len(self._sessions)))
-        for number in sorted(self._open):
-            self._end(number)
+            self.step()
+        self._is_over = True
+        self.finish()
 
-    def close(self) -> None:
-        for session in (*self._sessions, self._alone):
-            session.close()
+    def _end(self, session: Session, statement: str) -> None:
+        if self._is_over or session is not self._sessions[0] or self.random.random() < 0.1:
+            super()._end(session, statement)
 
-    def _step(self, number: int) -> None:
-        dice = self._random.random()
-        if number not in self._open:
-            self._sessions[number].execute("BEGIN")
-            self._open.add(number)
-            self._wrote[number] = set()
-        # The first one is a straddler: it goes on for long.
-        elif dice < (0.02 if number == 0 else 0.2):
-            self._end(number)
-        elif dice < 0.25:
-            self._alter()
-        elif dice < 0.35:
-            self._nested(number)
-        else:
-            self._change(number)
-
-    def _end(self, number: int) -> None:
-        how = "ROLLBACK" if self._random.random() < 0.2 else "COMMIT"
-        self._sessions[number].execute(how.encode())
-        self._open.discard(number)
-        self._wrote[number] = set()
-
-    def _table(self, number: int) -> str:
-        table = self._random.choice(TABLES)
-        self._wrote[number].add(table)
-        return table
-
-    def _change(self, number: int) -> None:
-        execute, dice = self._sessions[number].execute, self._random.random()
-        if dice < 0.6:
-            rows = self._random.choice([1, 2, 40])
-            made = f"SELECT repeat('x', 50) FROM generate_series(1, {rows})"
-            execute(f"INSERT INTO {self._table(number)} (a) {made}".encode())
-        elif dice < 0.75:
-            table = self._table(number)
-            some = f"SELECT id FROM {table} LIMIT 3 FOR UPDATE SKIP LOCKED"
-            execute(f"UPDATE {table} SET a = a || 'y' WHERE id IN ({some})".encode())
-        elif dice < 0.85:
-            table = self._table(number)
-            some = f"SELECT id FROM {table} LIMIT 2 FOR UPDATE SKIP LOCKED"
-            execute(f"DELETE FROM {table} WHERE id IN ({some})".encode())
-        else:
-            transactional = self._random.choice(["true", "false"])
-            execute(f"SELECT pg_logical_emit_message({transactional}, 'laredo', 'x')".encode())
-
-    def _nested(self, number: int) -> None:
-        execute = self._sessions[number].execute
-        execute("SAVEPOINT s")
-        self._change(number)
-        execute("ROLLBACK TO s" if self._random.random() < 0.5 else "RELEASE s")
-
-    def _alter(self) -> None:
-        """Of a table that no open transaction has written to."""
-        busy = set().union(*(self._wrote[number] for number in self._open))
+    def _truncate(self, session: Session) -> None:
+        """Change the form of a table that no open transaction has written to, or truncate it."""
+        busy = set().union(*(each.touched for each in self._sessions))
         free = [table for table in TABLES if table not in busy]
         if not free:
             return
-        table = self._random.choice(free)
-        if self._random.random() < 0.5:
-            self._alone.execute(f"TRUNCATE {table}".encode())
-            return
+        table = self.random.choice(free)
         self._columns[table] += 1
-        self._alone.execute(f"ALTER TABLE {table} ADD c{self._columns[table]} int".encode())
+        change = f"ALTER TABLE {table} ADD c{self._columns[table]} int"
+        statement = self.random.choice([f"TRUNCATE {table}", change])
+        self._looking.execute(statement.encode())
+
+    def _note(self, touched: set[str]) -> None:
+        """No row is compared."""

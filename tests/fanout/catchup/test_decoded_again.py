@@ -7,7 +7,6 @@ tells.
 import os
 import signal
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -63,7 +62,7 @@ class _KilledInTheMiddle:
 @pytest.mark.thorough
 def test_after_a_kill_decoding_goes_on_where_it_was(database: Database, tmp_path: Path) -> None:
     prepare(database)
-    with closing(Overlapping(database, 8)) as work:
+    with Overlapping(database, 8) as work:
         work.run(200)
         reading = SegmentedReading(database, tmp_path)
         reading.begin(bounded([start_of(database)]))
@@ -93,7 +92,7 @@ def test_after_a_restart_nothing_that_is_spooled_is_decoded_again(
     database: Database, tmp_path: Path
 ) -> None:
     prepare(database)
-    with closing(Overlapping(database, 9)) as work:
+    with Overlapping(database, 9) as work:
         work.run(300)
     truth = single(database)
     reading = SegmentedReading(database, tmp_path)

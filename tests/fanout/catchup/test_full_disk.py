@@ -126,14 +126,14 @@ async def test_segments_give_way_where_there_is_no_room(
     server = _server(tmp_path, database, kilobytes)
     with started(server):
         async with server.follower("public.t") as follower:
-            await follower.until([str(number).encode() for number in range(1, _ROWS + 1)])
+            await follower.until_keys([str(number).encode() for number in range(1, _ROWS + 1)])
             backlogs = 1
             if given_up:
                 _split(server, database)
             else:
                 backlogs = _let_the_others_fill_the_disk(server, database)
             database.run("DELETE FROM t WHERE id = 1")
-            await follower.until([str(number).encode() for number in range(2, _ROWS + 1)])
+            await follower.until_keys([str(number).encode() for number in range(2, _ROWS + 1)])
             assert _sum(follower.rows) == backlogs * (_ROWS * (_ROWS + 1) // 2 - 1)
         if given_up:
             assert _given_up(server) == given_up

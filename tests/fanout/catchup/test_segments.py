@@ -27,9 +27,8 @@ from tests.support.postgres import Database, on_versions
 
 def _backlog(database: Database, seed: int, steps: int = 600) -> None:
     prepare(database)
-    overlapping = Overlapping(database, seed)
-    overlapping.run(steps)
-    overlapping.close()
+    with Overlapping(database, seed) as overlapping:
+        overlapping.run(steps)
 
 
 def _cut(database: Database, truth: list[bytes], seed: int) -> tuple[Segment, ...]:

@@ -1,8 +1,9 @@
 """TLS and tokens, against the real server."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,11 @@ from laredo_fanout.client import (
     Unauthenticated,
     table_status,
 )
+from laredo_fanout.client.stream.endpoint import TransportName
 from laredo_fanout.serving.options import TlsFiles
 from laredo_model.line import Action
 from tests.fanout.client.real_server import TABLE, Source, serving
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, free_port
 
 PEM = Path(__file__).parent.parent / "serving" / "tls"
 MUTUAL = TlsFiles(PEM / "server.pem", PEM / "server.key", PEM / "ca.pem")
@@ -29,27 +31,51 @@ TOKEN = "let-me-in"
 QUICK = Backoff(initial=0.01, maximum=0.05)
 
 
+@pytest.fixture(params=["grpc", "connect"])
+def transport(request: pytest.FixtureRequest) -> TransportName:
+    """Everything here holds for both."""
+    return request.param
+
+
 @pytest.fixture
-async def port(tmp_path: Path) -> AsyncIterator[int]:
+async def port(tmp_path: Path, transport: TransportName) -> AsyncIterator[int]:
     source = Source(tmp_path / "store")
     source.write([(Action.INSERT, "a", "x", "acme", 1)])
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{TOKEN}\n")
-    async with serving(source, tls=MUTUAL, tokens=tokens, grace=0.2) as port:
-        yield port
+    connect = free_port()
+    async with serving(source, tls=MUTUAL, tokens=tokens, connect=connect, grace=0.2) as grpc:
+        yield connect if transport == "connect" else grpc
     source.store.close()
 
 
-async def test_certificate_and_token_let_in(port: int) -> None:
-    async with AsyncFanoutClient(f"localhost:{port}", TABLE, tls=OURS, token=TOKEN) as client:
+Reach = Callable[..., AsyncFanoutClient]
+
+
+@pytest.fixture
+def reach(port: int, transport: TransportName) -> Reach:
+    """Make a client of the server, by default with the right certificates and token."""
+
+    def client(host: str = "localhost", **given: Any) -> AsyncFanoutClient:
+        given = {"tls": OURS, "token": TOKEN, "backoff": QUICK, **given}
+        return AsyncFanoutClient(f"{host}:{port}", TABLE, transport=transport, **given)
+
+    return client
+
+
+async def test_certificate_and_token_let_in(
+    reach: Reach, port: int, transport: TransportName
+) -> None:
+    async with reach() as client:
         await client.await_ready(PATIENCE_S)
         assert len(client) == 1
-    status = await table_status(Endpoint(f"localhost:{port}", OURS, TOKEN), TABLE)
+    endpoint = Endpoint(f"localhost:{port}", OURS, TOKEN, transport=transport)
+    status = await table_status(endpoint, TABLE)
     assert (status.rows, status.entries) == (1, 1)
 
 
-async def test_another_token_is_refused_for_good(port: int) -> None:
-    async with AsyncFanoutClient(f"localhost:{port}", TABLE, tls=OURS, token="other") as client:
+async def test_another_token_is_refused_for_good(reach: Reach) -> None:
+    async with reach(token="other") as client:
         with pytest.raises(Unauthenticated):
             await client.await_ready(PATIENCE_S)
 
@@ -64,9 +90,9 @@ async def test_another_token_is_refused_for_good(port: int) -> None:
     ],
 )
 async def test_without_the_right_certificates_there_is_no_way_in(
-    port: int, tls: Tls | None
+    reach: Reach, tls: Tls | None
 ) -> None:
-    client = AsyncFanoutClient(f"localhost:{port}", TABLE, tls=tls, token=TOKEN, backoff=QUICK)
+    client = reach(tls=tls)
     last: BaseException | None = None
     async with client, asyncio.timeout(PATIENCE_S):
         while last is None:
@@ -76,9 +102,9 @@ async def test_without_the_right_certificates_there_is_no_way_in(
     assert isinstance(last, ServerUnavailable)
 
 
-async def test_a_certificate_under_another_name(port: int) -> None:
+async def test_a_certificate_under_another_name(reach: Reach) -> None:
     tls = Tls(OURS.ca, OURS.cert, OURS.key, server_name="localhost")
-    async with AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, tls=tls, token=TOKEN) as client:
+    async with reach("127.0.0.1", tls=tls) as client:
         await client.await_ready(PATIENCE_S)
 
 

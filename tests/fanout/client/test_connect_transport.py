@@ -14,16 +14,12 @@ from laredo_fanout.client import (
     AsyncFanoutClient,
     Backoff,
     BadEndpoint,
-    Changes,
     Endpoint,
     FanoutClient,
-    GoAway,
-    Handshake,
     NotAReplicationServer,
     NotReadyInTime,
     ProtocolViolation,
     ServerUnavailable,
-    SnapshotRows,
     StreamBroken,
     StreamError,
     SyncOptions,
@@ -34,18 +30,11 @@ from laredo_fanout.client import (
     table_status,
 )
 from laredo_fanout.client.stream.connect_transport import BadFraming, ChunkedBody, Envelopes
-from laredo_fanout.serving.options import TlsFiles
-from laredo_model.line import Action
-from tests.fanout.client.kept_copy import row, until
 from tests.fanout.client.real_server import TABLE, Source, serving
 from tests.support.processes import PATIENCE_S, free_port
 from tests.support.server.scripted_connect import HEAD, chunk, end
 from tests.support.server.scripted_server import handshake, heartbeat
 
-INSERT, UPDATE = Action.INSERT, Action.UPDATE
-PEM = Path(__file__).parent.parent / "serving" / "tls"
-MUTUAL = TlsFiles(PEM / "server.pem", PEM / "server.key", PEM / "ca.pem")
-OURS = Tls(PEM / "ca.pem", PEM / "client.pem", PEM / "client.key")
 OPTIONS = SyncOptions(TABLE, "test")
 QUICK = Backoff(initial=0.01, maximum=0.05)
 
@@ -104,53 +93,6 @@ async def connect_port(source: Source) -> AsyncIterator[int]:
         yield port
 
 
-async def events_until(endpoint: Endpoint, options: SyncOptions, last: object) -> list[object]:
-    found: list[object] = []
-    async with asyncio.timeout(PATIENCE_S), open_stream(endpoint, options) as events:
-        async for event in events:
-            found.append(event)
-            if isinstance(event, Changes) and event.keys[-1] == last:
-                break
-    return found
-
-
-async def test_both_transports_bring_the_same_events(source: Source) -> None:
-    connect = free_port()
-    async with serving(source, connect=connect) as port:
-        source.write([(INSERT, "c", "x", "t", 1), (UPDATE, "a", "x", "u", 2)])
-        base = source.position - 32
-        options = SyncOptions(TABLE, "test", position=base, want_old=True)  # type: ignore[arg-type]
-        last = b'["a","x"]'
-        grpc = await events_until(Endpoint(f"127.0.0.1:{port}"), options, last)
-        other = Endpoint(f"127.0.0.1:{connect}", transport="connect")
-        assert await events_until(other, options, last) == grpc
-        assert isinstance(grpc[0], Handshake)
-        assert any(isinstance(event, Changes) for event in grpc)
-
-
-async def test_the_thread_safe_client_resumes_by_connect(source: Source) -> None:
-    port = free_port()
-
-    def follow() -> tuple[FanoutClient, list[object]]:
-        client = FanoutClient(f"127.0.0.1:{port}", TABLE, transport="connect", backoff=QUICK)
-        heard: list[object] = []
-        client.listen(lambda old, new: heard.append(new))
-        client.start()
-        client.await_ready(PATIENCE_S)
-        return client, heard
-
-    async with serving(source, connect=port, grace=0.2):
-        client, heard = await asyncio.to_thread(follow)
-    source.write([(INSERT, "n", "1", "t", 1)])
-    async with serving(source, connect=port):
-        source.write([(INSERT, "n", "2", "t", 2)])
-        # Not the position: rows change before listeners are called, and stop() drops their calls.
-        await asyncio.to_thread(until, lambda: heard[-1:] == [row("n", "2", "t", 2)])
-        await asyncio.to_thread(client.stop)
-    assert client.position == source.position
-    assert heard[-2:] == [row("n", "1", "t", 1), row("n", "2", "t", 2)]
-
-
 async def test_the_status_by_connect(connect_port: int) -> None:
     endpoint = Endpoint(f"127.0.0.1:{connect_port}", transport="connect")
     status = await table_status(endpoint, TABLE)
@@ -162,35 +104,6 @@ async def test_the_status_by_connect(connect_port: int) -> None:
             await anext(events)
 
 
-async def test_tls_and_tokens_by_connect(source: Source, tmp_path: Path) -> None:
-    tokens, port = tmp_path / "tokens", free_port()
-    tokens.write_text("let-me-in\n")
-    async with serving(source, tls=MUTUAL, tokens=tokens, connect=port, grace=0.2):
-        server = f"localhost:{port}"
-        inside = Endpoint(server, OURS, "let-me-in", transport="connect")
-        assert (await table_status(inside, TABLE)).rows == 3
-        async with AsyncFanoutClient(
-            server, TABLE, tls=OURS, token="let-me-in", transport="connect"
-        ) as client:
-            await client.await_ready(PATIENCE_S)
-            assert len(client) == 3
-        async with AsyncFanoutClient(
-            server, TABLE, tls=OURS, token="other", transport="connect"
-        ) as client:
-            with pytest.raises(Unauthenticated):
-                await client.await_ready(PATIENCE_S)
-        for tls in (
-            None,
-            Tls(PEM / "ca.pem"),
-            Tls(PEM / "ca.pem", PEM / "stranger.pem", PEM / "stranger.key"),
-            Tls(OURS.ca, OURS.cert, OURS.key, server_name="elsewhere"),
-        ):
-            endpoint = Endpoint(server, tls, "let-me-in", transport="connect")
-            with pytest.raises(ServerUnavailable):
-                async with open_stream(endpoint, OPTIONS) as events:
-                    await anext(events)
-
-
 async def test_files_and_tokens_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "broken.pem").write_text("-----BEGIN CERTIFICATE-----\nnonsense\n")
     client = AsyncFanoutClient(
@@ -200,38 +113,6 @@ async def test_files_and_tokens_that_cannot_be_used(tmp_path: Path) -> None:
         await client.start()
     with pytest.raises(BadEndpoint, match="transport"):
         FanoutClient("localhost:4003", TABLE, transport="http")  # type: ignore[arg-type]
-
-
-async def test_a_client_that_leaves_is_gone_at_the_server(source: Source) -> None:
-    """The server's drain waits for clients: one that has left doesn't hold it up."""
-    port = free_port()
-    async with asyncio.timeout(PATIENCE_S), serving(source, connect=port, grace=3600):
-        endpoint = Endpoint(f"127.0.0.1:{port}", transport="connect")
-        async with open_stream(endpoint, OPTIONS) as events:
-            await anext(events)
-
-
-async def test_snapshots_in_many_reads_and_go_away_come_by_connect(source: Source) -> None:
-    source.write([(INSERT, "many", str(number), "t" * 500, number) for number in range(5000)])
-    port, keys, whole = free_port(), set[bytes](), asyncio.Event()
-
-    async def follow() -> list[object]:
-        found: list[object] = []
-        with suppress(StreamError):
-            endpoint = Endpoint(f"127.0.0.1:{port}", transport="connect")
-            async with open_stream(endpoint, OPTIONS) as events:
-                async for event in events:
-                    found.append(event)
-                    if isinstance(event, SnapshotRows):
-                        keys.update(event.keys)
-                    if len(keys) == 5003:
-                        whole.set()
-        return found
-
-    async with serving(source, connect=port, grace=0.2):
-        following = asyncio.create_task(follow())
-        await asyncio.wait_for(whole.wait(), PATIENCE_S)
-    assert any(isinstance(event, GoAway) for event in await following)
 
 
 # ------------------------------------------------------------------ others' answers

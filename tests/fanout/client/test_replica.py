@@ -19,7 +19,6 @@ from tests.fanout.client.scripted_replica import (
     filled,
     greeting,
     keys,
-    load,
     rows_of,
 )
 
@@ -149,17 +148,6 @@ def test_the_place_moves_at_whole_transactions_only() -> None:
     assert (replica.reached.position, replica.reached.sequence) == (0x30, 7)
     replica.heartbeat(Heartbeat(Position(0x40), 9, None))
     assert (replica.reached.position, replica.reached.sequence) == (0x40, 9)
-
-
-def test_a_new_snapshot_tells_its_differences() -> None:
-    replica = filled({b"1": b"a", b"2": b"b", b"3": b"c"})
-    found = load(replica, {b"2": b"b", b"3": b"C", b"4": b"d"}, 0x50)
-    assert {(d.key, d.old, d.new) for d in found} == {
-        (b"1", b"a", None),
-        (b"3", b"c", b"C"),
-        (b"4", None, b"d"),
-    }
-    assert rows_of(replica) == {b"2": b"b", b"3": b"C", b"4": b"d"}
 
 
 def test_readers_see_the_old_rows_until_the_snapshot_is_whole() -> None:

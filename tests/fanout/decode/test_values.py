@@ -44,7 +44,7 @@ _DOUBLES = st.one_of(
 )
 _NUMERICS = st.one_of(
     st.decimals(allow_nan=False, allow_infinity=False, places=6).map(str),
-    st.sampled_from(["NaN", "Infinity", "-Infinity", "1.00", "0", "9" * 60 + "." + "1" * 40]),
+    st.sampled_from(["NaN", "Infinity", "-Infinity", "1.00", "0", "9" * 5000, "1e-1000"]),
 )
 _DATES = st.one_of(
     st.dates().map(str),
@@ -78,7 +78,13 @@ _JSON = st.one_of(
             "  [1 ,\r\n\t2]  ",
             "123456789012345678901234567890.50",
             '"\\ud800"',
+            '"\\u0000"',
             "1E5",
+            "-0.0E+5",
+            "1e99999999999999999999",
+            "[" * 5000 + "]" * 5000,
+            '{"a":' * 5000 + "1" + "}" * 5000,
+            '"' + "x" * 100_000 + '"',
         ]
     ),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.replication_stream import ReplicationStream
@@ -102,6 +103,24 @@ def test_dangers(case: str) -> None:
     found = health.warnings(slot)
     assert {warning.kind for warning in found} == kinds
     assert all(warning.cure and "slot s" in warning.text for warning in found)
+
+
+def _logged(*seen: Slot | None) -> list[tuple[str, str]]:
+    watch = health.SlotWatch()
+    with capture_logs() as logs:
+        for slot in seen:
+            watch.update(slot)
+    return [(entry["event"], entry["kind"]) for entry in logs]
+
+
+def test_a_slot_that_is_lost_or_dropped_isnt_out_of_danger() -> None:
+    unreserved, lost = (WELL._replace(wal_status=status) for status in ("unreserved", "lost"))
+    for gone, kind in ((lost, "lost"), (None, "dropped")):
+        said = _logged(unreserved, gone, gone)
+        assert said == [("slot in danger", "unreserved"), ("slot lost", kind)]
+        assert _logged(unreserved, gone, WELL)[2:] == [
+            ("slot recovered", each) for each in sorted((kind, "unreserved"))
+        ]
 
 
 @pytest.mark.parametrize("version", drawn.first(1, [18, 16, 15]))

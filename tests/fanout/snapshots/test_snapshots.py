@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -200,6 +201,9 @@ class TestRetention:
         assert [each.snapshot_id for each in expired] == ["2"]
 
 
+Damage = Callable[[SnapshotDirectory, SnapshotInfo], None]
+
+
 def damage_size(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
     with shelf.rows_file(made).open("ab") as file:
         file.write(b"{}\n")
@@ -209,27 +213,15 @@ def damage_rows_gone(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
     shelf.rows_file(made).unlink()
 
 
-def damage_info_cut(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
-    path = shelf.info_file(made)
-    path.write_bytes(path.read_bytes()[:40])
+def info_damaged(change: Callable[[bytes], bytes]) -> Damage:
+    def damage(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
+        path = shelf.info_file(made)
+        path.write_bytes(change(path.read_bytes()))
+
+    return damage
 
 
-def damage_info_empty(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
-    shelf.info_file(made).write_bytes(b"{}")
-
-
-def damage_info_list(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
-    shelf.info_file(made).write_bytes(b"[1]")
-
-
-def damage_position(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
-    path = shelf.info_file(made)
-    path.write_bytes(path.read_bytes().replace(b"0/19F", b"x/19F"))
-
-
-def damage_format(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
-    path = shelf.info_file(made)
-    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 2'))
+damage_info_empty = info_damaged(lambda _: b"{}")
 
 
 def damage_info_of_another(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
@@ -241,21 +233,20 @@ def damage_info_of_another(shelf: SnapshotDirectory, made: SnapshotInfo) -> None
     [
         damage_size,
         damage_rows_gone,
-        damage_info_cut,
         damage_info_empty,
-        damage_info_list,
-        damage_position,
-        damage_format,
         damage_info_of_another,
+        info_damaged(lambda info: info[:40]),
+        info_damaged(lambda _: b"[1]"),
+        info_damaged(lambda info: info.replace(b"0/19F", b"x/19F")),
+        info_damaged(lambda info: info.replace(b'"format": 1', b'"format": 2')),
     ],
 )
 def test_a_damaged_snapshot_is_left_out_with_one_log_line(
-    store: Store, table: int, shelf: SnapshotDirectory, damage: object
+    store: Store, table: int, shelf: SnapshotDirectory, damage: Damage
 ) -> None:
     made = take_now(store, shelf).snapshot
     change(store, table)
     good = take_now(store, shelf).snapshot
-    assert callable(damage)
     damage(shelf, made)
     with capture_logs() as logs:
         for _ in range(3):
@@ -274,10 +265,9 @@ def test_a_damaged_snapshot_is_left_out_with_one_log_line(
 )
 @pytest.mark.parametrize("keep", [KEEP, Retention(100, 3600)], ids=["count", "age"])
 def test_a_damaged_snapshot_expires(
-    store: Store, table: int, shelf: SnapshotDirectory, damage: object, keep: Retention
+    store: Store, table: int, shelf: SnapshotDirectory, damage: Damage, keep: Retention
 ) -> None:
     made = take_now(store, shelf, keep).snapshot
-    assert callable(damage)
     damage(shelf, made)
     foreign = shelf.path / "notes.json", shelf.path / "old-0_19F000-1.json"
     for path in foreign:

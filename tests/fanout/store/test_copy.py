@@ -13,6 +13,7 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from laredo_fanout.store.environment import LONGEST_KEY
 from laredo_fanout.store.errors import ChunkStale
 from laredo_fanout.store.writer import Store
 from tests.support.drawn import examples
@@ -34,7 +35,8 @@ from tests.support.server.store_sample import (
     update,
 )
 
-KEYS = [f"k{n}" for n in range(8)]
+LONG = "k" * 600
+KEYS = ["", "k1", "k2", "x" * LONGEST_KEY, LONG, LONG + "1", "ü" * 400, "k7"]
 CHUNKS = [KEYS[:3], KEYS[3:5], KEYS[5:]]
 KEY = st.sampled_from(KEYS)
 WRITE = st.one_of(
@@ -180,8 +182,8 @@ def marks_left(store: Store) -> int:
     after=st.lists(st.lists(WRITE, min_size=1, max_size=4), max_size=5),
 )
 @example(  # a chunk that was read after both was written before either was streamed
-    before=[("put", "k0", False)],
-    happenings=[("commit", [("move", "k0", "k1"), ("put", "k0", False)])],
+    before=[("put", "k1", False)],
+    happenings=[("commit", [("move", "k1", "k2"), ("put", "k1", False)])],
     after=[],
 )
 @settings(max_examples=examples(100))

@@ -243,13 +243,6 @@ class TestPruning:
             store.reader().journal(table, ten + 8)
         assert len(journal_of(store.reader(), table, ten + 9)) == 10
 
-    def test_positions_below_the_floor_lead_to_the_oldest(
-        self, store: Store, table: int, ten: int
-    ) -> None:
-        store.prune(table, 10, NEVER_S, 0)
-        assert store.reader().sequence_after_position(table, 0) == ten + 10
-        assert store.reader().sequence_after_position(table, 50) == ten + 10
-
     def test_a_giant_transaction_goes_as_a_whole(self, store: Store, table: int) -> None:
         giant = [insert(f"{n}", n) for n in range(3 * MAX_CHANGES)]
         commit(store, table, (10, [insert("a", 1)]), (20, giant))

@@ -1,18 +1,23 @@
 """Copy and stream into one table: who wins, what is filled, what stays."""
 
-from pathlib import Path
+import tracemalloc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from laredo_fanout.store import environment
+from laredo_fanout.store import rows
 from laredo_fanout.store.errors import ChunkStale, RowIncomplete, TableClosed
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
+from laredo_model.line import Action
 from tests.support.server.store_sample import (
     COLUMNS,
     INSERT,
     TRUNCATION,
     UPDATE,
+    Step,
     apply,
     changes,
     commit,
@@ -20,7 +25,6 @@ from tests.support.server.store_sample import (
     insert,
     journal_of,
     live_table,
-    open_store,
     partial,
     row,
     state_of,
@@ -29,7 +33,7 @@ from tests.support.server.store_sample import (
 
 
 @pytest.fixture
-def table(store: Store) -> int:
+def copying(store: Store) -> int:
     """A table in the middle of its copy."""
     with store.transaction() as transaction:
         return transaction.add_table("public", "users", 1, COLUMNS).id
@@ -41,125 +45,31 @@ def publish(store: Store, table: int, position: int = 1000) -> dict[bytes, bytes
     return state_of(store.reader(), table)
 
 
-def test_copied_rows_fill_only_absent_keys(store: Store, table: int) -> None:
-    with store.transaction() as transaction:
-        apply(transaction, table, (10, [update("a", "streamed")]))
-        added = transaction.fill(table, [b"b", b"a"], [row("b", "copied"), row("a", "copied")])
-    assert added == 1
-    assert store.tables[table].rows == 2
-    assert publish(store, table) == {b"a": row("a", "streamed"), b"b": row("b", "copied")}
-
-
-def test_a_deleted_row_does_not_come_back_from_the_copy(store: Store, table: int) -> None:
-    with store.transaction() as transaction:
-        apply(transaction, table, (10, [delete("a")]))
-        transaction.fill(table, [b"a"], [row("a", "copied")])
-    assert store.tables[table].rows == 0
-    assert publish(store, table) == {}
-
-
-def test_a_row_inserted_again_over_its_tombstone_stays_after_the_sweep(
-    store: Store, table: int
-) -> None:
-    with store.transaction() as transaction:
-        transaction.fill(table, [b"a"], [row("a", "copied")])
-        apply(transaction, table, (10, [delete("a")]), (20, [insert("a", "again")]))
-    assert store.tables[table].rows == 1
-    assert publish(store, table) == {b"a": row("a", "again")}
-
-
-def test_the_sweep_leaves_other_tables_tombstones(store: Store, table: int) -> None:
+def test_the_sweep_leaves_other_tables_tombstones(store: Store, copying: int) -> None:
     with store.transaction() as transaction:
         other = transaction.add_table("public", "others", 2, COLUMNS).id
-        apply(transaction, table, (10, [delete("a")]))
+        apply(transaction, copying, (10, [delete("a")]))
         apply(transaction, other, (10, [delete("a")]))
-        transaction.publish(table, 20, 0)
+        transaction.publish(copying, 20, 0)
         assert transaction.fill(other, [b"a"], [row("a", "copied")]) == 0
 
 
-def test_a_truncate_empties_the_table_and_makes_chunks_stale(store: Store, table: int) -> None:
+def test_a_truncate_empties_the_table_and_makes_chunks_stale(store: Store, copying: int) -> None:
     with store.transaction() as transaction:
-        transaction.fill(table, [b"a", b"b"], [row("a", 1), row("b", 1)], generation=0)
-        apply(transaction, table, (10, [delete("b"), TRUNCATION, insert("c", 1)]))
+        transaction.fill(copying, [b"a", b"b"], [row("a", 1), row("b", 1)], generation=0)
+        apply(transaction, copying, (10, [delete("b"), TRUNCATION, insert("c", 1)]))
         with pytest.raises(ChunkStale, match=r"public\.users.*generation 0,.*\(generation 1\)"):
-            transaction.fill(table, [b"a"], [row("a", 1)], generation=0)
-        transaction.fill(table, [b"b"], [row("b", 2)], generation=1)
-    assert store.tables[table].rows == 2
-    assert publish(store, table) == {b"b": row("b", 2), b"c": row("c", 1)}
+            transaction.fill(copying, [b"a"], [row("a", 1)], generation=0)
+        transaction.fill(copying, [b"b"], [row("b", 2)], generation=1)
+    assert store.tables[copying].rows == 2
+    assert publish(store, copying) == {b"b": row("b", 2), b"c": row("c", 1)}
 
 
-def test_copied_columns_fill_only_what_the_stream_did_not_send(store: Store, table: int) -> None:
+def test_a_table_with_rows_missing_columns_is_not_published(store: Store, copying: int) -> None:
     with store.transaction() as transaction:
-        apply(transaction, table, (10, [(UPDATE, "a", partial("a", "streamed"))]))
-        assert list(transaction.partial_keys(table)) == [b"a"]
-        assert transaction.fill(table, [b"a"], [row("a", "copied", "toast")]) == 0
-        assert list(transaction.partial_keys(table)) == []
-    assert store.tables[table].rows == 1
-    assert publish(store, table) == {b"a": row("a", "streamed", "toast")}
-
-
-def test_partial_rows_survive_a_restart(tmp_path: Path) -> None:
-    with open_store(tmp_path) as store, store.transaction() as transaction:
-        table = transaction.add_table("public", "users", 1, COLUMNS).id
-        apply(transaction, table, (10, [(UPDATE, "a", partial("a", 1))]), (20, [delete("t")]))
-    with open_store(tmp_path) as store:
-        with store.transaction() as transaction:
-            assert list(transaction.partial_keys(table)) == [b"a"]
-            rows = [row("a", 0, "toast"), row("t", 0)]
-            transaction.fill(table, [b"a", b"t"], rows)
-        assert publish(store, table) == {b"a": row("a", 1, "toast")}
-
-
-def test_a_partial_update_takes_its_columns_from_the_row(store: Store, table: int) -> None:
-    with store.transaction() as transaction:
-        transaction.fill(table, [b"a"], [row("a", 0, "toast")])
-        apply(transaction, table, (10, [(UPDATE, "a", partial("a", 1))]))
-        assert list(transaction.partial_keys(table)) == []
-    assert publish(store, table) == {b"a": row("a", 1, "toast")}
-
-
-def test_a_delete_clears_the_mark_of_a_partial_row(store: Store, table: int) -> None:
-    with store.transaction() as transaction:
-        apply(transaction, table, (10, [(UPDATE, "a", partial("a", 1)), delete("a")]))
-        assert list(transaction.partial_keys(table)) == []
-        transaction.fill(table, [b"a"], [row("a", 0)])
-    assert publish(store, table) == {}
-
-
-def test_a_table_with_rows_missing_columns_is_not_published(store: Store, table: int) -> None:
-    with store.transaction() as transaction:
-        apply(transaction, table, (10, [(UPDATE, "a", partial("a", 1))]))
+        apply(transaction, copying, (10, [(UPDATE, "a", partial("a", 1))]))
         with pytest.raises(RowIncomplete, match=r"public\.users.*b'a'"):
-            transaction.publish(table, 20, 0)
-
-
-def test_a_row_that_the_stream_wrote_moves_with_its_columns(store: Store, table: int) -> None:
-    moved = [delete("a"), (INSERT, "z", partial("z", 2))]
-    with store.transaction() as transaction:
-        apply(transaction, table, (5, [insert("a", 1, "toast")]), (10, moved))
-        assert list(transaction.partial_keys(table)) == []
-    assert publish(store, table) == {b"z": row("z", 2, "toast")}
-
-
-def test_a_copied_row_may_be_later_than_its_move(store: Store, table: int) -> None:
-    """A chunk's row replaced the moved row, so it lacks the moved row's columns."""
-    moved = [delete("a"), (INSERT, "z", partial("z", 2)), insert("a", 3, "another's")]
-    with store.transaction() as transaction:
-        transaction.fill(table, [b"a"], [row("a", 3, "another's")])
-        apply(transaction, table, (10, moved))
-        assert list(transaction.partial_keys(table)) == [b"z"]
-        transaction.fill(table, [b"z"], [row("z", 2, "toast")])
-    assert publish(store, table) == {b"a": row("a", 3, "another's"), b"z": row("z", 2, "toast")}
-
-
-def test_a_row_moved_before_it_was_copied_stays_partial_until_its_new_key_is_read(
-    store: Store, table: int
-) -> None:
-    with store.transaction() as transaction:
-        apply(transaction, table, (10, [delete("a"), (INSERT, "z", partial("z", 2))]))
-        assert list(transaction.partial_keys(table)) == [b"z"]
-        transaction.fill(table, [b"a", b"z"], [row("a", 1, "toast"), row("z", 2, "toast")])
-    assert publish(store, table) == {b"z": row("z", 2, "toast")}
+            transaction.publish(copying, 20, 0)
 
 
 def test_a_live_row_moves_with_its_columns_across_pieces(store: Store) -> None:
@@ -181,63 +91,22 @@ def test_a_live_table_never_takes_a_partial_row(store: Store) -> None:
     assert state_of(store.reader(), table) == {}
 
 
-def test_a_partial_update_in_the_same_batch_as_its_insert(store: Store) -> None:
-    table = live_table(store)
-    commit(store, table, (10, [insert("a", 1, "toast"), (UPDATE, "a", partial("a", 2))]))
-    assert state_of(store.reader(), table) == {b"a": row("a", 2, "toast")}
-
-
 @pytest.mark.parametrize("status", [Status.CLOSED, Status.FAILED])
-def test_tables_that_stopped_take_nothing(store: Store, table: int, status: Status) -> None:
+def test_tables_that_stopped_take_nothing(store: Store, copying: int, status: Status) -> None:
     from dataclasses import replace
 
     with store.transaction() as transaction:
-        transaction.put_table(replace(transaction.tables[table], status=status))
+        transaction.put_table(replace(transaction.tables[copying], status=status))
         with pytest.raises(TableClosed, match=f"{status}: it can't take changes"):
-            apply(transaction, table, (10, [insert("a", 1)]))
+            apply(transaction, copying, (10, [insert("a", 1)]))
         with pytest.raises(TableClosed, match="copied rows"):
-            transaction.fill(table, [b"a"], [row("a", 1)])
+            transaction.fill(copying, [b"a"], [row("a", 1)])
 
 
 def test_a_live_table_takes_no_copied_rows(store: Store) -> None:
     table = live_table(store)
     with store.transaction() as transaction, pytest.raises(TableClosed, match="copied rows"):
         transaction.fill(table, [b"a"], [row("a", 1)])
-
-
-LONG = "k" * 600
-
-
-@pytest.mark.parametrize("key", ["", "x" * environment.LONGEST_KEY, LONG, LONG + "1", "ü" * 400])
-def test_keys_of_any_length(store: Store, table: int, key: str) -> None:
-    near = [LONG + "2", "x" * (environment.LONGEST_KEY - 1)]
-    with store.transaction() as transaction:
-        transaction.fill(
-            table, [each.encode() for each in near], [row(each, "near") for each in near]
-        )
-        apply(transaction, table, (10, [insert(key, 1), update(key, 2)]))
-    rows = publish(store, table)
-    expected = {each.encode(): row(each, "near") for each in near} | {key.encode(): row(key, 2)}
-    assert rows == expected
-    commit(store, table, (2000, [delete(key)]))
-    assert key.encode() not in state_of(store.reader(), table)
-    assert [change.key for _, _, change in journal_of(store.reader(), table)] == [key.encode()]
-
-
-def test_long_partial_keys_are_given_back_whole(store: Store, table: int) -> None:
-    with store.transaction() as transaction:
-        apply(transaction, table, (10, [(UPDATE, LONG, partial(LONG, 1))]))
-        assert list(transaction.partial_keys(table)) == [LONG.encode()]
-
-
-def test_rows_of_one_table_end_where_the_next_begins(store: Store) -> None:
-    first, second = live_table(store, "a"), live_table(store, "b")
-    with store.transaction() as transaction:
-        apply(transaction, first, (10, [insert(str(n), 1) for n in range(50)]))
-        apply(transaction, second, (10, [insert(str(n), 2) for n in range(40)]))
-    reader = store.reader()
-    assert len(state_of(reader, first)) == 50
-    assert set(state_of(reader, second).values()) == {row(str(n), 2) for n in range(40)}
 
 
 def test_many_changes_of_one_key_in_a_batch_keep_their_order(store: Store) -> None:
@@ -249,3 +118,72 @@ def test_many_changes_of_one_key_in_a_batch_keep_their_order(store: Store) -> No
     }
     olds = [change.old for _, _, change in journal_of(store.reader(), table)]
     assert olds[7:] == [row(f"k{n % 7}", n) for n in range(693)]
+
+
+# Changes are applied in parts, so that wide rows that small changes replace don't fill memory.
+
+
+WIDE = 20_000
+ROWS = 1_500
+MOST_BYTES = 32_000_000
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.data(), st.booleans())
+def test_parts_are_the_whole(counts: list[int], data: st.DataObject, is_open: bool) -> None:
+    whole = changes(
+        *((10 * number, [insert(f"{number}-{n}", n) for n in range(count)])
+          for number, count in enumerate(counts, 1)),
+        is_open=is_open,
+    )  # fmt: skip
+    met: list[tuple[bytes, int]] = []
+    ends: list[int] = []
+    for part in whole.parts(lambda: data.draw(st.integers(1, 5))):
+        assert len(part.keys) == len(part.lines) == len(part) == sum(part.counts)
+        assert len(part.counts) == len(part.positions) == len(part.times_us)
+        positions = [p for p, n in zip(part.positions, part.counts, strict=True) for _ in range(n)]
+        met += zip(part.keys, positions, strict=True)
+        ends += part.positions[: -1 if part.open else None]
+    wanted = [p for p, n in zip(whole.positions, whole.counts, strict=True) for _ in range(n)]
+    assert met == list(zip(whole.keys, wanted, strict=True))
+    assert ends == whole.positions[: -1 if is_open else None], "each transaction ends once"
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+def test_applied_in_parts_it_is_the_same(
+    step: int, store: Store, table: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_MOST_CHANGES", step)
+    moved: list[Step] = [delete("b"), (Action.INSERT, "c", partial("c", 3))]
+    transactions = [
+        (10, [insert("a", 1), insert("b", 1, "kept")]),
+        (20, [update("a", 2), *moved, (Action.UPDATE, "c", partial("c", 4)), delete("gone")]),
+        (30, [TRUNCATION, insert("d", 5)]),
+    ]
+    commit(store, table, *transactions)
+    reader = store.reader()
+    assert list(state_of(reader, table)) == [b"d"]
+    found = [(position, change) for _, position, change in journal_of(reader, table)]
+    assert [position for position, _ in found] == [10, 10, 20, 20, 20, 20, 30, 30]
+    last = found[5][1]
+    assert (last.key, last.old, last.new) == (b"c", row("c", 3, "kept"), row("c", 4, "kept"))
+    records = reader.journal(table, store.tables[table].oldest_sequence - 1, 1 << 20)
+    assert not records[-1].open
+
+
+def test_wide_rows_that_small_changes_replace(store: Store, table: int) -> None:
+    names = [f"{number:05d}" for number in range(ROWS)]
+    commit(store, table, (10, [insert(name, 0, "x" * WIDE) for name in names]))
+    steps: list[list[Step]] = [
+        [(Action.UPDATE, name, partial(name, 1)) for name in names],
+        [delete(name) for name in names],
+    ]
+    for number, each in enumerate(steps):
+        made: TableChanges = changes((20 + number, each))
+        tracemalloc.start()
+        with store.transaction() as transaction:
+            transaction.apply(table, made)
+            transaction.set_position(20 + number, 0)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < MOST_BYTES
+    assert store.tables[table].rows == 0

@@ -24,7 +24,6 @@ from tests.support.server.store_sample import (
     open_store,
     row,
     state_of,
-    update,
 )
 
 NEW_COLUMNS = (*COLUMNS, Column("extra", "int4", ordinal=4))
@@ -137,62 +136,6 @@ def test_a_failed_table_is_not_shown(store: Store) -> None:
     assert (view.shown, view.error) == (False, "no identity")
 
 
-@pytest.mark.parametrize("piece", [2, 3, 2000])
-def test_a_copy_with_an_unchanged_schema_enters_the_journal_as_differences(
-    store: Store, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("laredo_fanout.store.barrier._BLOCK", piece)
-    table = live_table(store)
-    long = "k" * 700
-    same = [insert(f"same{n}", 1) for n in range(5)]
-    commit(store, table, (10, [*same, insert("a", 1), insert("b", 1), insert(long, 1)]))
-    with store.transaction() as transaction:
-        copy = transaction.add_table("public", "users", 1, COLUMNS).id
-        keys = [b"same%d" % n for n in range(5)] + [b"b", b"z", long.encode()]
-        lines = [row(f"same{n}", 1) for n in range(5)] + [row("b", 2), row("z", 1), row(long, 2)]
-        transaction.fill(copy, keys, lines)
-        stream = (20, [insert("streamed", 1), update("same4", 2)])
-        apply(transaction, table, stream)
-        transaction.apply(copy, changes(stream))
-    before = state_of(store.reader(), table)
-    after = store.tables[table].sequence
-    expected = before | {
-        b"b": row("b", 2),
-        b"z": row("z", 1),
-        long.encode(): row(long, 2),
-    }
-    del expected[b"a"]
-    with store.transaction() as transaction:
-        assert transaction.publish_differences(copy, 30, 33) == 4
-        transaction.set_position(30, 33)
-    reader = store.reader()
-    assert state_of(reader, table) == expected
-    added = journal_of(reader, table, after)
-    assert fold(added, before) == expected
-    assert {entry[1] for entry in added} == {30}
-    assert sorted((entry[2].action.name, entry[2].key) for entry in added) == [
-        ("DELETE", b"a"),
-        ("INSERT", b"z"),
-        ("UPDATE", b"b"),
-        ("UPDATE", long.encode()),
-    ]
-    records = reader.journal(table, after, 1 << 30)
-    assert [each.open for each in records] == [True] * (len(records) - 1) + [False]
-    assert copy not in store.tables
-    reclaim(store, 100)
-    assert entries_in(store, "state") == len(expected)
-
-
-def test_a_copy_without_differences_adds_nothing(store: Store) -> None:
-    table = live_table(store)
-    commit(store, table, (10, [insert("a", 1)]))
-    with store.transaction() as transaction:
-        copy = transaction.add_table("public", "users", 1, COLUMNS).id
-        transaction.fill(copy, [b"a"], [row("a", 1)])
-        transaction.publish_differences(copy, 20, 0)
-    assert store.tables[table].entries == 1
-
-
 @pytest.mark.parametrize("block", [1, 3, 64])
 @pytest.mark.parametrize("seed", range(6))
 def test_differences_are_found_wherever_they_lie(
@@ -200,7 +143,7 @@ def test_differences_are_found_wherever_they_lie(
 ) -> None:
     monkeypatch.setattr("laredo_fanout.store.barrier._BLOCK", block)
     dice = random.Random(seed)
-    names = [f"k{number:03}" for number in range(400)]
+    names = [f"k{number:03}" for number in range(400)] + ["k" * 700]
     live = {name: 1 for name in names if dice.random() < 0.9}
     copied = dict(live)
     for name in dice.sample(names, dice.choice([0, 1, 5, 100])):
@@ -213,6 +156,7 @@ def test_differences_are_found_wherever_they_lie(
     # Of another table, right behind: it must not be taken for this one's.
     other = live_table(store, "other")
     commit(store, other, (11, [insert(name, 1) for name in names]))
+    before = state_of(store.reader(), table)
     after = store.tables[table].sequence
     looks = 0
 
@@ -224,16 +168,23 @@ def test_differences_are_found_wherever_they_lie(
         copy = transaction.add_table("public", "users", 1, COLUMNS).id
         lines = [row(name, value) for name, value in copied.items()]
         transaction.fill(copy, [name.encode() for name in copied], lines)
-        transaction.publish_differences(copy, 30, 33, between)
+        differing = transaction.publish_differences(copy, 30, 33, between)
         transaction.set_position(30, 33)
     reader = store.reader()
-    assert state_of(reader, table) == {
-        name.encode(): row(name, value) for name, value in copied.items()
-    }
-    found = {entry[2].key.decode() for entry in journal_of(reader, table, after)}
+    expected = {name.encode(): row(name, value) for name, value in copied.items()}
+    assert state_of(reader, table) == expected
+    added = journal_of(reader, table, after)
+    assert fold(added, before) == expected
+    found = {entry[2].key.decode() for entry in added}
     assert found == {name for name in names if live.get(name) != copied.get(name)}
-    assert len(journal_of(reader, table, after)) == len(found)
+    assert len(added) == len(found) == differing
+    assert {entry[1] for entry in added} <= {30}
+    opens = [each.open for each in reader.journal(table, after, 1 << 30)]
+    assert opens == [True] * (len(opens) - 1) + [False] * bool(opens)
     assert looks >= len(live) // block
+    assert copy not in store.tables
+    reclaim(store, 1000)
+    assert entries_in(store, "state") == len(expected) + len(names)
 
 
 def test_differences_need_a_live_table(store: Store) -> None:
@@ -288,18 +239,6 @@ def test_removal_goes_on_after_a_restart(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         reclaim(store, 100)
         assert entries_in(store, "state") == 0
-
-
-def test_a_given_up_truncate_leaves_everything(store: Store) -> None:
-    table = live_table(store)
-    commit(store, table, (10, [insert("a", 1)]))
-    with pytest.raises(ZeroDivisionError), store.transaction() as transaction:
-        apply(transaction, table, (20, [TRUNCATION, insert("b", 1)]))
-        raise ZeroDivisionError
-    assert store.reclaim() == 0
-    assert state_of(store.reader(), table) == {b"a": row("a", 1)}
-    commit(store, table, (30, [update("a", 2)]))
-    assert state_of(store.reader(), table) == {b"a": row("a", 2)}
 
 
 def test_a_dropped_table_can_come_again(store: Store) -> None:

@@ -22,7 +22,6 @@ from laredo_fanout.store.errors import (
     TableUnknown,
 )
 from laredo_fanout.store.reader import StoreReader
-from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
 from laredo_model.position import History
 from tests.support.processes import PATIENCE_S, completed
@@ -230,17 +229,6 @@ def test_commits_are_synced_by_lmdb_itself(tmp_path: Path) -> None:
     assert flags["metasync"]
     assert flags["writemap"]
     assert not flags["map_async"]
-
-
-def test_closed_and_opened_again_in_one_process(tmp_path: Path) -> None:
-    for n in range(5):
-        with open_store(tmp_path) as store:
-            if n == 0:
-                table = live_table(store)
-            commit(store, table, (10 + n, [insert(f"{n}", n)]))
-            assert store.tables[table].status is Status.LIVE
-    with open_store(tmp_path) as store:
-        assert store.tables[table].rows == 5
 
 
 def test_dead_readers_are_cleared(

@@ -24,9 +24,6 @@ class Exchange(Protocol):
     async def forward(self, request: Message | None = None) -> Message:
         """Send it on, so that it takes effect; what the service answers."""
 
-    async def forward_part(self) -> None:
-        """Send on what there is of a body that wasn't read to its end, and go away."""
-
     async def respond(self, answer: Message) -> None:
         """Answer the client."""
 
@@ -199,7 +196,6 @@ def truncate_request(share: float = 0.5) -> Fault:
     """The connection is reset while the body is sent; it has no effect."""
 
     async def happen(exchange: Exchange) -> None:
-        await exchange.forward_part()
         exchange.reset()
 
     return Fault(f"request truncated to {share:.0%}", happen, reads=share)

@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any, Self, TypeVar
@@ -55,14 +55,13 @@ Witness = Callable[[Operation, Message, Message], None]
 class FaultProxy:
     """Listens on a port of its own of the loopback interface, in a thread of its own."""
 
-    def __init__(self, upstream: str, seed: int = 0, *, forwards_parts: bool = False) -> None:
-        """``upstream``: the service's URL. ``forwards_parts``: it gets truncated requests too;
-        S3 refuses them, but ministack keeps as an object what it got [tried]."""
+    def __init__(self, upstream: str, seed: int = 0) -> None:
+        """``upstream``: the service's URL. It gets no truncated requests: S3 refuses them, but
+        ministack keeps as an object what it got [tried]."""
         parts = urlsplit(upstream)
         assert parts.scheme == "http" and parts.hostname, "only plain HTTP"
         self.upstream = (parts.hostname, parts.port or 80)
         self.seed = seed
-        self.forwards_parts = forwards_parts
         self.log: list[Seen] = []
         self.witnesses: list[Witness] = []
         self.port = 0
@@ -253,17 +252,6 @@ class _Exchange:
         for witness in self._proxy.witnesses:
             witness(self.operation, sent, answer)
         return answer
-
-    async def forward_part(self) -> None:
-        if not self._proxy.forwards_parts:
-            return
-        _, writer = await asyncio.open_connection(*self._proxy.upstream, limit=LIMIT)
-        length = int(self.request.head.get("Content-Length") or 0)
-        try:
-            writer.write(replace(self.request, length=length).to_bytes(close=True))
-            await writer.drain()
-        finally:
-            writer.close()
 
     async def respond(self, answer: Message) -> None:
         self._writer.write(answer.to_bytes(close=not self._open))

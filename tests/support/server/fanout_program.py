@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
-from laredo_fanout.client import (
-    Backoff,
-    Changes,
-    Endpoint,
-    Event,
-    Handshake,
-    Observer,
-    SnapshotBegin,
-    SnapshotRows,
-    StreamError,
-    Subscription,
-    SyncOptions,
-)
 from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support import processes
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, Program, free_port
+from tests.support.server.states import States
 
 CONFIG = """
 state.path = "{directory}/state"
@@ -113,8 +100,8 @@ class Fanout:
             with store.transaction() as transaction:
                 transaction.apply(live.id, changes)
 
-    def follower(self, table: str, name: str = "follower") -> Follower:
-        return Follower(Endpoint(f"127.0.0.1:{self.grpc_port}"), table, name)
+    def follower(self, table: str, name: str = "follower") -> States:
+        return States(self.grpc_port, table, name)
 
 
 def fanout(
@@ -153,89 +140,3 @@ def started(server: Fanout) -> Iterator[Fanout]:
     with server.program:
         server.program.wait_ready()
         yield server
-
-
-class Following:
-    """A client that follows a stream while it is entered."""
-
-    _task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._follow())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled() and self._task.exception() is not None:
-            raise AssertionError("the client ended") from self._task.exception()
-
-    async def _follow(self) -> None:
-        raise NotImplementedError
-
-
-@dataclass
-class Follower(Following):
-    """A client that keeps the table by key, and remembers each step of its way."""
-
-    endpoint: Endpoint
-    table: str
-    name: str
-    rows: dict[bytes, bytes] = field(default_factory=dict)
-    handshakes: list[Handshake] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    sequence: int = 0
-    goaways: int = 0
-
-    async def until(self, keys: Sequence[bytes], timeout: float = PATIENCE_S) -> None:
-        """Wait until these are the keys that the table has."""
-        wanted = set(keys)
-        async with asyncio.timeout(timeout):
-            while set(self.rows) != wanted:
-                assert self._task is not None and not self._task.done(), self._task
-                await asyncio.sleep(0.01)  # poll
-
-    async def _follow(self) -> None:
-        options = SyncOptions(self.table, self.name)
-        quick = Backoff(initial=0.02, maximum=0.2)
-        observer = _Counter(self)
-        async with Subscription(self.endpoint, options, backoff=quick, observer=observer) as events:
-            async for event in events:
-                self._take(event)
-
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Handshake):
-            self.handshakes.append(event)
-        elif isinstance(event, SnapshotBegin):
-            self.rows.clear()
-            self.sequence = event.sequence
-        elif isinstance(event, SnapshotRows):
-            self.rows.update(zip(event.keys, event.lines, strict=True))
-        elif isinstance(event, Changes):
-            self._apply(event)
-
-    def _apply(self, changes: Changes) -> None:
-        if self.sequence:
-            assert changes.first_sequence == self.sequence + 1, "a gap or a repetition"
-        self.sequence = changes.first_sequence + len(changes.actions) - 1
-        self.positions += changes.positions
-        for action, key, line in zip(changes.actions, changes.keys, changes.lines, strict=True):
-            if action == Action.TRUNCATE:
-                self.rows.clear()
-            elif action == Action.DELETE:
-                del self.rows[key]
-            else:
-                assert (key in self.rows) == (action == Action.UPDATE)
-                self.rows[key] = line
-
-
-class _Counter(Observer):
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
-
-    def going_away(self, event: object) -> None:
-        self._follower.goaways += 1
-
-    def disconnected(self, error: StreamError, delay: float) -> None:
-        pass

@@ -28,7 +28,7 @@ _UPDATES = {
 }
 
 
-class _Session:
+class Session:
     """One connection and what its transaction has done so far."""
 
     def __init__(self, database: Database, number: int) -> None:
@@ -63,7 +63,7 @@ class Interleaving:
             self._looking.execute(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL".encode())
             self._looking.execute(_insert(name, 50).encode())
         self._looking.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
-        self._sessions = [_Session(database, number) for number in range(sessions)]
+        self._sessions = [Session(database, number) for number in range(sessions)]
         self._rows: dict[str, Rows] = {}
         self._selected: dict[str, str] = {}
 
@@ -107,7 +107,7 @@ class Interleaving:
     def _outcome(self) -> str:
         return self.random.choice(["COMMIT", "COMMIT", "COMMIT", "ROLLBACK"])
 
-    def _go_on(self, session: _Session) -> None:
+    def _go_on(self, session: Session) -> None:
         dice = self.random.random()
         if dice < 0.25:
             session.savepoints += 1
@@ -132,7 +132,7 @@ class Interleaving:
         else:
             self._change(session)
 
-    def _change(self, session: _Session) -> None:
+    def _change(self, session: Session) -> None:
         dice = self.random.random()
         name = self.random.choice(list(TABLES))
         session.touched.add(name)
@@ -148,7 +148,7 @@ class Interleaving:
         else:
             session.execute(f"DELETE FROM {name} WHERE ctid IN ({some})")
 
-    def _exceptions(self, session: _Session) -> None:
+    def _exceptions(self, session: Session) -> None:
         """Subtransactions without end, every other rolled back."""
         name = self.random.choice(list(TABLES))
         session.touched.add(name)
@@ -158,7 +158,7 @@ class Interleaving:
             " EXCEPTION WHEN raise_exception THEN NULL; END; END LOOP; END $$"
         )
 
-    def _truncate(self, session: _Session) -> None:
+    def _truncate(self, session: Session) -> None:
         """As the transaction's last statement: it keeps the others away from the table."""
         name = self.random.choice(list(TABLES))
         if any(name in other.touched for other in self._sessions if other is not session):
@@ -168,7 +168,7 @@ class Interleaving:
         session.execute(_insert(name, 30))
         self._end(session, self._outcome())
 
-    def _end(self, session: _Session, statement: str) -> None:
+    def _end(self, session: Session, statement: str) -> None:
         session.execute(statement)
         if statement.startswith("COMMIT"):
             self._note(session.touched)

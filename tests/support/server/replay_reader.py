@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from laredo_archive.storage.destination import Destination
-from laredo_fanout.serving.options import ServingTableOptions
+from laredo_fanout.serving.options import ArchiveOptions, ServingTableOptions
 from laredo_fanout.serving.replay import Outcome
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
@@ -32,6 +32,7 @@ async def archived(
     tmp_path: Path,
     *,
     destination: Destination | None = None,
+    where: ArchiveOptions | None = None,
     outcomes: list[Outcome] | None = None,
     heartbeat_interval_s: float = 0.1,
     formats: tuple[str, ...] = ("jsonl",),
@@ -40,7 +41,8 @@ async def archived(
 ) -> AsyncIterator[tuple[World, Archived]]:
     """A served table with an archive; with ``rows``, that many were copied."""
     table = ServingTableOptions(
-        archive=options(tmp_path / "archive", formats), heartbeat_interval_s=heartbeat_interval_s
+        archive=where or options(tmp_path / "archive", formats),
+        heartbeat_interval_s=heartbeat_interval_s,
     )
     told = [] if outcomes is None else outcomes
 

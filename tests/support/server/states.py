@@ -6,7 +6,9 @@ Entered again, it resumes where it was, by ``port`` as it is then; or by one of 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal, Self
 
 from laredo_fanout.client import (
     Backoff,
@@ -15,6 +17,7 @@ from laredo_fanout.client import (
     Event,
     Handshake,
     Heartbeat,
+    Observer,
     SnapshotBegin,
     SnapshotEnd,
     SnapshotRows,
@@ -24,13 +27,12 @@ from laredo_fanout.client import (
 from laredo_model.line import Action
 from laredo_model.position import Position
 from tests.support.processes import PATIENCE_S
-from tests.support.server.fanout_program import Following
 
 Rows = dict[bytes, bytes]
 
 
 @dataclass
-class States(Following):
+class States(Observer):
     """The rows of a table at each position at which a client has seen it."""
 
     port: int
@@ -39,6 +41,8 @@ class States(Following):
     #: Whether it is a client that keeps what it makes of the stream, as the writer is.
     boundaries: bool = False
     others: tuple[int, ...] = ()
+    transport: Literal["grpc", "connect"] = "grpc"
+    token: str | None = None
     rows: Rows = field(default_factory=dict)
     seen: dict[int, Rows] = field(default_factory=dict)
     handshakes: list[Handshake] = field(default_factory=list)
@@ -47,18 +51,50 @@ class States(Following):
     position: int = 0
     verified: int = 0
     served_by: int = 0
+    goaways: int = 0
+    _task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and self._task.exception() is not None:
+            raise AssertionError("the client ended") from self._task.exception()
+
+    @property
+    def positions(self) -> list[int]:
+        """Of each transaction that was sent as changes."""
+        return [position for changes in self.changes for position in changes.positions]
 
     async def until(self, position: int, *, verified: bool = False) -> Rows:
         """Wait until the table is known at this position or beyond; its rows."""
-        async with asyncio.timeout(PATIENCE_S):
-            while (self.verified if verified else self.position) < position:
-                assert self._task is not None and not self._task.done(), self._task
-                await asyncio.sleep(0.01)  # poll
+        await self._until(lambda: (self.verified if verified else self.position) >= position)
         return self.rows
 
-    async def _follow(self) -> None:
+    async def until_keys(self, keys: Iterable[bytes]) -> None:
+        """Wait until these are the keys that the table has."""
+        wanted = set(keys)
+        await self._until(lambda: self.rows.keys() == wanted)
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not reached():
+                assert self._task is not None and not self._task.done(), self._task
+                await asyncio.sleep(0.01)  # poll
+
+    def going_away(self, event: object) -> None:
+        self.goaways += 1
+
+    async def follow(self) -> None:
         endpoint = Endpoint(
-            f"127.0.0.1:{self.port}", others=tuple(f"127.0.0.1:{each}" for each in self.others)
+            f"127.0.0.1:{self.port}",
+            token=self.token,
+            transport=self.transport,
+            others=tuple(f"127.0.0.1:{each}" for each in self.others),
         )
         options = SyncOptions(
             self.table,
@@ -68,7 +104,7 @@ class States(Following):
             boundaries=self.boundaries,
         )
         quick = Backoff(initial=0.02, maximum=0.2)
-        async with Subscription(endpoint, options, backoff=quick) as events:
+        async with Subscription(endpoint, options, backoff=quick, observer=self) as events:
             async for event in events:
                 self.served_by = int(events.server.rpartition(":")[2])
                 self._take(event)
@@ -85,6 +121,7 @@ class States(Following):
         elif isinstance(event, SnapshotRows):
             self.rows.update(zip(event.keys, event.lines, strict=True))
         elif isinstance(event, SnapshotEnd):
+            assert event.rows == len(self.rows), "rows of a snapshot"
             self._reached(event.position or 0)
             self.verified = event.boundary or 0
         elif isinstance(event, Heartbeat):
@@ -97,6 +134,8 @@ class States(Following):
 
     def _apply(self, changes: Changes) -> None:
         for part in changes.transactions():
+            is_new = part.position > self.position
+            assert is_new or not part.last or part.start == part.stop, "a transaction comes twice"
             for index in range(part.start, part.stop):
                 action, key = changes.actions[index], changes.keys[index]
                 if action == Action.TRUNCATE:

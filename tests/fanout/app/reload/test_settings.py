@@ -8,11 +8,11 @@ import httpx
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from laredo_fanout.client import Endpoint
 from tests.fanout.app.reload.reloading import reload, rewrite
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, eventually, until, wait_until
-from tests.support.server.fanout_program import Fanout, Follower, fanout, started
+from tests.support.server.fanout_program import Fanout, fanout, started
+from tests.support.server.states import States
 
 
 @pytest.fixture
@@ -42,9 +42,8 @@ async def test_other_tokens_hold_at_once_and_wrong_ones_are_refused(
         return httpx.post(f"{server.program.http}/reload", headers=bearer, timeout=PATIENCE_S)
 
     tokens(first)
-    address = f"127.0.0.1:{server.grpc_port}"
     with started(server):
-        former = Follower(Endpoint(address, token="one"), "public.a", "former")
+        former = States(server.grpc_port, "public.a", "former", token="one")
         with pytest.raises(AssertionError, match="the client ended") as ended:
             async with former:
                 await until(lambda: len(former.rows) == 50)
@@ -56,7 +55,7 @@ async def test_other_tokens_hold_at_once_and_wrong_ones_are_refused(
                 assert reloaded("one").json()["changed"] == ["fanout.grpc.tokens_file"]
                 await until(lambda: former._task is not None and former._task.done())
         assert "this token is unknown" in str(ended.value.__cause__)
-        async with Follower(Endpoint(address, token="two"), "public.a", "now") as now:
+        async with States(server.grpc_port, "public.a", "now", token="two") as now:
             await until(lambda: len(now.rows) == 50)
         of_http.write_text("two")
         assert reloaded("one").json()["changed"] == ["http.token"]
@@ -67,7 +66,7 @@ async def test_other_tokens_hold_at_once_and_wrong_ones_are_refused(
         assert server.run("reload").stdout == "nothing has changed\n"
         rewrite(server, "{ table = a }", http)
         assert reloaded("two").json()["needs_restart"] == ["fanout.grpc.tokens_file"]
-        async with Follower(Endpoint(address, token="two"), "public.a", "still") as still:
+        async with States(server.grpc_port, "public.a", "still", token="two") as still:
             await until(lambda: len(still.rows) == 50)
 
 
@@ -102,7 +101,7 @@ async def test_limits_a_schedule_of_snapshots_and_a_role_hold_at_once(
 
 
 async def _a_journal_is_pruned_to_its_new_bound(
-    server: Fanout, database: Database, a: Follower
+    server: Fanout, database: Database, a: States
 ) -> None:
     with database.connect() as owner:
         for number in range(20):
@@ -114,7 +113,7 @@ async def _a_journal_is_pruned_to_its_new_bound(
     wait_until(lambda: server.table("public.a")["journal"]["entries"] <= 3, "pruned")
 
 
-async def _another_role_connects(server: Fanout, database: Database, a: Follower) -> None:
+async def _another_role_connects(server: Fanout, database: Database, a: States) -> None:
     role = f"second_{database.name}"
     with database.connect() as owner:
         owner.execute(f"CREATE ROLE {role} SUPERUSER LOGIN".encode())

@@ -18,7 +18,8 @@ from tests.fanout.app.reload.reloading import is_live, reload, rewrite, rows, wr
 from tests.support import drawn
 from tests.support.postgres import Database
 from tests.support.processes import until, wait_until
-from tests.support.server.fanout_program import Fanout, Follower, fanout, started
+from tests.support.server.fanout_program import Fanout, fanout, started
+from tests.support.server.states import States
 
 TWO = "fanout.grpc.workers = 2"
 A, B, C = ("{ table = a }", "{ table = b }", "{ table = c }")
@@ -36,7 +37,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
     return fanout(tmp_path / "server", database, f"{A}, {B}")
 
 
-async def has_rows(follower: Follower, database: Database) -> None:
+async def has_rows(follower: States, database: Database) -> None:
     """Wait until it has what PostgreSQL has."""
     table = follower.table.removeprefix("public.")
     await until(lambda: follower.rows == rows(database, table))

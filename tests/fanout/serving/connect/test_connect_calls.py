@@ -99,47 +99,25 @@ async def test_a_stream_that_is_refused_is_200_with_an_end(tmp_path: Path) -> No
         assert not world.registry.leases and not world.registry.closed
 
 
-async def test_fetch_snapshot_and_go_on_from_there(tmp_path: Path) -> None:
-    directory = tmp_path / "snapshots"
-    options = ServingTableOptions(snapshot_path=directory)
-    async with connected(tmp_path / "s", table=options, users=2500) as (world, client):
-        world.writer.commit((UPDATE, line(1, "in it")))
-        taken = take(world.writer.store.reader(), USERS, directory, Retention(10, 1e9)).snapshot
-        world.writer.commit((UPDATE, line(1, "after it")))
-        listed = await client.unary(
-            "ListSnapshots", wire.ListSnapshotsRequest(schema="public", table="users")
-        )
-        (info,) = wire.ListSnapshotsResponse.FromString(listed.content).snapshots
-        assert (info.snapshot_id, info.row_count) == (taken.snapshot_id, 2500)
-
-        request = wire.FetchSnapshotRequest(snapshot_id=info.snapshot_id)
-        async with client.stream("FetchSnapshot", request) as stream:
-            found = []
-            while (content := await stream.raw()) is not None:
-                found.append(wire.FetchSnapshotResponse.FromString(content))
-            assert stream.end == {}
-        begin, *middle, end = found
-        assert (begin.begin.row_count, begin.begin.sequence) == (2500, taken.sequence)
-        assert {each.row.row["id"]: each.row.row["name"] for each in middle} == {
-            number: "in it" if number == 1 else f"name {number}" for number in range(2500)
-        }
-        assert (end.end.rows_sent, end.end.sequence) == (2500, taken.sequence)
-        async with client.sync(last_snapshot_id=info.snapshot_id) as stream:
-            handshake = await stream.next("handshake")
-            assert handshake.mode == wire.SYNC_MODE_DELTA_FROM_SNAPSHOT
-            assert (await stream.next("journal_entry")).new_values["name"] == "after it"
-
-
-async def test_a_snapshot_that_is_damaged_or_gone_never_looks_whole(
+async def test_a_snapshot_is_fetched_as_by_grpc_and_never_looks_whole_if_it_is_not(
     tmp_path: Path,
 ) -> None:
     directory = tmp_path / "snapshots"
     options = ServingTableOptions(snapshot_path=directory)
-    async with connected(tmp_path / "s", table=options, users=30) as (world, client):
+    async with connected(tmp_path / "s", table=options, users=2500) as (world, client):
         taken = take(world.writer.store.reader(), USERS, directory, Retention(10, 1e9)).snapshot
+        asked = wire.ListSnapshotsRequest(schema="public", table="users")
+        listed = (await client.unary("ListSnapshots", asked)).content
+        assert wire.ListSnapshotsResponse.FromString(listed).snapshots[0].row_count == 2500
+        request = wire.FetchSnapshotRequest(snapshot_id=taken.snapshot_id)
+        async with client.stream("FetchSnapshot", request) as stream:
+            async for expected in world.stub().FetchSnapshot(request):
+                found = await stream.raw()
+                assert found is not None
+                assert wire.FetchSnapshotResponse.FromString(found) == expected
+            assert (await stream.raw(), stream.end) == (None, {})
         (path,) = directory.glob("*.jsonl")
         path.write_bytes(path.read_bytes().replace(b"name 7", b"name 8"))
-        request = wire.FetchSnapshotRequest(snapshot_id=taken.snapshot_id)
         async with client.stream("FetchSnapshot", request) as stream:
             assert (await stream.ends())["code"] == "data_loss"
         none = wire.FetchSnapshotRequest(snapshot_id="public.users.1.2")

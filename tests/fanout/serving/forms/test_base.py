@@ -12,7 +12,7 @@ from google.protobuf import json_format, struct_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laredo_fanout.serving.struct_rows import StructRows, struct_of
+from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.protobuf import tag, varint
 from laredo_model.line import Action
@@ -47,13 +47,6 @@ def decoded(row: bytes) -> struct_pb2.Struct:
 def test_what_struct_can_hold_is_held_exactly(row: dict[str, Any]) -> None:
     by_protobuf = json_format.ParseDict(row, struct_pb2.Struct())
     assert decoded(orjson.dumps(row)) == by_protobuf
-
-
-@pytest.mark.skipif(struct_of is None, reason="nothing is compiled here")
-@given(ROWS)
-def test_what_json_has_is_encoded_by_c_as_by_python(row: dict[str, Any]) -> None:
-    assert struct_of is not None
-    assert struct_of(row) == StructRows().encode_plainly(row)
 
 
 def test_a_sequence_is_read_back_as_it_was() -> None:

@@ -18,7 +18,7 @@ from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from laredo_model.position import text
-from tests.support.drawn import first, seeds
+from tests.support.drawn import seeds
 from tests.support.server.base_follower import BaseFollower
 from tests.support.server.connect_client import connected
 from tests.support.server.serving_world import USERS, World, Writer, line, running
@@ -262,18 +262,14 @@ async def test_a_snapshot_that_was_cut_short_begins_again(tmp_path: Path) -> Non
         assert await mode(last_known_sequence=before + 1) == DELTA
 
 
-@pytest.mark.parametrize("batch", first(2, [False, True]))
-async def test_after_go_away_a_base_client_is_sent_no_changes(tmp_path: Path, batch: bool) -> None:
+async def test_after_go_away_a_base_client_is_sent_no_changes(tmp_path: Path) -> None:
     """It goes on with this stream beside its next one, and would apply both streams' changes."""
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.5)
     async with running(tmp_path, listener=listener, users=3) as world:
-        stream = await world.greeted(batch=batch)
-        await (stream.snapshot() if batch else stream.base_snapshot())
+        stream = await world.greeted()
+        await stream.base_snapshot()
         world.drain.set()
         await stream.next("go_away")
         world.writer.commit((DELETE, b"1"))
-        if batch:
-            await stream.next("change_batch")
-        else:
-            with pytest.raises(grpc.aio.AioRpcError, match="draining"):
-                await stream.next()
+        with pytest.raises(grpc.aio.AioRpcError, match="draining"):
+            await stream.next()

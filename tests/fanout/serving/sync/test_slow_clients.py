@@ -83,17 +83,6 @@ async def test_drop_disconnect_ends_the_slow_client_only(
         assert world.registry.closed == [("slow", "buffer")]
 
 
-async def test_a_client_that_never_reads_again_is_let_go_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("laredo_fanout.serving.endpoints.grpc.STUCK_S", 0.2)
-    async with running(tmp_path, table=DROP, users=3) as world:
-        await live_client(world, "slow")
-        await flood(world, 100)
-        await until(lambda: world.registry.closed == [("slow", "buffer")])
-        assert not world.registry.leases
-
-
 async def test_one_large_transaction_counts_once(tmp_path: Path) -> None:
     async with running(tmp_path, table=DROP, users=3) as world:
         slow = await live_client(world, "slow")
