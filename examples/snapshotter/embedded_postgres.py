@@ -5,12 +5,14 @@ a unix socket, nothing on the network.
 """
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 
 import psycopg
@@ -53,8 +55,8 @@ class EmbeddedPostgres:
             self._server.bin_path = bin_directory
         self._settings = {**SETTINGS, **(settings or {})}
         # A socket's path may have 107 bytes; a data directory's is often longer.
-        self._sockets = TemporaryDirectory(prefix="laredo-pg-", ignore_cleanup_errors=True)
-        self.socket_directory = Path(self._sockets.name)
+        self.socket_directory = Path(tempfile.mkdtemp(prefix="laredo-pg-"))
+        weakref.finalize(self, shutil.rmtree, self.socket_directory, ignore_errors=True)
         self._postmaster: subprocess.Popen[bytes] | None = None
 
     @property

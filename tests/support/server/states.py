@@ -43,6 +43,7 @@ class States(Observer):
     others: tuple[int, ...] = ()
     transport: Literal["grpc", "connect"] = "grpc"
     token: str | None = None
+    #: A snapshot's rows are there at its end: only then can the client resume.
     rows: Rows = field(default_factory=dict)
     seen: dict[int, Rows] = field(default_factory=dict)
     handshakes: list[Handshake] = field(default_factory=list)
@@ -52,6 +53,7 @@ class States(Observer):
     verified: int = 0
     served_by: int = 0
     goaways: int = 0
+    _copied: Rows = field(default_factory=dict)
     _task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -116,11 +118,12 @@ class States(Observer):
             self.rows = dict(self.seen.get(self.position, self.rows))
             self.verified = event.boundary or 0
         elif isinstance(event, SnapshotBegin):
-            self.rows = {}
+            self._copied = {}
             self.snapshots.append(event)
         elif isinstance(event, SnapshotRows):
-            self.rows.update(zip(event.keys, event.lines, strict=True))
+            self._copied.update(zip(event.keys, event.lines, strict=True))
         elif isinstance(event, SnapshotEnd):
+            self.rows = self._copied
             assert event.rows == len(self.rows), "rows of a snapshot"
             self._reached(event.position or 0)
             self.verified = event.boundary or 0
