@@ -127,7 +127,7 @@ def test_a_page_that_has_changed(many: Path) -> None:
     file = file_of(many)
     data = bytearray(file.read_bytes())
     column = pq.ParquetFile(file).metadata.row_group(2).column(1)
-    data[column.dictionary_page_offset + column.total_compressed_size - 5] ^= 0x40
+    data[column.data_page_offset + column.total_compressed_size - 5] ^= 0x40
     file.write_bytes(data)
     with pytest.raises(ArtifactDamaged, match=f"{file.name}: .*laredo-archive verify"):
         Reading(many, partitions="8").rows()
