@@ -110,7 +110,7 @@ async def test_rows_and_keys_are_repaired_without_a_change_for_readers(
     with started(server):
         wait_until(lambda: server.last_recopy("public.t"), "repaired")
         assert server.last_recopy("public.t")["differing"] == rotten
-        assert server.table("public.t")["damage"] is None
+        wait_until(lambda: server.table("public.t")["damage"] is None, "no damage is left")
         assert server.metrics['laredo_store_damage_total{table="public.t"}'] >= 1
         with database.connect() as owner:
             owner.execute("UPDATE t SET v = 'new' WHERE id IN (55, 150)")
@@ -200,7 +200,7 @@ async def test_a_relay_s_rows_come_from_its_upstream(
         _rot_values(second)
         with started(second):
             wait_until(lambda: second.last_recopy("public.t"), "repaired")
-            assert second.table("public.t")["damage"] is None
+            wait_until(lambda: second.table("public.t")["damage"] is None, "no damage is left")
             await _client_equals(second, database)
 
 
