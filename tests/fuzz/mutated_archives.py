@@ -41,8 +41,8 @@ TEXTS = [
 class Mutant:
     """A golden archive in ``directory``, changed; ``log`` says how."""
 
-    def __init__(self, seed: int, directory: Path) -> None:
-        self.chance = random.Random(seed)
+    def __init__(self, chance: random.Random, directory: Path) -> None:
+        self.chance = chance
         self.name = self.chance.choice(ARCHIVES)
         self.path = directory / self.name
         self.log: list[str] = []

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,61 +16,56 @@ from laredo_archive.storage.access import S3Access
 from tests.support.archive.building import Builder, row, state
 from tests.support.archive.command_line import (
     PROGRAM,
-    drawn_on,
     lines,
+    on_terminal,
     rows,
     run,
     users_in,
     wrong_hash,
 )
-from tests.support.archive.several_epochs import ONE, TWO, several_epochs
+from tests.support.archive.several_epochs import ONE, TWO
 from tests.support.aws import AwsServer
 from tests.support.faults.proxy import FaultProxy
 from tests.support.postgres import Database
 
 
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    return several_epochs(tmp_path).write()
+def test_cat_prints_the_rows_at_any_boundary(local: Path) -> None:
+    assert rows(run("cat", local)) == lines(TWO)
+    assert rows(run("cat", local, "--as-of", "0/64")) == lines(ONE)
+    assert rows(run("cat", local, "--as-of", "0/C7")) == lines(ONE)
+    assert rows(run("cat", local, "--as-of", "2026-06-03T12:03:20Z")) == lines(TWO)
+    assert rows(run("cat", local, "--as-of", "2026-06-03 12:03:20")) == lines(TWO)
+    assert len(rows(run("cat", local, "--epoch", "1"))) == 1
+    assert rows(run("cat", local.as_uri() + "/manifest.json", "--exact")) == lines(TWO)
 
 
-def test_cat_prints_the_rows_at_any_boundary(archive: Path) -> None:
-    assert rows(run("cat", archive)) == lines(TWO)
-    assert rows(run("cat", archive, "--as-of", "0/64")) == lines(ONE)
-    assert rows(run("cat", archive, "--as-of", "0/C7")) == lines(ONE)
-    assert rows(run("cat", archive, "--as-of", "2026-06-03T12:03:20Z")) == lines(TWO)
-    assert rows(run("cat", archive, "--as-of", "2026-06-03 12:03:20")) == lines(TWO)
-    assert len(rows(run("cat", archive, "--epoch", "1"))) == 1
-    assert rows(run("cat", archive.as_uri() + "/manifest.json", "--exact")) == lines(TWO)
-
-
-def test_cat_refuses_what_it_can_t_give(archive: Path) -> None:
-    exact = run("cat", archive, "--as-of", "0/C7", "--exact")
+def test_cat_refuses_what_it_can_t_give(local: Path) -> None:
+    exact = run("cat", local, "--as-of", "0/C7", "--exact")
     assert (exact.returncode, exact.stdout) == (1, "")
     assert "no artifact ends exactly at 0/C7" in exact.stderr
-    beyond = run("cat", archive, "--as-of", "0/FFFF")
+    beyond = run("cat", local, "--as-of", "0/FFFF")
     assert (beyond.returncode, beyond.stdout) == (1, "")
     assert "after the archive's last seen position" in beyond.stderr
-    wrong = run("cat", archive, "--as-of", "yesterday")
+    wrong = run("cat", local, "--as-of", "yesterday")
     assert wrong.returncode == 2
     assert "neither a position such as 0/19F000 nor a time" in wrong.stderr
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "1e300"])
-def test_a_time_without_end_is_refused(archive: Path, number: str) -> None:
+def test_a_time_without_end_is_refused(local: Path, number: str) -> None:
     for command in (
-        ["gc", archive, "--grace-hours", number],
-        ["gc", archive, "--cut-off-hours", number],
-        *([["verify", archive, "--wait", number]] if number != "1e300" else []),
+        ["gc", local, "--grace-hours", number],
+        ["gc", local, "--cut-off-hours", number],
+        *([["verify", local, "--wait", number]] if number != "1e300" else []),
     ):
         refused = run(*command)
         assert refused.returncode == 2
         assert f"Invalid value for '{command[2]}'" in refused.stderr
 
 
-def test_diff_prints_net_changes(archive: Path) -> None:
+def test_diff_prints_net_changes(local: Path) -> None:
     found = [
-        json.loads(line) for line in rows(run("diff", archive, "--from", "0/64", "--to", "0/C8"))
+        json.loads(line) for line in rows(run("diff", local, "--from", "0/64", "--to", "0/C8"))
     ]
     assert [(change["action"], change["key"]) for change in found] == [
         ("DELETE", "10"),
@@ -80,16 +74,14 @@ def test_diff_prints_net_changes(archive: Path) -> None:
     ]
     assert found[1]["old"]["name"] == "Bob"
     assert found[1]["new"]["name"] == "Rob"
-    truncated = rows(run("diff", archive, "--from", "0/64", "--to", "0/190"))
+    truncated = rows(run("diff", local, "--from", "0/64", "--to", "0/190"))
     assert truncated[0] == '{"action":"TRUNCATE"}'
     assert [json.loads(line)["action"] for line in truncated[1:]] == ["INSERT", "INSERT"]
-    assert (
-        "exchange --from and --to" in run("diff", archive, "--from", "0/C8", "--to", "0/64").stderr
-    )
+    assert "exchange --from and --to" in run("diff", local, "--from", "0/C8", "--to", "0/64").stderr
 
 
-def test_ls_is_json_for_programs_and_a_table_for_people(archive: Path) -> None:
-    listed = [json.loads(line) for line in rows(run("ls", archive))]
+def test_ls_is_json_for_programs_and_a_table_for_people(local: Path) -> None:
+    listed = [json.loads(line) for line in rows(run("ls", local))]
     assert [(found["epoch"], found["kind"], found["to_position"]) for found in listed] == [
         (1, "snapshot", "0/64"), (1, "diff", "0/C8"), (1, "diff", "0/12C"),
         (2, "snapshot", "0/12C"), (2, "diff", "0/190"),
@@ -97,43 +89,33 @@ def test_ls_is_json_for_programs_and_a_table_for_people(archive: Path) -> None:
     ]  # fmt: skip
     assert listed[2]["truncate"] is True
     assert listed[0]["rows"] == 3
-    shown = on_a_terminal("ls", archive)
+    shown = on_terminal("ls", local, columns=160, term="dumb")
     assert "public.users: head 0/2BC in epoch 3" in shown
     assert "diff (truncates)" in shown
     assert "2026-06-03 12:03:20" in shown
 
 
-def test_ls_of_a_destination_without_a_catalog_lists_its_archives(archive: Path) -> None:
+def test_ls_of_a_destination_without_a_catalog_lists_its_archives(local: Path) -> None:
     """As that of a writer's only table."""
-    [listed] = [json.loads(line) for line in rows(run("ls", archive.parent))]
-    assert (listed["name"], listed["uri"]) == ("public.users", f"{archive}/")
-    assert rows(run("ls", listed["uri"])) == rows(run("ls", archive))
-    assert "public.users in users/" in on_a_terminal("ls", archive.parent)
-    above = run("ls", archive.parents[1])
-    assert above.returncode == 1 and f"There is one at {archive.as_uri()}" in above.stderr
+    [listed] = [json.loads(line) for line in rows(run("ls", local.parent))]
+    assert (listed["name"], listed["uri"]) == ("public.users", f"{local}/")
+    assert rows(run("ls", listed["uri"])) == rows(run("ls", local))
+    assert "public.users in users/" in on_terminal("ls", local.parent, columns=160, term="dumb")
+    above = run("ls", local.parents[1])
+    assert above.returncode == 1 and f"There is one at {local.as_uri()}" in above.stderr
 
 
-def test_ls_fits_80_columns(archive: Path) -> None:
+def test_ls_fits_80_columns(local: Path) -> None:
     """Also with positions of years, and figures of billions."""
-    manifest = archive / object_keys.MANIFEST
+    manifest = local / object_keys.MANIFEST
     content = json.loads(manifest.read_text().replace('"0/', '"1234/ABCDE'))
     for artifact in content["artifacts"]:
         artifact |= {"rows": 99_999_999, "change_count": 99_999_999}
     manifest.write_text(json.dumps(content))
-    shown = on_a_terminal("ls", archive, columns=80)
+    shown = on_terminal("ls", local, columns=80, term="dumb")
     assert max(map(len, shown.splitlines()[3:])) <= 80, shown
     assert shown.count(" 99,999,999 ") == 7 + 4, "rows of all, changes of the diffs"
     assert "diff (truncates)" in shown and "  1234/ABCDE12C  2026-06-03 12:05:00" in shown
-
-
-def on_a_terminal(*arguments: object, columns: int = 160) -> str:
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"COLUMNS": str(columns), "TERM": "dumb"}
-    with subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=theirs, env=environment) as shown:
-        os.close(theirs)
-        text = drawn_on(ours)
-    assert shown.returncode == 0
-    return text
 
 
 def test_a_reader_that_stops_early_is_no_failure_worth_a_word(tmp_path: Path) -> None:
@@ -193,10 +175,10 @@ def no_archive(directory: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_that_names_place_and_cure(
-    archive: Path, damage, place: str, cure: str
+    local: Path, damage, place: str, cure: str
 ) -> None:
-    damage(archive)
-    done = run("cat", archive)
+    damage(local)
+    done = run("cat", local)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("laredo-archive: file:///")
@@ -204,17 +186,17 @@ def test_bad_input_is_one_line_that_names_place_and_cure(
     assert cure in line
 
 
-def test_verify_tells_by_its_status(archive: Path) -> None:
-    sound = run("verify", archive)
+def test_verify_tells_by_its_status(local: Path) -> None:
+    sound = run("verify", local)
     assert sound.returncode == 0
     assert "sound; 7 files" in sound.stdout
-    assert run("verify", archive, "--quiet").stdout == ""
-    wrong_hash(archive)
-    wrong = run("verify", archive)
+    assert run("verify", local, "--quiet").stdout == ""
+    wrong_hash(local)
+    wrong = run("verify", local)
     assert wrong.returncode == 1
     assert "problem: file:///" in wrong.stdout
     assert "NOT sound" in wrong.stdout
-    assert run("verify", archive, "--lock").returncode == 2
+    assert run("verify", local, "--lock").returncode == 2
 
 
 def test_verify_against_a_database_tells_by_its_status(database: Database, tmp_path: Path) -> None:
@@ -240,41 +222,41 @@ def test_verify_against_a_database_tells_by_its_status(database: Database, tmp_p
     assert "127.0.0.1" in away.stderr
 
 
-def test_gc_dry_run_says_what_would_go_and_takes_nothing(archive: Path) -> None:
-    orphan = archive / "epoch=3" / "diff-0_2BC-0_320.jsonl"
+def test_gc_dry_run_says_what_would_go_and_takes_nothing(local: Path) -> None:
+    orphan = local / "epoch=3" / "diff-0_2BC-0_320.jsonl"
     orphan.write_bytes(b"{}\n")
     os.utime(orphan, (0, 0))
-    done = run("gc", archive, "--dry-run")
+    done = run("gc", local, "--dry-run")
     assert rows(done)[0].startswith("would be retired: users/epoch=3/diff-0_2BC-0_320.jsonl")
     assert orphan.exists()
-    assert rows(run("cat", archive)) == lines(TWO)
+    assert rows(run("cat", local)) == lines(TWO)
 
 
-def test_gc_refuses_a_renamed_copy(archive: Path) -> None:
+def test_gc_refuses_a_renamed_copy(local: Path) -> None:
     """Seen from there, every object would be an orphan."""
-    copied = archive.with_name("elsewhere")
-    archive.rename(copied)
+    copied = local.with_name("elsewhere")
+    local.rename(copied)
     done = run("gc", copied, "--cut-off-hours", 0)
     assert done.returncode == 1
     assert "was the archive moved" in done.stderr
     assert rows(run("cat", copied)) == lines(TWO)
 
 
-def test_export_writes_whole_files_only(archive: Path, tmp_path: Path) -> None:
+def test_export_writes_whole_files_only(local: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
-    done = run("export", archive, target, "--as-of", "0/64")
+    done = run("export", local, target, "--as-of", "0/64")
     assert done.returncode == 0
     assert "3 rows of public.users at 0/64 (epoch 1)" in done.stdout
     assert target.read_text().split("\n")[:-1] == lines(ONE)
-    refused = run("export", archive, target)
+    refused = run("export", local, target)
     assert refused.returncode == 1
     assert "it exists already; --force replaces it" in refused.stderr
-    assert run("export", archive, target, "--force").returncode == 0
+    assert run("export", local, target, "--force").returncode == 0
     assert target.read_text().split("\n")[:-1] == lines(TWO)
-    wrong_hash(archive)
-    assert run("export", archive, tmp_path / "other.csv").returncode == 1
+    wrong_hash(local)
+    assert run("export", local, tmp_path / "other.csv").returncode == 1
     assert sorted(found.name for found in tmp_path.iterdir()) == ["out.jsonl", "users"]
-    assert run("export", archive, tmp_path / "other.xls").returncode == 2
+    assert run("export", local, tmp_path / "other.xls").returncode == 2
 
 
 # laredo-archive repair, between directories and buckets: what it prints, and its exit status.

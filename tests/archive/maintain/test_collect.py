@@ -96,27 +96,6 @@ def test_what_artifacts_name_is_never_an_orphan(destination: ScriptedDestination
     assert destination.manifest.revision == revision, "nothing to say, so nothing is written"
 
 
-def test_other_tables_are_not_touched(destination: ScriptedDestination) -> None:
-    destination.store.create("public.t2/epoch=1/a", b"x")
-    destination.store.create("public.s/manifest.json", b"x")
-    pass_time(destination, 2 * DAY)
-    assert run(destination).orphans == []
-
-
-def test_a_retired_entry_that_points_elsewhere_deletes_nothing(
-    destination: ScriptedDestination,
-) -> None:
-    destination.store.create("public.s/manifest.json", b"x")
-    for key in ("public.s/manifest.json", MANIFEST):
-        entry = b'"retired":[{"key":"%s","at":"2000-01-01T00:00:00Z"}]' % key.encode()
-        data = destination.manifest.to_bytes().replace(b'"retired":[]', entry)
-        before = destination.store.objects[MANIFEST]
-        destination.store.objects[MANIFEST] = (data, destination.store.world.date)
-        assert run(destination).deleted == []
-        assert key in destination.store.objects
-        destination.store.objects[MANIFEST] = before
-
-
 def test_a_dry_run_tells_and_does_nothing(destination: ScriptedDestination) -> None:
     litter(destination, A, B)
     pass_time(destination, 2 * DAY)

@@ -101,14 +101,6 @@ def test_different_if_the_archive_knows_that_nothing_changed(live: Live) -> None
     assert "499 rows" in verdict.reason
 
 
-def test_undecided_while_the_archive_is_behind(live: Live) -> None:
-    live.see()
-    live.execute("DELETE FROM users WHERE id = 1")
-    verdict = live.compare()
-    assert verdict.outcome is Comparison.UNDECIDED
-    assert "the archive has seen the table up to" in verdict.reason
-
-
 def test_waits_for_the_archive(live: Live) -> None:
     live.execute("DELETE FROM users WHERE id = 1")
     archive = live.archive()

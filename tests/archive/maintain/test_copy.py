@@ -119,13 +119,6 @@ def test_a_copy_is_the_archive_and_nobody_writes_it(source: Path, target: Path) 
     assert again.manifest.revision == done.manifest.revision, "nothing changed, nothing swapped"
 
 
-def test_the_name_of_the_place_becomes_the_key_prefix(source: Path, tmp_path: Path) -> None:
-    copied(source, tmp_path / "elsewhere" / "users")
-    found = assert_is_copy(source, tmp_path / "elsewhere" / "users")
-    assert found.key_prefix == "users/"
-    assert found.destination.uri == LocalDestination(tmp_path / "elsewhere").uri
-
-
 def test_what_was_moved_is_copied_under_its_names_there(source: Path, tmp_path: Path) -> None:
     moved = source.rename(tmp_path / "moved")
     assert location.find(str(moved)).is_renamed_copy
@@ -155,16 +148,6 @@ def test_what_the_source_has_retired_is_not_copied(source: Path, target: Path) -
     assert found.manifest.retired == ()
     assert done.tally.copied == 2
     assert len(objects(found.destination)) == 3
-
-
-def test_a_writer_goes_on_with_a_copy(source: Path, target: Path) -> None:
-    copied(source, target)
-    with opened([LocalDestination(target.parent)], "w2") as writer:
-        assert writer.head is not None
-        assert writer.head.position == 30
-        diffed(writer, 30, 40, THREE, ONE)
-        assert writer.claim.term == 2
-    assert verify(Archive.at(str(target))).sound
 
 
 def test_a_copy_becomes_one_more_destination(source: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ from laredo_archive.reader import Archive
 from laredo_model.checksum import StateChecksum
 from laredo_model.line import Action, Change
 from tests.support.archive.building import Builder, row, state
-from tests.support.archive.several_epochs import FOUR, ONE, THREE, TWO, several_epochs
+from tests.support.archive.several_epochs import ONE, THREE, TWO, several_epochs
 
 
 def report_of(built: Builder) -> VerifyReport:
@@ -262,9 +262,3 @@ def test_many_diffs_fold_to_every_boundary(tmp_path: Path) -> None:
     report = report_of(built)
     assert report.problems == []
     assert report.boundaries == 119
-
-
-def test_head_states_are_the_tables(tmp_path: Path) -> None:
-    assert FOUR != THREE  # the fixture's states differ, or the tests above prove little
-    built = several_epochs(tmp_path)
-    assert len({json.dumps(sorted(map(repr, s.items()))) for s in built.states}) == 4

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from laredo_archive.errors import (
     ArtifactDamaged,
-    ArtifactMissing,
-    FormatUnknown,
     ManifestDamaged,
-    ManifestNewer,
     NoSuchBoundary,
 )
 from laredo_archive.maintain.verify import verify
@@ -61,30 +58,15 @@ def test_changes_refuse_to_go_back(tmp_path: Path) -> None:
         archive.changes(archive.boundaries[2], archive.boundaries[0])
 
 
-def test_changes_over_a_break_at_the_same_position_are_compared(tmp_path: Path) -> None:
-    """Such as after a schema change: no diff says what became of the rows."""
-    built = Builder(tmp_path).base(100, ONE).diff(200, TWO).base(200, THREE, continues=False)
-    archive = Archive.at(str(built.diff(300, FOUR).write()))
-    found = archive.boundaries
-    assert list(archive.changes(found[0], found[-1]).changes) == changes(ONE, FOUR)
-
-
-def test_a_truncate_that_no_entry_tells_counts(tmp_path: Path) -> None:
-    built = several_epochs(tmp_path)
-    for artifact in built.artifacts:
-        artifact.pop("truncate", None)
-    archive = Archive.at(str(built.write()))
-    for boundary, expected in zip(archive.boundaries, built.states, strict=True):
-        assert rows_at(archive, boundary) == expected
-
-
 STATES = st.dictionaries(st.integers(0, 30), st.text("ab", max_size=2), max_size=12).map(
     lambda found: state(*(row(number, name) for number, name in found.items()))
 )
 
 
 @given(
-    steps=st.lists(st.tuples(st.sampled_from(["diff", "truncate", "base", "gap"]), STATES)),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["diff", "truncate", "base", "break", "gap"]), STATES)
+    ),
     first=STATES,
     kind=st.tuples(st.booleans(), st.booleans()),
     tiny=st.booleans(),
@@ -100,6 +82,8 @@ def test_any_chain_folds_to_its_states(
             built.diff(number * 10, after, truncate=step == "truncate")
         elif step == "base":
             built.base(built.head, built.states[-1])
+        elif step == "break":  # such as after a schema change: no diff leads to its rows
+            built.base(built.head, after, continues=False)
         else:
             built.base(number * 10, after, continues=False)
     archive = Archive.at(str(built.write()))
@@ -199,16 +183,10 @@ def test_as_of_takes_the_newest_history_that_has_it(tmp_path: Path) -> None:
     assert at(500, exact=True) == (1, 500)
 
 
-def test_manifest_that_is_damaged_or_newer(tmp_path: Path) -> None:
+def test_a_manifest_whose_diffs_do_not_follow_one_another(tmp_path: Path) -> None:
     directory = several_epochs(tmp_path).write()
     manifest = directory / "manifest.json"
     whole = manifest.read_text()
-    manifest.write_text(whole[:-200])
-    with pytest.raises(ManifestDamaged, match="not JSON"):
-        Archive.at(str(directory))
-    manifest.write_text(whole.replace('"manifest_version": 1', '"manifest_version": 3'))
-    with pytest.raises(ManifestNewer, match="manifest_version is 3"):
-        Archive.at(str(directory))
     manifest.write_text(whole.replace('"from_position": "0/64"', '"from_position": "0/65"'))
     with pytest.raises(ManifestDamaged, match="epoch 1 is at 0/64, and its next diff begins"):
         Archive.at(str(directory)).boundary()
@@ -244,13 +222,6 @@ def test_a_flipped_byte_is_told_by_the_hash(tmp_path: Path) -> None:
         read_all(directory)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    directory = several_epochs(tmp_path).write()
-    base_of(directory).unlink()
-    with pytest.raises(ArtifactMissing, match=r"snapshot-0_258.jsonl.*names this object"):
-        read_all(directory)
-
-
 def test_a_wrong_count_and_a_wrong_order_are_told(tmp_path: Path) -> None:
     built = several_epochs(tmp_path)
     built.artifacts[-2]["row_count"] = 4
@@ -272,14 +243,6 @@ def test_a_diff_in_wrong_order_or_without_its_row_is_told(tmp_path: Path) -> Non
     built = Builder(tmp_path).base(100, ONE)
     built.diff_of(200, ONE, [Change(Action.UPDATE, key, old, None)])
     with pytest.raises(ArtifactDamaged, match="UPDATE of b'1' without a new row"):
-        read_all(built.write())
-
-
-def test_an_unknown_format_names_the_file(tmp_path: Path) -> None:
-    built = several_epochs(tmp_path)
-    formats = built.artifacts[-2]["formats"]
-    formats["orc"] = formats.pop("jsonl")
-    with pytest.raises(FormatUnknown, match=r"snapshot-0_258.*as orc only"):
         read_all(built.write())
 
 

@@ -32,10 +32,6 @@ def no_look_at_the_object_before_the_swap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "is_there", lambda *_: True)
 
 
-def no_look_at_a_copy_before_the_swap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commit, "is_there", lambda *_: True)
-
-
 def relabelled_diffs_stay_where_they_are(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit.EpochFolders, "entries", lambda *_: {})
 
@@ -190,7 +186,6 @@ RULES: list[Break] = [
     no_look_at_the_object_before_the_swap,
     relabelled_diffs_stay_where_they_are,
     former_objects_are_forgotten,
-    no_look_at_a_copy_before_the_swap,
     a_foreign_claim_is_ignored,
     deleted_without_grace,
     dated_when_entered,

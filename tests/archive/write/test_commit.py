@@ -82,31 +82,6 @@ def test_the_first_base_and_a_diff(destination: ScriptedDestination) -> None:
     )
 
 
-def test_a_rebase_relabels_what_comes_after_it(destination: ScriptedDestination) -> None:
-    archive = based([destination])
-    diffed(archive, 10, 20, ONE, TWO)
-    base = base_of(archive, 20, TWO)
-    after = diffed(archive, 20, 30, TWO, THREE)
-    archive.commit_base(base, continues=True)
-    assert listed(destination) == [
-        ("snapshot", 1, 10),
-        ("diff", 1, 20),
-        ("snapshot", 2, 20),
-        ("diff", 2, 30),
-    ]
-    relabelled = destination.manifest.artifacts[-1]
-    assert after.formats["jsonl"].key == "public.t/epoch=1/diff-0_14-0_1E.jsonl"
-    assert relabelled.formats["jsonl"].key == "public.t/epoch=2/diff-0_14-0_1E.jsonl"
-    assert relabelled.formats["jsonl"].same_content(after.formats["jsonl"])
-    assert [(one.key, one.epoch) for one in destination.manifest.former] == [
-        (after.formats["jsonl"].key, 1)
-    ]
-    assert destination.manifest.artifacts[2].continues is True
-    assert destination.manifest.head_position == 30
-    assert archive.head is not None
-    assert archive.head.diffs_since_snapshot == 1
-
-
 def test_a_base_that_isnt_the_running_state_commits_nothing(new_stores: NewStores) -> None:
     [destination] = new_stores()
     archive = based([destination])
@@ -254,13 +229,6 @@ def test_a_base_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
         upload.write([b"1"], [ONE[b"1"]])
     left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(left) == [".manifest.json.lock", "manifest.json"]
-
-
-def test_an_empty_table_has_a_base_too(destination: ScriptedDestination) -> None:
-    archive = opened([destination])
-    rebased(archive, 10, EMPTY, continues=False)
-    assert destination.manifest.artifacts[0].rows == 0
-    assert destination.manifest.artifacts[0].state_checksum == "0" * 32
 
 
 def test_no_room_for_the_temporary_file_commits_nothing(

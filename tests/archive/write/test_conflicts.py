@@ -29,7 +29,6 @@ from tests.support.archive.archiving import (
     TWO,
     NewStores,
     ScriptedDestination,
-    base_of,
     diffed,
     environment,
     opened,
@@ -225,17 +224,3 @@ def test_reading_settles_only_yes(
     assert destination.manifest.revision == revision
     OURS[ours](archive)
     assert destination.manifest.revision == revision + 1
-
-
-def test_a_base_that_is_offered_again_is_the_same_base(
-    destination: ScriptedDestination, archive: TableArchive
-) -> None:
-    made = base_of(archive, 20, TWO)
-    destination.store.away_until = destination.store.world.now + 1000
-    with pytest.raises(CommitUnavailable):
-        archive.commit_base(made, continues=True)
-    destination.store.away_until = 0
-    destination.answers_lost = 1
-    first = archive.commit_base(made, continues=True)
-    assert archive.commit_base(made, continues=True) == first
-    assert [artifact.epoch for artifact in destination.manifest.artifacts] == [1, 1, 2]

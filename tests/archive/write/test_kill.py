@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from laredo_archive import failpoint
-from tests.archive.write.killed_writer import look
 from tests.support import drawn
 from tests.support.aws import AwsServer
 from tests.support.processes import completed
@@ -100,15 +98,6 @@ def trace(directory: Path, places: list[str]) -> list[str]:
     done = run("write", directory, *places, setting=f"trace:{passed}")
     assert done.returncode == 0, done.stderr
     return passed.read_text().split()
-
-
-def test_a_point_is_named_by_the_environment(tmp_path: Path) -> None:
-    places = local(tmp_path)
-    done = run("write", tmp_path, *places, setting="commit.swapped:3")
-    assert done.returncode == -signal.SIGKILL
-    look(tmp_path, places, finished=False)
-    assert run("write", tmp_path, *places).returncode == 0
-    look(tmp_path, places, finished=True)
 
 
 @pytest.mark.timeout(1600 if ALL_POINTS else 900)

@@ -291,21 +291,6 @@ def collected(store: ScriptedDestination) -> set[str]:
     return {one.key for one in store.list("")}
 
 
-def test_the_former_stay_until_their_epoch_leaves(new_stores: NewStores) -> None:
-    [store] = new_stores()
-    archive = opened([store], keep_epochs=2)
-    rebased_under_load(archive)
-    before = {one.key for one in store.list("")}
-    assert collected(store) == before
-    rebased(archive, 40, ONE, formats=FORMATS)
-    manifest = store.manifest
-    assert manifest.former == ()
-    gone = {key for key in before if "epoch=1" in key}
-    assert manifest.retired_keys() == gone
-    assert not {key for key in collected(store) if "epoch=1" in key}
-    assert state_of(Archive.open(store, PREFIX)) == ONE
-
-
 def test_a_name_that_is_taken_there(new_stores: NewStores) -> None:
     """By something else: another name. By the same bytes, of a writer that was killed: adopted."""
     [store] = new_stores()

@@ -34,18 +34,6 @@ def test_rows_are_deleted_and_truncated_between_reading_and_writing(
     assert ingest.state("public.few").keys() == {b"7", b"100000"}
 
 
-def test_vacuum_full_between_chunks(database: Database, ingesting: Start, gate: Gate) -> None:
-    fill(database, 3000)
-    database.run("DELETE FROM t WHERE id < 500")
-    gate.close_after(300)
-    ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
-    with gate.holding(ingest):
-        assert ingest.status.tables["public.t"].ranges > 2
-        database.run("SET lock_timeout = '240s'", "CLUSTER t USING t_pkey", "VACUUM FULL t")
-    ingest.wait_live()
-    ingest.assert_equal()
-
-
 def test_key_moved_into_a_range_that_was_read_keeps_its_toast_value(
     database: Database, ingesting: Start, gate: Gate
 ) -> None:

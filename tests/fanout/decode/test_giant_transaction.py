@@ -43,20 +43,3 @@ def test_giant_transactions_arrive_whole(database: Database, live: Start) -> Non
         positions += batch.positions
     assert positions == sorted(positions)
     assert len(set(positions)) == 4
-
-
-@pytest.mark.usefixtures("small_spool")
-def test_schema_change_within_a_giant_transaction(database: Database, live: Start) -> None:
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY, a text)",
-        "CREATE TABLE other (id int PRIMARY KEY)",
-        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 3000) g",
-    )
-    ingest = live("public.t", "public.other", heartbeat_interval=0.2)
-    before = ingest.record("public.t")
-    database.run(
-        "BEGIN; UPDATE t SET a = a || '!'; ALTER TABLE t ADD b int; UPDATE t SET b = id;"
-        " INSERT INTO other VALUES (1); COMMIT",
-    )
-    ingest.wait_copied_again(before)
-    ingest.assert_equal()

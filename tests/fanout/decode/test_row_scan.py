@@ -114,19 +114,6 @@ def test_what_is_no_plain_row_is_handed_back(scan: row_scan.Scan, message: bytes
 
 
 @pytest.mark.parametrize("scan", EACH)
-def test_an_unchanged_value_makes_a_partial_line(scan: row_scan.Scan) -> None:
-    route = _route(["int8", "text", "text"])
-    rows: list[list[object]] = [["1", UNCHANGED, NULL], ["2", "a", "b"]]
-    scanned = scan(_from([_row(b"U", 7, row) for row in rows]), 9, {_oid(7): route}, {})
-    assert scanned[1:3] == (None, 2)
-    assert route.changes.lines == [
-        b'\x01{"c0":1,"c1":\x02,"c2":null}',
-        b'{"c0":2,"c1":"a","c2":"b"}',
-    ]
-    assert route.changes.keys == [b"1", b"2"]
-
-
-@pytest.mark.parametrize("scan", EACH)
 @pytest.mark.parametrize("absent", [NULL, UNCHANGED])
 def test_a_row_without_its_key_is_handed_back(scan: row_scan.Scan, absent: object) -> None:
     route = _route(["int8", "text"])

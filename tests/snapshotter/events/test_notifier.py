@@ -144,20 +144,6 @@ def test_a_defect_in_one_sink_leaves_the_others(recorder: Recorder, clients: Aws
     assert any(isinstance(line.get("exc_info"), ZeroDivisionError) for line in logs)
 
 
-def test_a_sink_that_is_new_begins_with_the_newest(recorder: Recorder, clients: AwsClients) -> None:
-    stores, old = memory(2), queue(recorder.endpoint, "old", clients)
-    written(old, stores=stores)
-    new = queue(recorder.endpoint, "new", clients)
-    archive = opened(stores, "w2", sinks=[old.name, new.name])
-    with Telling(archive, old, new) as notifier:
-        assert notifier.settle(10)
-        diffed(archive, 20, 30, TWO, ONE)
-        notifier.wake()
-        assert notifier.settle(10)
-    assert recorder.artifacts(old.name) == marks(archive)
-    assert recorder.artifacts(new.name) == marks(archive)[1:]
-
-
 def test_what_left_the_manifest_untold_is_counted_and_the_rest_is_told(
     recorder: Recorder, proxy: FaultProxy, clients: AwsClients
 ) -> None:

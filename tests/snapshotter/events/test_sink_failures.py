@@ -113,32 +113,22 @@ def test_each_refusal_has_its_message(
     assert len(recorder.taken[sink.name]) == before + 1, "it goes on as if nothing had been"
 
 
-def test_throttled(kind: str, proxy: FaultProxy, clients: AwsClients) -> None:
-    sink = build(config_of(kind, proxy.endpoint), clients)
-    proxy.add(Rule(THROTTLED[OPERATIONS[kind]]))
-    with pytest.raises(SinkError) as failed:
-        sink.send(notice())
-    check_message(failed.value, kind)
-    assert len(proxy.requests()) == 1, "repeating is the notifier's business"
-
-
-def test_away(kind: str, proxy: FaultProxy, clients: AwsClients) -> None:
-    sink = build(config_of(kind, proxy.endpoint), clients)
-    with proxy.away(), pytest.raises(SinkError) as failed:
-        sink.send(notice())
-    check_message(failed.value, kind)
-    assert proxy.endpoint in str(failed.value)
-
-
-def test_slow(
+def test_throttled_away_and_slow(
     kind: str, proxy: FaultProxy, clients: AwsClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients_, "READ_TIMEOUT_S", 0.2)
     sink = build(config_of(kind, proxy.endpoint), clients)
-    proxy.add(Rule(delay(2.0)))
-    with pytest.raises(SinkError) as failed:
+    for fault in (THROTTLED[OPERATIONS[kind]], delay(2.0)):
+        proxy.add(Rule(fault))
+        before = len(proxy.requests())
+        with pytest.raises(SinkError) as failed:
+            sink.send(notice())
+        check_message(failed.value, kind)
+        assert len(proxy.requests()) == before + 1, "repeating is the notifier's business"
+    with proxy.away(), pytest.raises(SinkError) as failed:
         sink.send(notice())
     check_message(failed.value, kind)
+    assert proxy.endpoint in str(failed.value)
 
 
 def test_tables_that_tell_at_the_same_time_keep_their_connections(

@@ -3,9 +3,13 @@
 A process of its own costs a second of imports; tests/install starts the console script.
 """
 
+import fcntl
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,7 +52,32 @@ def lines(of: dict[bytes, bytes]) -> list[str]:
     return [line.decode() for line in of.values()]
 
 
-def drawn_on(terminal: int) -> str:
+def on_terminal(
+    *arguments: object,
+    columns: int = 100,
+    term: str = "xterm-256color",
+    only_stderr: bool = False,
+    status: int | None = 0,
+) -> str:
+    """Output of a process of its own on a terminal, and its exit status, if one is wanted."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    stdout = subprocess.DEVNULL if only_stderr else theirs
+    with subprocess.Popen(
+        [PROGRAM, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=theirs,
+        env=environment | {"TERM": term},
+    ) as shown:
+        os.close(theirs)
+        drawn = _drawn_on(ours)
+    assert status in (None, shown.returncode), drawn
+    return drawn
+
+
+def _drawn_on(terminal: int) -> str:
     """All that comes until the other end is closed."""
     text = b""
     while True:
