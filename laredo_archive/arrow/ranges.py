@@ -11,8 +11,6 @@ Part = TypeVar("Part")
 Numbered = tuple[int, pa.RecordBatch]
 """A batch, and the number of its range."""
 
-_HELD_A_THREAD = 1
-"""Batches that wait for a slow consumer."""
 _LOOK_AROUND_S = 0.2
 """Seconds until a thread that waits for a consumer sees that there is none any more."""
 
@@ -44,7 +42,8 @@ class _RangePool:
         for numbered in enumerate(parts):
             self._todo.put(numbered)
         self._read = read
-        self._made: Queue[Numbered | BaseException | None] = Queue(_HELD_A_THREAD * threads)
+        # One batch waits for a slow consumer, and one in each thread.
+        self._made: Queue[Numbered | BaseException | None] = Queue(1)
         self._stopped = Event()
         self._threads = [
             Thread(target=self._work, name="key-range", daemon=True) for _ in range(threads)

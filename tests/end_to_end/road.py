@@ -7,7 +7,7 @@ from typing import Any
 from laredo_model import position
 from tests.support.oracle import Connection, Oracle, assert_same, boundaries
 from tests.support.postgres import Database
-from tests.support.processes import Program, free_port, wait_until
+from tests.support.processes import Program, free_port
 from tests.support.server.fanout_program import Fanout
 
 SNAPSHOTTER = """
@@ -55,10 +55,6 @@ class Road:
         manifest = self.directory / "archive" / "t" / "manifest.json"
         head = json.loads(manifest.read_bytes())["head_position"] if manifest.exists() else None
         return 0 if head is None else position.parse(head)
-
-    def wait_for_last_commit(self) -> None:
-        last = self.oracle.last_commit()
-        wait_until(lambda: self.reached() >= last, "the archive has the last commit")
 
     def check(self) -> int:
         """Compare every boundary; how many there are."""

@@ -90,7 +90,7 @@ class _Blocks(Seekable):
         raise BadBytes(f"the footer names byte {self._at}, which is in no row group read here")
 
 
-MOST_ROWS = 16_384
+MOST_ROWS = 4_096
 """Rows decoded at once, if their values are short."""
 BYTES_AT_ONCE = 32 << 20
 """Bytes of values from dictionaries decoded at once; a single row may have more."""
@@ -236,7 +236,7 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 # the file with its sha256, or its blocks with their checksums.
 # https://parquet.apache.org/docs/file-format/data-pages/checksumming/
 
-_ROWS_AT_ONCE = 16_384
+_ROWS_AT_ONCE = 4_096
 _MAGIC_BYTES = 4
 """At a file's start, before its first row group."""
 

@@ -216,6 +216,3 @@ def go_away(deadline_ms: int) -> wire.SyncResponse:
 
 def line(number: int, name: str) -> bytes:
     return f'{{"id":{number},"name":"{name}"}}'.encode()
-
-
-Predicate = Callable[[object], bool]
