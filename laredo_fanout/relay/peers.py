@@ -109,6 +109,8 @@ class Answers(NamedTuple):
 
     roles: list[PeerRole]
     failures: list[str]
+    silent: bool
+    """True if a peer neither answered in time nor refused the connection: it may be busy."""
 
 
 def others(
@@ -123,19 +125,29 @@ def others(
     ``take_over``: id of the one that is to take over the slot, which is free.
     """
 
-    async def ask(options: RelayOptions) -> PeerRole | str:
+    async def ask(options: RelayOptions) -> PeerRole | UpstreamUnavailable:
         try:
             async with Peer(options, answer_s) as peer:
                 return PeerRole(options, await peer.role(server_id, take_over=take_over))
         except UpstreamUnavailable as error:
-            return str(error)
+            return error
 
-    async def ask_all() -> list[PeerRole | str]:
+    async def ask_all() -> list[PeerRole | UpstreamUnavailable]:
         return await asyncio.gather(*map(ask, peers))
 
     found = asyncio.run(ask_all())
     roles = [each for each in found if isinstance(each, PeerRole)]
+    failures = [each for each in found if isinstance(each, UpstreamUnavailable)]
     return Answers(
         [each for each in roles if each.role.server_id != server_id],
-        [each for each in found if isinstance(each, str)],
+        [str(each) for each in failures],
+        any(map(_is_late, failures)),
+    )
+
+
+def _is_late(failure: UpstreamUnavailable) -> bool:
+    refused = failure.__cause__
+    return (
+        isinstance(refused, grpc.aio.AioRpcError)
+        and refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     )

@@ -44,7 +44,7 @@ _log = structlog.get_logger()
 _ASK_AGAIN_S, _LOOK_AGAIN_S = 1.0, 0.25
 _HANDOVER_S, _HANDOVER_ANSWER_S, _HANDOVER_STEP_S = 5.0, 0.5, 0.05
 _HANDOVER_SILENCE_S = 1.0
-"""Time in which a standby must answer: one that has just left counts as complete for a while."""
+"""Patience if every standby refuses connections: one that has left counts as complete for 5 s."""
 _BY_HAND = (
     "start the server that held it, or run `laredo-fanout promote` at the standby that is to take"
     " over"
@@ -415,7 +415,7 @@ class StandbyIngest:
                 answer_s=_HANDOVER_ANSWER_S,
                 take_over=next(iter(complete), ""),
             )
-            if any(each.role.server_id in complete for each in found.roles):
+            if found.silent or any(each.role.server_id in complete for each in found.roles):
                 until = began + _HANDOVER_S
             terms = [each.role.term for each in found.roles if each.role.holder]
             if max(terms, default=0) > self._sharing.ownership.term:

@@ -13,6 +13,7 @@ from laredo_fanout.client import Endpoint, StreamError, SyncOptions
 from laredo_fanout.client.stream.grpc_transport import replication_status
 from laredo_fanout.client.stream.stream import open_stream
 from laredo_fanout.wire import replication_pb2 as wire
+from tests.support import drawn
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.server.fanout_program import Fanout
@@ -149,15 +150,22 @@ async def test_a_holder_that_is_stopped_hands_over(tmp_path: Path, database: Dat
         assert sequences(holder) == sequences(standby)
 
 
-def test_a_standby_that_has_just_left_is_not_waited_for(tmp_path: Path, database: Database) -> None:
+@pytest.mark.parametrize("busy", drawn.first(1, [False, True]))
+def test_a_standby_that_has_left_is_not_waited_for_as_a_busy_one_is(
+    tmp_path: Path, database: Database, busy: bool
+) -> None:
     with Pair(tmp_path, database, BY_HAND).started() as (holder, standby):
-        standby.program.kill()
-        assert holder.program.stop() == 0
+        if busy:
+            with frozen(standby):
+                assert holder.program.stop() == 0
+        else:
+            standby.program.kill()
+            assert holder.program.stop() == 0
         lines = map(json.loads, holder.program.log.read_text().splitlines())
         (given_up,) = [
             each for each in lines if each["event"] == "slot not taken over by a standby"
         ]
-        assert given_up["waited_s"] < 5
+        assert (given_up["waited_s"] >= 5) is busy
 
 
 @pytest.mark.thorough
