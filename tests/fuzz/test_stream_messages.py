@@ -10,7 +10,6 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import pack
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -146,24 +145,16 @@ def _decoded(messages: list[bytes], path: Path) -> Any:
     return rows, taken, tables.refused, decoder.position, decoder.time_us, end
 
 
-@pytest.fixture
-def spools() -> Iterator[Path]:
-    """A directory in memory, where there is one: a disk would take most of the time."""
-    memory = Path("/dev/shm")
-    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
-        yield Path(directory)
-
-
 @pytest.mark.parametrize("pieces", [1 << 20, 200], ids=["small", "giant"])
 def test_a_message_is_decoded_or_breaks_the_protocol(
-    spools: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
     monkeypatch.setattr(stream_decoder, "_SPOOL_FROM_BYTES", pieces)
     monkeypatch.setattr(transaction_spool, "_PIECE_BYTES", pieces)
     for drawn in budget.inputs(0.5):
         with drawn as draw:
             messages = list(_Wal(draw).messages())
-            assert _decoded(messages, spools)[-1] is None
+            assert _decoded(messages, tmp_path)[-1] is None
             for _ in range(8):
                 at = draw.randrange(len(messages))
                 changed = mutated(draw, messages[at], _WORDS)
@@ -172,7 +163,7 @@ def test_a_message_is_decoded_or_breaks_the_protocol(
                     results = []
                     for scan in (row_scan.scan_plainly, row_scan.scan):
                         monkeypatch.setattr(stream_decoder, "scan", scan)
-                        results.append(_decoded(given, spools))
+                        results.append(_decoded(given, tmp_path))
                     assert results[0] == results[1], given
 
 
@@ -188,8 +179,8 @@ def _sent(kind: bytes, content: bytes) -> bytes:
         *(_sent(kind, OIDS[0][:2]) for kind in (b"I", b"U", b"D")),
     ],
 )
-def test_a_message_that_is_cut_short(spools: Path, message: bytes) -> None:
-    assert "cut short" in str(_decoded([message], spools)[-1])
+def test_a_message_that_is_cut_short(tmp_path: Path, message: bytes) -> None:
+    assert "cut short" in str(_decoded([message], tmp_path)[-1])
 
 
 @pytest.mark.parametrize(
@@ -200,7 +191,7 @@ def test_a_message_that_is_cut_short(spools: Path, message: bytes) -> None:
     ],
     ids=["start", "commit"],
 )
-def test_another_part_within_a_part(spools: Path, within: bytes) -> None:
+def test_another_part_within_a_part(tmp_path: Path, within: bytes) -> None:
     """The rest of the part must not be skipped."""
     messages = [
         _sent(b"S", pack(">IB", 700, 1)),
@@ -208,7 +199,7 @@ def test_another_part_within_a_part(spools: Path, within: bytes) -> None:
         _sent(b"E", b""),
         _sent(b"c", pack(">IBQQq", 700, 0, 1000, 1100, 0)),
     ]
-    assert "within transaction 700" in str(_decoded(messages, spools)[-1])
+    assert "within transaction 700" in str(_decoded(messages, tmp_path)[-1])
 
 
 def test_no_subtransaction_reserves_more_than_its_messages(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -142,10 +142,10 @@ def wait_replayed(standby: EmbeddedPostgres, position: int) -> None:
 
 
 def wait_synced(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
-    """Until the standby has the primary's logical slot.
+    """Until the standby, whose sync_replication_slots is on, has the primary's logical slot.
 
-    Made by the function, unless by a worker (sync_replication_slots), which sleeps for up to 30 s.
-    The function makes it if no transaction began since the slot's last confirmation.
+    The worker keeps its slot until the primary's has caught up with it; the function
+    pg_sync_replication_slots drops it, and begins anew for as long as transactions come.
     """
 
     def synced() -> bool:
@@ -156,8 +156,6 @@ def wait_synced(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
             connection.execute("SELECT pg_logical_emit_message(false, 'filler', 'x', true)")
         wait_replayed(standby, position_of(primary))
         with standby.connect() as connection:
-            with suppress(psycopg.Error):  # of a worker; what is confirmed isn't replayed yet
-                connection.execute("SELECT pg_sync_replication_slots()")
             return bool(
                 connection.execute(
                     "SELECT FROM pg_replication_slots WHERE synced AND NOT temporary"

@@ -25,8 +25,6 @@ _numbers = count(1)
 
 VERSION = int(os.environ.get("LAREDO_TEST_VERSION", "18"))
 _OF_THE_WHEEL = (16, 18)
-_CLUSTERS_BYTES = 8 << 30
-_MEMORY = Path("/dev/shm")
 _DIRECTORY = "laredo-data-"
 _OWNER = "owner"
 """File that a directory's process has locked for as long as it lives."""
@@ -129,26 +127,15 @@ def data_directory() -> Iterator[Path]:
 
     PostgreSQL doesn't run as root, so it would lose its files in mid-test.
     """
-    with owned_directory(_in_memory()) as path:
+    with owned_directory() as path:
         yield path / "data"
 
 
-def _in_memory() -> Path | None:
-    """A file system in memory, if there is room for the clusters of all workers.
-
-    A database is 300 files, and ext4 makes and deletes those at a third of PostgreSQL's CPU.
-    """
-    has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _CLUSTERS_BYTES
-    return _MEMORY if has_room else None
-
-
 @contextmanager
-def owned_directory(place: Path | None = None) -> Iterator[Path]:
+def owned_directory() -> Iterator[Path]:
     """A temporary directory; if this process is killed, the next session removes it."""
     with (
-        tempfile.TemporaryDirectory(
-            prefix=_DIRECTORY, dir=place, ignore_cleanup_errors=True
-        ) as path,
+        tempfile.TemporaryDirectory(prefix=_DIRECTORY, ignore_cleanup_errors=True) as path,
         Path(path, f".{_OWNER}").open("w") as lock,
     ):
         # It has the name once it is locked: before that anybody could lock it.
@@ -157,9 +144,9 @@ def owned_directory(place: Path | None = None) -> Iterator[Path]:
         yield Path(path)
 
 
-def remove_abandoned(*places: Path) -> None:
+def remove_abandoned() -> None:
     """Remove the directories of processes that are gone: their locks can be taken."""
-    for owner in (each for place in places for each in place.glob(f"{_DIRECTORY}*/{_OWNER}")):
+    for owner in Path(tempfile.gettempdir()).glob(f"{_DIRECTORY}*/{_OWNER}"):
         with suppress(OSError), owner.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(owner.parent, ignore_errors=True)
@@ -168,7 +155,7 @@ def remove_abandoned(*places: Path) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Remove what sessions left that were killed."""
     if not hasattr(config, "workerinput"):
-        remove_abandoned(_MEMORY, Path(tempfile.gettempdir()))
+        remove_abandoned()
 
 
 @pytest.fixture(scope="session")

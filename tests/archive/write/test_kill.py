@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.support import drawn
 from tests.support.aws import AwsServer
 from tests.support.processes import completed
 
-SHARED_MEMORY = Path("/dev/shm")
 ALL_POINTS = os.environ.get("LAREDO_TEST_ALL_POINTS") == "1"
 
 
@@ -31,14 +29,12 @@ def local(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("every", drawn.first(1, [False, True]), ids=["of each name", "all"])
-def test_between_any_two_steps(every: bool) -> None:
-    # A kill loses nothing that was written, so memory does, and its fsync takes no time.
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as fast:
-        places = local(Path(fast))
-        passed = trace(Path(fast), [place.replace("{}", "unkilled") for place in places])
-        numbered = {name: number for number, name in enumerate(passed, 1)}
-        points = list(range(1, len(passed) + 1)) if every else sorted(numbered.values())
-        done = run("kill-at", ",".join(map(str, points)), fast, *places)
+def test_between_any_two_steps(tmp_path: Path, every: bool) -> None:
+    places = local(tmp_path)
+    passed = trace(tmp_path, [place.replace("{}", "unkilled") for place in places])
+    numbered = {name: number for number, name in enumerate(passed, 1)}
+    points = list(range(1, len(passed) + 1)) if every else sorted(numbered.values())
+    done = run("kill-at", ",".join(map(str, points)), tmp_path, *places)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == points[-1]
     assert len(passed) > 200, "points of the whole protocol"

@@ -104,7 +104,9 @@ def failed_over(
     primary = clusters.new(version)
     database = clusters.lead_to(primary)
     ingest = follow(database, heartbeat_interval=2.0)
-    standby = clusters.standby(primary, version)
+    standby = clusters.standby(
+        primary, version, **({"sync_replication_slots": "on"} if synced else {})
+    )
     run(primary, "UPDATE t SET a = 'b' WHERE id <= 50")
     ingest.catch_up()
     if synced:
