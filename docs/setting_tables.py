@@ -1,6 +1,11 @@
 """Tables of a program's settings, from the schema that checks them."""
 
+import ast
+import inspect
 from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from textwrap import dedent
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
@@ -22,7 +27,9 @@ _UNITS = {
 
 def of(root: type[BaseModel]) -> str:
     """Of each block a heading, what it is, and a table of its keys."""
-    single = [_row(name, field) for name, field in _fields(root) if not _models(field.annotation)]
+    single = [
+        _row(root, name, field) for name, field in _fields(root) if not _models(field.annotation)
+    ]
     parts = [_table(single)] if single else []
     for name, field in _fields(root):
         models = _models(field.annotation)
@@ -44,11 +51,28 @@ def _rows(section: type[BaseModel], prefix: str) -> Iterator[Row]:
                 yield f"`{inner}`", "no block", markdown.text(model.__doc__)
             yield from _rows(model, f"{inner}.")
         if not models:
-            yield _row(f"{prefix}{name}", field)
+            yield _row(section, f"{prefix}{name}", field)
 
 
-def _row(name: str, field: FieldInfo) -> Row:
-    return f"`{name}`", _default(field), markdown.text(field.description)
+def _row(section: type[BaseModel], name: str, field: FieldInfo) -> Row:
+    key = name.rpartition(".")[2]
+    return f"`{name}`", _default(field), markdown.text(_meanings(section).get(key))
+
+
+@cache
+def _meanings(section: type[BaseModel]) -> dict[str, str]:
+    """The docstring below each key of a block. The programs don't read them: pydantic, told to,
+    parses a section's file at each start."""
+    meanings: dict[str, str] = {}
+    for each in reversed(section.__mro__):
+        if issubclass(each, BaseModel) and each is not BaseModel:
+            [block] = ast.parse(dedent(inspect.getsource(each))).body
+            assert isinstance(block, ast.ClassDef)
+            for key, below in pairwise(block.body):
+                match key, below:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        meanings[each.model_fields[name].alias or name] = inspect.cleandoc(text)
+    return meanings
 
 
 def _table(rows: list[Row]) -> str:

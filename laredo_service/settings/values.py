@@ -115,7 +115,7 @@ class Section(BaseModel):
         hide_input_in_errors=True,
         coerce_numbers_to_str=True,
         populate_by_name=False,
-        use_attribute_docstrings=True,
+        defer_build=True,
     )
 
     @field_validator("*", mode="after")
