@@ -1,8 +1,11 @@
 """Syncs to a table of a lakehouse: what holds for Delta Lake and for Iceberg alike."""
 
-from collections.abc import Callable, Mapping
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ from laredo_spark import sync_table
 from laredo_spark.sync.errors import OlderThanTarget, TargetDiffers, TargetRefused
 from laredo_spark.sync.sync import Synced, SyncOutcome
 from tests.support.archive.building import HISTORY, Builder
+from tests.support.process_group import group
+from tests.support.processes import wait_until
 from tests.support.spark_reading import Reading, manifest_of, names
 
 FIRST = {number: f"name {number}" for number in range(100)}
@@ -247,3 +252,62 @@ def an_older_archive_and_another_table_are_refused(kept: Kept, tmp_path: Path) -
     manifest_of(archive, lambda described: described.update(table="public.orders"))
     with pytest.raises(TargetRefused, match=r"holds public.users, .* is of public.orders"):
         kept.sync_as_written(archive)
+
+
+JOB = "tests.support.lakehouse_session"
+PATIENCE_S = 400
+
+
+class Target:
+    """A table as its files show it, whoever writes."""
+
+    to: str
+
+    def __init__(self, spark: SparkSession, archive: Path, name: str, data: Path) -> None:
+        self.spark = spark
+        self.archive = archive
+        #: What a sync calls it.
+        self.name = name
+        self._data = data
+        self._before: set[Path] = set()
+
+    def expect_new_files(self) -> None:
+        self._before = {*self._data.glob("*.parquet")}
+
+    def is_being_written(self) -> bool:
+        return bool({*self._data.glob("*.parquet")} - self._before)
+
+    def is_at_the_base(self) -> bool:
+        """Nothing was committed since the first sync."""
+        raise NotImplementedError
+
+    def assert_synced(self) -> None:
+        """Each change is there once, by one commit."""
+        raise NotImplementedError
+
+    def sync(self) -> SyncOutcome:
+        return sync_table(self.spark, str(self.archive), to=self.to, target=self.name).outcome
+
+
+def stopped_in_a_commit_and_killed_after_the_next(
+    started: Sequence[object], both: Target, committed: Target
+) -> None:
+    """While a job is stopped, another syncs the table; the job's failure is one line."""
+    died = {failpoint.VARIABLE: "sync.committed"}
+    with group(JOB, *started, both.name, committed.name, more=died) as process:
+        wait_until(both.is_being_written, "a commit begun", PATIENCE_S)
+        os.killpg(process.pid, signal.SIGSTOP)
+        assert both.is_at_the_base()
+        assert both.sync() is SyncOutcome.MERGED
+        os.killpg(process.pid, signal.SIGCONT)
+        assert process.stdout is not None
+        # Ivy, too, writes there.
+        said = next(line for line in process.stdout if both.name in line)
+        assert f"{both.name}: another sync is writing to it now" in said
+        assert was_killed(process)
+    both.assert_synced()
+
+
+def was_killed(process: Popen[str]) -> bool:
+    """Wait for its end."""
+    return process.wait(PATIENCE_S) == -signal.SIGKILL

@@ -84,9 +84,7 @@ async def test_a_killed_holder_is_replaced_by_itself(tmp_path: Path, database: D
             assert len(client.snapshots) == 1
         assert shown(standby)["role"] == "holder"
         assert sequences(standby)[0] == before[0] + 20
-        holder.program.start()
-        holder.program.wait_ready()
-        wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+        pair.rejoin(holder, standby)
         assert shown(holder)["role"] == "standby"
         pair.change(120, 125)
         check_archive(archive, pair)
@@ -142,9 +140,7 @@ async def test_a_holder_that_is_stopped_hands_over(tmp_path: Path, database: Dat
             await client.until(reached)
             assert len(client.snapshots) == 1
         process.wait(PATIENCE_S)
-        holder.program.start()
-        holder.program.wait_ready()
-        wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+        pair.rejoin(holder, standby)
         assert shown(holder)["role"] == "standby"
         assert copies(holder, standby) == 2
         assert sequences(holder) == sequences(standby)
@@ -281,9 +277,7 @@ async def test_both_are_killed_at_once(tmp_path: Path, database: Database) -> No
         standby.program.start()
         wait_until(lambda: standby.program.get("/status"), "it answers")
         wait_until(lambda: shown(standby)["role"] == "holder", "it took over")
-        holder.program.start()
-        holder.program.wait_ready()
-        wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+        pair.rejoin(holder, standby)
         client.port = holder.grpc_port
         async with client:
             await client.until(pair.change(120, 130))
@@ -303,9 +297,7 @@ async def test_a_lost_disk_is_filled_by_the_peer_and_the_archive_goes_on(
         first.program.kill()
         wipe(first)
         pair.promote(second)
-        first.program.start()
-        first.program.wait_ready()
-        wait_until(lambda: pair.complete(second) == 1, "the wiped one is complete")
+        pair.rejoin(first, second)
         assert shown(first)["role"] == "standby"
         reached = pair.change(110, 120)
         wait_until(lambda: pair.confirmed() >= reached, "it is confirmed")
@@ -353,7 +345,5 @@ def test_a_standby_that_the_slot_has_passed_is_not_promoted(
         assert refused.returncode == 1
         assert "would have to be copied again" in refused.stderr and A in refused.stderr
         assert shown(standby)["role"] == "standby"
-        holder.program.start()
-        holder.program.wait_ready()
-        wait_until(lambda: pair.complete(holder) == 1, "the standby has caught up")
+        pair.rejoin(holder, holder)
         assert copies(holder, standby) == 2

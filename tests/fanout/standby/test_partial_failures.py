@@ -146,16 +146,12 @@ async def test_the_clock_of_one_machine_is_set_back(tmp_path: Path, database: Da
             holder.program.kill()
             await client.until(pair.change(115, 120))
             assert shown(standby)["role"] == "holder"
-            holder.program.start()
-            holder.program.wait_ready()
-            wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+            pair.rejoin(holder, standby)
             standby.program.kill()
             await client.until(pair.change(120, 125))
             assert shown(holder)["role"] == "holder"
             clock.set_by(-2 * HOUR)
-            standby.program.start()
-            standby.program.wait_ready()
-            wait_until(lambda: pair.complete(holder) == 1, "the other one is complete")
+            pair.rejoin(standby, holder)
             await client.until(pair.change(125, 130))
             assert set(client.rows.values()) == pair.rows("a")
             assert len(client.snapshots) == 1
@@ -200,9 +196,7 @@ async def test_postgresql_is_promoted_in_between(
             server.program.kill()
             await client.until(pair.change(120, 130))
             assert shown(other)["role"] == "holder"
-            server.program.start()
-            server.program.wait_ready()
-            wait_until(lambda: pair.complete(other) == 1, "it is complete again")
+            pair.rejoin(server, other)
             await client.until(pair.change(130, 135))
             assert set(client.rows.values()) == pair.rows("a")
             assert len(client.snapshots) == 1
@@ -230,9 +224,7 @@ async def test_rows_rot_on_a_standby(tmp_path: Path, database: Database, found_b
             standby.program.kill()
             for place in (b'"id":30,"v":"v30"', b'"id":40,"v":"w40"'):
                 rot.flip(standby.directory / "state", place, at=14)
-            standby.program.start()
-            standby.program.wait_ready()
-            wait_until(lambda: pair.complete(holder) == 1, "the standby is complete")
+            pair.rejoin(standby, holder)
             if found_by == "the new holder":
                 holder.program.kill()
                 await client.until(pair.change(110, 120))
@@ -247,9 +239,7 @@ async def test_rows_rot_on_a_standby(tmp_path: Path, database: Database, found_b
                 wait_until(lambda: pair.complete(holder) == 1, "it is complete again")
                 holder.program.kill()
             await client.until(pair.change(120, 130))
-            holder.program.start()
-            holder.program.wait_ready()
-            wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
+            pair.rejoin(holder, standby)
             await client.until(pair.change(130, 135))
             assert set(client.rows.values()) == pair.rows("a")
             assert len(client.snapshots) == 1

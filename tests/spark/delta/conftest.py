@@ -12,7 +12,7 @@ collect_ignore_glob = [] if find_spec("delta") else ["test_*.py"]
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests, with Delta Lake in it."""
-    from tests.spark.delta.session import delta_session
+    from tests.support.lakehouse_session import delta_session
 
     session = delta_session(tmp_path_factory.mktemp("spark"))
     yield session

@@ -27,7 +27,7 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, warehouse: Path) -> Iterator[SparkSession]:
     """One session for all tests, with Iceberg in it."""
-    from tests.spark.iceberg.session import iceberg_session
+    from tests.support.lakehouse_session import iceberg_session
 
     session = iceberg_session(tmp_path_factory.mktemp("spark"), warehouse)
     yield session

@@ -1,44 +1,24 @@
 """Jobs that are killed at each step, and two at once: each change once, or an error."""
 
 import json
-import os
-import signal
 from pathlib import Path
 
-import pytest
 from pyspark.sql import Row, SparkSession
 
 from laredo_archive import failpoint
-from laredo_spark import read_table, sync_table
+from laredo_spark import read_table
 from laredo_spark.sync.sync import SyncOutcome
+from tests.support import lakehouse
 from tests.support.archive.building import Builder
 from tests.support.archive.many_rows import many
 from tests.support.process_group import group
-from tests.support.processes import wait_until
 
-JOB = "tests.spark.iceberg.job"
 COUNT = 20_000
-PATIENCE_S = 400
 TAGS = ("epoch_1_at_0_10", "epoch_1_at_0_20")
 
 
-class Target:
-    """An Iceberg table as its files show it, whoever writes."""
-
-    def __init__(self, spark: SparkSession, warehouse: Path, name: str) -> None:
-        self.spark = spark
-        self.name = f"lake.killed.{name}"
-        self.path = warehouse / "killed" / name
-        self._before: set[str] = set()
-
-    def expect_new_files(self) -> None:
-        self._before = self._files()
-
-    def _files(self) -> set[str]:
-        return {file.name for file in self.path.glob("data/*.parquet")}
-
-    def is_being_written(self) -> bool:
-        return bool(self._files() - self._before)
+class Target(lakehouse.Target):
+    to = "iceberg"
 
     def refs(self) -> dict[str, int]:
         self.spark.sql(f"REFRESH TABLE {self.name}")
@@ -52,65 +32,47 @@ class Target:
         summary = next(row["summary"] for row in rows if row["snapshot_id"] == main)
         return str(json.loads(summary["laredo"])["position"])
 
+    def is_at_the_base(self) -> bool:
+        return self.position() == "0/10"
 
-def assert_rows(found: list[Row], archive: Path, spark: SparkSession, as_of: str) -> None:
-    wanted = read_table(spark, str(archive), as_of).collect()
-    assert sorted(found) == sorted(wanted) and found
+    def assert_rows(self, found: list[Row], as_of: str) -> None:
+        wanted = read_table(self.spark, str(self.archive), as_of).collect()
+        assert sorted(found) == sorted(wanted) and found
 
-
-def assert_equal(spark: SparkSession, archive: Path, target: Target) -> None:
-    """Each change is there once, and tags have the rows of both boundaries."""
-    assert target.position() == "0/20"
-    assert {*target.refs()} == {"main", *TAGS}
-    for tag, as_of in zip(TAGS, ("0/10", "0/20"), strict=True):
-        found = spark.sql(f"SELECT * FROM {target.name} VERSION AS OF '{tag}'").collect()
-        assert_rows(found, archive, spark, as_of)
-    assert_rows(spark.table(target.name).collect(), archive, spark, "0/20")
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    return Builder(tmp_path / "archive").base(0x10, many(count=COUNT)).write()
+    def assert_synced(self) -> None:
+        """Each change is there once, and tags have the rows of both boundaries."""
+        assert self.position() == "0/20"
+        assert {*self.refs()} == {"main", *TAGS}
+        for tag, as_of in zip(TAGS, ("0/10", "0/20"), strict=True):
+            found = self.spark.sql(f"SELECT * FROM {self.name} VERSION AS OF '{tag}'").collect()
+            self.assert_rows(found, as_of)
+        self.assert_rows(self.spark.table(self.name).collect(), "0/20")
 
 
-def test_killed_and_two_at_once(
-    spark: SparkSession, warehouse: Path, archive: Path, tmp_path: Path
-) -> None:
-    names = ("both", "committed", "staged")
-    targets = [Target(spark, warehouse, name) for name in names]
+def test_killed_and_two_at_once(spark: SparkSession, warehouse: Path, tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "archive").base(0x10, many(count=COUNT))
+    archive = builder.write()
+    targets = [
+        Target(spark, archive, f"lake.killed.{name}", warehouse / "killed" / name / "data")
+        for name in ("both", "committed", "staged")
+    ]
     both, committed, staged = targets
     for target in targets:
-        sync_table(spark, str(archive), to="iceberg", target=target.name)
+        target.sync()
         target.expect_new_files()
-    builder = Builder(tmp_path / "archive").base(0x10, many(count=COUNT))
     builder.diff(0x20, many({7: "new", 8: None, COUNT: "more"}, COUNT)).write()
-    started = (tmp_path / "one", warehouse, archive)
+    started = ("iceberg", tmp_path / "job", warehouse, archive)
 
-    died = {failpoint.VARIABLE: "sync.committed"}
-    with group(JOB, *started, both.name, committed.name, more=died) as process:
-        wait_until(both.is_being_written, "rows written", PATIENCE_S)
-        os.killpg(process.pid, signal.SIGSTOP)
-        assert both.position() == "0/10"
-        done = sync_table(spark, str(archive), to="iceberg", target=both.name)
-        assert done.outcome is SyncOutcome.MERGED
-        os.killpg(process.pid, signal.SIGCONT)
-        assert process.stdout is not None
-        # Ivy, too, writes there.
-        said = next(line for line in process.stdout if both.name in line)
-        assert f"{both.name}: another sync is writing to it now" in said
-        assert process.wait(PATIENCE_S) == -signal.SIGKILL
-    assert_equal(spark, archive, both)
+    lakehouse.stopped_in_a_commit_and_killed_after_the_next(started, both, committed)
     # Its rows are there, and its tag isn't.
     assert committed.position() == "0/20" and TAGS[1] not in committed.refs()
-    done = sync_table(spark, str(archive), to="iceberg", target=committed.name)
-    assert done.outcome is SyncOutcome.UNCHANGED
+    assert committed.sync() is SyncOutcome.UNCHANGED
     assert {*committed.refs()} == {"main", *TAGS}
-    assert_rows(spark.table(committed.name).collect(), archive, spark, "0/20")
+    committed.assert_rows(spark.table(committed.name).collect(), "0/20")
 
     died = {failpoint.VARIABLE: "sync.staged"}
-    with group(JOB, *started, staged.name, more=died) as process:
-        assert process.wait(PATIENCE_S) == -signal.SIGKILL
-    assert staged.position() == "0/10" and len(staged.refs()) == len(("main", TAGS[0], "its own"))
-    done = sync_table(spark, str(archive), to="iceberg", target=staged.name)
-    assert done.outcome is SyncOutcome.MERGED
-    assert_equal(spark, archive, staged)
+    with group(lakehouse.JOB, *started, staged.name, more=died) as process:
+        assert lakehouse.was_killed(process)
+    assert staged.is_at_the_base() and len(staged.refs()) == len(("main", TAGS[0], "its own"))
+    assert staged.sync() is SyncOutcome.MERGED
+    staged.assert_synced()

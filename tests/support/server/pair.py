@@ -94,6 +94,12 @@ class Pair:
     def complete(self, holder: Fanout) -> int:
         return sum(each["complete"] for each in shown(holder)["standbys"])
 
+    def rejoin(self, server: Fanout, holder: Fanout) -> None:
+        """Start a killed server; it follows the holder with all that the holder has."""
+        server.program.start()
+        server.program.wait_ready()
+        wait_until(lambda: self.complete(holder) == 1, "it is complete")
+
     def confirmed(self) -> int:
         """Position that the slot is confirmed to."""
         row = self._one("SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
