@@ -26,6 +26,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.thorough
 def test_hostile_input_touches_no_foreign_byte(built: Path) -> None:
     inputs = max(1000, int(INPUTS_A_SECOND * budget.SECONDS))
     ended = sanitized.run(built, inputs, budget.FIRST_SEED)

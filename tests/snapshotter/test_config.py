@@ -18,6 +18,7 @@ snapshotter {{
   {more}
 }}
 """
+TOPIC = '"arn:aws:sns:eu-central-1:123456789012:changes"'
 
 
 def load(tmp_path: Path, more: str = "", *sets: str) -> list[TableConfig]:
@@ -165,6 +166,19 @@ def test_the_full_example_has_every_key() -> None:
             "key_format = go, formats { compression = zstd }",
             "snapshotter.key_format: go is for readers of the original program",
         ),
+        ("events = [{ type = sns, topic_arn = changes }]", "events[0].topic_arn"),
+        ("events = [{ type = sqs, queue_url = changes }]", "events[0].queue_url"),
+        ('events = [{ type = kinesis, stream = "a/b" }]', "events[0].stream"),
+        ("events = [{ type = kafka, topic = a }]", "events[0]"),
+        (
+            f"events = [{{ type = sns, topic_arn = {TOPIC}, credentials = x }}]",
+            "events[0].credentials",
+        ),
+        (
+            "events = [{ type = kinesis, stream = a, region = eu-west-1 },"
+            " { type = kinesis, stream = a, region = eu-west-2 }]",
+            "snapshotter.events: a is listed twice",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_its_path(tmp_path: Path, more: str, said: str) -> None:
@@ -175,7 +189,6 @@ def test_what_is_wrong_is_told_with_its_path(tmp_path: Path, more: str, said: st
 
 S3 = "type = s3, bucket = archive"
 ROLE = 'type = assume_role, role_arn = "arn:aws:iam::123456789012:role/writer"'
-TOPIC = '"arn:aws:sns:eu-central-1:123456789012:changes"'
 
 
 @pytest.mark.parametrize(
@@ -249,27 +262,6 @@ def test_a_wrong_profile_is_told_with_file_line_and_path(
         load(tmp_path, f"\n\n\ncredentials {{ {more} }}")
     assert said in str(refused.value)
     assert f"{tmp_path / 'snapshotter.conf'}:8: snapshotter.credentials." in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ("{ type = sns, topic_arn = changes }", "events[0].topic_arn"),
-        ("{ type = sqs, queue_url = changes }", "events[0].queue_url"),
-        ('{ type = kinesis, stream = "a/b" }', "events[0].stream"),
-        ("{ type = kafka, topic = a }", "events[0]"),
-        (f"{{ type = sns, topic_arn = {TOPIC}, credentials = x }}", "events[0].credentials"),
-        (
-            "{ type = kinesis, stream = a, region = eu-west-1 },"
-            " { type = kinesis, stream = a, region = eu-west-2 }",
-            "snapshotter.events: a is listed twice",
-        ),
-    ],
-)
-def test_a_wrong_sink_is_told_with_its_path(tmp_path: Path, more: str, said: str) -> None:
-    with pytest.raises(SettingsError) as refused:
-        load(tmp_path, f"events = [ {more} ]")
-    assert said in str(refused.value)
 
 
 def test_destinations_and_sinks_keep_their_order_and_their_profiles(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_read_as_files(spark: SparkSession, archive: Path, tmp_path: Path) -> No
     assert pq.read_table(out / "p").num_rows == 51
 
 
+@pytest.mark.thorough
 def test_read_on_the_terminal(spark: SparkSession, archive: Path) -> None:
     done = run("read", archive, "--to", "jsonl", "--columns", "id,name")
     found = [json.loads(line) for line in done.stdout.splitlines()]

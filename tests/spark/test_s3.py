@@ -64,6 +64,7 @@ def test_an_object_that_is_gone_or_cut_off(
         Reading(place, **reached(moto)).rows()
 
 
+@pytest.mark.thorough
 def test_many_diffs_in_slices(
     moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_changes_and_a_stream_of_them(spark: SparkSession, moto: AwsServer, tmp_
     assert stream.found() == AT_20 + AT_30 + AT_40
 
 
+@pytest.mark.thorough
 def test_changes_of_many_diffs_in_slices(
     moto: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

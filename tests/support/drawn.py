@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST = int(os.environ.get("LAREDO_TEST_SEED", "1"))
-_PUSH, _THOROUGH = 25, 100
+_PUSH, _THOROUGH = 15, 100
 
 # A slow machine is no failure, and a fixture that lasts for all examples is meant to.
 _PATIENT = settings(

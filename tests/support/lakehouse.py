@@ -2,10 +2,12 @@
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -18,7 +20,6 @@ from laredo_spark import sync_table
 from laredo_spark.sync.errors import OlderThanTarget, TargetDiffers, TargetRefused
 from laredo_spark.sync.sync import Synced, SyncOutcome
 from tests.support.archive.building import HISTORY, Builder
-from tests.support.process_group import group
 from tests.support.processes import wait_until
 from tests.support.spark_reading import Reading, manifest_of, names
 
@@ -254,8 +255,24 @@ def an_older_archive_and_another_table_are_refused(kept: Kept, tmp_path: Path) -
         kept.sync_as_written(archive)
 
 
-JOB = "tests.support.lakehouse_session"
 PATIENCE_S = 400
+
+
+@contextmanager
+def job(*arguments: object, dies_at: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A job in a process group with its JVM; none of them is left."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.support.lakehouse_session", *map(str, arguments)],
+        env={**os.environ, failpoint.VARIABLE: dies_at},
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 class Target:
@@ -293,8 +310,7 @@ def stopped_in_a_commit_and_killed_after_the_next(
     started: Sequence[object], both: Target, committed: Target
 ) -> None:
     """While a job is stopped, another syncs the table; the job's failure is one line."""
-    died = {failpoint.VARIABLE: "sync.committed"}
-    with group(JOB, *started, both.name, committed.name, more=died) as process:
+    with job(*started, both.name, committed.name, dies_at="sync.committed") as process:
         wait_until(both.is_being_written, "a commit begun", PATIENCE_S)
         os.killpg(process.pid, signal.SIGSTOP)
         assert both.is_at_the_base()
@@ -308,6 +324,6 @@ def stopped_in_a_commit_and_killed_after_the_next(
     both.assert_synced()
 
 
-def was_killed(process: Popen[str]) -> bool:
+def was_killed(process: subprocess.Popen[str]) -> bool:
     """Wait for its end."""
     return process.wait(PATIENCE_S) == -signal.SIGKILL

@@ -136,6 +136,7 @@ def test_typed_formats_need_columns(tmp_path: Path, format_id: str) -> None:
         ],
     ),
 )
+@pytest.mark.thorough
 def test_a_long_array_takes_memory_in_proportion(element: str, type_name: str) -> None:
     array = "[" + ",".join([element] * (300_000 // len(element))) + "]"
     strings = '["' + r"\"" * 150_000 + '"]'

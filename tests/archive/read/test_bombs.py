@@ -96,23 +96,23 @@ def refused(archive: Path, *commands: str) -> list[str]:
     return told
 
 
+ONE_VALUE = pa.DictionaryArray.from_arrays(
+    pa.array([0] * ROWS, pa.int32()), pa.array(["x" * 360_000])
+)
+
+
 def test_a_dictionary_is_no_bomb(archive: Path, tmp_path: Path) -> None:
     """One value of 360 kB in each of 16,384 rows: 5.9 GB out of some kilobytes."""
-    value = pa.DictionaryArray.from_arrays(
-        pa.array([0] * ROWS, pa.int32()), pa.array(["x" * 360_000])
-    )
-    data = parquet(tmp_path, pa.array([7] * ROWS, pa.int32()), value)
+    data = parquet(tmp_path, pa.array([7] * ROWS, pa.int32()), ONE_VALUE)
     assert len(data) < 10_000
     replaced(archive, data, "parquet", 100)
     [told] = refused(archive, "cat")
     assert "it has more rows than the 100 in the manifest" in told
 
 
+@pytest.mark.thorough
 def test_an_array_of_dictionary_values_is_no_bomb(archive: Path, tmp_path: Path) -> None:
-    values = pa.DictionaryArray.from_arrays(
-        pa.array([0] * ROWS, pa.int32()), pa.array(["x" * 360_000])
-    )
-    arrays = pa.ListArray.from_arrays(pa.array([0, ROWS], pa.int32()), values)
+    arrays = pa.ListArray.from_arrays(pa.array([0, ROWS], pa.int32()), ONE_VALUE)
     data = parquet(tmp_path, pa.array([7], pa.int32()), arrays)
     replaced(archive, data, "parquet", 1, ARRAYS)
     [told] = refused(archive, "cat")

@@ -68,6 +68,7 @@ def test_half_sent_requests_hold_up_nobody(server: Fanout, database: Database) -
         assert server.program.log.stat().st_size < 100_000
 
 
+@pytest.mark.thorough
 def test_no_descriptors_left_are_waited_for(server: Fanout, database: Database) -> None:
     with started(server):
         process = psutil.Process(server.program.pid)

@@ -94,6 +94,7 @@ def test_tables_without_keys_and_in_partitions_and_a_recopy_meanwhile(
     assert ingest.record("public.log").rows > 100
 
 
+@pytest.mark.thorough
 def test_a_backlog_that_grows_behind_its_last_segment_is_split_again(
     database: Database, ingesting: Start, options: CatchupOptions
 ) -> None:

@@ -226,6 +226,7 @@ def test_auto_splits_above_the_threshold_and_manual_does_not(
     ingest.assert_equal()
 
 
+@pytest.mark.thorough
 def test_a_large_transaction_is_not_begun_anew(
     database: Database, live: Start, options: CatchupOptions
 ) -> None:

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
@@ -70,6 +72,7 @@ def scene(path: Path) -> None:
     assert peak - before < ALLOWED_GROWTH_KB, f"grew from {before} to {peak} KB"
 
 
+@pytest.mark.thorough
 def test_giant_transactions_and_what_they_leave(tmp_path: Path) -> None:
     run = completed([sys.executable, "-m", "tests.fanout.store.test_memory", str(tmp_path)])
     assert run.returncode == 0, run.stdout + run.stderr

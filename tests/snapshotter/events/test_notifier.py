@@ -238,6 +238,7 @@ def test_a_record_is_due_once_nothing_was_committed_for_a_while(
         assert not notifier.recording_due(0.0)
 
 
+@pytest.mark.thorough
 def test_thousands_of_outstanding_notices_cost_no_memory(
     recorder: Recorder, proxy: FaultProxy, clients: AwsClients
 ) -> None:

@@ -11,7 +11,6 @@ from laredo_spark.sync.sync import SyncOutcome
 from tests.support import lakehouse
 from tests.support.archive.building import Builder
 from tests.support.archive.many_rows import many
-from tests.support.process_group import group
 from tests.support.processes import wait_until
 
 COUNT = 20_000
@@ -59,7 +58,7 @@ def test_killed_and_two_at_once(spark: SparkSession, tmp_path: Path) -> None:
     assert committed.sync() is SyncOutcome.UNCHANGED
     committed.assert_synced()
 
-    with group(lakehouse.JOB, *started, within.name):
+    with lakehouse.job(*started, within.name):
         wait_until(within.is_being_written, "a commit begun", lakehouse.PATIENCE_S)
     assert within.is_at_the_base()
     assert within.sync() is SyncOutcome.MERGED

@@ -5,13 +5,11 @@ from pathlib import Path
 
 from pyspark.sql import Row, SparkSession
 
-from laredo_archive import failpoint
 from laredo_spark import read_table
 from laredo_spark.sync.sync import SyncOutcome
 from tests.support import lakehouse
 from tests.support.archive.building import Builder
 from tests.support.archive.many_rows import many
-from tests.support.process_group import group
 
 COUNT = 20_000
 TAGS = ("epoch_1_at_0_10", "epoch_1_at_0_20")
@@ -70,8 +68,7 @@ def test_killed_and_two_at_once(spark: SparkSession, warehouse: Path, tmp_path: 
     assert {*committed.refs()} == {"main", *TAGS}
     committed.assert_rows(spark.table(committed.name).collect(), "0/20")
 
-    died = {failpoint.VARIABLE: "sync.staged"}
-    with group(lakehouse.JOB, *started, staged.name, more=died) as process:
+    with lakehouse.job(*started, staged.name, dies_at="sync.staged") as process:
         assert lakehouse.was_killed(process)
     assert staged.is_at_the_base() and len(staged.refs()) == len(("main", TAGS[0], "its own"))
     assert staged.sync() is SyncOutcome.MERGED

@@ -142,6 +142,7 @@ async def test_a_serving_process_that_hangs_is_replaced(server: Fanout, database
                     await until(lambda: other._task is not None and other._task.done())
 
 
+@pytest.mark.thorough
 async def test_a_table_without_a_key_comes_while_another_is_copied(
     server: Fanout, database: Database
 ) -> None:
