@@ -109,9 +109,9 @@ def main(
     gc.disable()
     config = context.obj.load()
     from laredo_fanout.app import logs, server
-    from laredo_service import native_log
+    from laredo_service.log import capture_native_lines
 
-    native_log.capture()
+    capture_native_lines()
     chosen = logs.LogSettings(log_format, log_level)
     logs.configure(chosen)
     sys.exit(server.run(config, chosen, context.obj.read))

@@ -19,9 +19,7 @@ from laredo_model import position as position_
 from laredo_model.checksum import StateChecksum
 from laredo_model.column import Column
 from laredo_service import files as files_
-from laredo_service import private_directory
-from laredo_service.files import Digest
-from laredo_service.private_directory import private
+from laredo_service.files import Digest, make_private, private
 
 # A periodic snapshot's description: the small JSON file with its rows' file.
 
@@ -369,7 +367,7 @@ def take(
     """
     files = SnapshotDirectory(directory)
     try:
-        private_directory.make(directory, (_LOCK,))
+        make_private(directory, (_LOCK,))
         with _locked(directory):
             _remove_unfinished(files)
             made, new = _write_rows_if_changed(reader, table, files)

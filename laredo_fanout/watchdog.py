@@ -7,7 +7,8 @@ comes round (:class:`LoopPulse`).
 
 The main process counts silence in turns of its own, and reads every pipe in each turn. A main
 process that was stopped, or had no CPU, took no turns meanwhile; what its children sent waits in
-the pipes.
+the pipes. A turn in which the child waited for a CPU doesn't count: snapshots and scrubs have a low
+priority, so on a busy machine they may not run for many seconds.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import structlog
 
-from laredo_service import native_log
+from laredo_service.log import native_stderr
 
 SERVING, SNAPSHOT, SEGMENT, SCRUB = KINDS = ("serving", "snapshot", "segment", "scrub")
 
@@ -33,6 +35,8 @@ _SILENT_TURNS = 10
 _SUSPECT_TURNS = 5
 _STARTING_TURNS = 120
 """Most turns until the first beat: on a busy machine, imports take long."""
+_STARVED_TURNS = 120
+"""Most turns of one silence that don't count, since the process waited for a CPU."""
 _COMPUTING_BEATS = 60
 """Most beats for a loop that computes without coming round."""
 _MAIN_IS_GONE = 3
@@ -113,7 +117,8 @@ class Watched:
         os.set_blocking(self._ours, False)
         self._process: Killable | None = None
         self._has_beaten = False
-        self._silent = 0
+        self._silent = self._starved = 0
+        self._run = _Run(0, 0, False)
         self.verdict: str | None = None
         """Reason of its kill; None: it wasn't killed."""
 
@@ -148,7 +153,7 @@ class Watched:
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=native_log.descriptor(),
+            stderr=native_stderr(),
             pass_fds=[self.end],
             process_group=0,
         )
@@ -159,6 +164,7 @@ class Watched:
         """Watch ``process``, which has inherited :attr:`end`, from now on."""
         os.close(self.end)
         self._process = process
+        self._run = _Run.of(process.pid)
         self._watchdog.add(self)
 
     def close(self) -> None:
@@ -174,7 +180,11 @@ class Watched:
         with suppress(BlockingIOError):
             # An empty read is the end of the process, which its starter notices.
             os.read(self._ours, 1 << 16)
-            self._has_beaten, self._silent = True, 0
+            self._has_beaten, self._silent, self._starved = True, 0, 0
+            self._run = _Run.of(self._process.pid)
+            return False
+        if self._is_starved() and self._starved < _STARVED_TURNS:
+            self._starved += 1
             return False
         self._silent += 1
         limit = _SILENT_TURNS if self._has_beaten else _STARTING_TURNS
@@ -185,6 +195,32 @@ class Watched:
             self._process.kill()
         log.error("hung process killed", process=self.name, pid=self._process.pid, silent_s=limit)
         return True
+
+    def _is_starved(self) -> bool:
+        """True if its first thread is ready to run, and mostly had no CPU since the last turn."""
+        assert self._process is not None
+        before, now = self._run, _Run.of(self._process.pid)
+        self._run = now
+        return now.is_ready and 2 * (now.ran_ns - before.ran_ns) < now.at_ns - before.at_ns
+
+
+class _Run(NamedTuple):
+    """The first thread of a process, as the scheduler sees it."""
+
+    at_ns: int
+    ran_ns: int
+    is_ready: bool
+    """True if it runs, or waits for a CPU; not if it is stopped or waits for anything else."""
+
+    @classmethod
+    def of(cls, pid: int) -> _Run:
+        """https://docs.kernel.org/scheduler/sched-stats.html and proc_pid_stat(5)."""
+        at, process = time.monotonic_ns(), Path(f"/proc/{pid}")
+        try:
+            state = (process / "stat").read_text().rpartition(") ")[2][:1]
+            return cls(at, int((process / "schedstat").read_text().split()[0]), state == "R")
+        except (OSError, IndexError, ValueError):
+            return cls(at, 0, False)
 
 
 class Watchdog:

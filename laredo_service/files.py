@@ -1,11 +1,14 @@
-"""Files of the programs: written durably, hashed, dated.
+"""Files of the programs: written durably, hashed, dated, closed to other users.
 
 A ``datetime`` has the years 1 to 9999 in its own offset: 0001-01-01T00:00+14:00 can be parsed, and
 its conversion to UTC raises OverflowError. The functions here raise BadTime instead.
 """
 
+from __future__ import annotations
+
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,6 +17,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from laredo_model.errors import BadTime
+from laredo_service.log import Log
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_DIRECTORY, _FILE = 0o700, 0o600
+
+log = Log(__name__)
 
 # Durable files: fsync, and replacement in one step that survives a power failure.
 
@@ -117,3 +126,50 @@ def in_utc(moment: datetime) -> datetime:
     except OverflowError:
         side = "before the year 1" if moment.year == 1 else "after the year 9999"
         raise BadTime(f"{moment.isoformat()} is {side} in UTC") from None
+
+
+# Directories and files that only their owner may read.
+
+
+def make_private(directory: Path, marks: Collection[str] = ()) -> None:
+    """Make the directory, with mode 0700, if it is missing.
+
+    An existing one that others may enter is set to 0700 if it is provably ours: owned by our user,
+    and empty or with one of ``marks`` in it, files that only this program makes. Any other
+    (``/tmp``, a shared volume) stays as it is, with a warning; the files that we write there are
+    private all the same.
+
+    :raises OSError: if it can't be made or read.
+    """
+    try:
+        directory.mkdir(mode=_DIRECTORY)
+    except FileExistsError:
+        _tighten(directory, marks)
+    except FileNotFoundError:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=_DIRECTORY)
+
+
+def private(path: str, flags: int) -> int:
+    """An opener for ``open``: makes a file that only its owner may read."""
+    return os.open(path, flags | os.O_CLOEXEC, _FILE)
+
+
+def _tighten(directory: Path, marks: Collection[str]) -> None:
+    names = set(os.listdir(directory))  # noqa: PTH208  # raises as make_private promises
+    found = directory.stat()
+    if found.st_mode & _OTHERS:
+        mode = stat.filemode(found.st_mode)
+        if found.st_uid != os.geteuid() or (names and not names & set(marks)):
+            log.warning("directory left open to others: not ours", path=str(directory), mode=mode)
+            return
+        directory.chmod(_DIRECTORY)
+        log.warning("directory closed to others", path=str(directory), mode=mode)
+    for name in names & set(marks):
+        _tighten_file(directory / name)
+
+
+def _tighten_file(path: Path) -> None:
+    found = path.lstat()
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
+        path.chmod(_FILE)

@@ -52,11 +52,11 @@ from laredo_snapshotter.config_outputs import (
     SqsSink,
 )
 from laredo_snapshotter.destinations import Stores
-from laredo_snapshotter.diff.trigger_history import summary
 from laredo_snapshotter.errors import ConfigRefused, SinkError
 from laredo_snapshotter.events import sinks as sinks_
 from laredo_snapshotter.events.sinks import build
 from laredo_snapshotter.table.status import configured
+from laredo_snapshotter.triggers import summary
 
 # Findings of ``laredo-snapshotter check``, and their display.
 

@@ -12,9 +12,9 @@ from typing import NoReturn
 import click
 import structlog
 
-from laredo_service import native_log
 from laredo_service.build import version_option
 from laredo_service.command_line import Amount
+from laredo_service.log import capture_native_lines
 from laredo_service.printable import printable, printable_lines
 from laredo_service.settings import SettingsError
 from laredo_snapshotter import config as config_
@@ -94,7 +94,7 @@ def cli(
     if context.invoked_subcommand is None:
         service.give_back()
         block = _loaded(path, sets)
-        native_log.capture()
+        capture_native_lines()
         logs.configure(log_level or usual, as_json=as_json)
         # A SIGHUP before the writer runs must not end it; its configuration was read just now.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -35,8 +35,8 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage.access import S3Access
 from laredo_model import position as positions
 from laredo_model.position import Position
+from laredo_service.command_line import Listing, cell
 from laredo_service.figures import count, counted, size
-from laredo_service.listing import Listing, cell
 from laredo_service.printable import printable, printable_lines
 
 

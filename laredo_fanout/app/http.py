@@ -35,8 +35,8 @@ from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
 from laredo_model import position
 from laredo_service.figures import counted, duration, size
 from laredo_service.http import page
-from laredo_service.http.endpoints import Endpoints
 from laredo_service.http.page import LastHour, LineChart, chart_of
+from laredo_service.http.server import Endpoints
 from laredo_service.metrics import Exposition
 
 # The source's lag over the last hour, for the status page.

@@ -19,7 +19,7 @@ from laredo_fanout.errors import SpoolFull
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
-from laredo_fanout.standby.ingest import StandbyIngest
+from laredo_fanout.standby import StandbyIngest
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.errors import Damage, JournalDamaged, StoreError, StoreFull
 from laredo_fanout.store.writer import Store

@@ -21,7 +21,7 @@ from laredo_fanout.serving.journal import transactions_of
 from laredo_fanout.serving.ports import ClientState
 from laredo_fanout.serving.shared import SentCounts
 from laredo_fanout.slot.slot import Slot
-from laredo_fanout.standby.ingest import StandbyStatus
+from laredo_fanout.standby import StandbyStatus
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import TableRecord

@@ -35,7 +35,7 @@ from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.pg_catalog.publication import TableDiscovery
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.relay.ingest import RelayIngest
-from laredo_fanout.standby.ingest import StandbyIngest
+from laredo_fanout.standby import StandbyIngest
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.writer import Store
 from laredo_fanout.watchdog import Watchdog

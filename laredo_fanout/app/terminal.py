@@ -28,9 +28,9 @@ from rich.text import Text
 
 from laredo_fanout.app.check_tables import STORE_IN_USE, ServerFinding, Verdict
 from laredo_fanout.errors import FanoutError
+from laredo_service.command_line import Listing, cell
 from laredo_service.figures import age, counted, duration, size
 from laredo_service.http.probe import mistaken
-from laredo_service.listing import Listing, cell
 from laredo_service.printable import printable
 
 # The parts of /status that come first on a terminal and on the status page: problems, and the

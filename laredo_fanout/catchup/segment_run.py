@@ -18,7 +18,7 @@ import structlog
 from laredo_fanout.catchup import plan, spool
 from laredo_fanout.catchup.plan import Failure, Order, Report, Segment, SpoolPiece
 from laredo_fanout.watchdog import SEGMENT, Watchdog, Watched
-from laredo_service import native_log
+from laredo_service.log import native_stderr
 from laredo_service.retry import Backoff
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class SegmentRun:
                 [sys.executable, "-m", "laredo_fanout.catchup.segment_process", str(watched.end)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=native_log.descriptor(),
+                stderr=native_stderr(),
                 bufsize=0,
                 pass_fds=[watched.end],
                 # A terminal's Ctrl-C is for the main process, which ends the others.

@@ -17,7 +17,7 @@ from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.errors import Damage
 from laredo_fanout.store.reader import StoreReader
-from laredo_service import private_directory
+from laredo_service.files import make_private
 
 if TYPE_CHECKING:
     from laredo_fanout.serving.archives import ReplayArchive
@@ -99,7 +99,7 @@ class Archives:
 
         directory = self._directory
         if directory is not None:
-            private_directory.make(directory)
+            make_private(directory)
         for name, its_options in options.items():
             known = before.get(name)
             if known is None or known.options != its_options:

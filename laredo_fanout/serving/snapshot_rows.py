@@ -17,7 +17,7 @@ from laredo_fanout.serving.errors import NoRoomToSpool
 from laredo_fanout.store.errors import SpoolFailed
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.shared_spool import SharedSpools
-from laredo_service import private_directory
+from laredo_service.files import make_private
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ class SpoolDirectory:
     """The directory of the spool files of slow clients; shared by a process's sessions."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        private_directory.make(path)
+        make_private(path)
         self.path = path
         self.spools = SharedSpools(path, max_bytes)
         self.one_at_a_time = asyncio.Lock()

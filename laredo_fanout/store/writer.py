@@ -23,7 +23,7 @@ from laredo_fanout.store.errors import (
 from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.transaction import Transaction
-from laredo_service import private_directory
+from laredo_service.files import make_private
 
 if TYPE_CHECKING:
     from laredo_fanout.store.reader import StoreReader
@@ -54,7 +54,7 @@ class Store:
     def __init__(self, directory: Path, max_size: int) -> None:
         self.path = directory
         try:
-            private_directory.make(directory, environment.FILES)
+            make_private(directory, environment.FILES)
             self._lock = environment.ServerLock(directory)
         except OSError as failed:
             raise environment.what_failed(directory, failed) from failed

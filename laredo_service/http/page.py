@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from laredo_service import figures
-from laredo_service.http.endpoints import Endpoints
+from laredo_service.http.server import Endpoints
 
 # A figure's values over the last hour, in memory, in steps of ten seconds.
 

@@ -15,7 +15,7 @@ from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_model import position as position_
 from laredo_service import build
 from laredo_service.http import page
-from laredo_service.http.endpoints import Endpoints, flag
+from laredo_service.http.server import Endpoints, flag
 from laredo_snapshotter.errors import ReloadImpossible, SnapshotNotReady
 from laredo_snapshotter.metrics import Metrics
 from laredo_snapshotter.status import TableWriterStatus, WriterState

@@ -50,7 +50,7 @@ def configure(level: str, *, as_json: bool | None = None) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
-    # Forced: a handler on an earlier stderr would write into what native_log reads, and wait.
+    # Forced: a handler on an earlier stderr would write into the pipe of native lines, and wait.
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
 
 

@@ -8,18 +8,119 @@ An open transaction is kept apart until its end. So the buffer can be sealed bet
 any time, and the half of a transaction that a lost connection leaves can be dropped.
 """
 
-from collections.abc import Iterator, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import repeat
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from laredo_model.checksum import MODULUS, StateChecksum, sum_of
 from laredo_model.errors import ModelError
 from laredo_model.line import Action, Change
 from laredo_model.position import History
-from laredo_snapshotter.diff.spill import Net, SpillFile
+from laredo_service.record_file import RecordFile
 from laredo_snapshotter.errors import StreamInconsistent
+
+Net = tuple[bytes, bytes | None, bytes | None]
+"""One key's net change: key, old line, new line."""
+
+MOST_RUNS = 32
+"""Number of runs of one length that are merged into one run of the next length."""
+
+
+class _Level:
+    """Runs of about one length, oldest first."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.file = RecordFile(directory)
+        self._extents: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._extents)
+
+    def add(self, changes: Iterable[Net]) -> None:
+        self._extents.append(self.file.write(changes))
+
+    def runs(self) -> Sequence[Iterator[Net]]:
+        return [cast("Iterator[Net]", self.file.read(*each)) for each in self._extents]
+
+
+class SpillFile:
+    """Runs of net changes on disk. Not thread-safe; one user at a time."""
+
+    def __init__(self, directory: Path | None) -> None:
+        """``directory`` defaults to the system's temporary one.
+
+        :raises OSError: if no file can be made there.
+        """
+        self._directory = directory
+        self._levels = [_Level(directory)]
+        """Those of the shortest runs first: they are the newest."""
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(level.file.size for level in self._levels)
+
+    def write(self, changes: Iterable[Net]) -> None:
+        """Add one run; ``changes`` are sorted by key.
+
+        :raises OSError: if the disk is full.
+        """
+        self._add(changes, 0)
+
+    def adopt(self, other: "SpillFile") -> None:
+        """Take over the runs of ``other``, which come after all of this file's, and close it."""
+        for run in other._runs():
+            self.write(run)
+        other.close()
+
+    def merged(self, last: Iterable[Net]) -> Iterator[Net]:
+        """Every key's net change over all runs and ``last`` (sorted by key), in key order.
+
+        A key may come out with its old line equal to its new one; the caller drops it.
+        """
+        return _merged([*self._runs(), last])
+
+    def close(self) -> None:
+        """Give the disk space back."""
+        for level in self._levels:
+            level.file.close()
+        self._levels = []
+
+    def _runs(self) -> list[Iterable[Net]]:
+        """All runs, oldest first."""
+        return [run for level in reversed(self._levels) for run in level.runs()]
+
+    def _add(self, changes: Iterable[Net], number: int) -> None:
+        if number == len(self._levels):
+            self._levels.append(_Level(self._directory))
+        level = self._levels[number]
+        level.add(changes)
+        if len(level) == MOST_RUNS:
+            self._add(_merged(level.runs()), number + 1)
+            self._levels[number] = _Level(self._directory)
+            level.file.close()
+
+
+def _merged(runs: Sequence[Iterable[Net]]) -> Iterator[Net]:
+    """Every key's net change over all runs, in key order."""
+    # merge() is stable: of equal keys the earlier run's comes first.
+    merged = heapq.merge(*runs, key=itemgetter(0))
+    current = next(merged, None)
+    if current is None:
+        return
+    key, old, new = current
+    for following in merged:
+        if following[0] == key:
+            new = following[2]
+            continue
+        yield key, old, new
+        key, old, new = following
+    yield key, old, new
+
 
 # The keys that changed in a window and are as they were before it: no diff mentions them.
 #

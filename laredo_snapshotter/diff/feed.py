@@ -32,8 +32,13 @@ from laredo_model.column import Column, key_columns
 from laredo_model.position import History, Position
 from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.diff.cuts import CutBuffer, VerifiedPosition
-from laredo_snapshotter.diff.feed_ports import FeedTable, Outlet, StreamedBase
+from laredo_snapshotter.diff.cuts import (
+    CutBuffer,
+    FeedTable,
+    Outlet,
+    StreamedBase,
+    VerifiedPosition,
+)
 from laredo_snapshotter.errors import KeyFieldsDiffer, ServerUnfit
 
 log = structlog.get_logger(__name__)

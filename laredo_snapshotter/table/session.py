@@ -21,9 +21,8 @@ from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter import rebase
 from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.diff.cuts import VerifiedPosition
+from laredo_snapshotter.diff.cuts import StreamedBase, VerifiedPosition
 from laredo_snapshotter.diff.feed import Feed
-from laredo_snapshotter.diff.feed_ports import StreamedBase
 from laredo_snapshotter.errors import NeverVerified, StreamBehind
 from laredo_snapshotter.events.notifier import Notifier
 from laredo_snapshotter.metrics import TableCounters

@@ -32,7 +32,7 @@ from laredo_archive.storage.destination import Destination
 from laredo_archive.write.manifest_store import Counts
 from laredo_archive.write.table_archive import TableArchive
 from laredo_fanout.client.errors import StreamError
-from laredo_service import private_directory
+from laredo_service.files import make_private
 from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.destinations import Stores
@@ -320,7 +320,7 @@ class TableWriter:
     def _open(self, destinations: Sequence[Destination]) -> TableArchive:
         config = self.config
         if config.spill_directory is not None:
-            private_directory.make(config.spill_directory)
+            make_private(config.spill_directory)
         return TableArchive.open(
             destinations,
             config.name,

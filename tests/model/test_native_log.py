@@ -15,9 +15,9 @@ WRITER = "from laredo_snapshotter.app.logs import *; configure('info', as_json=T
 PROGRAM = """
 import logging, socket, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
-from laredo_service import native_log
+from laredo_service.log import capture_native_lines, native_stderr
 {configured}
-native_log.capture()
+capture_native_lines()
 {configured}
 logging.warning("a library's own")
 import grpc
@@ -27,7 +27,7 @@ try:
     server.add_insecure_port("127.0.0.1:%s" % taken.getsockname()[1])
 except RuntimeError:
     print("Python's own", file=sys.stderr)
-subprocess.run(["sh", "-c", "echo of a child >&2"], stderr=native_log.descriptor())
+subprocess.run(["sh", "-c", "echo of a child >&2"], stderr=native_stderr())
 sys.stdin.read()
 """
 PLAIN = {"Python's own\n", "of a child\n"}
@@ -53,7 +53,7 @@ def test_grpcs_own_lines_have_the_logs_format(configured: str) -> None:
 
 def test_the_trace_of_a_crash_is_seen() -> None:
     crash = "import os, native_log_; os.abort()".replace("native_log_", "faulthandler")
-    crash = f"from laredo_service import native_log; native_log.capture(); {crash}"
+    crash = f"from laredo_service import log; log.capture_native_lines(); {crash}"
     ended = completed([sys.executable, "-c", crash])
     assert "Fatal Python error: Aborted" in ended.stderr
 

@@ -10,7 +10,7 @@ import pytest
 from laredo_fanout.app.processes.control_wire import WakeUps
 from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.store.writer import Store
-from laredo_service import private_directory
+from laredo_service import files
 from tests.support.server.local_snapshot import SNAPSHOT, at
 from tests.support.server.serving_world import USERS, Writer, rows
 
@@ -59,7 +59,7 @@ def test_a_directory_that_is_not_ours_is_left_alone(
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o777)
     (shared / "somebody's").touch(0o666)
-    private_directory.make(shared, ("data.mdb",))
+    files.make_private(shared, ("data.mdb",))
     assert (mode(shared), mode(shared / "somebody's")) == (0o777, 0o666)
     assert "directory left open to others: not ours" in capsys.readouterr().out
 
@@ -70,13 +70,13 @@ def test_a_mark_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir(mode=0o755)
     (state / "data.mdb").symlink_to(elsewhere)
-    private_directory.make(state, ("data.mdb",))
+    files.make_private(state, ("data.mdb",))
     assert (mode(state), mode(elsewhere)) == (0o700, 0o644)
 
 
 def test_an_empty_directory_of_ours_is_closed(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir(mode=0o755)
-    private_directory.make(tmp_path / "spool")
+    files.make_private(tmp_path / "spool")
     assert mode(tmp_path / "spool") == 0o700
 
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from laredo_model.line import Action
 from laredo_snapshotter.diff import buffer as buffer_
-from laredo_snapshotter.diff.buffer import Cancelled, ChangeBuffer, DiffSummary, Sealed
-from laredo_snapshotter.diff.spill import SpillFile
+from laredo_snapshotter.diff.buffer import Cancelled, ChangeBuffer, DiffSummary, Sealed, SpillFile
 from laredo_snapshotter.errors import StreamInconsistent
 from tests.snapshotter.change_stream import EMPTY, Row, State, Stream, assert_leads, state_of, take
 from tests.support.drawn import examples

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from laredo_service.http.endpoints import Endpoints
+from laredo_service.http.server import Endpoints
 from laredo_snapshotter.app import http
 from laredo_snapshotter.status import TableWriterStatus, WriterState
 from tests.support.aws import AwsServer

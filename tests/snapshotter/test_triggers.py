@@ -7,8 +7,7 @@ import pytest
 
 from laredo_archive.manifest.model import Artifact, ArtifactKind, FormatEntry, Manifest
 from laredo_model.position import Position
-from laredo_snapshotter.diff.trigger_history import fired, summary
-from laredo_snapshotter.triggers import MOST_DIFFS, SinceSnapshot, Triggers
+from laredo_snapshotter.triggers import MOST_DIFFS, SinceSnapshot, Triggers, fired, summary
 
 QUIET = {"age_s": 100.0, "snapshot_bytes": 1000, "rows": 100}
 

@@ -1,5 +1,6 @@
 """A stream of an archive's changes, as its reader gives batches and as a query runs."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from laredo_spark import register
 from laredo_spark.changes.stream import ChangesStreamReader, Offset
 from laredo_spark.source import LaredoDataSource
 from tests.spark.simple_archive import found
+from tests.support.processes import PATIENCE_S
 
 FIRST: Offset = {"position": "", "epoch": 0, "history": ""}
 
@@ -50,13 +52,15 @@ class Stream:
 
         On a busy machine Spark gives its Python worker up after 10 s, before the query begins.
         """
-        for attempt in range(5):
+        patience = time.monotonic() + PATIENCE_S
+        while True:
             query = self.start(availableNow=True)
             try:
                 assert query.awaitTermination(120)
                 return
             except StreamingQueryException as failure:
-                if "failed to connect back" not in str(failure) or attempt == 4:
+                late = time.monotonic() > patience
+                if "failed to connect back" not in str(failure) or late:
                     raise
             finally:
                 query.stop()

@@ -30,8 +30,8 @@ from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from laredo_fanout.serving.shared import SentCounts, no_repair
 from laredo_fanout.store.errors import Damage
 from laredo_fanout.watchdog import SERVING, Watchdog, Watched
-from laredo_service import native_log
 from laredo_service.http import settings
+from laredo_service.log import native_stderr
 from laredo_service.retry import Backoff, Outage
 
 _RETRY = Backoff(initial=0.1, maximum=10.0)
@@ -281,7 +281,7 @@ class ServingChildren:
             *map(str, ends),
             *self.log_settings.arguments,
             stdin=asyncio.subprocess.DEVNULL,
-            stderr=native_log.descriptor(),
+            stderr=native_stderr(),
             pass_fds=ends,
             # Ctrl-C on a terminal is for the main process, which drains the others.
             process_group=0,

@@ -31,7 +31,7 @@ from laredo_fanout.serving.shared import SentCounts
 from laredo_fanout.store.errors import StoreError
 from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.watchdog import LoopPulse, beat
-from laredo_service import native_log
+from laredo_service.log import capture_native_lines
 
 MAIN_IS_GONE = 3
 CANT_SERVE = 4
@@ -125,7 +125,7 @@ async def _listen_to_main(
 
 def main() -> int:
     control_fd, wake_fd, beat_fd, log_format, level = sys.argv[1:]
-    native_log.capture()
+    capture_native_lines()
     logs.configure(logs.LogSettings(log_format, level))
     # The modules stay: a full collection over them would hold every client for tens of ms.
     gc.freeze()

@@ -27,7 +27,7 @@ from laredo_model import column as column_
 from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.errors import ModelError
-from laredo_service import files, private_directory
+from laredo_service import files
 from laredo_service.files import Digest
 
 FORMAT = "laredo-local-snapshot"
@@ -70,7 +70,7 @@ class SnapshotFile:
             _LOCK_WAIT_S; the old file is unchanged then.
         """
         if not self.path.parent.exists():
-            private_directory.make(self.path.parent)
+            files.make_private(self.path.parent)
         new = self.path.with_name(f".{self.path.name}.new")
         with _opened_alone(new) as file, files.replacing(self.path, new, file):
             self._write(file, snapshot)

@@ -14,7 +14,7 @@ from laredo_fanout.app import http
 from laredo_fanout.app.http import LagHistory
 from laredo_fanout.batch.status import IngestStatus
 from laredo_fanout.catchup.plan import CatchupStatus, SegmentStatus
-from laredo_service.http.endpoints import Endpoints
+from laredo_service.http.server import Endpoints
 from tests.support.page import Element, page_of
 from tests.support.postgres import Database, new_database
 from tests.support.processes import PATIENCE_S, until, wait_until
