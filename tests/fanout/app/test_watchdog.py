@@ -78,11 +78,14 @@ def child(program: str) -> Iterator[Child]:
         made.end()
 
 
+def _wait_for(pid: int, state: str) -> None:
+    wait_until(lambda: psutil.Process(pid).status() == state, f"it is {state}")
+
+
 def test_a_process_that_is_stopped_is_killed_after_ten_turns() -> None:
     with child(RUNS) as one:
         os.kill(one.process.pid, signal.SIGSTOP)
-        state = psutil.Process(one.process.pid)
-        wait_until(lambda: state.status() == psutil.STATUS_STOPPED, "it is stopped")
+        _wait_for(one.process.pid, psutil.STATUS_STOPPED)
         one.has_beaten()
         for turn in range(1, LIMIT):
             one.watchdog.turn()
@@ -130,25 +133,16 @@ def test_silence_of_a_process_that_waits_for_a_cpu_does_not_count() -> None:
             loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
             stack.callback(loop.kill)
             os.sched_setaffinity(loop.pid, {cpu})
-        wait_until(lambda: _turn_that_found(starved, waiting=True), "it waits for a CPU")
+        wait_until(lambda: starved.watchdog.turn() or starved.watched._starved, "it has no CPU")
         starved.watched._silent = 0
         for _ in range(3 * LIMIT):
             time.sleep(0.1)  # a turn
             starved.watchdog.turn()
         assert starved.process.poll() is None and starved.watched._starved > 2 * LIMIT
         stack.close()
-        wait_until(lambda: _turn_that_found(starved, waiting=False), "it has the CPU")
-        for _ in range(LIMIT):
-            time.sleep(0.1)  # a turn
-            starved.watchdog.turn()
+        os.sched_setscheduler(starved.process.pid, os.SCHED_OTHER, os.sched_param(0))
+        wait_until(lambda: starved.watchdog.turn() or starved.watched.verdict, "it is killed")
         assert starved.process.wait(PATIENCE_S) == -signal.SIGKILL
-
-
-def _turn_that_found(one: Child, *, waiting: bool) -> bool:
-    before = one.watched._starved
-    time.sleep(0.1)  # a turn
-    one.watchdog.turn()
-    return (one.watched._starved > before) == waiting
 
 
 def test_a_process_that_is_still_importing_is_given_more_time() -> None:
@@ -157,6 +151,7 @@ def test_a_process_that_is_still_importing_is_given_more_time() -> None:
     process = subprocess.Popen(["sleep", "600"], pass_fds=[watched.end])
     watched.started(process)
     try:
+        _wait_for(process.pid, psutil.STATUS_SLEEPING)
         for _ in range(LIMIT):
             watchdog.turn()
         assert process.poll() is None and watchdog.suspicions() == []
