@@ -182,7 +182,7 @@ def test_an_answer_that_doesnt_come_shows(
         assert notifier.statuses()[0].trouble is None, "it may come yet"
         monkeypatch.setattr(notifier_, "SLOW_S", 0.01)
         trouble = wait_until(lambda: notifier.statuses()[0].trouble, "it shows")
-        assert trouble.problem == f"{sink.name}: no answer for 0 s"
+        assert trouble.problem.startswith(f"{sink.name}: no answer for ")
         assert not notifier.settle(0.0), "it isn't settled, all the same"
 
 
