@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
+import aiohappyeyeballs
 import grpc
 import h11
 import orjson
@@ -287,13 +288,16 @@ async def _open(
         )
     host, _, port = endpoint.server.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
+    addresses = await asyncio.get_running_loop().getaddrinfo(
+        host, int(port), type=socket.SOCK_STREAM
+    )
+    # asyncio's own race leaks the socket of an attempt that is cancelled as it connects.
+    winner = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=0.25)
     return await asyncio.open_connection(
-        host,
-        int(port),
+        sock=winner,
         limit=_READ_BYTES,
         ssl=context,
         server_hostname=(name or host) if context else None,
-        happy_eyeballs_delay=0.25,
     )
 
 
