@@ -108,7 +108,7 @@ class Bare:
     def _link_files(self, found: metadata.Distribution) -> None:
         for file in found.files or ():
             link = self._packages / file
-            if ".." not in file.parts and not link.exists():
+            if ".." not in file.parts and file.suffix != ".pyc" and not link.exists():
                 link.parent.mkdir(parents=True, exist_ok=True)
                 original = Path(str(found.locate_file(file)))
                 link.symlink_to(original)
