@@ -34,7 +34,7 @@ _MOST_INCLUDES = 20
 
 _BLANKS = re.compile(r"[ \t\r\f\v\u00a0\ufeff]*")
 _COMMENT = re.compile(r"(?:#|//)[^\n]*")
-_TRIPLE = re.compile(r'"""((?:[^"]|"(?!""))*+"*)"""')
+_TRIPLE = re.compile(r'"""(.*?)"""(?!")', re.DOTALL)
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _ESCAPE = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|(\\.?)")
 _UNQUOTED = re.compile(r'[^$"{}\[\]=,+#`^?!@*&\\\s]+')
