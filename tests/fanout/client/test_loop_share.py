@@ -77,6 +77,13 @@ async def counted() -> AsyncIterator[Turns]:
     await asyncio.wait([task])
 
 
+async def at_the_turn(condition: Callable[[], object]) -> None:
+    """Wait for what may be true for a few turns of the loop only."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
 def staged(client: AsyncFanoutClient) -> int:
     found = client._replica._staged
     return 0 if found is None else len(found[0])
@@ -152,12 +159,12 @@ async def test_rows_leave_turns_and_are_of_before_a_transaction_in_parts() -> No
         async with client:
             await client.await_ready(PATIENCE_S)
             ready.set()
-            await soon(lambda: client._replica.reached.open_changes)
+            await at_the_turn(lambda: client._replica.reached.open_changes)
             # What the rows were before isn't known of a transaction that began before this call.
             assert await names() == (0x20, {"y"}, len(ROWS))
             assert 0 < turns.most <= 2
             second.set()
-            await soon(lambda: client._replica.reached.open_changes)
+            await at_the_turn(lambda: client._replica.reached.open_changes)
             assert await names() == (0x20, {"y"}, len(ROWS))
             await soon(lambda: client.position == 0x30)
             assert await names() == (0x30, {"z"}, len(ROWS))
