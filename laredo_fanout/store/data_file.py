@@ -21,8 +21,8 @@ transaction."""
 _META_FLAG, _MAGIC = 0x08, 0xBEEFC0DE
 
 
-def check(directory: Path) -> None:
-    """Check the data file, if there is one, before it is mapped for writing.
+def check(directory: Path, lock: environment.ServerLock) -> None:
+    """Check the data file, if there is one, before it is mapped for writing, under the lock.
 
     :raises StoreDamaged: if the file is truncated, or reading it ends a process.
     :raises StoreLimited: if reading it doesn't end.
@@ -38,7 +38,7 @@ def check(directory: Path) -> None:
     if last is not None and size < (last + 1) * PAGE:
         why = f"data.mdb is truncated: it has {size:,} of {(last + 1) * PAGE:,} bytes"
         raise StoreDamaged(str(directory), why)
-    _check_reading(directory)
+    _check_reading(directory, lock)
 
 
 def _last_page(pages: bytes) -> int | None:
@@ -54,7 +54,7 @@ def _last_page(pages: bytes) -> int | None:
     return max(found)[1]
 
 
-def _check_reading(directory: Path) -> None:
+def _check_reading(directory: Path, lock: environment.ServerLock) -> None:
     """Read a little of every database in a child process, which damage may end, or a disk hold."""
     with warnings.catch_warnings():
         # Python 3.12 and later warn if there are threads; the child takes none of their locks.
@@ -62,6 +62,8 @@ def _check_reading(directory: Path) -> None:
         child = os.fork()
     if not child:
         try:
+            # The child may outlive a server that is killed, which would leave the store locked.
+            lock.release()
             _read_a_little(directory)
         finally:
             # The caller's own reading meets the same error, and reports it.

@@ -59,7 +59,7 @@ class Store:
         except OSError as failed:
             raise environment.what_failed(directory, failed) from failed
         try:
-            data_file.check(directory)
+            data_file.check(directory, self._lock)
             opened = environment.open_writable(directory, max_size)
         except OSError as failed:
             self._lock.release()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from laredo_fanout.app.processes.scrub_process import scrub
@@ -31,6 +32,8 @@ from laredo_fanout.store.scrub import TableScrub
 from laredo_fanout.store.transaction import Transaction
 from laredo_fanout.store.writer import Store
 from tests.support import drawn
+from tests.support.forked import forking
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.server import rot
 from tests.support.server.store_sample import (
     COLUMNS,
@@ -390,14 +393,24 @@ def test_a_truncated_file_is_damaged(tmp_path: Path, size: int) -> None:
 def test_a_file_whose_reading_hangs_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By each server that is started, although the one before was killed while it waited."""
     with filled(tmp_path):
         pass
-    monkeypatch.setattr(data_file, "PATIENCE_S", 0.5)
+    killed = forking().Process(target=open_store, args=(tmp_path,))
     with (tmp_path / "lock.mdb").open("r+b") as held:
         # Another process that opens the environment waits for this lock.
         fcntl.lockf(held, fcntl.LOCK_EX)
+        killed.start()
+        assert killed.pid is not None
+        [reading] = wait_until(psutil.Process(killed.pid).children, "a process reads")
+        killed.kill()
+        killed.join()
+        lock = str(tmp_path / "server.lock")
+        wait_until(lambda: lock not in [file.path for file in reading.open_files()], "no lock")
+        monkeypatch.setattr(data_file, "PATIENCE_S", 0.5)
         with pytest.raises(StoreLimited, match=r"takes longer than 0.5 s; check its disk"):
             open_store(tmp_path)
+    reading.wait(PATIENCE_S)
 
 
 LIMITED = """
