@@ -15,4 +15,4 @@ def test_right_under_every_fault(
     made = run(seed, database, ministack, tmp_path)
     faults = made.stores.store.faults() + made.stores.told.faults()
     print(f"{made.history}: {len(made.stores.store.log)} requests, {dict(faults)}")
-    assert len(made.stores.store.log) > 100
+    assert made.stores.store.faults()

@@ -1,9 +1,7 @@
-"""Support for tests of clients that keep a copy: the server, and waiting for it."""
+"""A server for tests of clients that keep a copy."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from time import monotonic, sleep
 from typing import Any
 
 from laredo_fanout.client import FanoutClient, sync_client
@@ -14,19 +12,6 @@ from tests.support.processes import PATIENCE_S
 
 def row(instance: str, key: str, tenant: str, size: int) -> Row:
     return parse(line_of(instance, key, tenant, size))
-
-
-def until(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
-    deadline = monotonic() + timeout
-    while not condition():
-        assert monotonic() < deadline, "the condition never came true"
-        sleep(0.002)
-
-
-async def soon(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 class Server:

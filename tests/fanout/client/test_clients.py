@@ -28,7 +28,7 @@ from laredo_fanout.client.table.rows import Row, parse
 from laredo_model import position as positions
 from laredo_model.column import Column
 from laredo_model.line import Action
-from tests.fanout.client.kept_copy import Server, row, soon, until
+from tests.fanout.client.kept_copy import Server, row
 from tests.fanout.client.real_server import (
     COLUMNS,
     HISTORY,
@@ -38,7 +38,7 @@ from tests.fanout.client.real_server import (
     line_of,
     serving,
 )
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until, wait_until
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action.INSERT, Action.UPDATE, Action.DELETE, Action.TRUNCATE
 DOCUMENT = Path(__file__).parents[3] / "docs/clients.md"
@@ -86,7 +86,7 @@ def test_all_rows_are_of_one_moment(server: Server, capsys: pytest.CaptureFixtur
             [(UPDATE, "a", "x", "acme", 50), (DELETE, "a", "y", "", 0)],
             [(TRUNCATE, "", "", "", 0), (INSERT, "n", "n", "t", 9)],
         )
-        until(lambda: client.position == server.source.position)
+        wait_until(lambda: client.position == server.source.position, "up to date")
         del left_alone
         assert [row["size"] for row in client.rows()] == [9]
         assert sorted(row["size"] for row in [*some, *before]) == [1, 2, 3]
@@ -104,7 +104,7 @@ def test_all_rows_as_an_arrow_table(server: Server) -> None:
         at = positions.text(server.source.position).encode()
         assert table.schema.metadata == {b"laredo.position": at}
         server.source.write([(UPDATE, "a", "x", "acme", 50)])
-        until(lambda: client.position == server.source.position)
+        wait_until(lambda: client.position == server.source.position, "up to date")
         assert 50 in client.to_arrow()["size"].to_pylist()
         assert 50 not in table["size"].to_pylist()
         with pytest.raises(ArchiveError, match="special_values"):
@@ -123,7 +123,7 @@ def test_changes_arrive_and_listeners_hear_them(server: Server) -> None:
             [(UPDATE, "a", "x", "acme", 5), (DELETE, "a", "y", "", 0)],
             [(INSERT, "c", "x", "acme", 7)],
         )
-        until(lambda: client.position == server.source.position)
+        wait_until(lambda: client.position == server.source.position, "up to date")
         assert client.lookup("a", "x") == row("a", "x", "acme", 5)
         assert client.lookup("a", "y") is None
         expected = [
@@ -131,11 +131,11 @@ def test_changes_arrive_and_listeners_hear_them(server: Server) -> None:
             (row("a", "y", "acme", 2), None),
             (None, row("c", "x", "acme", 7)),
         ]
-        until(lambda: len(heard) == len(expected))
+        wait_until(lambda: len(heard) == len(expected), "heard")
         assert heard == expected
         stop_listening()
         server.source.write([(TRUNCATE, "", "", "", 0)])
-        until(lambda: len(client) == 0)
+        wait_until(lambda: len(client) == 0, "no row")
     assert heard == expected
 
 
@@ -149,7 +149,7 @@ def test_a_listener_that_fails_is_logged_and_the_others_hear(server: Server) -> 
         client.listen(bad)
         client.listen(lambda old, new: heard.append(new))
         server.source.write([(INSERT, "n", "1", "t", 1)], [(INSERT, "n", "2", "t", 1)])
-        until(lambda: len(heard) == 2)
+        wait_until(lambda: len(heard) == 2, "heard")
         assert client.listener_errors == 2
     assert sum("listener failed" in entry["event"] for entry in logs) == 1
 
@@ -175,12 +175,12 @@ def test_resumes_after_the_server_was_away(server: Server) -> None:
     with server.client(backoff=QUICK) as client:
         client.listen(lambda old, new: heard.append(new))
         server.source.write([(INSERT, "n", "1", "t", 1)])
-        until(lambda: len(heard) == 1)
+        wait_until(lambda: len(heard) == 1, "heard")
         server.stop()
         server.source.write([(INSERT, "n", "2", "t", 2)])
         server.start()
         server.source.write([(INSERT, "n", "3", "t", 3)])
-        until(lambda: len(heard) >= 3)
+        wait_until(lambda: len(heard) >= 3, "heard")
         assert heard == [row("n", str(n), "t", n) for n in (1, 2, 3)]
         assert client.position == server.source.position
 
@@ -198,7 +198,7 @@ def test_a_new_snapshot_is_heard_as_its_differences(server: Server) -> None:
         )
         server.source.forget_journal()
         server.start()
-        until(lambda: len(heard) == 3)
+        wait_until(lambda: len(heard) == 3, "heard")
         assert sorted(heard, key=str) == sorted(
             [
                 (row("a", "y", "acme", 2), None),
@@ -215,7 +215,7 @@ def test_a_schema_change_brings_columns_and_rows_in_the_same_stream(server: Serv
         columns = (*COLUMNS, Column("extra", "int4", ordinal=5))
         line = line_of("a", "x", "acme", 1)[:-1] + b',"extra":7}'
         server.source.recopy(columns, {key_of("a", "x"): line})
-        until(lambda: len(client) == 1)
+        wait_until(lambda: len(client) == 1, "its rows")
         assert client.lookup("a", "x") == parse(line)
         assert [column.name for column in client.columns][-1] == "extra"
         assert client.disconnects == 0
@@ -231,10 +231,10 @@ def test_the_local_snapshot_makes_a_restart_a_delta(server: Server, tmp_path: Pa
     again.listen(lambda old, new: heard.append((old, new)))
     with capture_logs() as logs, again:
         again.await_ready(PATIENCE_S)
-        until(lambda: again.position == server.source.position)
+        wait_until(lambda: again.position == server.source.position, "up to date")
         assert len(again) == 4
         assert before is not None and again.position > before
-        until(lambda: len(heard) == 4)  # the three saved ones, then the new one
+        wait_until(lambda: len(heard) == 4, "heard")  # the three saved ones, then the new one
         assert heard[-1] == (None, row("n", "1", "t", 1))
     assert [entry["mode"] for entry in logs if entry["event"] == "connected"] == ["DELTA"]
 
@@ -247,7 +247,7 @@ def test_rows_of_the_local_snapshot_are_there_while_the_server_is_away(
         pass
     server.stop()
     with FanoutClient(server.address, TABLE, local_snapshot_path=path, backoff=QUICK) as client:
-        until(lambda: len(client) == 3)
+        wait_until(lambda: len(client) == 3, "its rows")
         assert client.lookup("a", "x") == row("a", "x", "acme", 1)
         with pytest.raises(NotReadyInTime, match="wasn't ready within"):
             client.await_ready(0.2)
@@ -274,7 +274,7 @@ def test_a_timer_saves_too(server: Server, tmp_path: Path) -> None:
         server.address, TABLE, local_snapshot_path=path, save_interval=0.05
     ) as client:
         client.await_ready(PATIENCE_S)
-        until(path.exists)
+        wait_until(path.exists, "saved")
 
 
 def test_stopping_keeps_the_rows_and_starting_resumes(server: Server) -> None:
@@ -288,7 +288,7 @@ def test_stopping_keeps_the_rows_and_starting_resumes(server: Server) -> None:
     with pytest.raises(ClientStopped):
         client.await_ready(1)
     with client:
-        until(lambda: len(client) == 4)
+        wait_until(lambda: len(client) == 4, "its rows")
 
 
 def test_look_ups_while_everything_changes(server: Server) -> None:
@@ -323,7 +323,7 @@ def test_look_ups_while_everything_changes(server: Server) -> None:
                 [(DELETE, "n", str((size + 3) % 7), "", 0)],
                 [(UPDATE, "a", "x", "acme", part), (UPDATE, "a", "y", "acme", 3 - part)],
             )
-        until(lambda: client.position == server.source.position and heard)
+        wait_until(lambda: client.position == server.source.position and heard, "up to date")
         stop.set()
         for reader in readers:
             reader.join()
@@ -389,7 +389,7 @@ async def test_asyncio_twin(port: int, source: Source, tmp_path: Path) -> None:
         assert change.old == row("a", "x", "acme", 1)
         assert change.new == row("a", "x", "acme", 6)
         assert (change.position, change.sequence) == (client.position, client.sequence)
-        await soon(lambda: heard == [row("a", "x", "acme", 6)])
+        await until(lambda: heard == [row("a", "x", "acme", 6)])
         stop_listening()
         assert str(client._replica.reached.history) == str(HISTORY)
     assert path.exists()
@@ -421,7 +421,7 @@ async def test_a_dropped_reader_of_changes_holds_nobody_up(
         await client.await_ready(PATIENCE_S)
         kept, dropped = client.changes(), client.changes()
         source.write([(INSERT, "n", str(number), "t", number) for number in range(50)])
-        await soon(lambda: len(client) == 53)
+        await until(lambda: len(client) == 53)
         del dropped
         async with asyncio.timeout(PATIENCE_S):
             got = [await anext(kept) for _ in range(50)]
@@ -444,7 +444,7 @@ async def test_a_server_that_drains_lets_go_and_takes_back(source: Source) -> No
         for number in range(20, 30):
             source.write([(INSERT, "n", str(number), "t", number)])
         await stack.enter_async_context(serving(source, port))
-        await soon(lambda: len(heard) >= 30)
+        await until(lambda: len(heard) >= 30)
     assert heard == list(range(30))
 
 

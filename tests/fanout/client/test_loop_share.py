@@ -27,9 +27,8 @@ from laredo_fanout.client.stream.translate import values
 from laredo_fanout.client.table.replica import pieces
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
-from tests.fanout.client.kept_copy import soon
 from tests.fanout.client.scripted_replica import as_changes
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.scripted_server import (
     Hold,
     When,
@@ -101,7 +100,7 @@ async def test_a_snapshot_comes_in_slices(tmp_path: Path) -> None:
             )
             turns.most, turns.probe = 0, lambda client=client: staged(client)  # type: ignore[misc]
             await client.start()
-            await soon(lambda client=client: len(client) == len(ROWS))
+            await until(lambda client=client: len(client) == len(ROWS))
             # The message has 5,000 rows; with an index 50 of them are a step.
             assert 0 < turns.most <= 100
             await client.stop()
@@ -126,7 +125,7 @@ async def test_a_large_transaction_comes_in_slices(indexed: bool) -> None:
             await client.await_ready(PATIENCE_S)
             turns.most, turns.probe = 0, lambda: client._replica.reached.open_changes
             ready.set()
-            await soon(lambda: client.position == 0x20)
+            await until(lambda: client.position == 0x20)
             assert 0 < turns.most <= (300 if indexed else 2000)
             assert await client.lookup(4999) == {"id": 4999, "name": "y"}
 
@@ -166,7 +165,7 @@ async def test_rows_leave_turns_and_are_of_before_a_transaction_in_parts() -> No
             second.set()
             await at_the_turn(lambda: client._replica.reached.open_changes)
             assert await names() == (0x20, {"y"}, len(ROWS))
-            await soon(lambda: client.position == 0x30)
+            await until(lambda: client.position == 0x30)
             assert await names() == (0x30, {"z"}, len(ROWS))
 
 
@@ -188,7 +187,7 @@ async def test_listeners_leave_turns() -> None:
             await client.await_ready(PATIENCE_S)
             await client.listen(lambda old, new: seen.append(turns.count))
             ready.set()
-            await soon(lambda: len(seen) == len(ROWS))
+            await until(lambda: len(seen) == len(ROWS))
             assert len(client) == 0 and await client.lookup_index("n", "x") == []
     assert max(Counter(seen).values()) <= 2
 
@@ -251,7 +250,7 @@ async def test_a_part_of_a_large_transaction_has_a_slice_of_its_own() -> None:
         await client.await_ready(PATIENCE_S)
         turns.probe = applied
         ready.set()
-        await soon(lambda: client.position == 0x20)
+        await until(lambda: client.position == 0x20)
     # A pause takes two turns.
     assert [seen[parts * 1000] for parts in (1, 2, 3, 4)] == [4] * 4
 

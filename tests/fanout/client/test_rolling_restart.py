@@ -10,10 +10,9 @@ from structlog.testing import capture_logs
 from laredo_fanout.client import AsyncFanoutClient
 from laredo_fanout.client.stream.endpoint import TransportName
 from laredo_model.line import Action
-from tests.fanout.client.kept_copy import soon
 from tests.fanout.client.real_server import TABLE, Source, serving
 from tests.support import drawn
-from tests.support.processes import PATIENCE_S, free_port
+from tests.support.processes import PATIENCE_S, free_port, until
 
 UPDATE = Action.UPDATE
 RESTARTS = 5
@@ -54,11 +53,11 @@ async def test_restarts_under_load_cost_no_snapshot(
             else:
                 await server.aclose()
                 await server.enter_async_context(serving(source, port, connect=connect))
-            await soon(lambda restart=restart: modes(logs).count("DELTA") >= restart * CLIENTS)
+            await until(lambda restart=restart: modes(logs).count("DELTA") >= restart * CLIENTS)
         writing.cancel()
         await asyncio.wait([writing])
         # Each change once, in order.
-        await soon(lambda: all(sizes[-1:] == written[-1:] for sizes in heard))
+        await until(lambda: all(sizes[-1:] == written[-1:] for sizes in heard))
         assert heard == [written] * CLIENTS
         for client in clients:
             await client.stop()

@@ -18,10 +18,10 @@ from laredo_fanout.client import (
 from laredo_fanout.client.stream.endpoint import TransportName
 from laredo_fanout.client.table.rows import Row
 from laredo_model.line import Action
-from tests.fanout.client.kept_copy import Server, row, soon, until
+from tests.fanout.client.kept_copy import Server, row
 from tests.fanout.client.real_server import OTHER, TABLE, Source, serving
 from tests.support import drawn
-from tests.support.processes import PATIENCE_S, free_port
+from tests.support.processes import PATIENCE_S, free_port, until, wait_until
 
 INSERT, UPDATE = Action.INSERT, Action.UPDATE
 QUICK = Backoff(initial=0.01, maximum=0.05)
@@ -51,25 +51,25 @@ async def test_tables_of_one_client(source: Source, transport: TransportName) ->
             with pytest.raises(TableNotFound):
                 await missing.await_ready(PATIENCE_S)
             assert (len(client), len(other)) == (3, 0)
-            await soon(lambda: connections(port) == (2 if transport == "connect" else 1))
+            await until(lambda: connections(port) == (2 if transport == "connect" else 1))
             heard: list[tuple[str, object]] = []
             for name, one in client.tables.items():
                 await one.listen(lambda old, new, name=name: heard.append((name, new)))
             source.write([(INSERT, "o", "1", "t", 1)], other=True)
-            await soon(lambda: heard)
+            await until(lambda: heard)
             source.write([(INSERT, "c", "1", "t", 2)])
-            await soon(lambda: len(heard) == 2)
+            await until(lambda: len(heard) == 2)
             assert heard == [(OTHER, row("o", "1", "t", 1)), (TABLE, row("c", "1", "t", 2))]
             assert await other.lookup_index("t", "t") == [row("o", "1", "t", 1)]
             assert client.error is None and other.error is None
             assert isinstance(missing.error, TableNotFound)
             await other.stop()
             source.write([(INSERT, "c", "2", "t", 3)])
-            await soon(lambda: client.position == source.position)
+            await until(lambda: client.position == source.position)
             assert isinstance(other.error, ClientStopped) and client.error is None
         assert isinstance(client.error, ClientStopped)
         if transport == "connect":  # gRPC closes its own when its objects are collected
-            await soon(lambda: connections(port) == 0)
+            await until(lambda: connections(port) == 0)
 
 
 async def test_a_table_that_waits_for_its_listener_holds_up_no_other(
@@ -96,7 +96,7 @@ async def test_a_table_that_waits_for_its_listener_holds_up_no_other(
             await stuck.wait()
             for number in range(10):
                 source.write([(INSERT, "o", str(number), wide, number)], other=True)
-            await soon(lambda: len(other) == 10)
+            await until(lambda: len(other) == 10)
             assert len(client) < 23
 
 
@@ -115,6 +115,6 @@ def test_tables_of_one_thread_safe_client(server: Server, tmp_path: Path) -> Non
         server.source.write([(INSERT, "o", "1", "t", 1)], other=True)
         server.source.write([(INSERT, "c", "1", "t", 1)])
         server.start()
-        until(lambda: other.lookup("o", "1") and client.lookup("c", "1"))
+        wait_until(lambda: other.lookup("o", "1") and client.lookup("c", "1"), "both")
     assert isinstance(other.error, ClientStopped)
     assert (tmp_path / "other").exists()

@@ -14,9 +14,9 @@ from laredo_fanout.client.table.rows import Row
 from laredo_model.line import Action
 from laredo_model.position import Position
 from laredo_service.files import Digest
-from tests.fanout.client.kept_copy import Server, row, soon, until
+from tests.fanout.client.kept_copy import Server, row
 from tests.fanout.client.real_server import TABLE, key_of, line_of
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until, wait_until
 from tests.support.server.scripted_server import Hold, handshake, line, playing, snapshot
 
 INSERT, UPDATE = Action.INSERT, Action.UPDATE
@@ -42,7 +42,7 @@ async def test_a_snapshot_that_was_under_way_at_stop_changes_nothing() -> None:
     async with playing(begun, newer) as (endpoint, _):
         client = AsyncFanoutClient(endpoint.server, "public.users", indexes={"n": ("name",)})
         await client.start()
-        await soon(lambda: client._replica._staged and len(client._replica._staged[0]) == 3)
+        await until(lambda: client._replica._staged and len(client._replica._staged[0]) == 3)
         await client.stop()
         assert len(client) == 0  # stopped: what was under way never shows
         await client.start()
@@ -105,10 +105,13 @@ def test_stop_waits_for_the_save_by_the_timer(
     client.await_ready(PATIENCE_S)
     assert gate.reached.wait(PATIENCE_S)
     server.source.write([(INSERT, "n", "1", "t", 1)])
-    until(lambda: len(client) == 4)
+    wait_until(lambda: len(client) == 4, "its rows")
     stopping = threading.Thread(target=client.stop)
     stopping.start()
-    until(lambda: client.error is not None or not stopping.is_alive() or stopped_following(client))
+    wait_until(
+        lambda: client.error is not None or not stopping.is_alive() or stopped_following(client),
+        "it ends",
+    )
     gate.open.set()
     stopping.join(PATIENCE_S)
     assert not stopping.is_alive()
@@ -147,13 +150,13 @@ def test_listeners_hear_one_session_after_another(server: Server) -> None:
         [(INSERT, "n", "1", "t", 1)], [(INSERT, "n", "2", "t", 2), (INSERT, "n", "3", "t", 3)]
     )
     assert gate.reached.wait(PATIENCE_S)
-    until(lambda: client.position == server.source.position)
+    wait_until(lambda: client.position == server.source.position, "up to date")
     client.stop()
     server.source.write([(INSERT, "n", "4", "t", 4)])
     client.start()
-    until(lambda: client.position == server.source.position)
+    wait_until(lambda: client.position == server.source.position, "up to date")
     gate.open.set()
-    until(lambda: row("n", "4", "t", 4) in heard)
+    wait_until(lambda: row("n", "4", "t", 4) in heard, "heard")
     client.stop()
     assert not at_once
     assert [found["key"] for found in heard if found] == ["1", "4"]

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from laredo_fanout.client import BadField, NotUnique, TableIndex
 from laredo_model.line import Action
-from tests.fanout.client.kept_copy import Server, row, until
+from tests.fanout.client.kept_copy import Server, row
 from tests.fanout.client.real_server import TABLE
 from tests.fanout.client.scripted_replica import as_changes, filled, keys, load
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, wait_until
 
 ERROR = {"by_name": TableIndex(["name"], unique="error")}
 LAST = {"by_name": TableIndex(["name"], unique="last")}
@@ -131,7 +131,7 @@ def test_the_client_ends_with_the_error_and_goes_on_when_it_is_cured(server: Ser
     index = {"by_size": TableIndex(["size"], unique="error")}
     with server.client(indexes=index) as client:
         server.source.write([(Action.UPDATE, "a", "y", "acme", 1)])
-        until(lambda: client.error is not None)
+        wait_until(lambda: client.error is not None, "it ends")
         assert isinstance(client.error, NotUnique)
         assert '["a","x"] and ["a","y"]' in str(client.error)
         assert TABLE in str(client.error)

@@ -21,10 +21,10 @@ from laredo_fanout.store.rows import TableChanges
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_model.line import Action
-from tests.fanout.client.kept_copy import Server, soon, until
+from tests.fanout.client.kept_copy import Server
 from tests.fanout.client.real_server import TABLE, Source
 from tests.support import drawn
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until, wait_until
 
 COLUMNS = (
     Column("id", "int8", nullable=False, ordinal=1, key_ordinal=1),
@@ -190,7 +190,7 @@ def test_an_indexing_client_follows_and_listens(server: Server, tmp_path: Path) 
         assert len(client.lookup_index("by_name", "old")) == many
         client.listen(lambda old, new: heard.append(new) if new else None)
         rename_all(server.source, "new")
-        until(lambda: len(heard) == many)
+        wait_until(lambda: len(heard) == many, "heard")
         assert client.lookup_index("by_name", "old") == []
         assert len(client.lookup_index("by_name", "new")) == many
         found = client.lookup_index("by_doc", HUGE.decode())
@@ -228,9 +228,9 @@ def test_what_a_listener_raises_ends_nothing(server: Server, error: type[BaseExc
         client.listen(bad)
         client.listen(lambda old, new: heard.append(new))
         rename_all(server.source, "new")
-        until(lambda: len(heard) == many)
+        wait_until(lambda: len(heard) == many, "heard")
         rename_all(server.source, "newer")
-        until(lambda: len(heard) == 2 * many)
+        wait_until(lambda: len(heard) == 2 * many, "heard")
         assert client.error is None
         assert client.listener_errors == 2 * many
     told = [entry for entry in logs if "listener failed" in entry["event"]]
@@ -253,6 +253,6 @@ async def test_a_listener_that_awaits_what_was_cancelled_ends_nothing(
         await client.listen(lambda old, new: heard.append(new))
         for turn, name in enumerate(("new", "newer"), 1):
             rename_all(source, name)
-            await soon(lambda turn=turn: len(heard) == turn * len(lines()), 60)  # type: ignore[misc]
+            await until(lambda turn=turn: len(heard) == turn * len(lines()), 60)  # type: ignore[misc]
         assert client.listener_errors == 2 * len(lines())
         assert client.error is None
