@@ -80,10 +80,10 @@ PARTS: dict[str, Sequence[Leg]] = {
     "Client": (Leg("_Parser.parsed", "Translator._change_batch", "Changes.beyond"),),
     "The writer's buffer": (
         Leg("Feed.take", "ChangeBuffer.take", "CutBuffer.reached"),
-        Leg("CutSchedule.cut_due", "ChangeBuffer.seal", "Committer.put"),
+        Leg("CutSchedule.cut_due", "ChangeBuffer.freeze", "Committer.put"),
     ),
     "Commit": (
-        Leg("Committer._finish", "Committer._attempt", "Sealed.spilled_bytes"),
+        Leg("Committer._finish", "Committer._attempt", "FrozenBuffer.spilled_bytes"),
         Leg("DiffCommit.run", "TableArchive.commit_diff", None),
     ),
 }

@@ -27,11 +27,11 @@ from laredo_model import position
 from laredo_model import position as position_
 from laredo_model.position import Position
 from laredo_service.retry import Backoff, Outage
-from laredo_snapshotter.diff.buffer import DiffSummary, Sealed
+from laredo_snapshotter.diff.buffer import DiffSummary, FrozenBuffer
 from laredo_snapshotter.diff.cuts import VerifiedPosition
 from laredo_snapshotter.errors import NeverVerified
 
-# The commit of a diff: a sealed buffer is encoded, and appended to the archive.
+# The commit of a diff: a frozen buffer is encoded, and appended to the archive.
 
 UNWRITTEN = object()
 """Result of a diff without changes."""
@@ -67,14 +67,14 @@ class Unwritten:
         self.unchanged_until: int | None = None
         """The last position before the first of these changes; None if there is none."""
 
-    def take(self, sealed: Sealed, cancelled: int) -> None:
+    def take(self, frozen: FrozenBuffer, cancelled: int) -> None:
         """One more of them."""
         self.cancelled += cancelled
-        self.unchanged_until = self.before(sealed)
+        self.unchanged_until = self.before(frozen)
 
-    def before(self, sealed: Sealed) -> int | None:
-        """The last position before the first change of these and of ``sealed``."""
-        return sealed.unchanged_until if self.unchanged_until is None else self.unchanged_until
+    def before(self, frozen: FrozenBuffer) -> int | None:
+        """The last position before the first change of these and of ``frozen``."""
+        return frozen.unchanged_until if self.unchanged_until is None else self.unchanged_until
 
     def clear(self) -> None:
         """A diff that records it was written."""
@@ -88,53 +88,53 @@ class DiffCommit:
     def __init__(
         self,
         archive: TableArchive,
-        sealed: Sealed,
+        frozen: FrozenBuffer,
         formats: tuple[str, ...],
         unwritten: Unwritten,
     ) -> None:
         self._archive = archive
-        self._sealed = sealed
+        self._frozen = frozen
         self._formats = formats
         self._unwritten = unwritten
         self._measured: tuple[Position, DiffSummary] | None = None
 
     def run(self) -> object:
         """Commit it, in a thread; return what was written, or UNWRITTEN if there was nothing."""
-        sealed = self._sealed
+        frozen = self._frozen
         start, outcome = self._measure()
-        if outcome.empty and not (sealed.forced and sealed.to_position > start):
-            self._unwritten.take(sealed, outcome.cancelled)
-            sealed.close()
+        if outcome.empty and not (frozen.forced and frozen.to_position > start):
+            self._unwritten.take(frozen, outcome.cancelled)
+            frozen.close()
             return UNWRITTEN
         artifact = self._archive.commit_diff(
-            sealed.changes(),
+            frozen.changes(),
             from_position=start,
-            to_position=Position(sealed.to_position),
-            to_time=time_of(sealed.to_time_us),
+            to_position=Position(frozen.to_position),
+            to_time=time_of(frozen.to_time_us),
             rows=outcome.rows,
             checksum=outcome.checksum,
             formats=self._formats,
             truncate=outcome.truncate,
             cancelled=outcome.cancelled + self._unwritten.cancelled,
-            unchanged_until=_after(start, sealed, self._unwritten),
-            history=sealed.history,
+            unchanged_until=_after(start, frozen, self._unwritten),
+            history=frozen.history,
         )
         self._unwritten.clear()
-        sealed.close()
-        return Written(artifact.epoch, start, sealed.to_position, outcome, artifact.size_bytes)
+        frozen.close()
+        return Written(artifact.epoch, start, frozen.to_position, outcome, artifact.size_bytes)
 
     def _measure(self) -> tuple[Position, DiffSummary]:
         if self._measured is None:
             head = self._archive.head
             assert head is not None and head.rows is not None and head.checksum is not None
-            self._measured = head.position, self._sealed.measure(head.rows, head.checksum)
+            self._measured = head.position, self._frozen.measure(head.rows, head.checksum)
         return self._measured
 
 
-def _after(start: Position, sealed: Sealed, unwritten: Unwritten) -> Position | None:
+def _after(start: Position, frozen: FrozenBuffer, unwritten: Unwritten) -> Position | None:
     """The last position at which the table is known to be as at ``start``, if that is later."""
-    until = unwritten.before(sealed)
-    known = sealed.to_position if until is None else until
+    until = unwritten.before(frozen)
+    known = frozen.to_position if until is None else until
     return Position(known) if known > start else None
 
 
@@ -201,17 +201,17 @@ class _Job(NamedTuple):
     """Future of the waiter, who gets a failure; if nobody waits, a failure ends the committer."""
     until: int | None = None
     """Position where it ends; None: it may be committed whatever is verified."""
-    sealed: Sealed | None = None
+    frozen: FrozenBuffer | None = None
     number: int = 0
     """They count up."""
 
     @property
     def memory_bytes(self) -> int:
-        return 0 if self.sealed is None else self.sealed.memory_bytes
+        return 0 if self.frozen is None else self.frozen.memory_bytes
 
     @property
     def spilled_bytes(self) -> int:
-        return 0 if self.sealed is None else self.sealed.spilled_bytes
+        return 0 if self.frozen is None else self.frozen.spilled_bytes
 
 
 class _Based(NamedTuple):
@@ -273,31 +273,31 @@ class Committer:
     def waiting(self, newest: int | None = None) -> Waiting:
         """Uncommitted part of the jobs up to number ``newest``, or of all jobs."""
         jobs = [job for job in self._jobs if newest is None or job.number <= newest]
-        artifacts = sum(job.sealed is not None or job.done is not None for job in jobs)
-        return Waiting(artifacts, sum(job.sealed.depth for job in jobs if job.sealed is not None))
+        artifacts = sum(job.frozen is not None or job.done is not None for job in jobs)
+        return Waiting(artifacts, sum(job.frozen.depth for job in jobs if job.frozen is not None))
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory of the sealed buffers that aren't committed."""
+        """Memory of the frozen buffers that aren't committed."""
         return sum(job.memory_bytes for job in self._jobs)
 
     @property
     def waiting_on_disk(self) -> bool:
-        """True if a sealed buffer with a spill file isn't committed."""
+        """True if a frozen buffer with a spill file isn't committed."""
         return self.waiting_spilled_bytes > 0
 
     @property
     def waiting_spilled_bytes(self) -> int:
-        """Disk space of the sealed buffers that aren't committed."""
+        """Disk space of the frozen buffers that aren't committed."""
         return sum(job.spilled_bytes for job in self._jobs)
 
     def waiting_changes(self, after: int) -> int:
-        """Changed keys of the sealed buffers that end after ``after``, the archive's head."""
+        """Changed keys of the frozen buffers that end after ``after``, the archive's head."""
         # The job that is being committed may be in the archive already.
         return sum(
-            job.sealed.depth
+            job.frozen.depth
             for job in self._jobs
-            if job.sealed is not None and job.sealed.to_position > after
+            if job.frozen is not None and job.frozen.to_position > after
         )
 
     def has_all_until(self, position: int) -> bool:
@@ -310,16 +310,16 @@ class Committer:
         """True if all jobs are committed."""
         return not self._jobs
 
-    def put(self, sealed: Sealed) -> None:
-        """Commit ``sealed`` as a diff, unless it turns out to be empty and isn't forced."""
-        commit = DiffCommit(self._archive, sealed, self._diff_formats, self._unwritten)
+    def put(self, frozen: FrozenBuffer) -> None:
+        """Commit ``frozen`` as a diff, unless it turns out to be empty and isn't forced."""
+        commit = DiffCommit(self._archive, frozen, self._diff_formats, self._unwritten)
         self._add(
             _Job(
-                f"diff up to {position_.text(sealed.to_position)}",
+                f"diff up to {position_.text(frozen.to_position)}",
                 commit.run,
                 None,
-                sealed.to_position,
-                sealed,
+                frozen.to_position,
+                frozen,
             )
         )
 
@@ -426,11 +426,11 @@ class Committer:
         return job.until is not None and not self._verified.covers(job.until)
 
     def _discard(self, job: _Job) -> None:
-        if job.sealed is not None or job.done is not None:
+        if job.frozen is not None or job.done is not None:
             self.discarded += 1
         self._log.warning("unverified changes discarded", what=job.what)
-        if job.sealed is not None:
-            job.sealed.close()
+        if job.frozen is not None:
+            job.frozen.close()
         if job.done is not None and not job.done.done():
             assert job.until is not None
             job.done.set_exception(NeverVerified(self._table, job.until))

@@ -41,7 +41,7 @@ _GAUGES = (
     _Gauge("epoch", "Epoch that the archive is in", lambda t: t.epoch),
     _Gauge(
         "buffer_depth",
-        "Changed rows that aren't in the archive: buffered, sealed or spilled",
+        "Changed rows that aren't in the archive: buffered, frozen or spilled",
         lambda t: t.buffer_depth,
     ),
     _Gauge(

@@ -25,7 +25,7 @@ from laredo_model.position import History, Position
 from laredo_service.retry import Backoff
 from laredo_snapshotter.committer import Committer
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.diff.buffer import Sealed
+from laredo_snapshotter.diff.buffer import FrozenBuffer
 from laredo_snapshotter.diff.feed import Feed
 from laredo_snapshotter.errors import RebaseAbandoned, SnapshotDamaged
 
@@ -277,8 +277,8 @@ class Rebase:
             try:
                 end = await self._copy(begun.events, job)
                 # The live stream may still have to pass the position: its next heartbeat does.
-                sealed = await cut
-                if sealed is None:
+                frozen = await cut
+                if frozen is None:
                     raise RebaseAbandoned(self._config.name, "the live stream began again")
                 await job.finish(end)
             except BaseException:
@@ -288,7 +288,7 @@ class Rebase:
 
     async def _begin(
         self, streams: AsyncExitStack
-    ) -> tuple[_Begun, "asyncio.Future[Sealed | None]"]:
+    ) -> tuple[_Begun, "asyncio.Future[FrozenBuffer | None]"]:
         """A second stream whose snapshot isn't older than the live one, and the cut at it."""
         feed = self._feed
         feed.hold()

@@ -130,13 +130,13 @@ class TableWriterStatus:
     churn_records: int = 0
     """Net changes since the epoch's base, including those that aren't in the archive yet."""
     buffer_depth: int = 0
-    """Changed rows that aren't in the archive, sealed and spilled ones too."""
+    """Changed rows that aren't in the archive, frozen and spilled ones too."""
     buffer_bytes: int = 0
     """Memory of the changes since the last cut."""
     buffer_spilled_bytes: int = 0
     """Disk space of all changed rows that aren't in the archive."""
     waiting_bytes: int = 0
-    """Memory of the sealed changes that wait to be committed."""
+    """Memory of the frozen changes that wait to be committed."""
     rebase: str | None = None
     """The trigger of the re-base that runs."""
     base_rows_written: int | None = None

@@ -1,1 +1,1 @@
-"""From a table's stream to diffs: buffered, cut, sealed."""
+"""From a table's stream to diffs: buffered, cut, frozen."""

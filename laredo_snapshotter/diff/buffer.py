@@ -4,7 +4,7 @@ docs/archive-format.md, "A diff holds the **net** change per key": DELETE then I
 INSERT then DELETE is nothing, old equal to new is nothing; after a TRUNCATE
 everything is INSERT.
 
-An open transaction is kept apart until its end. So the buffer can be sealed between transactions at
+An open transaction is kept apart until its end. So the buffer can be frozen between transactions at
 any time, and the half of a transaction that a lost connection leaves can be dropped.
 """
 
@@ -340,7 +340,7 @@ class NetChanges:
 
 
 class DiffSummary(NamedTuple):
-    """Summary of a sealed buffer: its changes, and the state of the table after them."""
+    """Summary of a frozen buffer: its changes, and the state of the table after them."""
 
     change_count: int
     rows: int
@@ -355,7 +355,7 @@ class DiffSummary(NamedTuple):
         return not (self.change_count or self.truncate)
 
 
-class Sealed:
+class FrozenBuffer:
     """The net changes up to one position, closed for good; read by the diff's writer."""
 
     def __init__(
@@ -431,7 +431,7 @@ class Sealed:
 class ChangeBuffer:
     """Changes of one table since the last cut.
 
-    Whole transactions can be sealed at any time; an open one is kept apart from them.
+    Whole transactions can be frozen at any time; an open one is kept apart from them.
     """
 
     def __init__(self, spill_directory: Path | None = None) -> None:
@@ -511,18 +511,18 @@ class ChangeBuffer:
             self._open.close()
             self._open = None
 
-    def seal(self, to_position: int, *, forced: bool = False) -> Sealed:
+    def freeze(self, to_position: int, *, forced: bool = False) -> FrozenBuffer:
         """Close the whole transactions at ``to_position`` and begin the next ones after it.
 
         What cancelled out counts for the next diff if this one isn't to be written.
         """
-        sealed = Sealed(self._whole, to_position, self._time_us, forced=forced)
+        frozen = FrozenBuffer(self._whole, to_position, self._time_us, forced=forced)
         carried = self._whole.cancelled if self._whole.empty and not forced else None
         self._whole = NetChanges(self._spill_directory)
         if carried is not None:
             self._whole.cancelled = carried
         self._time_us = None
-        return sealed
+        return frozen
 
     def clear(self) -> None:
         """Drop all changes, those of the open transaction too."""

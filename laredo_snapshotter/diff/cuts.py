@@ -1,4 +1,4 @@
-"""Cuts: tables end their diffs at the same position, and each seals its buffer there.
+"""Cuts: tables end their diffs at the same position, and each freezes its buffer there.
 
 A cut is owed until every transaction up to it was taken. One whose state can't be known, because a
 batch has only the states before it and after it, is postponed.
@@ -17,12 +17,12 @@ from laredo_fanout.client.events import Changes, Handshake, SnapshotBegin, Snaps
 from laredo_model.column import Column
 from laredo_model.position import History, Position
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
+from laredo_snapshotter.diff.buffer import ChangeBuffer, FrozenBuffer
 from laredo_snapshotter.errors import ServerUnfit
 
 
 class Outlet(Protocol):
-    """Commits sealed buffers, one after the other (committer.py)."""
+    """Commits frozen buffers, one after the other (committer.py)."""
 
     @property
     def blocked(self) -> object | None:
@@ -40,7 +40,7 @@ class Outlet(Protocol):
     def unverified(self) -> object | None:
         """Not None while the next commit waits to be verified."""
 
-    def put(self, sealed: Sealed) -> None:
+    def put(self, frozen: FrozenBuffer) -> None:
         """Commit it after all that was put before."""
 
     def cut_off(self) -> int:
@@ -86,9 +86,9 @@ class FeedTable(Protocol):
 
 
 # docs/commit-protocol.md: "Tables of one process are cut together." The position is the highest
-# that any of the streams has reached; every table seals there when its own stream has passed it. No
-# table waits for another: one that is stuck keeps the cuts it owes, and forgets those that are too
-# old or too many.
+# that any of the streams has reached; each table's buffer is frozen there when its own stream has
+# passed it. No table waits for another: one that is stuck keeps the cuts it owes, and forgets those
+# that are too old or too many.
 
 MOST_PENDING = 256
 """Cuts that a table may owe; each becomes a diff."""
@@ -96,7 +96,7 @@ MOST_PENDING = 256
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A position at which a table's buffer is sealed."""
+    """A position at which a table's buffer is frozen."""
 
     position: int
     asked_at: float
@@ -182,7 +182,7 @@ class CutTable(Protocol):
         """The history and the position that its stream has reached; None while it isn't live."""
 
     def cut(self, position: int, *, common: bool) -> None:
-        """Seal at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
+        """Freeze at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
 
     def tick(self) -> None:
         """An interval has passed; called after :meth:`cut`."""
@@ -285,7 +285,7 @@ class CutSchedule:
 
 
 class FirstChange:
-    """Follows one table's changes, and what of them is sealed."""
+    """Follows one table's changes, and what of them is frozen."""
 
     def __init__(self) -> None:
         self.unchanged_until: int | None = None
@@ -306,8 +306,8 @@ class FirstChange:
         if some and self.unchanged_until is None:
             self.unchanged_until = after
 
-    def sealed(self, *, put: bool) -> int | None:
-        """First change for a sealed buffer; a buffer that isn't put leaves it to the next."""
+    def frozen(self, *, put: bool) -> int | None:
+        """First change for a frozen buffer; a buffer that isn't put leaves it to the next."""
         until = self.unchanged_until
         if put:
             self.unchanged_until = None
@@ -370,7 +370,7 @@ class CutBuffer:
         history: History | None,
     ) -> None:
         self.changes = ChangeBuffer(config.spill_directory)
-        """Changes that were taken and aren't sealed yet."""
+        """Changes that were taken and aren't frozen yet."""
         self.position = position
         """Every transaction up to here was taken."""
         self.history = history
@@ -383,11 +383,11 @@ class CutBuffer:
         self._outlet = outlet
         self._verified = verified
         self._last_whole = position
-        self._last_seal: int = 0
+        self._last_freeze: int = 0
         self._cuts = PendingCuts(max(60.0, 10 * config.diff.interval))
         self._first = FirstChange()
         self._cut_at: deque[int] = deque(maxlen=MOST_PENDING)
-        self._forced: dict[int, asyncio.Future[Sealed | None]] = {}
+        self._forced: dict[int, asyncio.Future[FrozenBuffer | None]] = {}
 
     @property
     def cut_position(self) -> Position | None:
@@ -399,7 +399,7 @@ class CutBuffer:
         if self.position is None or self._verified.position is None:
             return self.position
         limit = self._verified.limit(self.position)
-        return Position(max(self._last_whole or 0, self._last_seal, limit))
+        return Position(max(self._last_whole or 0, self._last_freeze, limit))
 
     @property
     def seen_position(self) -> Position | None:
@@ -437,30 +437,30 @@ class CutBuffer:
         return self._cuts.forgotten
 
     def cut(self, position: int, *, common: bool = False) -> None:
-        """Seal at ``position``, now or as soon as the stream has passed it.
+        """Freeze at ``position``, now or as soon as the stream has passed it.
 
         ``common``: all tables are to be known there, so changes that cancelled out are put too.
         """
         if self.live and self._outlet.blocked is None:
             self._owe(position, common=common)
 
-    def cut_exactly(self, position: int) -> "asyncio.Future[Sealed | None]":
-        """Seal at ``position``, and put it even if nothing changed.
+    def cut_exactly(self, position: int) -> "asyncio.Future[FrozenBuffer | None]":
+        """Freeze at ``position``, and put it even if nothing changed.
 
         The result is what was put; None if the stream was replaced before it got there.
         """
-        done: asyncio.Future[Sealed | None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[FrozenBuffer | None] = asyncio.get_running_loop().create_future()
         self._forced[position] = done
         self._owe(position, forced=True)
         return done
 
     def take(self, batch: Changes) -> None:
-        """Take changes, and seal at the cuts between their transactions."""
+        """Take changes, and freeze at the cuts between their transactions."""
         positions, counts = batch.positions, batch.counts
         whole = len(counts) - batch.open
         number = change = 0
         while number < len(counts):
-            self._seal_before(positions[number], batch.since if number == 0 else None)
+            self._freeze_before(positions[number], batch.since if number == 0 else None)
             owed = self._cuts.next_position()
             last = whole if owed is None else bisect_right(positions, owed, number, whole)
             ends = last > number
@@ -476,17 +476,17 @@ class CutBuffer:
         """Every transaction up to ``position`` was taken."""
         if self.position is None or position > self.position:
             self.position = position
-        self._seal_owed(position)
+        self._freeze_owed(position)
 
-    def seal_all(self) -> None:
+    def freeze_all(self) -> None:
         """Put everything that was taken, as far as its last whole transaction or heartbeat."""
         if self.live and self.position is not None:
-            self._seal(self.position)
+            self._freeze(self.position)
 
-    def seal_whole(self) -> None:
+    def freeze_whole(self) -> None:
         """Put everything that was taken, as far as its last whole transaction."""
         if self.live and self._last_whole is not None:
-            self._seal(self._last_whole)
+            self._freeze(self._last_whole)
 
     def begin_after(
         self, position: Position | None, history: History | None, sequence: int
@@ -504,7 +504,7 @@ class CutBuffer:
 
     def go_back(self, position: Position, history: History) -> None:
         """Return to ``position``: the changes after the archive's end come again."""
-        self._last_seal = 0
+        self._last_freeze = 0
         self._first = FirstChange()
         self.position, self.history = position, history
         self._last_whole = position
@@ -517,7 +517,7 @@ class CutBuffer:
         """Put what was taken: nothing that comes now may follow it."""
         self.changes.abandon()
         # Up to the last transaction only: after it the schema may have changed.
-        self.seal_whole()
+        self.freeze_whole()
         if self._outlet.cut_off():
             self.start_over()
         self.live = False
@@ -559,33 +559,33 @@ class CutBuffer:
     def _owe(self, position: int, *, forced: bool = False, common: bool = False) -> None:
         self._cuts.add(position, time.monotonic(), forced=forced, common=common)
         if self.position is not None:
-            self._seal_owed(self.position)
+            self._freeze_owed(self.position)
 
-    def _seal_owed(self, reached: int) -> None:
+    def _freeze_owed(self, reached: int) -> None:
         for cut in self._cuts.take(reached):
             self._cut_at.append(cut.position)
             touched = self.unchanged_until is not None
-            self._seal(cut.position, forced=cut.forced or (cut.common and touched))
+            self._freeze(cut.position, forced=cut.forced or (cut.common and touched))
 
-    def _seal_before(self, position: int, since: int | None) -> None:
+    def _freeze_before(self, position: int, since: int | None) -> None:
         """The next changes are of a transaction at ``position``, or of all ``since``."""
-        self._seal_owed(position - 1 if since is None else since)
+        self._freeze_owed(position - 1 if since is None else since)
         for cut in self._cuts.postpone(position, time.monotonic()):
             self._answer(cut.position, None)
 
-    def _answer(self, position: int, sealed: Sealed | None) -> None:
+    def _answer(self, position: int, frozen: FrozenBuffer | None) -> None:
         if (waiting := self._forced.pop(position, None)) and not waiting.done():
-            waiting.set_result(sealed)
+            waiting.set_result(frozen)
 
-    def _seal(self, position: int, *, forced: bool = False) -> None:
+    def _freeze(self, position: int, *, forced: bool = False) -> None:
         # A cut just before an open transaction is after the last whole one; the next cut, chosen
         # among the tables' positions, must not be before it.
         self.position = Position(max(self.position or 0, position))
-        self._last_seal = max(self._last_seal, position)
-        sealed = self.changes.seal(position, forced=forced)
-        sealed.history = self.history
-        sealed.unchanged_until = self._first.sealed(put=forced or not sealed.empty)
-        if not sealed.empty or forced:
-            self._outlet.put(sealed)
+        self._last_freeze = max(self._last_freeze, position)
+        frozen = self.changes.freeze(position, forced=forced)
+        frozen.history = self.history
+        frozen.unchanged_until = self._first.frozen(put=forced or not frozen.empty)
+        if not frozen.empty or forced:
+            self._outlet.put(frozen)
         if forced:
-            self._answer(position, sealed)
+            self._answer(position, frozen)

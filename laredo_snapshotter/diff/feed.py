@@ -1,6 +1,6 @@
 """The reader of one table's live stream, which takes changes into a buffer.
 
-The buffer is sealed into a diff at each cut (cuts.py).
+The buffer is frozen into a diff at each cut (cuts.py).
 
 It closes the stream when a destination is unavailable and the buffer is full, and resumes by
 position later: the server's journal keeps the changes meanwhile.
@@ -86,7 +86,7 @@ class Feed:
         self._observer = observer
         self._verified = verified
         self.cuts = CutBuffer(config, outlet, verified, position, history)
-        """Changes that were taken and aren't sealed, and the positions for sealing them."""
+        """Changes that were taken and aren't frozen, and the positions for freezing them."""
         self._servers = Servers(config.endpoint)
         self._base: StreamedBase | None = None
         self._stream_history: History | None = None
@@ -263,7 +263,7 @@ class Feed:
         limit, buffer, outlet = self._config.diff.max_memory, self.cuts.changes, self._outlet
         if buffer.memory_bytes > limit // 2 or buffer.spilled_bytes:
             if not buffer.empty:
-                self.cuts.seal_whole()
+                self.cuts.freeze_whole()
             if buffer.memory_bytes > limit // 2:
                 async with self._taking:
                     await asyncio.to_thread(buffer.spill)

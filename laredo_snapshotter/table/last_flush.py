@@ -111,7 +111,7 @@ class LastFlush:
         :raises Exception: the error that ended one of the tasks before all is written.
         """
         deadline = asyncio.get_running_loop().time() + within
-        self._feed.cuts.seal_all()
+        self._feed.cuts.freeze_all()
         self._discarded_before = self._committer.discarded
         self._flush_target = self._committer.newest
         await self._wait(self._flushed(), deadline, [feeding, committing, failed])
@@ -136,7 +136,7 @@ class LastFlush:
         The next start takes the rest.
         """
         await self._feed.stop(feeding)
-        self._feed.cuts.seal_all()
+        self._feed.cuts.freeze_all()
         if later := self._committer.cut_off():
             self._log.info("unverified artifacts left to the next start", artifacts=later)
             self._discarded_before = self._committer.discarded

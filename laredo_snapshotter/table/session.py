@@ -214,7 +214,7 @@ class WriterSession:
         )
 
     def buffered(self, head: Head | None) -> int:
-        """Changed rows that aren't in the archive: in the buffer, sealed, or spilled."""
+        """Changed rows that aren't in the archive: in the buffer, frozen, or spilled."""
         position = 0 if head is None else head.position
         return self.feed.cuts.changes.depth + self.committer.waiting_changes(position)
 

@@ -129,7 +129,7 @@ class TableWriter:
         return self.state.ended
 
     def cut(self, position: int, *, common: bool = False) -> None:
-        """Seal at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
+        """Freeze at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
         if self.session is not None:
             self.session.feed.cuts.cut(position, common=common)
 

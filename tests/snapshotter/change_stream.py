@@ -4,7 +4,7 @@ import random
 
 from laredo_model.checksum import StateChecksum
 from laredo_model.line import Action
-from laredo_snapshotter.diff.buffer import ChangeBuffer, Sealed
+from laredo_snapshotter.diff.buffer import ChangeBuffer, FrozenBuffer
 
 State = dict[bytes, bytes]
 
@@ -65,11 +65,11 @@ def take(buffer: ChangeBuffer, rows: list[Row], position: int, *, ends: bool) ->
     )
 
 
-def assert_leads(before: State, sealed: Sealed, after: State) -> None:
-    """Folding ``sealed`` over ``before`` gives ``after``, by docs/archive-format.md, Formats."""
-    outcome = sealed.measure(*state_of(before))
+def assert_leads(before: State, frozen: FrozenBuffer, after: State) -> None:
+    """Folding ``frozen`` over ``before`` gives ``after``, by docs/archive-format.md, Formats."""
+    outcome = frozen.measure(*state_of(before))
     state = {} if outcome.truncate or not before else dict(before)
-    changes = list(sealed.changes())
+    changes = list(frozen.changes())
     assert len(changes) == outcome.change_count
     keys = [change.key for change in changes]
     assert keys == sorted(set(keys))
@@ -86,5 +86,5 @@ def assert_leads(before: State, sealed: Sealed, after: State) -> None:
             state[key] = new
     assert state == after
     assert (outcome.rows, outcome.checksum) == state_of(after)
-    assert [*sealed.changes()] == changes, "a second reading differs"
-    sealed.close()
+    assert [*frozen.changes()] == changes, "a second reading differs"
+    frozen.close()

@@ -189,7 +189,7 @@ def test_a_full_buffer_of_what_is_not_verified_stops_the_stream(
         writer.assert_equal()
 
 
-# Changes that aren't in the archive count until they are: buffered, sealed and spilled ones.
+# Changes that aren't in the archive count until they are: buffered, frozen and spilled ones.
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def metric(small_writer: Writer, name: str) -> float:
     return small_writer.metrics()[f'snapshotter_{name}{{table="public.users"}}']
 
 
-def test_sealed_changes_count_until_they_are_committed(
+def test_frozen_changes_count_until_they_are_committed(
     served: Served, small_writer: Writer
 ) -> None:
     served.looks_by_itself = False

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from laredo_model.line import Action
 from laredo_snapshotter.diff import buffer as buffer_
-from laredo_snapshotter.diff.buffer import Cancelled, ChangeBuffer, DiffSummary, Sealed, SpillFile
+from laredo_snapshotter.diff.buffer import ChangeBuffer, DiffSummary, FrozenBuffer
 from laredo_snapshotter.errors import StreamInconsistent
 from tests.snapshotter.change_stream import EMPTY, Row, State, Stream, assert_leads, state_of, take
 from tests.support.drawn import examples
@@ -34,16 +34,16 @@ def test_net_changes_fold_to_the_same_state(seed: int) -> None:
         for at in range(0, len(rows), size):
             ends = at + size >= len(rows)
             if not ends and chance.random() < 0.5:  # a cut while a transaction is open
-                sealed = buffer.seal(position - 1)
-                assert_leads(before, sealed, whole)
+                frozen = buffer.freeze(position - 1)
+                assert_leads(before, frozen, whole)
                 before = whole
             take(buffer, rows[at : at + size], position, ends=ends)
             if chance.random() < 0.3:
                 buffer.spill()
         if chance.random() < 0.3:
-            assert_leads(before, buffer.seal(position), stream.state)
+            assert_leads(before, buffer.freeze(position), stream.state)
             before = dict(stream.state)
-    assert_leads(before, buffer.seal(stream.position), stream.state)
+    assert_leads(before, buffer.freeze(stream.position), stream.state)
 
 
 def test_memory_is_accounted_to_zero() -> None:
@@ -66,10 +66,10 @@ def test_a_transaction_on_disk_isnt_in_memory(tmp_path: Path) -> None:
         buffer.spill()
     assert buffer.memory_bytes < 1000 * 500
     assert buffer.spilled_bytes > 9 * 1000 * 25
-    sealed = buffer.seal(7)
-    assert sealed.measure(*EMPTY).rows == 10_000
-    assert sealed.to_time_us == 70
-    sealed.close()
+    frozen = buffer.freeze(7)
+    assert frozen.measure(*EMPTY).rows == 10_000
+    assert frozen.to_time_us == 70
+    frozen.close()
     assert not list(tmp_path.iterdir())
 
 
@@ -84,7 +84,7 @@ def test_a_truncate_of_an_empty_table_is_nothing() -> None:
     buffer = ChangeBuffer()
     take(buffer, [(Action.TRUNCATE, b"", b"", b"")], 1, ends=True)
     assert not buffer.empty
-    assert buffer.seal(1).measure(*EMPTY).empty
+    assert buffer.freeze(1).measure(*EMPTY).empty
 
 
 # The count of keys without a net change against every state that a window went through.
@@ -121,7 +121,7 @@ class Window:
             and any(state.get(key) != after.get(key) for state in self.states)
         }
 
-    def check(self, sealed: Sealed, outcome: DiffSummary) -> None:
+    def check(self, frozen: FrozenBuffer, outcome: DiffSummary) -> None:
         if outcome.truncate:
             return
         if not (self.truncated or self.spilled):
@@ -129,13 +129,13 @@ class Window:
         assert outcome.cancelled >= len(self.cancelled)
         if outcome.cancelled == 0:
             for state in self.states:
-                assert from_the_middle(state, sealed) == self.states[-1]
+                assert from_the_middle(state, frozen) == self.states[-1]
 
 
-def from_the_middle(state: State, sealed: Sealed) -> State:
+def from_the_middle(state: State, frozen: FrozenBuffer) -> State:
     """The diff on a state inside its window: put what is new, remove what goes."""
     found = dict(state)
-    for _, key, _, new in sealed.changes():
+    for _, key, _, new in frozen.changes():
         if new is None:
             found.pop(key, None)
         else:
@@ -162,15 +162,15 @@ def test_no_cancelled_key_goes_uncounted(seed: int) -> None:
                 window.spilled = True
         take(buffer, rows[half:], position, ends=True)
         if chance.random() < 0.4:
-            sealed = buffer.seal(position)
-            if sealed.empty:  # not even put: what it cancelled is carried by the buffer
+            frozen = buffer.freeze(position)
+            if frozen.empty:  # not even put: what it cancelled is carried by the buffer
                 continue
-            outcome = sealed.measure(*state_of(window.before))
+            outcome = frozen.measure(*state_of(window.before))
             if outcome.empty:  # not written: carried by the committer
                 unwritten += outcome.cancelled
             else:
-                window.check(sealed, outcome._replace(cancelled=outcome.cancelled + unwritten))
-            sealed.close()
+                window.check(frozen, outcome._replace(cancelled=outcome.cancelled + unwritten))
+            frozen.close()
             if outcome.empty:
                 continue
             window, unwritten = Window(stream.state), 0
@@ -188,10 +188,10 @@ def changes(*rows: tuple[bytes | None, bytes | None], key: bytes = b"1") -> list
 def test_a_forced_window_carries_nothing_on() -> None:
     buffer = ChangeBuffer()
     take(buffer, changes((None, b"a"), (b"a", None)), 1, ends=True)
-    forced = buffer.seal(5, forced=True)
+    forced = buffer.freeze(5, forced=True)
     assert forced.measure(*EMPTY).cancelled == 1
     take(buffer, changes((None, b"a"), key=b"2"), 6, ends=True)
-    assert buffer.seal(9).measure(*EMPTY).cancelled == 0
+    assert buffer.freeze(9).measure(*EMPTY).cancelled == 0
 
 
 def test_a_truncate_counts_what_was_spilled() -> None:
@@ -201,14 +201,14 @@ def test_a_truncate_counts_what_was_spilled() -> None:
     buffer.spill()
     take(buffer, [(Action.TRUNCATE, b"", b"", b"")], 5, ends=True)
     take(buffer, changes((None, b"b"), key=b"x"), 6, ends=True)
-    sealed = buffer.seal(9)
-    outcome = sealed.measure(*EMPTY)
+    frozen = buffer.freeze(9)
+    outcome = frozen.measure(*EMPTY)
     assert (outcome.truncate, outcome.cancelled) == (False, 7)
-    sealed.close()
+    frozen.close()
 
 
 def test_many_keys_are_counted_without_being_held() -> None:
-    found = Cancelled()
+    found = buffer_.Cancelled()
     for number in range(buffer_.KEPT * 3):
         found.add(b"%d" % number)
     found.add(b"x" * 10_000)
@@ -217,7 +217,7 @@ def test_many_keys_are_counted_without_being_held() -> None:
 
 
 def test_the_memory_of_a_merge_doesnt_grow_with_the_transaction(tmp_path: Path) -> None:
-    file = SpillFile(tmp_path)
+    file = buffer_.SpillFile(tmp_path)
     for run in range(1, 501):
         file.write((b"%d-%03d" % (part, run), None, b"%d" % run * 20_000) for part in range(2))
         file.write([(b"again", b"%d" % (run - 1), b"%d" % run)])

@@ -1,4 +1,4 @@
-"""Cuts of random streams: whatever the batches, what is sealed at a cut is the state there."""
+"""Cuts of random streams: whatever the batches, what is frozen at a cut is the state there."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from laredo_model import position as position_
 from laredo_model.column import Column
 from laredo_model.position import Position
 from laredo_snapshotter import config
-from laredo_snapshotter.diff.buffer import Sealed
+from laredo_snapshotter.diff.buffer import FrozenBuffer
 from laredo_snapshotter.diff.cuts import VerifiedPosition
 from laredo_snapshotter.diff.feed import Feed
 from laredo_snapshotter.table.last_flush import JournalReach
@@ -35,10 +35,10 @@ class Collected:
 
     def __init__(self) -> None:
         self.blocked: str | None = None
-        self.sealed: list[Sealed] = []
+        self.frozen: list[FrozenBuffer] = []
 
-    def put(self, sealed: Sealed) -> None:
-        self.sealed.append(sealed)
+    def put(self, frozen: FrozenBuffer) -> None:
+        self.frozen.append(frozen)
 
     def cut_off(self) -> int:
         return 0
@@ -94,7 +94,7 @@ async def follow(seed: int) -> None:
     states: list[tuple[int, State]] = [(stream.position, {})]
     cuts: set[int] = set()
     common: set[int] = set()
-    forced: dict[int, asyncio.Future[Sealed | None]] = {}
+    forced: dict[int, asyncio.Future[FrozenBuffer | None]] = {}
     sequence = 1
     for _ in range(chance.randrange(1, 12)):
         transactions = []
@@ -119,7 +119,7 @@ async def follow(seed: int) -> None:
             stream.position += 3
             await feed.take(Heartbeat(Position(stream.position), 0, None))
     await feed.take(Heartbeat(Position(stream.position + 100), 0, None))
-    feed.cuts.seal_all()
+    feed.cuts.freeze_all()
     check(outlet, states, cuts, forced)
     check_known(outlet, states, common, feed.cuts.unchanged_until)
 
@@ -163,7 +163,7 @@ def check(
     outlet: Collected,
     states: list[tuple[int, State]],
     cuts: set[int],
-    forced: dict[int, "asyncio.Future[Sealed | None]"],
+    forced: dict[int, "asyncio.Future[FrozenBuffer | None]"],
 ) -> None:
     positions = [position for position, _ in states]
 
@@ -171,20 +171,20 @@ def check(
         return states[bisect_right(positions, position) - 1][1]
 
     before, boundaries = states[0][1], [states[0][0]]
-    for sealed in outlet.sealed:
-        assert sealed.to_position >= boundaries[-1]
-        assert_leads(before, sealed, state_at(sealed.to_position))
-        before = state_at(sealed.to_position)
-        boundaries.append(sealed.to_position)
-    assert before == states[-1][1], "something was never sealed"
+    for frozen in outlet.frozen:
+        assert frozen.to_position >= boundaries[-1]
+        assert_leads(before, frozen, state_at(frozen.to_position))
+        before = state_at(frozen.to_position)
+        boundaries.append(frozen.to_position)
+    assert before == states[-1][1], "something was never frozen"
     for cut in cuts:
         last = boundaries[bisect_right(boundaries, cut) - 1]
         assert state_at(last) == state_at(cut), f"can't be read at the cut {cut}"
     for position, done in forced.items():
         assert done.done()
-        sealed_there = done.result()
-        assert sealed_there is not None
-        assert sealed_there.to_position == position
+        frozen_there = done.result()
+        assert frozen_there is not None
+        assert frozen_there.to_position == position
 
 
 def check_known(
@@ -192,7 +192,7 @@ def check_known(
 ) -> None:
     """Up to where a diff says that the table stayed as it was, no transaction changed it; and at
     the cuts of all tables it is known by that."""
-    ends = [(sealed.to_position, sealed.unchanged_until) for sealed in outlet.sealed]
+    ends = [(frozen.to_position, frozen.unchanged_until) for frozen in outlet.frozen]
     known: set[int] = set()
     start = states[0][0]
     for end, given_until in [*ends, (states[-1][0] + 100, after_last)]:
@@ -206,7 +206,7 @@ def check_known(
 @settings(max_examples=examples(300))
 @given(seed=st.integers(0, 2**32))
 @example(seed=460)  # a cut before an open transaction, then one that other tables chose
-def test_what_is_sealed_at_a_cut_is_the_state_there(seed: int) -> None:
+def test_what_is_frozen_at_a_cut_is_the_state_there(seed: int) -> None:
     asyncio.run(follow(seed))
 
 
@@ -218,11 +218,11 @@ async def test_while_a_destination_is_away_intervals_make_one_diff() -> None:
         for batch in batches(stream.random, [stream.transaction()], 1):
             await feed.take(batch)
         feed.cuts.cut(stream.position)
-    assert outlet.sealed == []
+    assert outlet.frozen == []
     outlet.blocked = None
     feed.cuts.cut(stream.position)
-    (sealed,) = outlet.sealed
-    assert_leads({}, sealed, stream.state)
+    (frozen,) = outlet.frozen
+    assert_leads({}, frozen, stream.state)
 
 
 async def test_an_exact_cut_is_made_although_nothing_changed() -> None:
@@ -233,8 +233,8 @@ async def test_an_exact_cut_is_made_although_nothing_changed() -> None:
     await feed.take(Heartbeat(Position(119), 0, None))
     assert not done.done()
     await feed.take(Heartbeat(Position(130), 0, None))
-    assert [sealed.to_position for sealed in outlet.sealed] == [120]
-    assert done.result() is outlet.sealed[0]
+    assert [frozen.to_position for frozen in outlet.frozen] == [120]
+    assert done.result() is outlet.frozen[0]
 
 
 def inserted(
@@ -264,8 +264,8 @@ async def test_within_what_stands_for_many_transactions_nothing_is_cut() -> None
     await feed.take(inserted(b"b", 200, since=120, goes_on=True))
     feed.cuts.cut(160)
     await feed.take(inserted(b"c", 200, since=120))
-    assert [sealed.to_position for sealed in outlet.sealed] == [120, 200]
-    assert [len(list(sealed.changes())) for sealed in outlet.sealed] == [1, 2]
+    assert [frozen.to_position for frozen in outlet.frozen] == [120, 200]
+    assert [len(list(frozen.changes())) for frozen in outlet.frozen] == [1, 2]
     assert within.result() is None
 
 
