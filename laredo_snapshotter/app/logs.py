@@ -114,8 +114,9 @@ def _answer(http: HttpSettings, url: str, method: str, path: str) -> Any:
         ) from error
     if answer.status == 401:
         raise NoReload(
-            "the running writer has another http.token: send SIGHUP, or give"
-            " --set snapshotter.http.token=TOKEN with that one"
+            f"{url} asks for another token than this http.token: if the writer runs there,"
+            " send SIGHUP, or give --set snapshotter.http.token=TOKEN with its own;"
+            " else give the writer's http.port"
         )
     try:
         found = json.loads(body)

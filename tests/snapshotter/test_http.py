@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as text_form
 
 from laredo_service import build
 from tests.support.page import page_of
-from tests.support.processes import PATIENCE_S, wait_until
+from tests.support.processes import PATIENCE_S, run, wait_until
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import ReadyWriter, Writer
 
@@ -212,3 +212,5 @@ def test_with_a_token_everything_asks_for_it_but_what_is_public(
         snapshot = http + "/snapshot?table=public.users"
         assert httpx.post(snapshot, auth=password, timeout=PATIENCE_S).status_code == 401
         assert httpx.get(http + "/status", auth=password, timeout=PATIENCE_S).status_code == 401
+        other = ("reload", "--config", writer.program.config, "--set", "snapshotter.http.token=x")
+        assert f"{http} asks for another token" in run("laredo-snapshotter", *other).stderr
