@@ -25,7 +25,7 @@ from laredo_snapshotter.status import WriterState
 from laredo_snapshotter.table import status
 from laredo_snapshotter.table.writer import TableWriter
 from tests.support.oracle import boundaries
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.scripted_server import (
     HISTORY,
     End,
@@ -86,10 +86,7 @@ class Writing:
         )
 
     async def until(self, condition: Callable[[], Any]) -> Any:
-        async with asyncio.timeout(PATIENCE_S):
-            while not (value := condition()):
-                await asyncio.sleep(0.01)  # poll
-        return value
+        return await until(condition)
 
     async def position(self, position: int) -> None:
         await self.until(lambda: (status.of(self.writer).stream_position or 0) >= position)

@@ -75,11 +75,12 @@ def eventually(figure: Callable[[], Any], wanted: object) -> None:
         time.sleep(0.02)  # poll
 
 
-async def until(condition: Callable[[], object], timeout: float = PATIENCE_S) -> None:
-    """Wait until ``condition`` is true, on an event loop."""
+async def until(condition: Callable[[], Any], timeout: float = PATIENCE_S) -> Any:
+    """The first true value of ``condition``, waited for on an event loop."""
     async with asyncio.timeout(timeout):
-        while not condition():
+        while not (value := condition()):
             await asyncio.sleep(0.01)  # poll
+    return value
 
 
 def run(

@@ -1,6 +1,5 @@
 """Serving processes over a store that the test writes."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from laredo_fanout.client import Backoff, Endpoint, Subscription, SyncOptions
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.store.writer import Store
 from laredo_fanout.watchdog import Watchdog
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import until
 from tests.support.server.serving_world import USERS, Writer, rows
 
 QUICK = Backoff(initial=0.01, maximum=0.2)
@@ -33,9 +32,7 @@ class Running:
         return Subscription(endpoint, SyncOptions(USERS, name), backoff=QUICK)
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.01)  # poll
+        await until(condition)
 
 
 @asynccontextmanager

@@ -31,6 +31,7 @@ from tests.support.server.pair import (
     frozen,
     sequences,
     shown,
+    wait_role,
     wipe,
 )
 from tests.support.server.states import States
@@ -42,7 +43,8 @@ async def test_the_standby_of_a_killed_holder_is_promoted_without_a_copy(
 ) -> None:
     pair = Pair(tmp_path, database)
     with pair.started() as (holder, standby):
-        assert (shown(holder)["role"], shown(standby)["role"]) == ("holder", "standby")
+        wait_role(holder, "holder")
+        wait_role(standby, "standby")
         async with (
             States(standby.grpc_port, A, boundaries=True) as stays,
             States(holder.grpc_port, B) as moves,
@@ -55,7 +57,7 @@ async def test_the_standby_of_a_killed_holder_is_promoted_without_a_copy(
         holder.program.kill()
         pair.change(110, 120)
         pair.promote(standby)
-        assert shown(standby)["role"] == "holder"
+        wait_role(standby, "holder")
         moves.port = standby.grpc_port
         async with stays, moves:
             reached = pair.change(120, 130)
@@ -82,10 +84,10 @@ async def test_a_killed_holder_is_replaced_by_itself(tmp_path: Path, database: D
             await client.until(reached)
             assert set(client.rows.values()) == pair.rows("a")
             assert len(client.snapshots) == 1
-        assert shown(standby)["role"] == "holder"
+        wait_role(standby, "holder")
         assert sequences(standby)[0] == before[0] + 20
         pair.rejoin(holder, standby)
-        assert shown(holder)["role"] == "standby"
+        wait_role(holder, "standby")
         pair.change(120, 125)
         check_archive(archive, pair)
         assert copies(holder, standby) == 2
@@ -134,14 +136,14 @@ async def test_a_holder_that_is_stopped_hands_over(tmp_path: Path, database: Dat
             await client.until(pair.change(100, 110))
             process = psutil.Process(holder.program.pid)
             process.terminate()
-            wait_until(lambda: shown(standby)["role"] == "holder", "it holds the slot")
+            wait_role(standby, "holder")
             assert process.is_running()
             reached = pair.change(110, 120)
             await client.until(reached)
             assert len(client.snapshots) == 1
         process.wait(PATIENCE_S)
         pair.rejoin(holder, standby)
-        assert shown(holder)["role"] == "standby"
+        wait_role(holder, "standby")
         assert copies(holder, standby) == 2
         assert sequences(holder) == sequences(standby)
 
@@ -178,11 +180,11 @@ async def test_a_holder_that_was_frozen_wakes_up_as_a_standby(
                 refused = standby.run("promote")
                 assert refused.returncode == 1
                 assert "is in use by pid" in refused.stderr
-                assert shown(standby)["role"] == "standby"
+                wait_role(standby, "standby")
                 end_walsender(pair)
                 pair.promote(standby)
                 pair.change(120, 130)
-            wait_until(lambda: shown(holder)["role"] == "standby", "it is a standby")
+            wait_role(holder, "standby")
             wait_until(lambda: pair.complete(standby) == 1, "it is complete")
             reached = pair.change(130, 140)
             await client.until(reached)
@@ -213,9 +215,9 @@ async def test_a_frozen_holder_is_replaced_by_itself_and_wakes_up_as_a_standby(
                 pair.change(110, 115)
                 assert not pair.is_free()
                 end_walsender(pair)
-                wait_until(lambda: shown(standby)["role"] == "holder", "it took over")
+                wait_role(standby, "holder")
                 pair.change(115, 120)
-            wait_until(lambda: shown(holder)["role"] == "standby", "it is a standby")
+            wait_role(holder, "standby")
             wait_until(lambda: pair.complete(standby) == 1, "it is complete")
             reached = pair.change(120, 130)
             await client.until(reached)
@@ -245,13 +247,13 @@ async def test_of_three_the_one_with_most_takes_over_and_then_the_last_one(
             first.program.kill()
             third.program.start()
             pair.change(110, 120)
-            wait_until(lambda: shown(second)["role"] == "holder", "the one with most took over")
+            wait_role(second, "holder")
             wait_until(lambda: pair.complete(second) == 1, "the third follows it")
             await client.until(pair.change(120, 130))
             second.program.kill()
             reached = pair.change(130, 140)
             await client.until(reached)
-            assert shown(third)["role"] == "holder"
+            wait_role(third, "holder")
             for each in (first, second):
                 each.program.start()
                 each.program.wait_ready()
@@ -276,7 +278,7 @@ async def test_both_are_killed_at_once(tmp_path: Path, database: Database) -> No
         pair.change(110, 120)
         standby.program.start()
         wait_until(lambda: standby.program.get("/status"), "it answers")
-        wait_until(lambda: shown(standby)["role"] == "holder", "it took over")
+        wait_role(standby, "holder")
         pair.rejoin(holder, standby)
         client.port = holder.grpc_port
         async with client:
@@ -298,7 +300,7 @@ async def test_a_lost_disk_is_filled_by_the_peer_and_the_archive_goes_on(
         wipe(first)
         pair.promote(second)
         pair.rejoin(first, second)
-        assert shown(first)["role"] == "standby"
+        wait_role(first, "standby")
         reached = pair.change(110, 120)
         wait_until(lambda: pair.confirmed() >= reached, "it is confirmed")
         second.program.kill()
@@ -306,7 +308,7 @@ async def test_a_lost_disk_is_filled_by_the_peer_and_the_archive_goes_on(
         pair.promote(first)
         second.program.start()
         second.program.wait_ready()
-        assert shown(second)["role"] == "standby"
+        wait_role(second, "standby")
         pair.change(130, 140)
         check_archive(archive, pair)
         assert copies(first, second) == 2
@@ -344,6 +346,6 @@ def test_a_standby_that_the_slot_has_passed_is_not_promoted(
         refused = standby.run("promote")
         assert refused.returncode == 1
         assert "would have to be copied again" in refused.stderr and A in refused.stderr
-        assert shown(standby)["role"] == "standby"
+        wait_role(standby, "standby")
         pair.rejoin(holder, holder)
         assert copies(holder, standby) == 2

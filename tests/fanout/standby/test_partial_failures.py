@@ -22,6 +22,7 @@ from tests.support.server.pair import (
     copies,
     sequences,
     shown,
+    wait_role,
 )
 from tests.support.server.states import States
 from tests.support.server.stuck_proxy import Proxy
@@ -52,9 +53,9 @@ async def test_a_holder_that_lost_postgresql_alone_is_replaced(
             await client.until(pair.change(100, 110))
             proxy.sever()
             await client.until(pair.change(110, 120))
-            assert shown(standby)["role"] == "holder"
+            wait_role(standby, "holder")
             wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
-            assert shown(holder)["role"] == "standby"
+            wait_role(holder, "standby")
             await client.until(pair.change(120, 125))
             assert set(client.rows.values()) == pair.rows("a")
             assert len(client.snapshots) == 1
@@ -113,7 +114,8 @@ async def test_a_holder_that_lost_its_peers_alone_goes_on_alone(
             for proxy, to in ((to_holder, holder), (to_standby, standby)):
                 proxy.lead_to(to.grpc_port)
             wait_until(lambda: pair.complete(holder) == 1, "the standby is complete")
-            assert (shown(holder)["role"], shown(standby)["role"]) == ("holder", "standby")
+            wait_role(holder, "holder")
+            wait_role(standby, "standby")
             await client.until(pair.change(130, 135))
             wait_until(lambda: not shown(holder)["alone"], "it isn't alone")
             assert len(client.snapshots) == 1
@@ -145,11 +147,11 @@ async def test_the_clock_of_one_machine_is_set_back(tmp_path: Path, database: Da
             wait_until(lambda: pair.confirmed() >= reached, "it is confirmed")
             holder.program.kill()
             await client.until(pair.change(115, 120))
-            assert shown(standby)["role"] == "holder"
+            wait_role(standby, "holder")
             pair.rejoin(holder, standby)
             standby.program.kill()
             await client.until(pair.change(120, 125))
-            assert shown(holder)["role"] == "holder"
+            wait_role(holder, "holder")
             clock.set_by(-2 * HOUR)
             pair.rejoin(standby, holder)
             await client.until(pair.change(125, 130))
@@ -187,7 +189,7 @@ async def test_postgresql_is_promoted_in_between(
             pair.database = clusters.lead_to(replica)
             pair.oracle.move(pair.database.dsn)
             await client.until(pair.change(110, 120))
-            assert shown(holder if holder_lives else standby)["role"] == "holder"
+            wait_role(holder if holder_lives else standby, "holder")
             if not holder_lives:
                 holder.program.start()
                 holder.program.wait_ready()
@@ -195,7 +197,7 @@ async def test_postgresql_is_promoted_in_between(
             wait_until(lambda: pair.complete(server) == 1, "the other one is complete")
             server.program.kill()
             await client.until(pair.change(120, 130))
-            assert shown(other)["role"] == "holder"
+            wait_role(other, "holder")
             pair.rejoin(server, other)
             await client.until(pair.change(130, 135))
             assert set(client.rows.values()) == pair.rows("a")
@@ -228,7 +230,7 @@ async def test_rows_rot_on_a_standby(tmp_path: Path, database: Database, found_b
             if found_by == "the new holder":
                 holder.program.kill()
                 await client.until(pair.change(110, 120))
-                assert shown(standby)["role"] == "holder"
+                wait_role(standby, "holder")
             for name, table in ((A, "a"), ("public.b", "b")):
                 async with States(standby.grpc_port, name, f"reads {table}") as reader:
                     await reader.until(client.position)

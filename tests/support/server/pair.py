@@ -135,6 +135,11 @@ def shown(server: Fanout) -> dict[str, Any]:
     return found
 
 
+def wait_role(server: Fanout, role: str) -> None:
+    """Wait until the server is ``role``: it serves clients while it still takes over."""
+    wait_until(lambda: shown(server)["role"] == role, role)
+
+
 def copies(*servers: Fanout) -> int:
     """Number of tables that they have copied from PostgreSQL since they were first started."""
     logs = [(each.directory / "fanout.log").read_text() for each in servers]

@@ -21,7 +21,7 @@ from laredo_fanout.store import journal
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support import drawn
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.serving_world import USERS, World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -191,8 +191,7 @@ async def test_backlogs_are_counted_in_turns(
             stream = await world.greeted(batch=True, client_id=str(number))
             await stream.snapshot()
         leases = world.registry.leases
-        while not all(lease.state.state == "live" for lease in leases):
-            await asyncio.sleep(0.01)
+        await until(lambda: all(lease.state.state == "live" for lease in leases))
         async with counted.counting():
             for number in range(40):
                 wide = (UPDATE, line(1, "w" * 100_000 + str(number)))

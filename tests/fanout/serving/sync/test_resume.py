@@ -9,6 +9,7 @@ import pytest
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_model.line import Action
 from laredo_model.position import text
+from tests.support.processes import until
 from tests.support.server.serving_world import HISTORY, Writer, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -153,8 +154,7 @@ async def test_a_client_that_is_ahead_waits_for_the_server(tmp_path: Path) -> No
         ahead = world.writer.position + 0x20
         stream = world.sync(batch=True, last_known_source_position=text(ahead))
         handshake = asyncio.create_task(stream.next("handshake"))
-        while not any(lease.state.state == "waiting" for lease in world.registry.leases):
-            await asyncio.sleep(0.01)
+        await until(lambda: any(each.state.state == "waiting" for each in world.registry.leases))
         world.writer.commit((UPDATE, line(1, "seen")))
         assert not handshake.done()
         world.writer.commit((UPDATE, line(2, "seen")))
