@@ -1,6 +1,6 @@
 """Serving processes over a store that the test writes."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +30,6 @@ class Running:
     def subscription(self, name: str) -> Subscription:
         endpoint = Endpoint(f"127.0.0.1:{self.port}")
         return Subscription(endpoint, SyncOptions(USERS, name), backoff=QUICK)
-
-    async def until(self, condition: Callable[[], object], what: str) -> None:
-        await until(condition)
 
 
 @asynccontextmanager
@@ -68,7 +65,7 @@ async def running(
         children.start()
         try:
             world = Running(children, clients, writer, port)
-            await world.until(lambda: children.listening == workers, "all serving")
+            await until(lambda: children.listening == workers)
             yield world
         finally:
             await children.drain()

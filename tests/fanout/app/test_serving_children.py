@@ -53,18 +53,15 @@ async def test_a_commit_wakes_the_clients_of_every_process(tmp_path: Path) -> No
                     changes = await read_until(events, Changes)
                     assert isinstance(changes, Changes)
                     assert list(changes.positions) == [position]
-            await world.until(
+            await until(
                 lambda: (
                     {(c.info.client_id, c.state) for c in world.clients.of(USERS)}
                     == {("a", "live"), ("b", "live")}
-                ),
-                "both live in the registry",
+                )
             )
             sequence = next(iter(world.writer.store.tables.values())).sequence
-            await world.until(
-                lambda: all(c.sequence == sequence for c in world.clients.of()), "figures"
-            )
-        await world.until(lambda: len(world.clients) == 0, "both gone")
+            await until(lambda: all(c.sequence == sequence for c in world.clients.of()))
+        await until(lambda: len(world.clients) == 0)
         assert world.clients.left()["client"] == 2
 
 

@@ -220,7 +220,7 @@ async def test_streams_that_are_cut_at_once_leave_no_client(tmp_path: Path) -> N
     async with running(tmp_path, max_clients=5) as world:
         for _ in range(30):
             await _cut(world)
-        await world.until(lambda: len(world.clients) == 0, "all places free")
+        await until(lambda: len(world.clients) == 0)
         with pytest.raises(TooManyClients):
             for number in range(6):
                 world.clients.register((9, number), ClientInfo("a", USERS, "x", True, False, 0))

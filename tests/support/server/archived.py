@@ -108,18 +108,18 @@ class Archived:
 
     def cut(self, *, forced: bool = False, later: timedelta = timedelta(0)) -> Artifact | None:
         """A diff up to here, unless nothing has changed; ``later`` than those before."""
-        sealed = self.buffer.seal(self.position, forced=forced)
+        frozen = self.buffer.freeze(self.position, forced=forced)
         head = self.archive.head
         assert head is not None and head.rows is not None and head.checksum is not None
-        if sealed.empty and not forced:
+        if frozen.empty and not forced:
             return None
-        outcome = sealed.measure(head.rows, head.checksum)
+        outcome = frozen.measure(head.rows, head.checksum)
         if outcome.empty and not (forced and self.position > head.position):
             self.unwritten += outcome.cancelled
             return None
         cancelled, self.unwritten = outcome.cancelled + self.unwritten, 0
         return self.archive.commit_diff(
-            sealed.changes(),
+            frozen.changes(),
             from_position=head.position,
             to_position=Position(self.position),
             to_time=MORNING + later,
@@ -153,7 +153,7 @@ class Archived:
             upload.write([key for key, _ in ordered], [row for _, row in ordered])
             base = upload.finish(MORNING)
         if not continues:
-            self.buffer.seal(self.position)
+            self.buffer.freeze(self.position)
         return self.archive.commit_base(base, continues=continues)
 
     def see(self) -> None:
