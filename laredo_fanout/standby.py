@@ -208,15 +208,7 @@ class StandbyIngest:
         _log.info("role changed", holder=holder, term=now.term)
 
     def _hold(self) -> None:
-        ingest = Ingest(
-            self._options,
-            self._tables,
-            self._store,
-            self._on_commit,
-            self._prune,
-            discovery=self._discovery,
-            sharing=self._sharing,
-        )
+        ingest = self._slot_ingest()
         try:
             self._read_slot(ingest)
         except SlotForeign as error:
@@ -393,12 +385,8 @@ class StandbyIngest:
                 self.current.stop()
         return answer
 
-    def _take_over(self) -> None:
-        answer = self._promotion
-        assert answer is not None
-        _log.warning("takeover begun", slot=self._options.slot_name)
-        self._sharing.taking_over = True
-        ingest = Ingest(
+    def _slot_ingest(self) -> Ingest:
+        return Ingest(
             self._options,
             self._tables,
             self._store,
@@ -408,6 +396,12 @@ class StandbyIngest:
             sharing=self._sharing,
         )
 
+    def _take_over(self) -> None:
+        answer = self._promotion
+        assert answer is not None
+        _log.warning("takeover begun", slot=self._options.slot_name)
+        self._sharing.taking_over = True
+        ingest = self._slot_ingest()
         try:
             self._prepare()
             self._read_slot(ingest)

@@ -43,8 +43,7 @@ async def test_the_standby_of_a_killed_holder_is_promoted_without_a_copy(
 ) -> None:
     pair = Pair(tmp_path, database)
     with pair.started() as (holder, standby):
-        wait_role(holder, "holder")
-        wait_role(standby, "standby")
+        assert (shown(holder)["role"], shown(standby)["role"]) == ("holder", "standby")
         async with (
             States(standby.grpc_port, A, boundaries=True) as stays,
             States(holder.grpc_port, B) as moves,
@@ -87,7 +86,7 @@ async def test_a_killed_holder_is_replaced_by_itself(tmp_path: Path, database: D
         wait_role(standby, "holder")
         assert sequences(standby)[0] == before[0] + 20
         pair.rejoin(holder, standby)
-        wait_role(holder, "standby")
+        assert shown(holder)["role"] == "standby"
         pair.change(120, 125)
         check_archive(archive, pair)
         assert copies(holder, standby) == 2
@@ -143,7 +142,7 @@ async def test_a_holder_that_is_stopped_hands_over(tmp_path: Path, database: Dat
             assert len(client.snapshots) == 1
         process.wait(PATIENCE_S)
         pair.rejoin(holder, standby)
-        wait_role(holder, "standby")
+        assert shown(holder)["role"] == "standby"
         assert copies(holder, standby) == 2
         assert sequences(holder) == sequences(standby)
 
@@ -180,7 +179,7 @@ async def test_a_holder_that_was_frozen_wakes_up_as_a_standby(
                 refused = standby.run("promote")
                 assert refused.returncode == 1
                 assert "is in use by pid" in refused.stderr
-                wait_role(standby, "standby")
+                assert shown(standby)["role"] == "standby"
                 end_walsender(pair)
                 pair.promote(standby)
                 pair.change(120, 130)
@@ -300,7 +299,7 @@ async def test_a_lost_disk_is_filled_by_the_peer_and_the_archive_goes_on(
         wipe(first)
         pair.promote(second)
         pair.rejoin(first, second)
-        wait_role(first, "standby")
+        assert shown(first)["role"] == "standby"
         reached = pair.change(110, 120)
         wait_until(lambda: pair.confirmed() >= reached, "it is confirmed")
         second.program.kill()
@@ -308,7 +307,7 @@ async def test_a_lost_disk_is_filled_by_the_peer_and_the_archive_goes_on(
         pair.promote(first)
         second.program.start()
         second.program.wait_ready()
-        wait_role(second, "standby")
+        assert shown(second)["role"] == "standby"
         pair.change(130, 140)
         check_archive(archive, pair)
         assert copies(first, second) == 2
@@ -346,6 +345,6 @@ def test_a_standby_that_the_slot_has_passed_is_not_promoted(
         refused = standby.run("promote")
         assert refused.returncode == 1
         assert "would have to be copied again" in refused.stderr and A in refused.stderr
-        wait_role(standby, "standby")
+        assert shown(standby)["role"] == "standby"
         pair.rejoin(holder, holder)
         assert copies(holder, standby) == 2

@@ -55,7 +55,7 @@ async def test_a_holder_that_lost_postgresql_alone_is_replaced(
             await client.until(pair.change(110, 120))
             wait_role(standby, "holder")
             wait_until(lambda: pair.complete(standby) == 1, "the former holder is complete")
-            wait_role(holder, "standby")
+            assert shown(holder)["role"] == "standby"
             await client.until(pair.change(120, 125))
             assert set(client.rows.values()) == pair.rows("a")
             assert len(client.snapshots) == 1
@@ -114,8 +114,7 @@ async def test_a_holder_that_lost_its_peers_alone_goes_on_alone(
             for proxy, to in ((to_holder, holder), (to_standby, standby)):
                 proxy.lead_to(to.grpc_port)
             wait_until(lambda: pair.complete(holder) == 1, "the standby is complete")
-            wait_role(holder, "holder")
-            wait_role(standby, "standby")
+            assert (shown(holder)["role"], shown(standby)["role"]) == ("holder", "standby")
             await client.until(pair.change(130, 135))
             wait_until(lambda: not shown(holder)["alone"], "it isn't alone")
             assert len(client.snapshots) == 1
