@@ -51,8 +51,9 @@ def _sampled(ingest: RunningIngest, until: Callable[[], Any], what: str) -> list
     seen: list[Any] = []
 
     def sample() -> Any:
+        done = until()
         seen.extend(ingest.status for _ in range(100))
-        return until()
+        return done
 
     ingest.wait_until(sample, what)
     assert [each for each in seen if each.error is None] == []
