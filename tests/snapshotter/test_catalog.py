@@ -196,9 +196,9 @@ def test_unequal_intervals_and_a_quiet_table(tmp_path: Path, served: Served) -> 
 def test_what_came_to_nothing_is_known_where_all_are_cut(tmp_path: Path, served: Served) -> None:
     """A queue: rows come and go, and none is left at a cut. An empty diff says that it is known."""
     slow = {"orders": "diff.interval = 300ms"}
-    with Writer(tmp_path, served, "users", "orders", interval="100ms", per_table=slow) as writer:
-        writer.program.wait_ready()
-
+    with ReadyWriter(
+        tmp_path, served, "users", "orders", interval="100ms", per_table=slow
+    ) as writer:
         ordered = [0]
 
         def changes() -> list[dict[str, Any]]:

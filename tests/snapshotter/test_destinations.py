@@ -25,15 +25,6 @@ from tests.support.writer.writing import ReadyWriter, Writer
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        server.add("users", rows(0, 20))
-        server.add("orders", rows(0, 5))
-        server.start()
-        yield server
-
-
-@pytest.fixture
 def proxy(s3_server: AwsServer) -> Iterator[FaultProxy]:
     with FaultProxy(s3_server.endpoint) as through:
         yield through
@@ -243,8 +234,7 @@ def test_two_buckets_in_two_regions_each_with_a_role_of_its_own(
             there {{ {role} "arn:aws:iam::222222222222:role/there", external_id = shared
                      endpoint = "{moto.endpoint}" }}
         }}"""
-        with Writer(tmp_path, served, destinations=destinations, more=profiles) as writer:
-            writer.program.wait_ready()
+        with ReadyWriter(tmp_path, served, destinations=destinations, more=profiles) as writer:
             writer.archive = buckets[1]
             writer.wait_head(served.commit("users", put(1, "x")))
             assumed = metric(

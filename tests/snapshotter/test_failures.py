@@ -62,8 +62,7 @@ def test_while_a_destination_is_away_memory_is_bounded_and_the_stream_resumed(
 ) -> None:
     """The changes that are left when the destination is back wait for a catalog check's message."""
     away = Away(tmp_path / "archive")
-    with Writer(tmp_path, served, more="diff { max_memory = 100 kB }") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more="diff { max_memory = 100 kB }") as writer:
         away.go()
         served.commit("users", put(1, "verified"))
         wait_until(lambda: writer.status()["holding"], "the commit is held")
@@ -83,8 +82,7 @@ def test_while_a_destination_is_away_memory_is_bounded_and_the_stream_resumed(
 
 
 def test_the_newer_writer_fences_the_older_for_good(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as older:
-        older.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as older:
         newer = Writer(tmp_path, served, name="newer")
         newer.program.start()
         newer.program.wait_ready()
@@ -135,8 +133,7 @@ def test_a_flush_that_cant_be_done_is_told_by_the_exit_code(tmp_path: Path, serv
 def test_diffs_that_dont_lead_to_the_base_stop_the_table_with_both_checksums(
     tmp_path: Path, served: Served
 ) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         writer.wait_head(served.commit("users", put(1, "x")))
         assert writer.program.stop() == 0
         path = tmp_path / "archive" / "users" / "manifest.json"

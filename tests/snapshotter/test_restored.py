@@ -7,7 +7,7 @@ from tests.support.aws import AwsServer
 from tests.support.processes import eventually, wait_until
 from tests.support.writer.buckets import BucketPath, new_bucket
 from tests.support.writer.served import Served, put
-from tests.support.writer.writing import Writer, integer
+from tests.support.writer.writing import ReadyWriter, Writer, integer
 
 DAMAGED = b'{"manifest_version": 1, "artifacts": ['
 
@@ -17,8 +17,7 @@ def written(
 ) -> int:
     """A base and a diff of each of ``changes`` on ``places``, by a writer that has ended."""
     position = 0
-    with Writer(tmp_path, served, destinations=places, name="before") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, destinations=places, name="before") as writer:
         for change in changes:
             position = served.commit("users", put(change, f"change {change}"))
             writer.wait_head(position)
@@ -104,8 +103,7 @@ def test_a_damaged_manifest_is_waited_for_until_it_is_mended(
 ) -> None:
     both = (tmp_path / "archive", tmp_path / "second")
     manifest = both[1] / "users" / "manifest.json"
-    with Writer(tmp_path, served, destinations=both) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, destinations=both) as writer:
         writer.wait_head(served.commit("users", put(1, "before")))
         whole = b""
 

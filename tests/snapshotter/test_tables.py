@@ -8,7 +8,7 @@ import pytest
 from tests.support import drawn
 from tests.support.processes import wait_until
 from tests.support.writer.served import Served, put, rows
-from tests.support.writer.writing import Writer, integer
+from tests.support.writer.writing import ReadyWriter, Writer, integer
 
 
 @pytest.fixture
@@ -80,8 +80,7 @@ def test_a_table_that_isnt_served_says_so_and_is_tried_again(
 def test_a_table_with_changes_in_the_buffer_isnt_called_quiet(
     tmp_path: Path, served: Served
 ) -> None:
-    with Writer(tmp_path, served, "users", "orders", interval="1h") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, "users", "orders", interval="1h") as writer:
         change = served.commit("users", put(1, "waits for the next diff"))
         served.advance()
 

@@ -29,8 +29,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def test_the_first_base_is_the_streams_snapshot_and_diffs_follow(
     tmp_path: Path, served: Served
 ) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         assert writer.kinds() == [("snapshot", 1)]
         writer.wait_head(served.commit("users", put(1, "changed"), put(100, "new"), delete(2)))
         writer.wait_head(served.commit("users", TRUNCATE, put(7, "after")))
@@ -41,8 +40,7 @@ def test_the_first_base_is_the_streams_snapshot_and_diffs_follow(
 
 def test_changes_that_cancel_out_are_no_diff(tmp_path: Path, served: Served) -> None:
     # No cut falls between two of them: the only one is made when the writer ends.
-    with Writer(tmp_path, served, interval="1h") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, interval="1h") as writer:
         served.commit("users", put(500, "new"))
         served.commit("users", delete(500))
         last = served.commit("users", put(1, "x"))
@@ -53,16 +51,14 @@ def test_changes_that_cancel_out_are_no_diff(tmp_path: Path, served: Served) -> 
 
 
 def test_a_quiet_table_is_seen_without_artifacts(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         position = served.advance()
         wait_until(lambda: writer.manifest()["seen_position"] == f"0/{position:X}", "seen")
         assert writer.kinds() == [("snapshot", 1)]
 
 
 def test_killed_it_goes_on_in_the_same_epoch(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         writer.wait_head(served.commit("users", put(1, "a")))
         served.commit("users", put(2, "lost from the buffer, not from the journal"))
         writer.program.kill()
@@ -75,8 +71,7 @@ def test_killed_it_goes_on_in_the_same_epoch(tmp_path: Path, served: Served) -> 
 
 @pytest.mark.parametrize("how", drawn.first(1, ["SIGTERM", "SIGINT"]))
 def test_a_signal_flushes_the_last_diff(tmp_path: Path, served: Served, how: str) -> None:
-    with Writer(tmp_path, served, interval="1h") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, interval="1h") as writer:
         position = served.commit("users", put(1, "last"))
         writer.wait_status({"buffer_depth": 1})
         assert writer.program.stop(signal.Signals[how]) == 0, writer.program.tail()
@@ -87,8 +82,7 @@ def test_a_signal_flushes_the_last_diff(tmp_path: Path, served: Served, how: str
 def test_a_journal_that_doesnt_reach_back_means_a_new_epoch_after_a_gap(
     tmp_path: Path, served: Served
 ) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         writer.wait_head(served.commit("users", put(1, "a")))
         writer.program.kill()
         for number in range(5):
@@ -102,8 +96,7 @@ def test_a_journal_that_doesnt_reach_back_means_a_new_epoch_after_a_gap(
 
 
 def test_another_history_means_a_new_epoch(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         writer.wait_head(served.commit("users", put(1, "a")))
         writer.program.kill()
         served.set_history(History(7300000000000000002, 1, 16384))
@@ -117,8 +110,7 @@ def test_another_history_means_a_new_epoch(tmp_path: Path, served: Served) -> No
 def test_a_changed_schema_ends_the_old_epoch_with_all_its_changes(
     tmp_path: Path, served: Served
 ) -> None:
-    with Writer(tmp_path, served, interval="1h") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, interval="1h") as writer:
         position = served.commit("users", put(1, "the last of the old schema"))
         writer.wait_status({"buffer_depth": 1})
         wider = (*COLUMNS, Column("age", "int4", ordinal=3))
@@ -132,8 +124,7 @@ def test_a_changed_schema_ends_the_old_epoch_with_all_its_changes(
 
 
 def test_a_restarted_server_costs_nothing(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served) as writer:
         served.stop()
         wait_until(lambda: not writer.program.is_ready(), "not ready")
         answer = writer.program.get("/health/ready")
@@ -147,8 +138,7 @@ def test_a_restarted_server_costs_nothing(tmp_path: Path, served: Served) -> Non
 
 
 def test_a_transaction_larger_than_memory_is_one_diff(tmp_path: Path, served: Served) -> None:
-    with Writer(tmp_path, served, more="diff { max_memory = 200 kB }") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more="diff { max_memory = 200 kB }") as writer:
         giant = [put(number, "x" * 100) for number in range(20_000)]
         position = served.commit("users", *giant, *(delete(n) for n in range(5000)))
         writer.wait_head(position)
@@ -161,8 +151,9 @@ def test_a_transaction_larger_than_memory_is_one_diff(tmp_path: Path, served: Se
 def test_a_full_buffer_is_flushed_early_at_a_transactions_end(
     tmp_path: Path, served: Served
 ) -> None:
-    with Writer(tmp_path, served, interval="1h", more="diff { max_memory = 64 KiB }") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(
+        tmp_path, served, interval="1h", more="diff { max_memory = 64 KiB }"
+    ) as writer:
         for start in range(0, 3000, 50):
             served.commit("users", *(put(number, "x" * 50) for number in range(start, start + 50)))
         wait_until(lambda: len(writer.kinds()) > 5, "early diffs")
@@ -172,8 +163,9 @@ def test_a_full_buffer_is_flushed_early_at_a_transactions_end(
 
 def test_re_bases_lose_nothing_while_changes_go_on(tmp_path: Path, served: Served) -> None:
     chance = random.Random(7)
-    with Writer(tmp_path, served, interval="50ms", more="snapshot { max_diffs = 4 }") as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(
+        tmp_path, served, interval="50ms", more="snapshot { max_diffs = 4 }"
+    ) as writer:
         while writer.manifest()["epoch"] < 6:
             served.commit_all("users", (random_changes(chance, served) for _ in range(3)))
         last = served.commit("users", put(1, "last"))
@@ -199,8 +191,7 @@ def random_changes(chance: random.Random, served: Served) -> list[Change]:
 
 def test_several_formats_say_the_same(tmp_path: Path, served: Served) -> None:
     formats = "formats { snapshot = [jsonl, protobuf, parquet], diff = [protobuf, jsonl] }"
-    with Writer(tmp_path, served, more=formats) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, more=formats) as writer:
         writer.wait_head(served.commit("users", put(1, "both")))
         base, *diffs = writer.artifacts()
         assert base["formats"]["parquet"]["exact"] is False
@@ -219,8 +210,7 @@ def test_a_server_that_is_away_is_a_line_in_the_log_for_each_table(
         served.add(name, rows(0, 5))
     served.start()
     tables = ("users", "orders", "items", "prices")
-    with Writer(tmp_path, served, *tables) as writer:
-        writer.program.wait_ready()
+    with ReadyWriter(tmp_path, served, *tables) as writer:
         served.stop()
 
         def attempts() -> list[float]:

@@ -100,9 +100,7 @@ class Writer:
 
     def not_written(self) -> list[dict[str, Any]]:
         """Log lines about unwritten changes, a table each."""
-        lines = self.program.log.read_text().splitlines()
-        found = [json.loads(line) for line in lines if line.startswith("{")]
-        return [line for line in found if line["event"] == "changes not written"]
+        return self.logged("changes not written")
 
     def manifest(self, table: str = "users") -> dict[str, Any]:
         return json.loads((self.archive / table / "manifest.json").read_bytes())
@@ -175,7 +173,11 @@ class ReadyWriter(Writer):
 
     def __enter__(self) -> "ReadyWriter":
         super().__enter__()
-        self.program.wait_ready()
+        try:
+            self.program.wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
 
