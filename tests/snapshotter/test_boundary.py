@@ -4,13 +4,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from laredo_model import position
 from tests.support.processes import PATIENCE_S, eventually, wait_until
 from tests.support.writer.served import Served, put, rows
-from tests.support.writer.waiting import waits
 from tests.support.writer.writing import ReadyWriter, Writer
 
 
@@ -18,6 +18,20 @@ from tests.support.writer.writing import ReadyWriter, Writer
 def writer(tmp_path: Path, served: Served) -> Iterator[Writer]:
     with ReadyWriter(tmp_path, served) as writer:
         yield writer
+
+
+def waits(writer: Writer, at_least: int) -> dict[str, Any]:
+    """Until the next artifact waits that ends there or beyond; what /status says of it."""
+
+    def unverified() -> dict[str, Any] | None:
+        if writer.program.get("/status") is None:
+            return None  # it has just been started
+        found: dict[str, Any] | None = writer.status()["unverified"]
+        if found is None or position.parse(found["position"]) < at_least:
+            return None
+        return found
+
+    return wait_until(unverified, f"an artifact at {at_least:#x} waits")
 
 
 def test_a_diff_waits_until_the_boundary_has_passed_it(served: Served, writer: Writer) -> None:
