@@ -148,7 +148,6 @@ def test_the_full_example_has_every_key() -> None:
         ("formats { diff = [parquet] }", "snapshotter.formats.diff"),
         ("formats { diff = [] }", "snapshotter.formats.diff"),
         ("formats { diff = [jsonl, jsonl] }", "named twice"),
-        ("destinations = [ { type = s3, bukket = b } ]", "bukket"),
         ("destinations = [ { type = local } ]", "path: is required"),
         ("destinations = []", "snapshotter.destinations: is required"),
         ('key_prefix = "../elsewhere/"', "leads out of the destination"),

@@ -57,7 +57,6 @@ def test_a_sink_that_is_down_holds_up_nothing_and_nobody(
     recorder: Recorder, proxy: FaultProxy, clients: AwsClients
 ) -> None:
     hanging = queue(proxy.endpoint, "hanging", clients)
-    refusing = queue(recorder.endpoint.replace("127.0.0.1", "localhost"), "refusing", clients)
     well = queue(recorder.endpoint, "well", clients)
     proxy.add(Rule(delay(NEVER_S), times=None))
     with FaultProxy(recorder.endpoint) as other:

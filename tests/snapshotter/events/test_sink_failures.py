@@ -149,17 +149,22 @@ def test_no_region(monkeypatch: pytest.MonkeyPatch, clients: AwsClients) -> None
         sink.send(notice())
 
 
-def test_each_sink_is_told_as_its_own_profile(
-    kind: str, recorder: Recorder, ministack: AwsServer
-) -> None:
+def as_announcer(endpoint: str) -> AwsClients:
+    """Clients that take on a role, which they ask for there."""
     role = Profile(
         "announcer",
         "assume_role",
         role_arn=f"arn:aws:iam::{ACCOUNT}:role/announcer",
-        endpoint=ministack.endpoint,
+        endpoint=endpoint,
         region=REGION,
     )
-    clients = AwsClients({"announcer": role})
+    return AwsClients({"announcer": role})
+
+
+def test_each_sink_is_told_as_its_own_profile(
+    kind: str, recorder: Recorder, ministack: AwsServer
+) -> None:
+    clients = as_announcer(ministack.endpoint)
     build(config_of(kind, recorder.endpoint, "announcer"), clients).send(notice())
     build(config_of(kind, recorder.endpoint), clients).send(notice())
     as_role, ambient = recorder.taken[CONFIGS[kind].name]
@@ -170,16 +175,8 @@ def test_each_sink_is_told_as_its_own_profile(
 def test_a_role_that_is_refused(kind: str, recorder: Recorder, ministack: AwsServer) -> None:
     with FaultProxy(ministack.endpoint) as sts:
         sts.add(Rule(answer(403, "AccessDenied"), operation="AssumeRole", times=None))
-        role = Profile(
-            "announcer",
-            "assume_role",
-            role_arn=f"arn:aws:iam::{ACCOUNT}:role/announcer",
-            endpoint=sts.endpoint,
-            region=REGION,
-        )
-        sink = build(
-            config_of(kind, recorder.endpoint, "announcer"), AwsClients({"announcer": role})
-        )
+        clients = as_announcer(sts.endpoint)
+        sink = build(config_of(kind, recorder.endpoint, "announcer"), clients)
         with pytest.raises(SinkError) as failed:
             sink.send(notice())
     check_message(failed.value, kind, "announcer")
