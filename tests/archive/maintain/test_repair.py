@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -38,6 +37,7 @@ from tests.support.archive.archiving import (
 )
 from tests.support.archive.building import Builder, row, state
 from tests.support.archive.forked_child import in_child
+from tests.support.archive.objects import put, read
 
 FORMATS = ("jsonl", "protobuf")
 LAST, BASE = -1, 0
@@ -45,17 +45,10 @@ Damage = Callable[[Destination, str], None]
 NewDestination = Callable[[], Destination]
 
 
-def content(destination: Destination, key: str) -> bytes:
-    with closing(destination.open(key)) as source:
-        return source.read()
-
-
-def put(destination: Destination, key: str, data: bytes) -> None:
+def overwrite(destination: Destination, key: str, data: bytes) -> None:
     """``data`` instead of what is there, as another program would."""
     destination.delete(key)
-    upload = destination.upload(key)
-    upload.write(data)
-    upload.finish()
+    put(destination, key, data)
 
 
 def deleted(destination: Destination, key: str) -> None:
@@ -63,13 +56,13 @@ def deleted(destination: Destination, key: str) -> None:
 
 
 def truncated(destination: Destination, key: str) -> None:
-    put(destination, key, content(destination, key)[:-7])
+    overwrite(destination, key, read(destination, key)[:-7])
 
 
 def flipped(destination: Destination, key: str) -> None:
-    data = bytearray(content(destination, key))
+    data = bytearray(read(destination, key))
     data[len(data) // 2] ^= 0x10
-    put(destination, key, bytes(data))
+    overwrite(destination, key, bytes(data))
 
 
 def grown(destinations: list[Destination]) -> TableArchive:
@@ -91,7 +84,7 @@ def entry_of(destination: Destination, artifact: int, format_id: str = "jsonl") 
 
 
 def objects(destination: Destination) -> dict[str, bytes]:
-    return {info.key: content(destination, info.key) for info in destination.list("")}
+    return {info.key: read(destination, info.key) for info in destination.list("")}
 
 
 def repaired(target: Destination, *others: Destination, **more: object) -> RepairReport:
@@ -131,7 +124,7 @@ def test_what_one_lost_comes_from_the_other(
     assert entry.key in done.reason
     assert done.uri == now.uri == hurt.uri_of(now.key)
     assert done.origin == whole.uri_of(entry.key)
-    assert content(hurt, now.key) == others[entry.key]
+    assert read(hurt, now.key) == others[entry.key]
     after = objects(hurt)
     assert objects(whole) == others
     kept = before.keys() - {f"{PREFIX}manifest.json"}
@@ -212,7 +205,7 @@ def test_what_was_gone_and_is_put_back_is_checked_again(new_destination: NewDest
     only = new_destination()
     grown([only]).close()
     key = entry_of(only, FORMER).key
-    data = content(only, key)
+    data = read(only, key)
     deleted(only, key)
     assert repaired(only).gone != []
     put(only, key, data)

@@ -17,6 +17,7 @@ from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.line import TRUNCATION, Action, Change
 from laredo_model.position import Position
+from tests.support.archive.objects import put
 from tests.support.archive.s3_maker import S3Maker
 from tests.support.golden.truth import ARCHIVES, TRUTHS, Truth
 
@@ -153,9 +154,8 @@ def test_in_s3_below_a_prefix(s3: S3Maker) -> None:
     destination = s3()
     for path in ORIGINAL.rglob("*"):
         if path.is_file():
-            upload = destination.upload(f"there/{path.relative_to(ORIGINAL).as_posix()}")
-            upload.write(path.read_bytes())
-            upload.finish()
+            key = f"there/{path.relative_to(ORIGINAL).as_posix()}"
+            put(destination, key, path.read_bytes())
     archive = Archive.open(destination, "there/")
     found = [line.decode() for _, lines in archive.rows(archive.boundary()) for line in lines]
     assert found == TRUTH.lines("3-0_60")

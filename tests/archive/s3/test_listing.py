@@ -1,6 +1,7 @@
 """Listings of more than a page, and what isn't an object of an archive."""
 
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -10,7 +11,7 @@ import pytest
 from laredo_archive.errors import DestinationUnavailable
 from tests.support.archive.archiving import anybodys
 from tests.support.archive.s3_maker import S3Maker
-from tests.support.archive.s3_way import LARGE, Way
+from tests.support.archive.s3_way import IN_2199, LARGE, Way
 from tests.support.faults.fault import Exchange, Fault, answer, truncate_answer
 
 
@@ -29,29 +30,35 @@ def test_more_than_a_page(way: Way) -> None:
     assert len(found) == 1000, "then a failure was raised, which is no end"
 
 
-def test_a_listing_that_doesnt_say_where_it_goes_on(way: Way) -> None:
+def with_body(name: str, change: Callable[[bytes], bytes]) -> Fault:
+    """The store's answer has another body."""
+
     async def happen(exchange: Exchange) -> None:
         answered = await exchange.forward()
-        body = answered.body.replace(b"<IsTruncated>false<", b"<IsTruncated>true<")
+        body = change(answered.body)
         assert body != answered.body
         await exchange.respond(replace(answered, body=body))
 
+    return Fault(name, happen)
+
+
+def test_a_listing_that_doesnt_say_where_it_goes_on(way: Way) -> None:
+    def truncated(body: bytes) -> bytes:
+        return body.replace(b"<IsTruncated>false<", b"<IsTruncated>true<")
+
     way.direct.swap("t/m", b"x", None)
-    way.meets(Fault("more to come, from nowhere", happen), "ListObjectsV2")
+    way.meets(with_body("more to come, from nowhere", truncated), "ListObjectsV2")
     with pytest.raises(DestinationUnavailable, match="names no position to continue from"):
         list(way.faulty.list("t/"))
 
 
 def test_a_listing_that_goes_round_in_circles(way: Way) -> None:
-    async def happen(exchange: Exchange) -> None:
-        answered = await exchange.forward()
+    def continued(body: bytes) -> bytes:
         again = b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
-        body = answered.body.replace(b"<IsTruncated>false</IsTruncated>", again)
-        assert body != answered.body
-        await exchange.respond(replace(answered, body=body))
+        return body.replace(b"<IsTruncated>false</IsTruncated>", again)
 
     way.direct.swap("t/m", b"x", None)
-    way.meets(Fault("the same page again", happen), "ListObjectsV2", times=4)
+    way.meets(with_body("the same page again", continued), "ListObjectsV2", times=4)
     with pytest.raises(DestinationUnavailable, match="repeats the position to continue from"):
         list(way.faulty.list("t/"))
     assert way.sent("ListObjectsV2") == 2
@@ -68,15 +75,12 @@ def test_a_listing_that_goes_round_in_circles(way: Way) -> None:
     ],
 )
 def test_a_listing_that_lacks_a_field(way: Way, operation: str, name: str) -> None:
-    async def happen(exchange: Exchange) -> None:
-        answered = await exchange.forward()
-        body = re.sub(f"<{name}>[^<]*</{name}>".encode(), b"", answered.body)
-        assert body != answered.body
-        await exchange.respond(replace(answered, body=body))
+    def lacking_it(body: bytes) -> bytes:
+        return re.sub(f"<{name}>[^<]*</{name}>".encode(), b"", body)
 
     way.direct.swap("t/m", b"x", None)
     upload = way.begun("t/a", LARGE)
-    way.meets(Fault(f"no {name}", happen), operation)
+    way.meets(with_body(f"no {name}", lacking_it), operation)
     with pytest.raises(DestinationUnavailable, match=f"s3://.*no {name}, .*check") as lacking:
         if operation == "ListObjectsV2":
             list(way.faulty.list("t/"))
@@ -108,13 +112,7 @@ def test_many_left_overs(way: Way) -> None:
 
 def test_left_overs_go_by_the_stores_date(way: Way) -> None:
     upload = way.begun("t/a", LARGE)
-
-    async def tomorrow(exchange: Exchange) -> None:
-        answered = await exchange.forward()
-        dated = (*answered.head.without("Date").headers, ("Date", "Tue, 01 Jan 2199 00:00:00 GMT"))
-        await exchange.respond(replace(answered, head=replace(answered.head, headers=dated)))
-
     assert way.faulty.collect_unfinished("t/", timedelta(days=1), anybodys) == 0
-    way.meets(Fault("tomorrow", tomorrow), "ListMultipartUploads")
+    way.meets(IN_2199, "ListMultipartUploads")
     assert way.faulty.collect_unfinished("t/", timedelta(days=1), anybodys) == 1
     upload.abort()

@@ -1,7 +1,6 @@
 """A store that can't compare and swap is found out before the first commit."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -15,8 +14,8 @@ from laredo_archive.errors import (
 from laredo_archive.storage.s3.requests import ATTEMPTS
 from tests.support.archive.archiving import anybodys
 from tests.support.archive.s3_maker import S3Maker
-from tests.support.archive.s3_way import IGNORES_ALL, Way, ignoring
-from tests.support.faults.fault import Exchange, Fault, answer, drop, reset
+from tests.support.archive.s3_way import IGNORES_ALL, IN_2199, Way, ignoring
+from tests.support.faults.fault import Fault, answer, drop, reset
 
 
 def nothing_left(way: Way, s3: S3Maker) -> bool:
@@ -102,15 +101,6 @@ def test_who_may_not_delete_can_still_commit(way: Way) -> None:
     assert [entry["event"] for entry in logs] == ["probe object not removed"]
 
 
-async def _in_two_hours(exchange: Exchange) -> None:
-    answered = await exchange.forward()
-    dated = (*answered.head.without("Date").headers, ("Date", "Tue, 01 Jan 2199 00:00:00 GMT"))
-    await exchange.respond(replace(answered, head=replace(answered.head, headers=dated)))
-
-
-IN_TWO_HOURS = Fault("in two hours", _in_two_hours)
-
-
 LEFT = ".laredo-probe-0123456789abcdef"
 
 
@@ -118,7 +108,7 @@ def test_what_a_killed_probe_left_goes_with_a_later_one(way: Way, s3: S3Maker) -
     way.direct.swap(LEFT, b"x", None)
     way.faulty.probe()
     assert way.direct.head(LEFT) is not None, "it may be another process's"
-    way.meets(IN_TWO_HOURS, "ListObjectsV2")
+    way.meets(IN_2199, "ListObjectsV2")
     way.faulty.probe()
     assert nothing_left(way, s3)
 
@@ -135,7 +125,7 @@ def test_an_upload_that_a_killed_probe_left_goes_with_a_later_one(way: Way, s3: 
     way.meets(drop(after=True), "CreateMultipartUpload")
     way.faulty.probe()
     assert uploads() == [left], "its own are gone, that one may be another process's"
-    way.meets(IN_TWO_HOURS, "ListMultipartUploads")
+    way.meets(IN_2199, "ListMultipartUploads")
     way.faulty.probe()
     assert uploads() == []
 
@@ -143,6 +133,6 @@ def test_an_upload_that_a_killed_probe_left_goes_with_a_later_one(way: Way, s3: 
 def test_what_only_begins_as_a_probe_does_stays(way: Way, s3: S3Maker) -> None:
     """Somebody's file; nothing of ours has such a name."""
     way.direct.swap(".laredo-probe-notes.txt", b"x", None)
-    way.meets(IN_TWO_HOURS, "ListObjectsV2")
+    way.meets(IN_2199, "ListObjectsV2")
     way.faulty.probe()
     assert way.direct.head(".laredo-probe-notes.txt") is not None

@@ -13,6 +13,7 @@ import pytest
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.storage.s3.requests import PARALLEL_PARTS
 from laredo_archive.storage.s3.upload import PART_BYTES, Lanes, part_bytes
+from tests.support.archive.objects import put
 from tests.support.archive.s3_maker import S3Maker
 from tests.support.archive.s3_way import LARGE, Way
 from tests.support.faults.fault import Exchange, Fault, Rule, refusal
@@ -21,12 +22,6 @@ from tests.support.faults.operation import Operation
 
 SMALL = b"small"
 TWO_REAL_PARTS = bytes(PART_BYTES + 1)
-
-
-def put(destination: S3Destination, key: str, data: bytes) -> None:
-    upload = destination.upload(key)
-    upload.write(data)
-    upload.finish()
 
 
 def everything(destination: S3Destination, large: bytes = LARGE) -> None:

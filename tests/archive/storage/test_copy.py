@@ -3,7 +3,6 @@
 import errno
 import os
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,12 @@ from laredo_archive.storage.destination import Destination, UnfinishedObject
 from laredo_archive.storage.local import LocalDestination
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.storage.s3.upload import PART_BYTES
+from tests.support.archive.objects import put, read
 from tests.support.archive.s3_maker import S3Maker
 
 SOURCE, TARGET = "t/epoch=1/diff-0_1-0_2.jsonl", "t/epoch=2/diff-0_1-0_2.jsonl"
 LARGE = bytes(range(251)) * (PART_BYTES // 251 + 100)
 """Of more than a part: what is smaller S3 needn't copy by itself."""
-
-
-def put(destination: Destination, key: str, data: bytes) -> None:
-    upload = destination.upload(key)
-    upload.write(data)
-    upload.finish()
-
-
-def read(destination: Destination, key: str) -> bytes:
-    with closing(destination.open(key)) as file:
-        return file.read()
 
 
 def copying(destination: Destination, source: str = SOURCE) -> UnfinishedObject:

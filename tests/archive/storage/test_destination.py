@@ -16,26 +16,12 @@ from laredo_archive.errors import (
 )
 from laredo_archive.storage.destination import Destination
 from tests.support.archive.archiving import anybodys
+from tests.support.archive.objects import keys, put, read
 
 pytestmark = pytest.mark.parametrize("store", ["local", "moto", "s3_server"], indirect=True)
 
 SIZES = [0, 1, 8 << 20, (8 << 20) + 1, 17 << 20]
 """Of objects: an S3 part, and more than one, and two."""
-
-
-def put(destination: Destination, key: str, data: bytes) -> None:
-    upload = destination.upload(key)
-    upload.write(data)
-    upload.finish()
-
-
-def read(destination: Destination, key: str, offset: int = 0) -> bytes:
-    with closing(destination.open(key, offset)) as file:
-        return file.read()
-
-
-def keys(destination: Destination, prefix: str = "") -> list[str]:
-    return sorted(found.key for found in destination.list(prefix))
 
 
 def content(size: int) -> bytes:

@@ -65,3 +65,13 @@ def ignoring(*headers: str) -> Fault:
 
 
 IGNORES_ALL = ignoring("If-Match", "If-None-Match")
+
+
+async def _in_2199(exchange: Exchange) -> None:
+    answered = await exchange.forward()
+    dated = (*answered.head.without("Date").headers, ("Date", "Tue, 01 Jan 2199 00:00:00 GMT"))
+    await exchange.respond(replace(answered, head=replace(answered.head, headers=dated)))
+
+
+IN_2199 = Fault("in 2199", _in_2199)
+"""By the date of the store's answer."""
