@@ -12,6 +12,7 @@ from laredo_archive.reader import Archive
 from laredo_model.column import Column
 from laredo_model.position import History
 from tests.support import drawn
+from tests.support.archive.several_epochs import rows_at
 from tests.support.archive.unusual_json import DOCS
 from tests.support.processes import wait_until
 from tests.support.writer.served import COLUMNS, TRUNCATE, Change, Served, delete, line, put, rows
@@ -380,8 +381,5 @@ def test_base_and_diffs_hold_the_very_lines(tmp_path: Path) -> None:
         archive = Archive.at(str(writer.archive / "docs"))
         assert len(archive.boundaries) == 2
         for boundary in archive.boundaries:
-            found: dict[bytes, bytes] = {}
-            for keys, lines in archive.rows(boundary):
-                found.update(zip(keys, lines, strict=True))
-            assert found == served.state_at("docs", boundary.position)
+            assert rows_at(archive, boundary) == served.state_at("docs", boundary.position)
         assert verify(archive).problems == []

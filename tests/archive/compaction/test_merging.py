@@ -1,6 +1,7 @@
 """Diffs are merged level by level; every boundary is still there, and the table at it."""
 
 import json
+from collections.abc import Iterable
 from datetime import timedelta
 
 import pytest
@@ -9,6 +10,7 @@ from laredo_archive.errors import OutOfOrder
 from laredo_archive.manifest import merged, rules
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
+from laredo_model.line import Change
 from laredo_model.position import Position
 from tests.support import drawn
 from tests.support.archive.archiving import (
@@ -24,10 +26,21 @@ from tests.support.archive.archiving import (
     rebased,
 )
 from tests.support.archive.long_archive import FIRST, LEVELS, LongArchive, rows_at
+from tests.support.archive.truth import State
 
 
 def chain_of(manifest: object) -> list[tuple[int | None, int]]:
     return [(a.from_position, a.to_position) for a in manifest.artifacts]  # type: ignore[attr-defined]
+
+
+def applied(state: State, changes: Iterable[Change]) -> State:
+    """The rows after changes, each of which must fit what was before it."""
+    state = dict(state)
+    for change in changes:
+        assert state.pop(change.key, None) == change.old
+        if change.new is not None:
+            state[change.key] = change.new
+    return state
 
 
 def depth_of(artifact: Artifact) -> int:
@@ -77,12 +90,7 @@ def test_changes_between_two_boundaries_inside(destination: ScriptedDestination)
     archive = Archive.open(destination, PREFIX)
     start, end = archive.boundary(Position(60)), archive.boundary(Position(610))
     truncated, changes = archive.changes(start, end)
-    state = {} if truncated else dict(long.states[60])
-    for change in changes:
-        assert state.pop(change.key, None) == change.old
-        if change.new is not None:
-            state[change.key] = change.new
-    assert state == long.states[610]
+    assert applied({} if truncated else long.states[60], changes) == long.states[610]
 
 
 def test_a_base_at_a_boundary_that_was_merged_meanwhile() -> None:
@@ -117,8 +125,9 @@ def test_diffs_that_a_sink_was_not_notified_of_stay(destination: ScriptedDestina
     assert [artifact.to_position for artifact in left] == list(range(FIRST + 200, FIRST + 310, 10))
 
 
-def test_a_period_is_merged_once_however_slowly_a_sink_is_notified() -> None:
-    [destination] = memory()
+def test_a_period_is_merged_once_however_slowly_a_sink_is_notified(
+    destination: ScriptedDestination,
+) -> None:
     archive = opened([destination], sinks=["arn:sink"])
     long = LongArchive.begun(archive)
     long.grow(30)
@@ -178,8 +187,9 @@ def test_only_parts_raise_the_manifest_s_version(destination: ScriptedDestinatio
     assert any(a.to_position - a.from_position > 10 for a in destination.manifest.artifacts[1:])
 
 
-def test_a_run_whose_epoch_left_while_it_was_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    [destination] = memory()
+def test_a_run_whose_epoch_left_while_it_was_merged(
+    destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = LongArchive.begun(opened([destination], keep_epochs=1))
     long.grow(20)
     run = long.archive.merging.next_run(LEVELS)
@@ -230,12 +240,7 @@ def test_an_epoch_goes_on_over_a_failover(destination: ScriptedDestination) -> N
         assert rows_at(destination, long.times[position]) == state
     read = Archive.open(destination, PREFIX)
     _, changes = read.changes(read.boundary(Position(early)), read.boundary())
-    state = dict(long.states[early])
-    for change in changes:
-        assert state.pop(change.key, None) == change.old
-        if change.new is not None:
-            state[change.key] = change.new
-    assert state == long.states[long.head]
+    assert applied(long.states[early], changes) == long.states[long.head]
     with pytest.raises(OutOfOrder, match=f"history {HISTORY} doesn't go on from {OTHER_HISTORY}"):
         long.history = HISTORY
         long.grow(1)

@@ -20,6 +20,7 @@ from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
 from laredo_model.position import Position
+from tests.support.archive import several_epochs
 from tests.support.archive.archiving import (
     PREFIX,
     TABLE,
@@ -85,10 +86,7 @@ def test_a_copy_has_every_boundary(long: LongArchive, tmp_path: Path) -> None:
         copied = Archive.at(str(target))
         for position, state in long.states.items():
             at = copied.boundary(position, exact=True)  # type: ignore[arg-type]
-            rows = [
-                pair for keys, lines in copied.rows(at) for pair in zip(keys, lines, strict=True)
-            ]
-            assert dict(rows) == state
+            assert several_epochs.rows_at(copied, at) == state
         compacted(long, rounds=3)
 
 

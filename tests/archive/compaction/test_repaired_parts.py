@@ -28,7 +28,6 @@ from tests.support.archive.archiving import (
     TABLE,
     ScriptedDestination,
     environment,
-    memory,
     opened,
     rebased,
 )
@@ -270,8 +269,7 @@ def compacted_archive(destination: ScriptedDestination, **more: object) -> LongA
     return long
 
 
-def test_what_files_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    [destination] = memory()
+def test_what_files_name_stays(destination: ScriptedDestination) -> None:
     long = compacted_archive(destination)
     before = set(destination.store.objects)
     for _ in range(3):
@@ -283,10 +281,9 @@ def test_what_files_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("named_at_once", [2000, 1])
 def test_dropped_parts_are_deleted_to_the_last(
-    monkeypatch: pytest.MonkeyPatch, named_at_once: int
+    destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch, named_at_once: int
 ) -> None:
     monkeypatch.setattr(collecting, "NAMED_AT_ONCE", named_at_once)
-    [destination] = memory()
     long = compacted_archive(destination)
     destination.store.world.now += 10 * HOUR
     long.grow(3)
@@ -315,8 +312,9 @@ def test_an_epoch_that_leaves_takes_its_parts_along(destination: ScriptedDestina
     assert len(destination.manifest.artifacts) == 1
 
 
-def test_a_list_deletes_only_what_it_covers_and_nothing_else_needs() -> None:
-    [destination] = memory()
+def test_a_list_deletes_only_what_it_covers_and_nothing_else_needs(
+    destination: ScriptedDestination,
+) -> None:
     long = compacted_archive(destination)
     head = destination.manifest.artifacts[-1].formats["jsonl"]
     base = destination.manifest.artifacts[0].formats["jsonl"]
@@ -347,8 +345,9 @@ def test_a_list_deletes_only_what_it_covers_and_nothing_else_needs() -> None:
         assert rows_at(destination, position) == state
 
 
-def test_an_unreadable_list_is_deleted_and_what_it_named_is_found_by_listing() -> None:
-    [destination] = memory()
+def test_an_unreadable_list_is_deleted_and_what_it_named_is_found_by_listing(
+    destination: ScriptedDestination,
+) -> None:
     long = compacted_archive(destination)
     destination.store.world.now += 10 * HOUR
     long.grow(3)

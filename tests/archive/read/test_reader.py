@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,19 +28,10 @@ from tests.support.archive.rows import Table, changes, tables
 from tests.support.archive.several_epochs import FOUR, ONE, THREE, TWO, rows_at, several_epochs
 from tests.support.drawn import examples
 
-KINDS = {
-    "jsonl": {"formats": ("jsonl",)},
-    "protobuf": {"formats": ("protobuf",)},
-    "both": {"formats": ("jsonl", "protobuf")},
-    "plain": {"plain": True},
-    "unsorted": {"shuffled": True},
-    "plain protobuf": {"plain": True, "formats": ("protobuf",)},
-}
 
-
-@pytest.mark.parametrize("kind", ["jsonl", "protobuf", "unsorted"])
-def test_changes_between_any_two_boundaries(tmp_path: Path, kind: str) -> None:
-    built = several_epochs(tmp_path, **KINDS[kind])
+@pytest.mark.parametrize("kind", [{}, {"formats": ("protobuf",)}, {"shuffled": True}])
+def test_changes_between_any_two_boundaries(tmp_path: Path, kind: dict[str, Any]) -> None:
+    built = several_epochs(tmp_path, **kind)
     archive = Archive.at(str(built.write()))
     found = archive.boundaries
     for first in range(len(found)):
@@ -338,10 +330,7 @@ def assert_read(archive: Archive, writer: Writer) -> None:
     report = verify(archive)
     assert (report.problems, report.remarks) == ([], [])
     for boundary in archive.boundaries:
-        found: dict[bytes, bytes] = {}
-        for keys, lines in archive.rows(boundary):
-            found |= zip(keys, lines, strict=True)
-        assert found == writer.states[boundary.position]
+        assert rows_at(archive, boundary) == writer.states[boundary.position]
     first, last = archive.boundaries[0], archive.boundaries[-1]
     truncated, changed = archive.changes(first, last)
     before = {} if truncated else writer.states[first.position]

@@ -32,6 +32,7 @@ from tests.support.archive.archiving import (
     opened,
     rebased,
 )
+from tests.support.archive.several_epochs import rows_at
 from tests.support.archive.truth import State
 
 
@@ -232,12 +233,7 @@ def rebased_under_load(archive: TableArchive) -> None:
 
 
 def state_of(archive: Archive, position: int | None = None) -> State:
-    boundary = archive.boundary(None if position is None else Position(position))
-    return {
-        key: line
-        for keys, lines in archive.rows(boundary)
-        for key, line in zip(keys, lines, strict=True)
-    }
+    return rows_at(archive, archive.boundary(None if position is None else Position(position)))
 
 
 def by_epoch(manifest: Manifest) -> dict[int, set[str]]:

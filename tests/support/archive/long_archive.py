@@ -11,9 +11,10 @@ from laredo_archive.maintain import compact
 from laredo_archive.reader import Archive
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model.line import Action, Change
 from laredo_model.position import History, Position
+from tests.support.archive import several_epochs
 from tests.support.archive.archiving import MORNING, PREFIX, rebased
+from tests.support.archive.rows import changes
 from tests.support.archive.truth import State, checksum_of
 
 LEVELS = tuple(timedelta(seconds=seconds) for seconds in (20, 60, 300))
@@ -78,7 +79,7 @@ class LongArchive:
         self.times[end] = self.times[start] + timedelta(seconds=seconds)
         state = checksum_of(after)
         self.archive.commit_diff(
-            _net(before, after),
+            changes(before, after),
             from_position=Position(start),
             to_position=Position(end),
             to_time=self.times[end],
@@ -111,19 +112,6 @@ class LongArchive:
         return after, sum(before.get(key) == after.get(key) for key in touched)
 
 
-def _net(before: State, after: State) -> list[Change]:
-    changes = []
-    for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key), after.get(key)
-        if old is None and new is not None:
-            changes.append(Change(Action.INSERT, key, None, new))
-        elif new is None:
-            changes.append(Change(Action.DELETE, key, old, None))
-        elif old != new:
-            changes.append(Change(Action.UPDATE, key, old, new))
-    return changes
-
-
 def compacted(archive: LongArchive, rounds: int = 8, truncating: float = 0.0) -> LongArchive:
     """The archive after so many times ten diffs and what merges are due: 60 make every level."""
     if not archive.states:
@@ -139,11 +127,7 @@ def rows_at(destination: Destination, position: int | datetime) -> State:
     as_of = position if isinstance(position, datetime) else Position(position)
     archive = Archive.open(destination, PREFIX)
     boundary = archive.boundary(as_of, exact=not isinstance(position, datetime))
-    return {
-        key: line
-        for keys, lines in archive.rows(boundary)
-        for key, line in zip(keys, lines, strict=True)
-    }
+    return several_epochs.rows_at(archive, boundary)
 
 
 def spoil(path: Path, data: bytes) -> None:
