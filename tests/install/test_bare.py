@@ -107,7 +107,8 @@ def test_the_extra_that_parquet_needs_is_named(bare: Bare, tmp_path: Path) -> No
         "  formats { snapshot = [parquet] }\n}\n"
     )
     refused = bare.run("laredo-snapshotter", "--config", str(file))
-    assert refused.returncode == 2 and f"{file}:4" in refused.stderr
+    assert refused.returncode == 2
+    assert f"{file}:4: snapshotter.formats.snapshot: parquet needs pyarrow" in refused.stderr
     assert "pip install 'laredo-snapshotter[parquet]'" in refused.stderr
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,36 +27,11 @@ def test_without_a_configuration_it_says_how_to_give_one() -> None:
     assert "--config FILE" in ended.stderr and "LAREDO_SNAPSHOTTER_CONFIG" in ended.stderr
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    ended = run("--config", tmp_path / "nowhere.conf")
-    assert ended.returncode == 2
-    assert "nowhere.conf" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
 @pytest.mark.parametrize("number", ["nan", "inf"])
 def test_a_stop_without_end_is_refused(number: str) -> None:
     ended = run("--flush-timeout", number, env={})
     assert ended.returncode == 2
     assert "Invalid value for '--flush-timeout'" in ended.stderr
-
-
-def test_a_wrong_key_is_told_with_file_and_line(tmp_path: Path) -> None:
-    file = tmp_path / "wrong.conf"
-    file.write_text("snapshotter {\n  sourze { table = users }\n}\n")
-    ended = run("--config", file)
-    assert ended.returncode == 2
-    assert f"{file}:2" in ended.stderr
-    assert '"source"' in ended.stderr
-
-
-def test_the_configuration_file_can_come_from_the_environment(
-    tmp_path: Path, served: Served
-) -> None:
-    writer = Writer(tmp_path, served)
-    config = str(writer.program.config)
-    ended = run("check", env={"LAREDO_SNAPSHOTTER_CONFIG": config})
-    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_a_port_in_use_is_told(tmp_path: Path, served: Served) -> None:
@@ -70,9 +44,11 @@ def test_a_port_in_use_is_told(tmp_path: Path, served: Served) -> None:
         assert "Traceback" not in ended.stderr
 
 
-def test_check_finds_everything_well_and_writes_nothing(tmp_path: Path, served: Served) -> None:
+def test_check_of_the_environments_configuration_finds_all_well_and_writes_nothing(
+    tmp_path: Path, served: Served
+) -> None:
     writer = Writer(tmp_path, served)
-    ended = run("check", "--config", writer.program.config)
+    ended = run("check", env={"LAREDO_SNAPSHOTTER_CONFIG": str(writer.program.config)})
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 columns, key id" in ended.stdout
     assert not writer.archive.exists()
@@ -158,17 +134,6 @@ def test_logs_are_lines_of_json_off_a_terminal(tmp_path: Path, served: Served) -
         assert writer.program.stop() == 0
         for line in writer.program.log.read_text().splitlines():
             assert {"event", "level", "timestamp"} <= json.loads(line).keys()
-
-
-def test_what_libraries_log_looks_the_same() -> None:
-    program = (
-        "import logging; from laredo_snapshotter.app import logs; logs.configure('info');"
-        "logging.getLogger('urllib3').warning('%s is full', 'pool')"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    (line,) = ended.stderr.splitlines()
-    told = json.loads(line)
-    assert (told["event"], told["level"], told["logger"]) == ("pool is full", "warning", "urllib3")
 
 
 def test_check_says_how_often_the_triggers_would_have_fired(tmp_path: Path, served: Served) -> None:

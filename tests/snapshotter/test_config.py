@@ -8,7 +8,6 @@ from laredo_service.settings import SettingsError
 from laredo_snapshotter import config, config_outputs
 from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.config_outputs import LocalDestinationBlock, S3DestinationBlock
-from tests.support.archive.without_pyarrow import without_pyarrow
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "snapshotter"
 SHORT = """
@@ -81,23 +80,6 @@ def test_a_table_block_inherits_what_it_doesnt_say(tmp_path: Path) -> None:
         "file:///one/",
         "file:///two/",
     ]
-
-
-def test_parquet_bases_need_pyarrow(tmp_path: Path) -> None:
-    more = "formats { snapshot = [parquet, jsonl] }"
-    (table,) = load(tmp_path, more)
-    assert table.formats.snapshot == ("parquet", "jsonl")
-    printed = without_pyarrow(
-        "from pathlib import Path\n"
-        "from laredo_service.settings import SettingsError\n"
-        "from laredo_snapshotter import config\n"
-        "try:\n"
-        f"    config.load(Path({str(tmp_path / 'snapshotter.conf')!r}))\n"
-        "except SettingsError as refused:\n"
-        "    print(refused)\n"
-    )
-    assert "snapshotter.formats.snapshot: parquet needs pyarrow" in printed
-    assert "pip install 'laredo-snapshotter[parquet]'" in printed
 
 
 @pytest.mark.parametrize("name", ["minimal", "full"])
