@@ -41,6 +41,13 @@ class Shop:
         }
         (directory / "catalog.json").write_text(json.dumps(described))
 
+    def rename(self, archive: str, table: str) -> None:
+        """Give an archive's table another name in the catalog."""
+        file = self.directory / "catalog.json"
+        described = json.loads(file.read_text())
+        described["archives"][archive]["table"] = table
+        file.write_text(json.dumps(described))
+
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
@@ -72,12 +79,8 @@ def test_all_targets_get_the_newest_common_position(shop: Shop, tmp_path: Path) 
         ("a.b`.x; DROP", "lake.a.`b```.`x; DROP`"),
     ],
 )
-def test_names_of_iceberg_tables(tmp_path: Path, name: str, target: str) -> None:
-    shop = Shop(tmp_path / "archive")
-    catalog = shop.directory / "catalog.json"
-    described = json.loads(catalog.read_text())
-    described["archives"]["people/"]["table"] = name
-    catalog.write_text(json.dumps(described))
+def test_names_of_iceberg_tables(shop: Shop, name: str, target: str) -> None:
+    shop.rename("people/", name)
     jobs = catalog_jobs(
         str(shop.directory), "lake", "iceberg", tables=[name], rebuild=False, given={}
     )
@@ -104,16 +107,12 @@ def test_what_cant_be_configured(tmp_path: Path, text: str, reason: str) -> None
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "..", "a/../../b"])
 def test_a_name_that_leads_out_of_the_target_is_refused(
-    spark: SparkSession, tmp_path: Path, name: str
+    spark: SparkSession, shop: Shop, tmp_path: Path, name: str
 ) -> None:
-    shop = Shop(tmp_path / "shop")
-    path = shop.directory / "catalog.json"
-    described = json.loads(path.read_text())
-    described["archives"]["pets/"]["table"] = name
-    path.write_text(json.dumps(described))
+    shop.rename("pets/", name)
     with pytest.raises(TargetRefused, match="leads elsewhere"):
         sync_catalog(spark, str(shop.directory), "delta", tmp_path / "target")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["shop"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["archive"]
 
 
 def test_a_target_or_format_that_cannot_be_synced_is_refused(

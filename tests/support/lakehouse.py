@@ -19,7 +19,7 @@ from laredo_model.column import Column
 from laredo_spark import sync_table
 from laredo_spark.sync.errors import OlderThanTarget, TargetDiffers, TargetRefused
 from laredo_spark.sync.sync import Synced, SyncOutcome
-from tests.support.archive.building import HISTORY, Builder
+from tests.support.archive.building import HISTORY, Builder, State
 from tests.support.processes import wait_until
 from tests.support.spark_reading import Reading, manifest_of, names
 
@@ -256,6 +256,14 @@ def an_older_archive_and_another_table_are_refused(kept: Kept, tmp_path: Path) -
 
 
 PATIENCE_S = 400
+COUNT = 20_000
+
+
+def many(changed: Mapping[int, str | None]) -> State:
+    """A table of so many long rows that a job can be stopped while it writes them."""
+    rows = {number: f"name {number} " + "x" * 600 for number in range(COUNT)}
+    kept = {**rows, **changed}
+    return names({number: name for number, name in kept.items() if name is not None})
 
 
 @contextmanager

@@ -10,10 +10,7 @@ from laredo_spark import read_table
 from laredo_spark.sync.sync import SyncOutcome
 from tests.support import lakehouse
 from tests.support.archive.building import Builder
-from tests.support.archive.many_rows import many
 from tests.support.processes import wait_until
-
-COUNT = 20_000
 
 
 class Target(lakehouse.Target):
@@ -38,7 +35,7 @@ class Target(lakehouse.Target):
 
 
 def test_killed_and_two_at_once(spark: SparkSession, tmp_path: Path) -> None:
-    builder = Builder(tmp_path / "archive").base(0x10, many(count=COUNT))
+    builder = Builder(tmp_path / "archive").base(0x10, lakehouse.many({}))
     archive = builder.write()
     targets = [
         Target(spark, archive, str(tmp_path / name), tmp_path / name)
@@ -50,7 +47,7 @@ def test_killed_and_two_at_once(spark: SparkSession, tmp_path: Path) -> None:
         shutil.copytree(both.name, target.name)
     for target in targets:
         target.expect_new_files()
-    builder.diff(0x20, many({7: "new", 8: None, COUNT: "more"}, COUNT)).write()
+    builder.diff(0x20, lakehouse.many({7: "new", 8: None, lakehouse.COUNT: "more"})).write()
     started = ("delta", tmp_path / "job", "none", archive)
 
     lakehouse.stopped_in_a_commit_and_killed_after_the_next(started, both, committed)

@@ -9,9 +9,7 @@ from laredo_spark import read_table
 from laredo_spark.sync.sync import SyncOutcome
 from tests.support import lakehouse
 from tests.support.archive.building import Builder
-from tests.support.archive.many_rows import many
 
-COUNT = 20_000
 TAGS = ("epoch_1_at_0_10", "epoch_1_at_0_20")
 
 
@@ -48,7 +46,7 @@ class Target(lakehouse.Target):
 
 
 def test_killed_and_two_at_once(spark: SparkSession, warehouse: Path, tmp_path: Path) -> None:
-    builder = Builder(tmp_path / "archive").base(0x10, many(count=COUNT))
+    builder = Builder(tmp_path / "archive").base(0x10, lakehouse.many({}))
     archive = builder.write()
     targets = [
         Target(spark, archive, f"lake.killed.{name}", warehouse / "killed" / name / "data")
@@ -58,7 +56,7 @@ def test_killed_and_two_at_once(spark: SparkSession, warehouse: Path, tmp_path: 
     for target in targets:
         target.sync()
         target.expect_new_files()
-    builder.diff(0x20, many({7: "new", 8: None, COUNT: "more"}, COUNT)).write()
+    builder.diff(0x20, lakehouse.many({7: "new", 8: None, lakehouse.COUNT: "more"})).write()
     started = ("iceberg", tmp_path / "job", warehouse, archive)
 
     lakehouse.stopped_in_a_commit_and_killed_after_the_next(started, both, committed)
