@@ -1,6 +1,5 @@
 """Spark reads an archive whose diffs were merged: at every boundary, and from every boundary on."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +15,18 @@ from laredo_spark.sync.merging import Merge
 from tests.spark.change_stream import Stream
 from tests.spark.merged_copy import MergedCopy
 from tests.support.archive.archiving import PREFIX, opened
-from tests.support.archive.long_archive import LongArchive
+from tests.support.archive.long_archive import LongArchive, compacted
 from tests.support.archive.truth import State
 
 
 @pytest.fixture(autouse=True)
-def short_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merged, "LISTED_AT_MOST", 3)
-    return
 
 
 def made(directory: Path, seed: int = 0, rounds: int = 8) -> tuple[LongArchive, str]:
-    long = LongArchive.begun(opened([LocalDestination(directory)]), seed)
-    go_on(long, rounds)
+    long = compacted(LongArchive(opened([LocalDestination(directory)]), seed), rounds)
     return long, str(directory / PREFIX)
-
-
-def go_on(long: LongArchive, rounds: int) -> None:
-    for _ in range(rounds):
-        long.grow(10)
-        long.compacted()
 
 
 def text(position: int) -> str:
@@ -109,7 +100,7 @@ def test_a_synced_copy_goes_on_from_a_boundary_that_was_merged(
     copy = MergedCopy(spark, tmp_path / "copy")
     copy.sync(uri)
     at = long.head
-    go_on(long, 7)
+    compacted(long, 7)
     assert at in hidden(long)
     assert isinstance(copy.sync(uri), Merge)
     assert rows_of(copy.rows()) == held(long.states[long.head])
@@ -135,7 +126,7 @@ def test_a_stream_goes_on_from_a_boundary_that_was_merged(
     stream = Stream(spark, uri, tmp_path, after=text(10))
     for _ in range(2):
         stream.run()
-        go_on(long, 4)
+        compacted(long, 4)
     assert at in hidden(long)
     long_head = max(p for p in long.states if p <= at + 400)
     apply(stream.rows().collect(), state)

@@ -26,15 +26,12 @@ def test_without_delta(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "fit"), [("4.2.0", True), ("4.1.1", True), ("4.2.1", False), ("4.3.0", False)]
-)
-def test_which_spark_a_delta_is_for(version: str, fit: bool) -> None:
-    assert fits(version, "pyspark<=4.2.0,>=4.0.1") is fit
-
-
-@pytest.mark.parametrize(
     ("version", "requirement", "fit"),
     [
+        ("4.1.1", "pyspark<=4.2.0,>=4.0.1", True),
+        ("4.2.0", "pyspark<=4.2.0,>=4.0.1", True),
+        ("4.2.1", "pyspark<=4.2.0,>=4.0.1", False),
+        ("4.3.0", "pyspark<=4.2.0,>=4.0.1", False),
         ("4.2.0", "pyspark<=4.2", True),
         ("4.2", "pyspark>=4.2.0", True),
         ("4.2.0-amzn-1", "pyspark<=4.2.0", True),

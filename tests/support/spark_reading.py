@@ -56,9 +56,9 @@ def together(frames: Mapping[str, DataFrame]) -> dict[str, list[Row]]:
     return found
 
 
-def names(rows: dict[int, str], doc: str = '{"a": [1]}') -> State:
+def names(rows: dict[int, str]) -> State:
     """A table's lines, by key."""
-    return state(*(row(number, name, doc) for number, name in rows.items()))
+    return state(*(row(number, name, '{"a": [1]}') for number, name in rows.items()))
 
 
 def manifest_of(archive: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -25,7 +25,7 @@ from tests.support.archive.archiving import (
     opened,
     rebased,
 )
-from tests.support.archive.long_archive import FIRST, LEVELS, LongArchive, rows_at
+from tests.support.archive.long_archive import FIRST, LEVELS, LongArchive, compacted, rows_at
 from tests.support.archive.truth import State
 
 
@@ -67,10 +67,7 @@ def test_every_boundary_is_still_there(new_stores: NewStores, truncating: float)
 
 
 def test_a_reader_of_the_head_needs_a_few_diffs(destination: ScriptedDestination) -> None:
-    long = LongArchive.begun(opened([destination]))
-    for _ in range(24):
-        long.grow(10)
-        long.compacted()
+    compacted(LongArchive(opened([destination])), rounds=24)
     boundary = Archive.open(destination, PREFIX).boundary()
     assert len(boundary.diffs) <= 3 + 2 + 4 + 4  # 20 s of 5, a minute of 20, 5 minutes, 20 in all
 

@@ -79,8 +79,8 @@ def found_at(destination: Destination) -> FoundArchive:
     return Archive.open(destination, PREFIX).found
 
 
-def entry_of(destination: Destination, artifact: int, format_id: str = "jsonl") -> FormatEntry:
-    return found_at(destination).manifest.artifacts[artifact].formats[format_id]
+def entry_of(destination: Destination, artifact: int) -> FormatEntry:
+    return found_at(destination).manifest.artifacts[artifact].formats["jsonl"]
 
 
 def objects(destination: Destination) -> dict[str, bytes]:

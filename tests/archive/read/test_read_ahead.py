@@ -47,9 +47,9 @@ class Store:
         return Body(self._data(key))
 
 
-def whole(ahead: ReadAhead, key: str, size: int = 1 << 16) -> bytes:
+def whole(ahead: ReadAhead, key: str) -> bytes:
     with closing(ahead.open(key)) as opened:
-        return b"".join(iter(lambda: opened.read(size), b""))
+        return b"".join(iter(lambda: opened.read(1 << 16), b""))
 
 
 def test_each_object_comes_whole_and_in_order() -> None:

@@ -21,8 +21,8 @@ LARGE = bytes(range(251)) * (PART_BYTES // 251 + 100)
 """Of more than a part: what is smaller S3 needn't copy by itself."""
 
 
-def copying(destination: Destination, source: str = SOURCE) -> UnfinishedObject:
-    begun = destination.copy(source, TARGET, len(LARGE))
+def copying(destination: Destination) -> UnfinishedObject:
+    begun = destination.copy(SOURCE, TARGET, len(LARGE))
     assert begun is not None
     return begun
 

@@ -26,7 +26,6 @@ from tests.support.archive.archiving import (
     MORNING,
     ONE,
     TWO,
-    ScriptedDestination,
     base_of,
     based,
     diffed,
@@ -41,9 +40,9 @@ from tests.support.processes import wait_until
 NEVER_S = 600.0
 
 
-def written(sink: Sink, *, stores: list[ScriptedDestination] | None = None) -> TableArchive:
+def written(sink: Sink) -> TableArchive:
     """A base and a diff."""
-    archive = based(stores or memory(2), sinks=[sink.name])
+    archive = based(memory(2), sinks=[sink.name])
     diffed(archive, 10, 20, ONE, TWO)
     return archive
 

@@ -34,19 +34,12 @@ def events(*sinks: SinkConfig) -> str:
     return f"events = [ {', '.join(blocks)} ]"
 
 
-def writer_for(
-    tmp_path: Path,
-    served: Served,
-    *sinks: SinkConfig,
-    tables: Sequence[str] = (),
-    more: str = "",
-    **options: Any,
-) -> Writer:
-    return Writer(tmp_path, served, *tables, more=f"{events(*sinks)}\n{more}", **options)
+def writer_for(tmp_path: Path, served: Served, *sinks: SinkConfig, **options: Any) -> Writer:
+    return Writer(tmp_path, served, more=events(*sinks), **options)
 
 
-def marks(writer: Writer, table: str = "users") -> Marks:
-    return [(a["kind"], a["epoch"], a["to_position"]) for a in writer.artifacts(table)]
+def marks(writer: Writer) -> Marks:
+    return [(a["kind"], a["epoch"], a["to_position"]) for a in writer.artifacts()]
 
 
 def heard(ear: Ear) -> Marks:
@@ -211,10 +204,6 @@ def next_attempt(writer: Writer) -> datetime:
     failed = writer.logged("sink not notified")[-1]
     at = datetime.fromisoformat(failed["timestamp"])
     return at + timedelta(seconds=failed["retry_in_s"] + 1)
-
-
-def of(ear: Ear, table: str) -> Marks:
-    return [one.artifact for one in ear.hear() if one.group == f"public.{table}"]
 
 
 def test_a_table_whose_manifest_is_damaged_still_tells_what_it_committed(

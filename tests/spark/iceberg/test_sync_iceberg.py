@@ -19,7 +19,7 @@ from laredo_spark.sync.iceberg import IcebergTable
 from laredo_spark.sync.sync import SyncOutcome
 from tests.support import lakehouse
 from tests.support.archive.archiving import PREFIX, opened
-from tests.support.archive.long_archive import LongArchive
+from tests.support.archive.long_archive import LongArchive, compacted
 from tests.support.evolving_table import rows_after_each_step
 from tests.support.postgres import Database
 from tests.support.spark_reading import Reading
@@ -77,9 +77,7 @@ def test_only_merged_diffs_are_read(
     archive = tmp_path / "archive" / PREFIX
     target = f"{catalog}.db.{tmp_path.name}"
     sync_table(spark, str(archive), to="iceberg", target=target)
-    for _ in range(8):
-        long.grow(10)
-        long.compacted()
+    compacted(long)
     manifest = long.archive.manifest
     assert manifest is not None
     named = {entry.key for each in manifest.artifacts for entry in each.formats.values()}

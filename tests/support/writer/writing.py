@@ -105,11 +105,11 @@ class Writer:
     def manifest(self, table: str = "users") -> dict[str, Any]:
         return json.loads((self.archive / table / "manifest.json").read_bytes())
 
-    def destination(self, place: Path | BucketPath, table: str = "users") -> dict[str, Any]:
+    def destination(self, place: Path | BucketPath) -> dict[str, Any]:
         """One destination in /status."""
         uri = f"{place.uri.rstrip('/')}/" if isinstance(place, BucketPath) else f"{place.as_uri()}/"
-        found = [told for told in self.status(table)["destinations"] if told["uri"] == uri]
-        assert len(found) == 1, f"{uri}: {self.status(table)['destinations']}"
+        found = [told for told in self.status()["destinations"] if told["uri"] == uri]
+        assert len(found) == 1, f"{uri}: {self.status()['destinations']}"
         return found[0]
 
     def artifacts(self, table: str = "users") -> list[dict[str, Any]]:
@@ -122,22 +122,21 @@ class Writer:
         found = self.artifacts(table)
         return integer(found[-1]["to_position"]) if found else 0
 
-    def wait_head(self, position: int, table: str = "users", timeout: float = PATIENCE_S) -> None:
+    def wait_head(self, position: int, table: str = "users") -> None:
         """Until the archive has an artifact that ends at ``position`` or after it."""
         try:
-            wait_until(lambda: self.head(table) >= position, f"head at {position:#x}", timeout)
+            wait_until(lambda: self.head(table) >= position, f"head at {position:#x}")
         except AssertionError as late:
             raise AssertionError(
                 f"{late}, but {self.head(table):#x}\n{self.program.tail()}"
             ) from None
 
-    def wait_epoch(self, epoch: int, table: str = "users", timeout: float = PATIENCE_S) -> None:
+    def wait_epoch(self, epoch: int, table: str = "users") -> None:
         """Until the archive is in ``epoch``."""
         try:
             wait_until(
                 lambda: bool(self.artifacts(table)) and self.manifest(table)["epoch"] >= epoch,
                 f"epoch {epoch}",
-                timeout,
             )
         except AssertionError as late:
             raise AssertionError(f"{late}\n{self.program.tail()}") from None
