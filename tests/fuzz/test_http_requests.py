@@ -18,7 +18,7 @@ from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, Program, wait_until
 from tests.support.server.fanout_program import fanout, started
 from tests.support.writer.served import Served, rows
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter
 
 PATHS = (
     "/health/live",
@@ -78,8 +78,7 @@ def programs(tmp_path: Path, database: Database) -> Iterator[list[Program]]:
         served = stack.enter_context(Served(tmp_path / "state"))
         served.add("users", rows(0, 20))
         served.start()
-        writer = stack.enter_context(Writer(tmp_path, served))
-        writer.program.wait_ready()
+        writer = stack.enter_context(ReadyWriter(tmp_path, served))
         yield [server.program, writer.program]
 
 

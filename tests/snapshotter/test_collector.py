@@ -13,15 +13,6 @@ from tests.support.writer.writing import ReadyWriter, Writer
 QUICK = "retention { keep_epochs = 1, collect_interval = 200ms, cut_off = 1s, grace = 1s }"
 
 
-def total(writer: Writer, name: str, *labels: str) -> float:
-    """Over all its labels that have these in them."""
-    return sum(
-        value
-        for found, value in writer.metrics().items()
-        if found.startswith(name) and all(label in found for label in labels)
-    )
-
-
 def test_epochs_beyond_keep_epochs_are_deleted_and_counted(
     tmp_path: Path, served: Served, s3_server: AwsServer
 ) -> None:
@@ -45,9 +36,9 @@ def test_epochs_beyond_keep_epochs_are_deleted_and_counted(
         )
         assert set(bucket.names()) == kept | {"users/manifest.json"}
         for place in (bucket.uri, here.as_uri()):
-            assert total(writer, "snapshotter_objects_deleted_total", place) == 2
-            assert total(writer, "snapshotter_collections_total", place, 'outcome="done"') >= 2
-            assert total(writer, "snapshotter_collections_total", place, 'outcome="failed"') == 0
+            assert writer.total("snapshotter_objects_deleted_total", place) == 2
+            assert writer.total("snapshotter_collections_total", place, 'outcome="done"') >= 2
+            assert writer.total("snapshotter_collections_total", place, 'outcome="failed"') == 0
         deleted = {line["uri"] for line in writer.logged("object deleted")}
         assert deleted == {
             f"{place}{key}" for key in old for place in (bucket.uri, here.as_uri() + "/")
@@ -71,12 +62,12 @@ def test_an_orphan_older_than_the_cut_off_is_collected_unless_collection_is_off(
     with ReadyWriter(tmp_path, served, more=off, name="off") as writer:
         for number in range(10):
             writer.wait_head(served.commit("users", put(number, "x")))
-        assert total(writer, "snapshotter_collections_total") == 0
+        assert writer.total("snapshotter_collections_total") == 0
         assert orphan.exists()
         assert writer.program.stop() == 0
     with ReadyWriter(tmp_path, served, more=QUICK) as writer:
         wait_until(lambda: not orphan.exists(), "deleted")
-        wait_until(lambda: total(writer, "snapshotter_objects_deleted_total") == 1, "counted")
+        wait_until(lambda: writer.total("snapshotter_objects_deleted_total") == 1, "counted")
         assert stranger.exists()
         assert writer.program.stop() == 0
     writer.assert_equal()
@@ -88,12 +79,11 @@ def test_a_collection_that_fails_is_told_and_the_writing_goes_on(
     bucket = new_bucket(s3_server)
     with FaultProxy(s3_server.endpoint) as proxy:
         place = bucket.configured(endpoint=f'"{proxy.endpoint}"')
-        with Writer(tmp_path, served, destinations=(place,), more=QUICK) as writer:
+        with ReadyWriter(tmp_path, served, destinations=(place,), more=QUICK) as writer:
             writer.archive = bucket
-            writer.program.wait_ready()
             proxy.add(Rule(answer(403, "AccessDenied"), "ListObjectsV2|ListObjects", times=None))
             failed = "snapshotter_collections_total"
-            wait_until(lambda: total(writer, failed, 'outcome="failed"') >= 2, "failures counted")
+            wait_until(lambda: writer.total(failed, 'outcome="failed"') >= 2, "failures counted")
             told = writer.destination(bucket)
             assert "s3:ListBucket" in told["collection"]["problem"]
             assert told["state"] == "level" and told["problem"] is None
@@ -117,7 +107,7 @@ def test_a_destination_that_hangs_holds_up_no_other_ones_collection(
             wait_until(lambda: hung.happened, "the bucket hangs")
 
             def collected() -> float:
-                return total(writer, "snapshotter_collections_total", here.as_uri())
+                return writer.total("snapshotter_collections_total", here.as_uri())
 
             mark = collected()
             wait_until(lambda: collected() >= mark + 2, "the directory is collected")
@@ -126,16 +116,16 @@ def test_a_destination_that_hangs_holds_up_no_other_ones_collection(
 
 def test_a_fenced_writer_collects_no_more(tmp_path: Path, served: Served) -> None:
     with ReadyWriter(tmp_path, served, more=QUICK) as older:
-        wait_until(lambda: total(older, "snapshotter_collections_total") >= 1, "collects")
+        wait_until(lambda: older.total("snapshotter_collections_total") >= 1, "collects")
         with ReadyWriter(tmp_path, served, more=QUICK, name="newer") as newer:
             newer.wait_head(served.commit("users", put(1, "x")))
             older.wait_status({"state": "fenced"})
-            before = total(older, "snapshotter_collections_total")
-            mark = total(newer, "snapshotter_collections_total")
+            before = older.total("snapshotter_collections_total")
+            mark = newer.total("snapshotter_collections_total")
             wait_until(
-                lambda: total(newer, "snapshotter_collections_total") >= mark + 3, "newer collects"
+                lambda: newer.total("snapshotter_collections_total") >= mark + 3, "newer collects"
             )
-            assert total(older, "snapshotter_collections_total") == before
+            assert older.total("snapshotter_collections_total") == before
 
 
 def test_before_there_is_a_base_nothing_is_looked_for(tmp_path: Path, served: Served) -> None:
@@ -143,6 +133,6 @@ def test_before_there_is_a_base_nothing_is_looked_for(tmp_path: Path, served: Se
         wait_until(lambda: writer.program.get("/status"), "HTTP")
         writer.wait_status({"state": "connecting"}, "missing")
         runs = "snapshotter_collections_total"
-        mark = total(writer, runs, "public.users")
-        wait_until(lambda: total(writer, runs, "public.users") >= mark + 4, "users' runs")
-        assert total(writer, runs, "public.missing") == 0
+        mark = writer.total(runs, "public.users")
+        wait_until(lambda: writer.total(runs, "public.users") >= mark + 4, "users' runs")
+        assert writer.total(runs, "public.missing") == 0

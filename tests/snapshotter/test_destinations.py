@@ -71,13 +71,12 @@ def test_buckets_that_are_away_hold_the_commit_and_are_level_when_they_return(
     here, other = tmp_path / "archive", new_bucket(s3_server)
     with (
         FaultProxy(s3_server.endpoint) as second,
-        Writer(
+        ReadyWriter(
             tmp_path,
             served,
             destinations=(here, through(proxy, bucket), through(second, other)),
         ) as writer,
     ):
-        writer.program.wait_ready()
         assert writer.destination(bucket)["state"] == "level"
         assert metric(writer, "snapshotter_destination_up", destination=bucket.uri) == 1
         with proxy.away(), second.away():
@@ -311,9 +310,8 @@ def test_many_tables_share_a_bucket_and_its_connections(
             served.add(table, rows(0, 5))
         served.start()
         place = bucket.configured(endpoint=f'"{proxy.endpoint}"')
-        with Writer(tmp_path, served, *tables, destinations=(place,)) as writer:
+        with ReadyWriter(tmp_path, served, *tables, destinations=(place,)) as writer:
             writer.archive = bucket
-            writer.program.wait_ready()
             probed = proxy.requests("CreateMultipartUpload")
             assert len(probed) == 1, "one probe for all tables"
             positions = {table: served.commit(table, put(1, "x")) for table in tables}

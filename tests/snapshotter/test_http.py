@@ -167,26 +167,26 @@ def test_live_before_ready_and_serving_after_it(tmp_path: Path, served: Served) 
 
 
 def test_a_fenced_table_holds_up_no_other(tmp_path: Path, served: Served) -> None:
-    with ReadyWriter(tmp_path, served, "users", "orders") as writer:
-        newer = Writer(tmp_path, served, name="newer")
-        with newer:
-            newer.program.wait_ready()
-            newer.wait_head(served.commit("users", put(1, "by the newer")))
-            writer.wait_status({"state": "fenced"})
-            answer = writer.post("/snapshot")
-            assert answer.status_code == 207
-            assert answer.json()["requested"] == ["public.orders"]
-            assert answer.json()["tables"]["public.orders"] == {"status": "requested"}
-            refused = answer.json()["tables"]["public.users"]
-            assert refused["status"] == "refused" and "fenced" in refused["error"]
-            writer.wait_epoch(2, "orders")
-            answer = writer.post("/snapshot?wait=true")
-            assert answer.status_code == 207
-            assert answer.json()["epochs"] == {"public.orders": 3}
-            assert answer.json()["tables"]["public.orders"] == {"status": "written", "epoch": 3}
-            assert answer.json()["errors"].keys() == {"public.users"}
-            assert writer.post("/snapshot?table=public.users").status_code == 409
-            newer.program.stop()
+    with (
+        ReadyWriter(tmp_path, served, "users", "orders") as writer,
+        ReadyWriter(tmp_path, served, name="newer") as newer,
+    ):
+        newer.wait_head(served.commit("users", put(1, "by the newer")))
+        writer.wait_status({"state": "fenced"})
+        answer = writer.post("/snapshot")
+        assert answer.status_code == 207
+        assert answer.json()["requested"] == ["public.orders"]
+        assert answer.json()["tables"]["public.orders"] == {"status": "requested"}
+        refused = answer.json()["tables"]["public.users"]
+        assert refused["status"] == "refused" and "fenced" in refused["error"]
+        writer.wait_epoch(2, "orders")
+        answer = writer.post("/snapshot?wait=true")
+        assert answer.status_code == 207
+        assert answer.json()["epochs"] == {"public.orders": 3}
+        assert answer.json()["tables"]["public.orders"] == {"status": "written", "epoch": 3}
+        assert answer.json()["errors"].keys() == {"public.users"}
+        assert writer.post("/snapshot?table=public.users").status_code == 409
+        newer.program.stop()
 
 
 def test_with_a_token_everything_asks_for_it_but_what_is_public(

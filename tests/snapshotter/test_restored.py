@@ -31,16 +31,12 @@ def objects(writer: Writer, place: Path) -> list[Path]:
     return [place / entry["formats"]["jsonl"]["key"] for entry in writer.artifacts()]
 
 
-def total(writer: Writer, name: str) -> float:
-    return sum(value for found, value in writer.metrics().items() if found.startswith(name))
-
-
 def test_a_bucket_and_a_directory_get_from_each_other_what_they_lost(
     tmp_path: Path, served: Served, s3_server: AwsServer
 ) -> None:
     bucket, here = new_bucket(s3_server), tmp_path / "archive"
     written(tmp_path, served, (here, bucket), 1, 2, 3)
-    with_writer = Writer(tmp_path, served, destinations=(here, bucket))
+    with_writer = ReadyWriter(tmp_path, served, destinations=(here, bucket))
     with_writer.archive = bucket
     base, lost, damaged, whole = (entry["formats"]["jsonl"] for entry in with_writer.artifacts())
     s3 = s3_server.client("s3")
@@ -49,12 +45,11 @@ def test_a_bucket_and_a_directory_get_from_each_other_what_they_lost(
     (here / whole["key"]).unlink()
     (here / base["key"]).write_bytes(b"x" * base["size_bytes"])
     with with_writer as writer:
-        writer.program.wait_ready()
         wait_until(
-            lambda: total(writer, "snapshotter_objects_restored_total") == 4, "all are restored"
+            lambda: writer.total("snapshotter_objects_restored_total") == 4, "all are restored"
         )
         eventually(lambda: len(writer.logged("object restored")), 4)
-        assert total(writer, "snapshotter_objects_lost") == 0
+        assert writer.total("snapshotter_objects_lost") == 0
         writer.wait_head(served.commit("users", put(4, "goes on")))
         assert writer.program.stop() == 0
         for place in (here, bucket):
@@ -66,12 +61,11 @@ def test_what_no_destination_has_is_an_error_and_a_new_base_the_cure(
     tmp_path: Path, served: Served
 ) -> None:
     written(tmp_path, served, (), 1, 2)
-    with_writer = Writer(tmp_path, served)
+    with_writer = ReadyWriter(tmp_path, served)
     lost = objects(with_writer, tmp_path / "archive")[1]
     lost.unlink()
     with with_writer as writer:
-        writer.program.wait_ready()
-        wait_until(lambda: total(writer, "snapshotter_objects_lost") == 1, "it is counted")
+        wait_until(lambda: writer.total("snapshotter_objects_lost") == 1, "it is counted")
         (line,) = wait_until(lambda: writer.logged("object lost"), "it is told")
         assert str(lost) in line["error"] and "POST /snapshot" in line["error"]
         assert writer.post("/snapshot?wait=true").status_code == 200
@@ -85,10 +79,9 @@ def test_a_new_destination_is_filled_though_the_one_ahead_isnt_whole(
     ahead, behind, new = (tmp_path / name for name in ("ahead", "behind", "new"))
     written(tmp_path, served, (ahead, behind), 1, 2)
     written(tmp_path, served, (ahead,), 3)
-    with_writer = Writer(tmp_path, served, destinations=(ahead, behind, new))
+    with_writer = ReadyWriter(tmp_path, served, destinations=(ahead, behind, new))
     objects(with_writer, ahead)[1].unlink()
     with with_writer as writer:
-        writer.program.wait_ready()
         writer.wait_head(served.commit("users", put(4, "goes on")))
         eventually(lambda: len(writer.logged("object restored")), 1)
         assert writer.program.stop() == 0

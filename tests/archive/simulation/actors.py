@@ -37,7 +37,7 @@ from laredo_archive.write.manifest_store import Environment
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.line import Action
 from laredo_model.position import Position
-from tests.support.archive.archiving import Stillness
+from tests.support.archive.archiving import MANIFEST, PREFIX, TABLE, Stillness
 from tests.support.archive.simulated_store import MemoryDestination, MemoryStore
 from tests.support.archive.truth import COLUMNS, Database, State, checksum_of, net_changes
 from tests.support.archive.world import Actor, World
@@ -45,8 +45,6 @@ from tests.support.archive.world import Actor, World
 T = TypeVar("T")
 
 RECOVERY_FRAILTY = 6.0
-TABLE, PREFIX = "public.t", "public.t/"
-MANIFEST = f"{PREFIX}manifest.json"
 KEEP_PARTS = timedelta(seconds=300)
 CUT_OFF_S, GRACE_S, LONGEST_READ_S = 20.0, 120.0, 100.0
 SINKS = ("arn:sink", "arn:added")

@@ -7,8 +7,6 @@ from laredo_archive.manifest import parser, rules
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_model.position import History, Position
 from tests.archive.simulation.actors import (
-    MANIFEST,
-    PREFIX,
     SINKS,
     Copier,
     Scene,
@@ -17,6 +15,7 @@ from tests.archive.simulation.actors import (
     named_in_all,
     read_back,
 )
+from tests.support.archive.archiving import MANIFEST, PREFIX
 from tests.support.archive.simulated_store import MemoryStore
 from tests.support.archive.truth import checksum_of
 from tests.support.archive.world import Actor

@@ -21,7 +21,7 @@ from tests.support.processes import wait_until
 from tests.support.writer.buckets import new_bucket
 from tests.support.writer.listening import EARS, Ear, QueueEar, StreamEar
 from tests.support.writer.served import Served, put
-from tests.support.writer.writing import Writer
+from tests.support.writer.writing import ReadyWriter, Writer
 
 Marks = list[tuple[str, int, str]]
 
@@ -35,7 +35,7 @@ def events(*sinks: SinkConfig) -> str:
 
 
 def writer_for(tmp_path: Path, served: Served, *sinks: SinkConfig, **options: Any) -> Writer:
-    return Writer(tmp_path, served, more=events(*sinks), **options)
+    return ReadyWriter(tmp_path, served, more=events(*sinks), **options)
 
 
 def marks(writer: Writer) -> Marks:
@@ -77,7 +77,6 @@ def test_every_kind_of_sink_hears_every_artifact(
     bucket, directory = new_bucket(ministack), tmp_path / "archive"
     places = (bucket, directory)
     with writer_for(tmp_path, served, *configs, destinations=places) as writer:
-        writer.program.wait_ready()
         commit(writer, served, 3)
         assert writer.post("/snapshot?wait=true").status_code == 200
         commit(writer, served, 1)
@@ -130,7 +129,7 @@ def test_killed_between_a_commit_and_its_record_it_tells_again(
     ears: list[Ear] = [StreamEar(ministack), QueueEar(ministack, fifo=True)]
     stream, fifo = ears
     configs = [stream.config, fifo.config]
-    with writer_for(tmp_path, served, *configs, interval="100ms") as writer:
+    with Writer(tmp_path, served, more=events(*configs), interval="100ms") as writer:
         writer.program.kill()
         writer.program.environment = {VARIABLE: POINTS[point]}
         writer.program.start()
@@ -162,7 +161,6 @@ def test_a_restart_that_was_asked_for_repeats_nothing(
     ear = StreamEar(ministack)
     # The record of an idle table would come only after the interval.
     with writer_for(tmp_path, served, ear.config, interval="600s") as writer:
-        writer.program.wait_ready()
         for number in range(2):
             assert writer.post("/snapshot?wait=true").status_code == 200
             wait_heard(ear, marks(writer))
@@ -186,10 +184,8 @@ def test_of_a_fenced_writer_the_one_that_took_over_tells_the_rest(
         # At this level each attempt has its line.
         debug = ("--log-level", "debug")
         with writer_for(tmp_path, served, refused, arguments=debug) as first:
-            first.program.wait_ready()
             commit(first, served, 1)
             with writer_for(tmp_path, served, ear.config, name="second") as second:
-                second.program.wait_ready()
                 commit(second, served, 1)
                 first.wait_status({"state": "fenced"})
                 proxy.clear()
@@ -214,7 +210,6 @@ def test_a_table_whose_manifest_is_damaged_still_tells_what_it_committed(
         proxy.add(Rule(answer(403, "AccessDenied"), times=None))
         refused = ear.config.model_copy(update={"endpoint": proxy.endpoint})
         with writer_for(tmp_path, served, refused) as writer:
-            writer.program.wait_ready()
             commit(writer, served, 1)
             wanted = marks(writer)
             manifest = tmp_path / "archive" / "users" / "manifest.json"

@@ -92,6 +92,14 @@ class Writer:
         pairs = (line.rsplit(" ", 1) for line in answer.text.splitlines() if line[:1] != "#")
         return {name: float(value) for name, value in pairs}
 
+    def total(self, name: str, *labels: str) -> float:
+        """Sum of a metric's values, over those that have all of ``labels`` in their labels."""
+        return sum(
+            value
+            for found, value in self.metrics().items()
+            if found.startswith(name) and all(label in found for label in labels)
+        )
+
     def logged(self, event: str) -> list[dict[str, Any]]:
         """Log lines with this event."""
         lines = self.program.log.read_text().splitlines()
