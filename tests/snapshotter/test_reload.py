@@ -11,9 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +22,7 @@ from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_snapshotter import config
 from laredo_snapshotter.app.service import Service
 from tests.support import processes
+from tests.support.archive.answering import Answer, answering
 from tests.support.postgres import Database, new_database
 from tests.support.processes import PATIENCE_S, until, wait_until
 from tests.support.writer.archiving_programs import Named, Programs, configured
@@ -270,23 +269,6 @@ async def test_a_client_that_leaves_waits_for_no_base(tmp_path: Path, served: Se
     assert await running == 0
 
 
-class _Anything(BaseHTTPRequestHandler):
-    """Answers every request with 200 and the server's ``body``; counts POSTs in ``posts``."""
-
-    def do_GET(self) -> None:
-        body = self.server.body  # type: ignore[attr-defined]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        self.server.posts += 1  # type: ignore[attr-defined]
-        self.do_GET()
-
-    def log_message(self, *_: object) -> None: ...
-
-
 def of_writer(programs: Programs, url: str) -> subprocess.CompletedProcess[str]:
     """``laredo-snapshotter reload``, at another port."""
     return processes.run(
@@ -332,17 +314,9 @@ def test_a_command_at_the_other_programs_port_changes_nothing(programs: Programs
     "body", [b"{}", pytest.param(b"welcome", marks=pytest.mark.thorough)], ids=["json", "text"]
 )
 def test_an_unknown_program_gets_no_order(programs: Programs, body: bytes) -> None:
-    foreign = ThreadingHTTPServer(("127.0.0.1", 0), _Anything)
-    foreign.body, foreign.posts = body, 0  # type: ignore[attr-defined]
-    answering = Thread(target=foreign.serve_forever)
-    answering.start()
-    try:
-        url = f"http://127.0.0.1:{foreign.server_port}"
+    with answering(Answer(body=body)) as foreign:
+        url = foreign.endpoint
         for ended in (of_writer(programs, url), *of_server(url)):
             assert ended.returncode == 1 and ended.stderr.count("\n") == 1
             assert f"{url} is the port of an unknown program: nothing was changed" in ended.stderr
-        assert foreign.posts == 0  # type: ignore[attr-defined]
-    finally:
-        foreign.shutdown()
-        answering.join()
-        foreign.server_close()
+    assert "POST" not in {asked.method for asked in foreign.asked}

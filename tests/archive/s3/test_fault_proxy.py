@@ -6,15 +6,15 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
-from typing import Any, Self
+from typing import Any
 
 import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError, HTTPClientError
 
+from tests.support.archive.answering import Answer, Answering, Asked, answering
 from tests.support.faults.fault import Rule, drop, reset
 from tests.support.faults.operation import Operation
 from tests.support.faults.proxy import FaultProxy
@@ -23,88 +23,32 @@ from tests.support.faults.weather import Weather
 LOST = (ConnectionClosedError, HTTPClientError)
 
 
-class Recorder:
-    """A store as simple as can be: it takes every PUT that comes whole."""
-
-    def __init__(self) -> None:
-        self.bodies: list[bytes] = []
-        self.headers: list[dict[str, str]] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.01,), name="recorder"
-        )
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    def handle(self, body: bytes) -> int:
-        """The status of its answer."""
-        self.bodies.append(body)
-        return 200
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        recorder = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_PUT(self) -> None:
-                size = int(self.headers.get("Content-Length") or 0)
-                body = self.rfile.read(size)
-                if len(body) < size:
-                    return
-                recorder.headers.append(dict(self.headers.items()))
-                self.send_response(recorder.handle(body))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Tests print what they need."""
-
-        return Handler
+@pytest.fixture
+def store() -> Iterator[Answering]:
+    with answering(Answer()) as server:
+        yield server
 
 
 @pytest.fixture
-def store() -> Iterator[Recorder]:
-    with Recorder() as recorder:
-        yield recorder
-
-
-@pytest.fixture
-def proxy(store: Recorder) -> Iterator[FaultProxy]:
+def proxy(store: Answering) -> Iterator[FaultProxy]:
     with FaultProxy(store.endpoint) as proxy:
         yield proxy
 
 
-def client_of(service: str, proxy: FaultProxy, **config: Any) -> Any:
-    return boto3.client(
-        service,
+@pytest.fixture
+def s3(proxy: FaultProxy) -> Iterator[Any]:
+    client = boto3.client(
+        "s3",
         endpoint_url=proxy.endpoint,
         region_name="us-east-1",
         aws_access_key_id="test",
         aws_secret_access_key="test",
-        config=Config(retries={"total_max_attempts": 1}, **config),
-    )
-
-
-@pytest.fixture
-def s3(proxy: FaultProxy) -> Iterator[Any]:
-    client = client_of(
-        "s3",
-        proxy,
-        s3={"addressing_style": "path"},
-        read_timeout=60,
-        request_checksum_calculation="when_required",
+        config=Config(
+            retries={"total_max_attempts": 1},
+            s3={"addressing_style": "path"},
+            read_timeout=60,
+            request_checksum_calculation="when_required",
+        ),
     )
     yield client
     client.close()
@@ -114,9 +58,9 @@ def put(s3) -> None:  # type: ignore[no-untyped-def]
     s3.put_object(Bucket="b", Key="t/manifest.json", Body=b"0123456789")
 
 
-def test_what_is_signed_is_sent_on_as_it_is(s3, store: Recorder, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_signed_is_sent_on_as_it_is(s3, store: Answering, proxy: FaultProxy) -> None:  # type: ignore[no-untyped-def]
     put(s3)
-    [headers] = store.headers
+    headers = store.asked[0].headers
     assert headers["Host"] == f"127.0.0.1:{proxy.port}"
     signed = headers["Authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
     assert "host" in signed
@@ -136,25 +80,25 @@ def test_end_and_reset_are_two_things(proxy: FaultProxy) -> None:
         broken.recv(100)
 
 
-def test_a_chunked_body_arrives_whole(store: Recorder, proxy: FaultProxy) -> None:
+def test_a_chunked_body_arrives_whole(store: Answering, proxy: FaultProxy) -> None:
     client = http.client.HTTPConnection("127.0.0.1", proxy.port)
     client.request("PUT", "/b/k", body=iter([b"01", b"234"]), encode_chunked=True)
     assert client.getresponse().read() == b""
     client.close()
-    assert store.bodies == [b"01234"]
+    assert [asked.body for asked in store.asked] == [b"01234"]
 
 
 def test_what_is_under_way_when_it_goes_away_is_witnessed(
-    s3, store: Recorder, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    s3, store: Answering, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
     asked, go_on, seen = threading.Event(), threading.Event(), []
 
-    def answer_when_told(_: bytes) -> int:
+    def answer_when_told(_: Asked) -> Answer:
         asked.set()
         go_on.wait()
-        return 200
+        return Answer()
 
-    monkeypatch.setattr(store, "handle", answer_when_told)
+    monkeypatch.setattr(store, "next", answer_when_told)
     proxy.witnesses.append(lambda operation, _, answered: seen.append(answered.status))
 
     def put_in_vain() -> None:
