@@ -26,6 +26,7 @@ from laredo_model import line as lines
 from laredo_model.column import Column
 from laredo_model.line import Action, Change
 from tests.fuzz.hostile_frames import broken
+from tests.support.archive.encoding import write_diff
 
 VALUES: dict[str, tuple[bytes, ...]] = {
     "int8": (b"0", b"-7", b"9007199254740992", b"9007199254740993", b"-9223372036854775808"),
@@ -186,11 +187,8 @@ def _lists(columns: Mapping[str, Any]) -> dict[str, list[str]]:
 def struct_messages(draw: random.Random) -> int:
     """Changes in a buffer, right and wrong, are the same messages with the same parts."""
     shape = _shape(draw.randrange(_SHAPES))
-    sink = io.BytesIO()
-    encoder = codec.diff_encoder("protobuf", shape.columns, sink)
-    encoder.write(_change(draw, shape, n) for n in range(draw.randrange(1, 6)))
-    encoder.close()
-    buffer = sink.getvalue()
+    changes = [_change(draw, shape, n) for n in range(draw.randrange(1, 6))]
+    buffer, _ = write_diff("protobuf", shape.columns, changes)
     buffer = draw.choice(
         (buffer, broken(draw, buffer), pack("B", 0xFF) * draw.randrange(12) + buffer)
     )
@@ -226,13 +224,8 @@ def new_rows(draw: random.Random) -> int:
     wanted = {name for name in shape.names if draw.randrange(3)}
     projection = Projection(shape.names, wanted) if wanted and draw.randrange(2) else None
     for format_id in ("jsonl", "protobuf"):
-        sink = io.BytesIO()
-        encoder = codec.diff_encoder(format_id, shape.columns, sink)
-        if not draw.randrange(4):
-            encoder.truncate()
-        encoder.write(changes)
-        encoder.close()
-        data = sink.getvalue()
+        emptied = [] if draw.randrange(4) else [lines.TRUNCATION]
+        data, _ = write_diff(format_id, shape.columns, [*emptied, *changes])
         if draw.randrange(2):
             data = broken(draw, data)
         elif format_id == "jsonl":

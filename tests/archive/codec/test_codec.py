@@ -16,32 +16,12 @@ from laredo_archive.codec.zstd_frames import PlainBytes
 from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change
 from tests.support import drawn
+from tests.support.archive.encoding import write_diff, write_snapshot
 from tests.support.archive.rows import Table, changes, tables
 
 FORMATS = sorted(codec.FORMATS)
 DIFF_FORMATS = sorted(codec.DIFF_FORMATS)
 USERS = [Column("id", "int8", -1, False, 1, 1), Column("name", "text", -1, True, 2)]
-
-
-def write_snapshot(format_id: str, columns: list[Column], rows: dict[bytes, bytes], batch: int = 3):
-    sink = io.BytesIO()
-    encoder = codec.snapshot_encoder(format_id, columns, sink)
-    keys, lines = list(rows), list(rows.values())
-    for start in range(0, len(keys), batch):
-        encoder.write(keys[start : start + batch], lines[start : start + batch])
-    encoded = encoder.close()
-    return sink.getvalue(), encoded
-
-
-def write_diff(format_id: str, columns: list[Column], written: list[Change]):
-    sink = io.BytesIO()
-    encoder = codec.diff_encoder(format_id, columns, sink)
-    if written and written[0] is TRUNCATION:
-        encoder.truncate()
-        written = written[1:]
-    encoder.write(written)
-    encoded = encoder.close()
-    return sink.getvalue(), encoded
 
 
 def read_rows(format_id: str, columns: list[Column] | None, data: bytes, **more):

@@ -20,6 +20,7 @@ from laredo_archive.codec import BadBytes, ByteSource, jsonl, protobuf
 from laredo_archive.codec.ranged_file import ranged
 from laredo_archive.codec.zstd_frames import PlainBytes
 from laredo_model.column import Column
+from tests.support.archive.encoding import write_snapshot
 
 COLUMNS = [Column("id", "text", -1, False, 1, 1), Column("name", "text", -1, True, 2)]
 PLAIN = ("jsonl", "protobuf")
@@ -31,16 +32,6 @@ def rows_of(sizes: list[int]) -> Rows:
         b"%06d" % number: b'{"id":"%06d","name":"%s"}' % (number, b"x" * size)
         for number, size in enumerate(sizes)
     }
-
-
-def base_of(format_id: str, rows: Rows, batch: int) -> tuple[bytes, codec.EncodedFile]:
-    sink = io.BytesIO()
-    encoder = codec.snapshot_encoder(format_id, COLUMNS, sink)
-    keys, lines = list(rows), list(rows.values())
-    for start in range(0, len(keys), batch):
-        encoder.write(keys[start : start + batch], lines[start : start + batch])
-    encoded = encoder.close()
-    return sink.getvalue(), encoded
 
 
 def parts_of(data: bytes, encoded: codec.EncodedFile) -> list[tuple[int, int]]:
@@ -65,8 +56,8 @@ def test_every_range_of_a_base_is_as_in_the_plain_one(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonl, "SNAPSHOT_BLOCK", block)
         patch.setattr(protobuf, "SNAPSHOT_BLOCK", block)
-        expected, _ = base_of(plain, rows, batch)
-        written, encoded = base_of(f"{plain}.zst", rows, batch)
+        expected, _ = write_snapshot(plain, COLUMNS, rows, batch)
+        written, encoded = write_snapshot(f"{plain}.zst", COLUMNS, rows, batch)
     assert PlainBytes(io.BytesIO(written)).read() == expected
     assert (encoded.sorted, encoded.records) == (True, len(rows))
     # More than a frame: each begins at a split, and a split at the first row.
@@ -94,7 +85,7 @@ def test_every_range_of_a_base_is_as_in_the_plain_one(
 
 def test_a_record_longer_than_a_block_is_a_frame_of_its_own() -> None:
     rows = rows_of([10, 20 << 20, 10])
-    written, encoded = base_of("jsonl.zst", rows, 3)
+    written, encoded = write_snapshot("jsonl.zst", COLUMNS, rows)
     assert [key for key, _ in encoded.splits] == ["000000", "000001", "000002"]
     found = codec.read_snapshot("jsonl.zst", COLUMNS, io.BytesIO(written))
     assert [line for _, lines in found for line in lines] == list(rows.values())

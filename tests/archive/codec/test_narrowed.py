@@ -1,7 +1,7 @@
 """Of a sorted artifact what is between two keys, by every way that reads less than all of it."""
 
 import io
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +12,9 @@ from laredo_archive.codec import jsonl, output, protobuf, struct_reader
 from laredo_archive.codec.struct_reader import Projection, StructRowReader
 from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model.errors import BadLine
-from laredo_model.line import Action, Change
+from laredo_model.line import TRUNCATION, Action, Change
 from tests.support.archive.building import COLUMNS, row
+from tests.support.archive.encoding import write_diff, write_snapshot
 from tests.support.drawn import examples
 
 _NUMBERS = st.lists(st.integers(0, 120), unique=True, max_size=40)
@@ -23,16 +24,6 @@ _BOUNDS = st.none() | st.sampled_from(
 )
 _RANGES = st.builds(KeyRange, _BOUNDS, _BOUNDS)
 FORMATS = ("jsonl", "protobuf")
-
-
-def encoded(format_id: str, changes: Sequence[Change], *, truncate: bool = False) -> bytes:
-    sink = io.BytesIO()
-    encoder = codec.diff_encoder(format_id, COLUMNS, sink)
-    if truncate:
-        encoder.truncate()
-    encoder.write(changes)
-    encoder.close()
-    return sink.getvalue()
 
 
 def changed(number: int, name: str, action: Action) -> Change:
@@ -75,8 +66,8 @@ def test_new_rows(
     made.sort(key=lambda change: change.key)
     known = {change.key for change in made[::3]}
     wanted = {c.key: c.new for c in made if c.key in keys and c.key not in known}
-    stream = io.BytesIO(encoded(format_id, made, truncate=truncate))
-    assert new_rows(format_id, stream, keys, known) == wanted
+    written, _ = write_diff(format_id, COLUMNS, [TRUNCATION, *made] if truncate else made)
+    assert new_rows(format_id, io.BytesIO(written), keys, known) == wanted
 
 
 @settings(max_examples=examples(150))
@@ -89,11 +80,8 @@ def test_lines(
     keys: KeyRange,
 ) -> None:
     rows = dict(sorted(row(number, data.draw(_NAMES)) for number in numbers))
-    sink = io.BytesIO()
-    encoder = codec.snapshot_encoder(format_id, COLUMNS, sink)
-    encoder.write(list(rows), list(rows.values()))
-    encoder.close()
-    found = codec.read_lines(format_id, COLUMNS, io.BytesIO(sink.getvalue()), keys)
+    written, _ = write_snapshot(format_id, COLUMNS, rows, batch=40)
+    found = codec.read_lines(format_id, COLUMNS, io.BytesIO(written), keys)
     assert b"".join(found) == b"".join(line + b"\n" for key, line in rows.items() if key in keys)
 
 
@@ -114,16 +102,16 @@ def test_lines_of_others_in_any_shape() -> None:
 def test_a_key_that_comes_twice_has_its_last_row() -> None:
     twice = [changed(1, "a", Action.INSERT), changed(1, "b", Action.UPDATE)]
     for format_id in FORMATS:
-        stream = io.BytesIO(encoded(format_id, twice))
-        assert new_rows(format_id, stream, KeyRange()) == {b"1": twice[1].new}
+        written, _ = write_diff(format_id, COLUMNS, twice)
+        assert new_rows(format_id, io.BytesIO(written), KeyRange()) == {b"1": twice[1].new}
 
 
 @pytest.mark.parametrize("size", [1, 90, 127, 128, 16_383, 16_384, 3_000_000])
 def test_a_new_row_of_any_length(size: int) -> None:
     long = [changed(1, "x" * size, Action.UPDATE)]
     for format_id in FORMATS:
-        stream = io.BytesIO(encoded(format_id, long))
-        assert new_rows(format_id, stream, KeyRange()) == {b"1": long[0].new}
+        written, _ = write_diff(format_id, COLUMNS, long)
+        assert new_rows(format_id, io.BytesIO(written), KeyRange()) == {b"1": long[0].new}
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])

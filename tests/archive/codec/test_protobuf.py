@@ -17,6 +17,7 @@ from laredo_archive.codec.struct_rows import read, varint
 from laredo_archive.wire.artifact_pb2 import DiffChange, SnapshotRow
 from laredo_model.column import Column
 from laredo_model.line import TRUNCATION, Action, Change
+from tests.support.archive.encoding import write_diff, write_snapshot
 from tests.support.archive.rows import Table, changes, tables
 from tests.support.drawn import examples
 from tests.support.postgres import Database
@@ -31,11 +32,8 @@ def messages(data: bytes, kind: type[SnapshotRow] | type[DiffChange]):
 
 
 def snapshot(columns: list[Column], lines: list[bytes]) -> bytes:
-    sink = io.BytesIO()
-    encoder = codec.snapshot_encoder("protobuf", columns, sink)
-    encoder.write([b"%d" % number for number in range(len(lines))], lines)
-    encoder.close()
-    return sink.getvalue()
+    rows = {b"%d" % number: line for number, line in enumerate(lines)}
+    return write_snapshot("protobuf", columns, rows)[0]
 
 
 def row_of(column_type: str, fragment: bytes):
@@ -72,12 +70,8 @@ def test_standard_protobuf_reads_the_same_rows(data: st.DataObject) -> None:
 def test_standard_protobuf_reads_the_same_changes(data: st.DataObject) -> None:
     table: Table = data.draw(tables())
     written = changes(data.draw(table.rows()), data.draw(table.rows()))
-    sink = io.BytesIO()
-    encoder = codec.diff_encoder("protobuf", table.columns, sink)
-    encoder.truncate()
-    encoder.write(written)
-    encoder.close()
-    read_back = list(messages(sink.getvalue(), DiffChange))
+    encoded, _ = write_diff("protobuf", table.columns, [TRUNCATION, *written])
+    read_back = list(messages(encoded, DiffChange))
     assert read_back[0] == DiffChange(action="TRUNCATE")
     for message, change in zip(read_back[1:], written, strict=True):
         assert (message.action, message.key.encode()) == (change.action.name, change.key)

@@ -37,6 +37,7 @@ from laredo_model.column import Column, key_columns
 from laredo_model.errors import BadLine
 from laredo_model.line import Action, Change
 from laredo_model.value_sql import SESSION, lines_sql
+from tests.support.archive.encoding import write_diff, write_snapshot
 from tests.support.archive.rows import Table, tables
 from tests.support.drawn import examples
 from tests.support.postgres import Database
@@ -295,12 +296,9 @@ COLUMNS = [Column("id", "int4", -1, False, 1, 1), Column("name", "text", -1, Tru
 
 
 def messages_of(columns: list[Column], lines: list[bytes]) -> tuple[list[bytes], StructRowReader]:
-    sink = io.BytesIO()
-    encoder = codec.snapshot_encoder("protobuf", columns, sink)
-    encoder.write([b"%d" % number for number in range(len(lines))], lines)
-    encoder.close()
-    sink.seek(0)
-    ((messages, reader),) = protobuf.read_messages(sink, columns, (), KeyRange())
+    rows = {b"%d" % number: line for number, line in enumerate(lines)}
+    written, _ = write_snapshot("protobuf", columns, rows)
+    ((messages, reader),) = protobuf.read_messages(io.BytesIO(written), columns, (), KeyRange())
     return messages, reader
 
 
@@ -354,13 +352,10 @@ def test_new_rows_of_some_columns_are_read_row_by_row_too(fragment: str) -> None
     # Of such a type's arrays compiled code reads nothing.
     columns = [*COLUMNS, Column("deep", "__mood", -1, True, 3)]
     line = b'{"id":1,"name":"Ada","deep":%s}' % fragment.encode()
-    sink = io.BytesIO()
-    encoder = codec.diff_encoder("protobuf", columns, sink)
-    encoder.write([Change(Action.INSERT, b"1", None, line)])
-    encoder.close()
+    written, _ = write_diff("protobuf", columns, [Change(Action.INSERT, b"1", None, line)])
     rows = RowReader(columns, TypeChoice(array_dimensions={"deep": 0}), ["deep"])
     changed = codec.read_new_rows(
-        "protobuf", columns, io.BytesIO(sink.getvalue()), KeyRange(), (), projection=rows.projection
+        "protobuf", columns, io.BytesIO(written), KeyRange(), (), projection=rows.projection
     )
     [batch] = new_batches(changed, rows, columns)
     assert batch.to_pylist() == [{"deep": None if fragment == "null" else fragment}]
