@@ -30,6 +30,7 @@ from tests.support.archive.archiving import (
     opened,
     rebased,
 )
+from tests.support.archive.objects import put
 
 AT_ONCE = Policy(timedelta(seconds=-1), timedelta(seconds=-1))
 FOREIGN = [
@@ -73,12 +74,6 @@ OURS = [
 ]
 
 
-def put(destination: Destination, key: str) -> None:
-    upload = destination.upload(key)
-    upload.write(key.encode())
-    upload.finish()
-
-
 def keys(destination: Destination) -> set[str]:
     return {info.key for info in destination.list("")}
 
@@ -118,7 +113,7 @@ def test_a_collector_leaves_what_has_another_name(destination: Destination) -> N
     for key in FOREIGN + OURS:
         if key.endswith("jsonl/inside") and isinstance(destination, LocalDestination):
             continue  # a directory of that name can't be beside the file
-        put(destination, key)
+        put(destination, key, b"theirs")
     before = keys(destination)
     collected(destination)
     assert keys(destination) == before - set(OURS)
@@ -131,7 +126,7 @@ def test_what_a_manifest_has_retired_for_others_stays(destination: Destination) 
     archived(destination)
     for key in [*FOREIGN, OURS[0]]:
         if not key.endswith("jsonl/inside"):
-            put(destination, key)
+            put(destination, key, b"theirs")
     victims = keys(destination) - set(OURS) - set(manifest_keys(destination))
     named = [Retired(key, MORNING) for key in sorted(victims | {OURS[0]})]
     rewrite(destination, retired=(*named, Retired(f"{PREFIX}manifest.json", MORNING)))
@@ -180,7 +175,7 @@ def test_an_archive_without_a_directory_of_its_own_isnt_collected(
     destination: Destination, prefix: str
 ) -> None:
     archived(destination, key_prefix=prefix)
-    put(destination, f"{prefix}epoch=1/snapshot-0_1.jsonl")
+    put(destination, f"{prefix}epoch=1/snapshot-0_1.jsonl", b"theirs")
     before = keys(destination)
     for dry_run in (True, False):
         with pytest.raises(NotCollectable, match="laredo-archive copy"):
@@ -189,8 +184,8 @@ def test_an_archive_without_a_directory_of_its_own_isnt_collected(
 
 
 def test_a_first_claim_says_what_else_is_there_once(destination: Destination) -> None:
-    put(destination, f"{PREFIX}photos/holiday.jpg")
-    put(destination, OURS[0])
+    put(destination, f"{PREFIX}photos/holiday.jpg", b"theirs")
+    put(destination, OURS[0], b"theirs")
     for writer, times in (("w1", 1), ("w2", 0)):
         with capture_logs() as logs:
             opened([destination], writer).close()
@@ -265,7 +260,7 @@ def test_check_says_what_else_is_there(tmp_path: Path) -> None:
     )
     [table] = config.matching_tables(config.load(config_file), {})
     [place] = table.destinations
-    put(LocalDestination(tmp_path), "users/photos/\x1bholiday.jpg")
+    put(LocalDestination(tmp_path), "users/photos/\x1bholiday.jpg", b"theirs")
     finding, _ = _archive(table, place, Stores())
     assert finding.good
     assert "1 objects of other programs, such as users/photos/" in finding.detail

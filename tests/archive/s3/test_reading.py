@@ -17,6 +17,7 @@ from laredo_archive.errors import (
 from laredo_archive.storage.s3.destination import S3Destination
 from laredo_archive.storage.s3.requests import ATTEMPTS
 from tests.support.archive.archiving import anybodys
+from tests.support.archive.objects import put, read
 from tests.support.archive.s3_maker import S3Maker
 from tests.support.archive.s3_way import Way
 from tests.support.faults.fault import (
@@ -37,30 +38,16 @@ LARGE = b"0123456789" * 400_000
 """Some times what is read at once."""
 PIECE = 1 << 20
 
-
-def put(destination: S3Destination, data: bytes = LARGE) -> None:
-    upload = destination.upload(KEY)
-    upload.write(data)
-    upload.finish()
-
-
 USES: dict[str, tuple[str, Callable[[S3Destination], Any]]] = {
     "get": ("GetObject", lambda place: place.get(KEY)),
     "head": ("HeadObject", lambda place: place.head(KEY)),
-    "open": ("GetObject", lambda place: read(place, 0)),
+    "open": ("GetObject", lambda place: read(place, KEY)),
     "list": ("ListObjectsV2", lambda place: list(place.list("t/"))),
     "unfinished": (
         "ListMultipartUploads",
         lambda place: place.collect_unfinished("t/", timedelta(days=1), anybodys),
     ),
 }
-
-
-def read(place: S3Destination, offset: int = 0) -> bytes:
-    with closing(place.open(KEY, offset)) as file:
-        return file.read()
-
-
 PASSING = [
     drop(),
     drop(after=True),
@@ -69,7 +56,6 @@ PASSING = [
     answer(503, "SlowDown"),
     truncate_answer(),
 ]
-
 
 uses_and_faults = pytest.mark.parametrize(
     ("use", "fault"),
@@ -91,7 +77,7 @@ uses_and_faults = pytest.mark.parametrize(
 
 @uses_and_faults
 def test_a_read_is_sent_again(way: Way, use: str, fault: Fault) -> None:
-    put(way.direct, b"0123456789")
+    put(way.direct, KEY, b"0123456789")
     operation, ask = USES[use]
     rule = way.meets(fault, operation, times=2)
     assert ask(way.faulty) == ask(way.direct)
@@ -100,7 +86,7 @@ def test_a_read_is_sent_again(way: Way, use: str, fault: Fault) -> None:
 
 @uses_and_faults
 def test_but_not_for_ever(way: Way, use: str, fault: Fault) -> None:
-    put(way.direct, b"0123456789")
+    put(way.direct, KEY, b"0123456789")
     operation, ask = USES[use]
     way.meets(fault, operation, times=None)
     with pytest.raises(DestinationUnavailable):
@@ -119,31 +105,31 @@ def test_what_is_denied_isnt_sent_again(way: Way, use: str) -> None:
 
 
 def test_a_stream_that_breaks_off_goes_on_where_it_was(way: Way) -> None:
-    put(way.direct)
+    put(way.direct, KEY, LARGE)
     way.meets(truncate_answer(0.4), "GetObject", times=3)
-    assert read(way.faulty) == LARGE
+    assert read(way.faulty, KEY) == LARGE
     assert way.sent("GetObject") == 4
     way.meets(truncate_answer(0.4), "GetObject", times=3)
-    assert read(way.faulty, 1_234_567) == LARGE[1_234_567:]
+    assert read(way.faulty, KEY, 1_234_567) == LARGE[1_234_567:]
 
 
 @pytest.mark.usefixtures("brief_patience")
 def test_a_stream_that_stands_still_goes_on_too(s3: S3Maker, proxy: FaultProxy) -> None:
     way = Way(S3Maker(s3.server), proxy)
-    put(way.direct)
+    put(way.direct, KEY, LARGE)
     way.meets(delay(1.5, after=True), "GetObject")
-    assert read(way.faulty) == LARGE
+    assert read(way.faulty, KEY) == LARGE
 
 
 def test_a_stream_that_moves_may_break_as_often_as_it_likes(way: Way) -> None:
-    put(way.direct)
+    put(way.direct, KEY, LARGE)
     rule = way.meets(truncate_answer(0.3), "GetObject", times=3 * ATTEMPTS)
-    assert read(way.faulty) == LARGE
+    assert read(way.faulty, KEY) == LARGE
     assert rule.happened == 3 * ATTEMPTS
 
 
 def test_a_body_that_is_short_is_never_taken_for_whole(way: Way) -> None:
-    put(way.direct)
+    put(way.direct, KEY, LARGE)
     way.meets(truncate_answer(0.5), "GetObject")
     way.meets(truncate_answer(0.0), "GetObject", times=None)
     got = bytearray()
@@ -159,7 +145,7 @@ def test_a_body_that_is_short_is_never_taken_for_whole(way: Way) -> None:
 
 def _then(way: Way, change: Callable[[], object]) -> Exception:
     """Error that a reader in the middle of an object gets after ``change``."""
-    put(way.direct)
+    put(way.direct, KEY, LARGE)
     way.meets(truncate_answer(0.5), "GetObject")
     with closing(way.faulty.open(KEY)) as file:
         assert file.read(PIECE) == LARGE[:PIECE]
@@ -172,7 +158,7 @@ def _then(way: Way, change: Callable[[], object]) -> Exception:
 def test_versions_are_never_mixed(way: Way) -> None:
     def replace_it() -> None:
         way.direct.delete(KEY)
-        put(way.direct, b"x" * len(LARGE))
+        put(way.direct, KEY, b"x" * len(LARGE))
 
     told = _then(way, replace_it)
     assert isinstance(told, DestinationUnavailable)
@@ -182,7 +168,7 @@ def test_versions_are_never_mixed(way: Way) -> None:
 def test_nor_where_the_store_ignores_if_match(way: Way) -> None:
     def replace_it() -> None:
         way.direct.delete(KEY)
-        put(way.direct, b"x" * len(LARGE))
+        put(way.direct, KEY, b"x" * len(LARGE))
         way.meets(without("If-Match"), "GetObject", times=None)
 
     assert "replaced while it was being read" in str(_then(way, replace_it))
@@ -193,11 +179,11 @@ def test_one_that_is_deleted_meanwhile_is_missing(way: Way) -> None:
 
 
 def test_a_store_without_ranges_is_refused(way: Way) -> None:
-    put(way.direct)
+    put(way.direct, KEY, LARGE)
     way.meets(without("Range"), "GetObject", times=None)
     with pytest.raises(DestinationUnavailable, match="store that honours Range"):
         way.faulty.open(KEY, 5)
-    assert read(way.faulty) == LARGE
+    assert read(way.faulty, KEY) == LARGE
 
 
 class EndsWithConnection(Message):
@@ -214,7 +200,7 @@ def test_an_answer_of_unknown_length_is_refused(way: Way) -> None:
         await exchange.respond(EndsWithConnection(answered.head, answered.body))
         exchange.hang_up()
 
-    put(way.direct, b"0123456789")
+    put(way.direct, KEY, b"0123456789")
     way.meets(Fault("no length", happen), "GetObject", times=None)
     for ask in (way.faulty.open, way.faulty.get):
         with pytest.raises(DestinationUnavailable, match="answer has no ContentLength"):
@@ -223,7 +209,7 @@ def test_an_answer_of_unknown_length_is_refused(way: Way) -> None:
 
 @pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
 def test_an_answer_that_doesnt_say_which_version_is_refused(way: Way, header: str) -> None:
-    put(way.direct, b"0123456789")
+    put(way.direct, KEY, b"0123456789")
     way.meets(without_header(header), times=None)
     ask = way.faulty.open if header == "ETag" else way.faulty.head
     with pytest.raises(DestinationUnavailable, match=f"no {header.replace('-', '')}"):
