@@ -10,6 +10,7 @@ from contextlib import suppress
 from time import sleep
 
 from laredo_fanout.client.errors import (
+    BadField,
     ClientError,
     ClientStopped,
     LocalSnapshotUnusable,
@@ -317,8 +318,8 @@ class Follower(Observer):
         if saved is None:
             return
         replica = self._replica
-        replica.begin_restoring(saved.columns)
         try:
+            replica.begin_restoring(saved.columns)
             # Blocks from the end, so that each is freed when it is taken; rows stay in their order.
             saved.keys.reverse()
             saved.lines.reverse()
@@ -327,7 +328,8 @@ class Follower(Observer):
                 del saved.keys[-_BLOCK:], saved.lines[-_BLOCK:]
                 await self._take(replica.add_rows(SnapshotRows(keys, lines)))
             await self._show(replica.restored(saved.reached))
-        except NotUnique as error:
+        # The file may lack a column that an index needs now, or break one that is unique now.
+        except (BadField, NotUnique) as error:
             self._log.warning("local snapshot not used", reason=str(error))
         self._saved_version = replica.version
 

@@ -24,6 +24,8 @@ from laredo_fanout.client import (
     TableNotFound,
     equals,
 )
+from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
+from laredo_fanout.client.table.replica import ReplicaPosition
 from laredo_fanout.client.table.rows import Row, parse
 from laredo_model import position as positions
 from laredo_model.column import Column
@@ -266,6 +268,22 @@ def test_a_damaged_local_snapshot_is_ignored_with_a_log_line(
         assert len(client) == 3
     warned = [entry for entry in logs if "local snapshot not used" in entry["event"]]
     assert len(warned) == 1 and str(path) in warned[0]["reason"]
+
+
+def test_a_local_snapshot_from_before_an_indexed_column_is_ignored(
+    server: Server, tmp_path: Path
+) -> None:
+    """The table has got the column since, so the client follows it all the same."""
+    saved = LocalSnapshot(ReplicaPosition(), COLUMNS[:2], [b'["a","x"]'], [b'{"instance":"a"}'])
+    SnapshotFile(tmp_path / "cache", TABLE, ()).save(saved)
+    with (
+        capture_logs() as logs,
+        server.client(local_snapshot_path=tmp_path / "cache", indexes={"t": ("tenant",)}) as client,
+    ):
+        assert len(client) == 3
+        assert row("a", "x", "acme", 1) in client.lookup_index("t", "acme")
+    warned = [entry for entry in logs if "local snapshot not used" in entry["event"]]
+    assert len(warned) == 1 and "no column 'tenant'" in warned[0]["reason"]
 
 
 def test_a_timer_saves_too(server: Server, tmp_path: Path) -> None:
