@@ -7,6 +7,7 @@ differences to the listeners, and saves the local snapshot, by a timer and at th
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from time import sleep
 
 from laredo_fanout.client.errors import (
@@ -143,9 +144,7 @@ class Follower(Observer):
             async with asyncio.timeout(timeout):
                 return await waiting
         except TimeoutError:
-            raise NotReadyInTime(
-                self._options.table, str(self._servers), timeout or 0, self.last_error
-            ) from self.last_error
+            raise self._too_late(timeout) from self.last_error
 
     def _give_views(self) -> None:
         """Answer calls that wait for a transaction's end, if it has come or never will."""
@@ -171,11 +170,14 @@ class Follower(Observer):
             async with asyncio.timeout(timeout):
                 await self._ready.wait()
         except TimeoutError:
-            raise NotReadyInTime(
-                self._options.table, str(self._servers), timeout or 0, self.last_error
-            ) from self.last_error
+            raise self._too_late(timeout) from self.last_error
         if self.error is not None:
             raise self.error
+
+    def _too_late(self, timeout: float | None) -> NotReadyInTime:
+        return NotReadyInTime(
+            self._options.table, str(self._servers), timeout or 0, self.last_error
+        )
 
     def connected(self, handshake: Handshake) -> None:
         """Log the stream, as an :class:`Observer`."""
@@ -195,13 +197,11 @@ class Follower(Observer):
         try:
             await self._load()
             reached = self._replica.reached
-            options = SyncOptions(
-                self._options.table,
-                self._options.client_id,
-                reached.position,
-                reached.history,
-                reached.sequence,
-                self._options.filters,
+            options = replace(
+                self._options,
+                position=reached.position,
+                history=reached.history,
+                sequence=reached.sequence,
             )
             subscription = self._subscription = Subscription(
                 self._endpoint,
@@ -239,6 +239,8 @@ class Follower(Observer):
     def _end(self, error: Exception) -> None:
         self._log.error("following ended", error=str(error), kind=type(error).__name__)
         self.error = error
+        # A client that is started again has another timer, and another lock for its rows.
+        self._stopping.set()
         self._ready.set()
         self._give_views()
         self._ended(error)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from laredo_fanout.client import AsyncFanoutClient, FanoutClient
+from laredo_fanout.client import AsyncFanoutClient, FanoutClient, TableIndex
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.table.replica import ReplicaPosition
 from laredo_fanout.client.table.rows import Row
@@ -118,6 +118,18 @@ def test_stop_waits_for_the_save_by_the_timer(
     assert saved == [3, 4]
     found = SnapshotFile(path, TABLE, ()).load()
     assert found is not None and len(found.keys) == 4
+
+
+def test_a_client_that_ended_has_no_timer(server: Server, tmp_path: Path) -> None:
+    """Started again, it has one: another one's saves could be of rows of two snapshots."""
+    index = {"by_size": TableIndex(["size"], unique="error")}
+    with server.client(indexes=index, local_snapshot_path=tmp_path / "cache") as client:
+        server.source.write([(UPDATE, "a", "y", "acme", 1)])
+        wait_until(lambda: client.error is not None, "it ends")
+        assert client._follower is not None
+        timer = client._follower._saving
+        assert timer is not None
+        wait_until(timer.done, "its timer ends")
 
 
 def stopped_following(client: FanoutClient) -> bool:
