@@ -49,15 +49,14 @@ class Scrape:
     parts: ServerParts
     http: HttpCounts
     certificates: CertificateWatch
-    #: The record of a configured table that clients see, or will.
-    record: Callable[[str], TableRecord | None]
+    #: Returns the record of each table that clients see, or will.
+    records: Callable[[], dict[str, TableRecord]]
 
     async def answer(self, config: Config, accept: str) -> Exposition:
         """The metrics now, in the format that the request's Accept header asks for."""
         parts = self.parts
-        names = [table.name for table in config.tables]
-        found = {name: self.record(name) for name in names}
-        tables = {name: record for name, record in found.items() if record is not None}
+        names, records = [table.name for table in config.tables], self.records()
+        tables = {name: records[name] for name in names if name in records}
         clients: dict[str, list[ClientState]] = {name: [] for name in names}
         for client in parts.clients.of():
             clients.setdefault(client.info.table, []).append(client)

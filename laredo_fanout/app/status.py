@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,7 +34,7 @@ class ServerView:
         self._started = datetime.now(UTC)
         self.http = HttpCounts()
         self.certificates = CertificateWatch(options.certificates(config))
-        self._scrape = Scrape(parts, self.http, self.certificates, self._record)
+        self._scrape = Scrape(parts, self.http, self.certificates, self._records)
         self.draining = False
 
     def change_config(self, config: Config) -> None:
@@ -52,14 +53,14 @@ class ServerView:
         if self.draining:
             return ["draining"]
         source = self._parts.ingest.status()
-        found = []
+        found, records = [], self._records()
         error = self._source_error(source)
         if error is not None:
             found.append(f"source {self._config.source_name}: {error}")
         elif not source.connected:
             found.append(f"source {self._config.source_name}: not connected yet")
         for table in self._config.tables:
-            problem = self._table_problem(table.name, source)
+            problem = _table_problem(table.name, source, records.get(table.name))
             if problem is not None:
                 found.append(problem)
         return [*found, *(self._not_listening() or self._parts.watchdog.suspicions(SERVING))]
@@ -72,9 +73,9 @@ class ServerView:
         """
         if self.draining:
             return ["draining"]
-        found = self._not_listening()
-        records = (self._record(table.name) for table in self._config.tables)
-        if not any(record is not None and record.shown for record in records):
+        found, records = self._not_listening(), self._records()
+        known = (records.get(table.name) for table in self._config.tables)
+        if not any(record is not None and record.shown for record in known):
             found.append("no table has been copied yet")
         return found
 
@@ -87,27 +88,20 @@ class ServerView:
     def _source_error(self, source: IngestStatus) -> str | None:
         return self._parts.ingest.error or source.error
 
-    def _table_problem(self, name: str, source: IngestStatus) -> str | None:
-        table_status = source.tables.get(name)
-        if table_status is not None and table_status.error:
-            return (
-                table_status.error
-                if name in table_status.error
-                else f"table {name}: {table_status.error}"
-            )
-        record = self._record(name)
-        if record is None or not record.shown:
-            return f"table {name}: {_phase(table_status, record)}"
-        return None
-
-    def _record(self, name: str) -> TableRecord | None:
-        return reader.current([r for r in self._parts.store.tables.values() if r.qualified == name])
+    def _records(self) -> dict[str, TableRecord]:
+        """The record of each table that clients see, or will; made once for all tables."""
+        incarnations: dict[str, list[TableRecord]] = {}
+        for record in self._parts.store.tables.values():
+            incarnations.setdefault(record.qualified, []).append(record)
+        found = ((name, reader.current(each)) for name, each in incarnations.items())
+        return {name: record for name, record in found if record is not None}
 
     def status(self) -> dict[str, Any]:
         """The JSON of /status."""
         source = self._parts.ingest.status()
         problems = self.problems()
-        clients = self._parts.clients.of()
+        clients, records = self._parts.clients.of(), self._records()
+        clients_of = Counter(client.info.table for client in clients)
         return {
             "ready": not problems,
             "problems": problems,
@@ -137,10 +131,12 @@ class ServerView:
             },
             "sources": {self._config.source_name: self._source(source)},
             "tables": {
-                table.name: self._table(table.name, source, clients)
+                table.name: self._table(
+                    table.name, source, records.get(table.name), clients_of[table.name]
+                )
                 for table in self._config.tables
             },
-            "clients": [self._client(client) for client in clients],
+            "clients": [_client(client, records.get(client.info.table)) for client in clients],
         }
 
     def _source(self, source: IngestStatus) -> dict[str, Any]:
@@ -201,9 +197,10 @@ class ServerView:
             for hop in relay.relay_status().path
         ]
 
-    def _table(self, name: str, source: IngestStatus, clients: list[ClientState]) -> dict[str, Any]:
+    def _table(
+        self, name: str, source: IngestStatus, record: TableRecord | None, clients: int
+    ) -> dict[str, Any]:
         table_status = source.tables.get(name, ReplicatedTableStatus())
-        record = self._record(name)
         journal: dict[str, Any] = _NO_JOURNAL
         if record is not None:
             journal = {
@@ -235,7 +232,7 @@ class ServerView:
             "floor": position.text(record.floor) if record is not None and shown else None,
             "key_fields": list(record.key_fields) if record is not None else [],
             "journal": journal,
-            "clients": sum(client.info.table == name for client in clients),
+            "clients": clients,
             "snapshots": self._parts.snapshots.of(name),
             "archive": self._archive(name),
         }
@@ -250,28 +247,42 @@ class ServerView:
             }
         return shown
 
-    def _client(self, client: ClientState) -> dict[str, Any]:
-        record = self._record(client.info.table)
-        # 0: nothing was sent to this client yet, so there is no lag to measure.
-        newest = client.sequence if record is None or not client.sequence else record.sequence
-        behind = max(0, newest - client.sequence)
-        since = datetime.fromtimestamp(client.info.connected_at_us / 1_000_000, UTC)
-        return {
-            "client_id": client.info.client_id,
-            "table": client.info.table,
-            "peer": client.info.peer,
-            "state": client.state,
-            "sequence": client.sequence,
-            "behind": behind,
-            "buffer_depth": client.depth,
-            "connected_at": _time(since),
-            "batch": client.info.batch,
-            "filtered": client.info.filtered,
-        }
-
     async def metrics(self, accept: str) -> Exposition:
         """Answer a request of /metrics that has this Accept header."""
         return await self._scrape.answer(self._config, accept)
+
+
+def _table_problem(name: str, source: IngestStatus, record: TableRecord | None) -> str | None:
+    """The reason why the table isn't live; None if it is."""
+    table_status = source.tables.get(name)
+    if table_status is not None and table_status.error:
+        return (
+            table_status.error
+            if name in table_status.error
+            else f"table {name}: {table_status.error}"
+        )
+    if record is None or not record.shown:
+        return f"table {name}: {_phase(table_status, record)}"
+    return None
+
+
+def _client(client: ClientState, record: TableRecord | None) -> dict[str, Any]:
+    # 0: nothing was sent to this client yet, so there is no lag to measure.
+    newest = client.sequence if record is None or not client.sequence else record.sequence
+    behind = max(0, newest - client.sequence)
+    since = datetime.fromtimestamp(client.info.connected_at_us / 1_000_000, UTC)
+    return {
+        "client_id": client.info.client_id,
+        "table": client.info.table,
+        "peer": client.info.peer,
+        "state": client.state,
+        "sequence": client.sequence,
+        "behind": behind,
+        "buffer_depth": client.depth,
+        "connected_at": _time(since),
+        "batch": client.info.batch,
+        "filtered": client.info.filtered,
+    }
 
 
 def _table_position(record: TableRecord | None, of_store: int) -> str:
