@@ -169,8 +169,8 @@ _DENIALS = (
     "is not permitted to log in",
 )
 """Texts of refusals: a refused connection has no SQLSTATE on the client's side."""
-_ENDED = ("08", "57")
-"""Classes of SQLSTATE: the connection failed, or an operator ended it."""
+CONNECTION_ENDED = ("08", "57")
+"""Classes of SQLSTATE: the connection failed, or an administrator ended it."""
 
 
 @contextmanager
@@ -240,6 +240,6 @@ def refusal(error: psycopg.Error, doing: str) -> SourceUnavailable | RightsMissi
             f"PostgreSQL refuses to {doing}: {text}; grant the right, or use another role"
             " (`laredo-fanout check` prints the statements)"
         )
-    if error.sqlstate is not None and error.sqlstate[:2] not in _ENDED:
+    if error.sqlstate is not None and not error.sqlstate.startswith(CONNECTION_ENDED):
         return SourceUnavailable(f"PostgreSQL answered with an error ({doing}): {text}")
     return SourceUnavailable(f"PostgreSQL can't be reached ({doing}): {text}")

@@ -101,8 +101,6 @@ FLUSH_S = 5.0
 
 _STATUS = Struct(">cQQQqB").pack
 _EPOCH_S = 946_684_800
-_NOT_OF_THE_WAL = ("08", "57")
-"""Classes of SQLSTATEs of errors that don't come from the WAL: connections, and administrators."""
 _SWITCH = re.compile(rb"^(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
 
 
@@ -325,7 +323,7 @@ def end_of_stream(sqlstate: str, text: str) -> SourceUnavailable | DecodingFaile
     PostgreSQL reports errors of decoding under many SQLSTATEs (XX000 for most, XX001, 22012 for a
     row filter, 42704, 53200), so every class but those of connections and administrators counts.
     """
-    if sqlstate and not sqlstate.startswith(_NOT_OF_THE_WAL):
+    if sqlstate and not sqlstate.startswith(connections.CONNECTION_ENDED):
         return DecodingFailed(sqlstate, text)
     return SourceUnavailable(f"the server ended the stream: {text or 'it shuts down'}")
 
