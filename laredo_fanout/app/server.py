@@ -128,6 +128,7 @@ class _Server:
         log_settings: LogSettings,
         load: Callable[[], Config],
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         found = reload.known(store)
         self.configured, self.config = config, reload.expand(config, found)
         config = self.config
@@ -236,10 +237,9 @@ class _Server:
         """Make the discovery of tables that match patterns; None for a relay."""
         if self.config.source is None:
             return None
-        loop = asyncio.get_running_loop()
 
         def found(names: frozenset[TableName]) -> None:
-            loop.call_soon_threadsafe(self._follow_patterns, names)
+            self._loop.call_soon_threadsafe(self._follow_patterns, names)
 
         return TableDiscovery(
             reload.patterns(self.configured),
@@ -257,8 +257,8 @@ class _Server:
         )
         self._catch_signals()
         notifier = ServiceNotifier()
-        self.ingest.start(on_end=self._from_thread(self._stopping.set))
-        watching = supervised(self.watchdog.run(), "watchdog", self._part_crashed)
+        self.ingest.start(on_end=self._ingest_ended)
+        background = [supervised(self.watchdog.run(), "watchdog", self._part_crashed)]
         self.children.start()
         self.snapshots.start()
         self.scrub.start()
@@ -301,23 +301,21 @@ class _Server:
             state=str(self.config.state.path),
             tables=[table.name for table in self.config.tables],
         )
-        announcing = supervised(self._announce_readiness(), "readiness", self._part_crashed)
-        notifying = supervised(
-            notifier.run(lambda: self.children.listening > 0), "systemd", self._part_crashed
-        )
-        expiry = supervised(self.view.certificates.run(), "expiry of certificates")
-        lagging = supervised(lag.run(), "lag of the last hour")
-        bars = supervised(terminal.draw(self.view.status), "bars of copies")
+        background += [
+            supervised(self._announce_readiness(), "readiness", self._part_crashed),
+            supervised(
+                notifier.run(lambda: self.children.listening > 0), "systemd", self._part_crashed
+            ),
+            supervised(self.view.certificates.run(), "expiry of certificates"),
+            supervised(lag.run(), "lag of the last hour"),
+            supervised(terminal.draw(self.view.status), "bars of copies"),
+        ]
         await self._stopping.wait()
         self.view.draining = True
         notifier.stopping()
         await self._stop()
-        watching.cancel()
-        announcing.cancel()
-        bars.cancel()
-        lagging.cancel()
-        expiry.cancel()
-        notifying.cancel()
+        for task in background:
+            task.cancel()
         await web.stop()
         return self._exit_code
 
@@ -370,10 +368,9 @@ class _Server:
         return any(r.qualified == name and r.shown for r in self.store.tables.values())
 
     def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_signalled)
+            self._loop.add_signal_handler(number, self._signalled, number)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload_signalled)
 
     def _change_http(self, settings: HttpSettings) -> None:
         if self._web is not None:
@@ -400,11 +397,6 @@ class _Server:
         log.info("signal received", signal=number.name)
         self._stopping.set()
 
-    @staticmethod
-    def _from_thread(call: Callable[[], None]) -> Callable[[], None]:
-        loop = asyncio.get_running_loop()
-
-        def in_the_loop() -> None:
-            loop.call_soon_threadsafe(call)
-
-        return in_the_loop
+    def _ingest_ended(self) -> None:
+        """Stop the server; called in the ingest's thread."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
