@@ -123,12 +123,11 @@ def _fragment(value: struct_pb2.Value, *, integer: bool) -> bytes:
 
 def number_text(number: float) -> bytes:
     """A double as PostgreSQL prints it: shortest digits, an exponent from 1e15 on."""
+    text = repr(number)
     if 1e15 <= abs(number) < 1e16:
-        digits = str(int(number))
-        sign, digits = ("-", digits[1:]) if number < 0 else ("", digits)
+        sign, digits = "-" if number < 0 else "", text.lstrip("-").replace(".", "")
         rest = digits[1:].rstrip("0")
         return f"{sign}{digits[0]}{'.' + rest if rest else ''}e+15".encode()
-    text = repr(number)
     return text.removesuffix(".0").encode()
 
 

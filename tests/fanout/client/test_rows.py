@@ -78,6 +78,7 @@ def test_same_as_the_standard_library(row: dict[str, object]) -> None:
         (-0.0, b"-0"),
         (5.0, b"5"),
         (1234567890123456.0, b"1.234567890123456e+15"),
+        (-1000000000000000.5, b"-1.0000000000000005e+15"),
     ],
 )
 def test_doubles_print_as_postgresql_does(number: float, text: bytes) -> None:
