@@ -70,7 +70,11 @@ class BaseRows:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = [
-            (column.name, orjson.dumps(column.name) + b":", column.type in _INTEGERS)
+            (
+                column.name,
+                orjson.dumps(column.name) + b":",
+                column.type.removeprefix("_") in _INTEGERS,
+            )
             for column in columns
         ]
         self._key_names = [column.name for column in key_columns(columns)]
@@ -102,7 +106,8 @@ def _fragment(value: struct_pb2.Value, *, integer: bool) -> bytes:
     if kind == "number_value":
         if not isfinite(value.number_value):
             raise BadLine(f"the number {value.number_value} isn't JSON")
-        return number_text(value.number_value)
+        is_whole = integer and value.number_value.is_integer()
+        return b"%d" % int(value.number_value) if is_whole else number_text(value.number_value)
     if kind == "bool_value":
         return b"true" if value.bool_value else b"false"
     if kind == "struct_value":

@@ -111,6 +111,16 @@ def test_without_a_key_the_line_identifies_the_row() -> None:
     assert BaseRows([Column("a", "int4")]).key_and_line(message.row) == (b'{"a":1}', b'{"a":1}')
 
 
+def test_integers_of_base_rows_have_no_exponent() -> None:
+    """Struct carries those up to 2^53 as doubles: microseconds since 1970 are among them."""
+    columns = [Column("a", "int8", ordinal=1, key_ordinal=1), Column("b", "_int8", ordinal=2)]
+    message = wire.SnapshotRow()
+    message.row.update({"a": 1764188752000000, "b": [-1764188752000000, "9007199254740993"]})
+    key, line = BaseRows(columns).key_and_line(message.row)
+    assert key == b"[1764188752000000]"
+    assert line == b'{"a":1764188752000000,"b":[-1764188752000000,9007199254740993]}'
+
+
 @pytest.mark.parametrize("text", ["\u0663", "007", "-"])
 def test_text_that_is_no_number_in_json_stays_a_string(text: str) -> None:
     message = wire.SnapshotRow()
