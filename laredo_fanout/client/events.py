@@ -15,23 +15,7 @@ from google.protobuf import struct_pb2
 from laredo_fanout.client.errors import BadField
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.column import Column
-from laredo_model.line import Action
 from laredo_model.position import Ancestor, History, Lineage, Position
-
-__all__ = [
-    "Action",
-    "Changes",
-    "Event",
-    "GoAway",
-    "Handshake",
-    "Heartbeat",
-    "Mode",
-    "SchemaChange",
-    "SnapshotBegin",
-    "SnapshotEnd",
-    "SnapshotRows",
-    "TransactionPart",
-]
 
 
 class Mode(IntEnum):
