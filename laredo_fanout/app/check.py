@@ -59,9 +59,8 @@ def upstream_findings(config: Config, configured: Upstream) -> Iterator[ServerFi
             found = asyncio.run(path_.ask(chosen, table.name, known))
             path_.check(found, chosen, known)
         except (SourceError, ClientError) as error:
-            detail = " ".join(str(error).split())
             cure = "start the upstream with this table, or correct server, token and tls"
-            yield ServerFinding(f"{key}, {table.name}", Verdict.MISSING, detail, cure)
+            yield ServerFinding(f"{key}, {table.name}", Verdict.MISSING, one_line(error), cure)
         else:
             way = " -> ".join(hop.address for hop in found.hops)
             yield ServerFinding(f"{key}, {table.name}", Verdict.RIGHT, f"{way} -> PostgreSQL")
@@ -81,7 +80,7 @@ def standby_findings(config: Config) -> Iterator[ServerFinding]:
             role = asyncio.run(peers.role_of(peer, known))
         except SourceError as error:
             cure = "start it, or correct peers, tls and token; all servers have the same token"
-            yield ServerFinding(key, Verdict.WARNING, " ".join(str(error).split()), cure)
+            yield ServerFinding(key, Verdict.WARNING, one_line(error), cure)
             continue
         what = f"holds the slot, term {role.term}" if role.holder else "is a standby"
         who = "this server " if role.server_id == known else ""

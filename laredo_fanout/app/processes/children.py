@@ -380,18 +380,17 @@ async def reserve(host: str, port: int, key: str) -> socket.socket:
     :param key: the configuration path, for the message.
     :raises ListenAddressTaken: if another process listens there.
     """
-    deadline = asyncio.get_running_loop().time() + _PATIENCE
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _PATIENCE
     while True:
         try:
-            family, _, _, _, address = (
-                await asyncio.get_running_loop().getaddrinfo(
-                    host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-                )
-            )[0]
+            found = await loop.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, _, _, _, address = found[0]
             return _bound(family, address)
         except OSError as taken:
-            late = asyncio.get_running_loop().time() >= deadline
-            if late or taken.errno != errno.EADDRINUSE:
+            if loop.time() >= deadline or taken.errno != errno.EADDRINUSE:
                 raise ListenAddressTaken(host, port, key, taken) from taken
             await asyncio.sleep(0.05)
 

@@ -330,11 +330,11 @@ class Translator:
         if kind is None:
             return
         if not self._handshaken and kind != "handshake":
-            raise ProtocolViolation(self._server, f"sent {kind} before the handshake")
+            raise self._violation(f"sent {kind} before the handshake")
         try:
             yield from self._by_kind[kind](getattr(message, kind))
         except ModelError as wrong:
-            raise ProtocolViolation(self._server, f"in {kind}: {wrong}") from wrong
+            raise self._violation(f"in {kind}: {wrong}") from wrong
 
     def _snapshot_batch(self, batch: wire.SnapshotBatch) -> Iterator[Event | None]:
         self._within_snapshot("rows")
@@ -408,9 +408,9 @@ class Translator:
 
     def _handshake(self, sent: wire.SyncHandshake) -> Iterable[Event]:
         if self._handshaken:
-            raise ProtocolViolation(self._server, "sent a second handshake")
+            raise self._violation("sent a second handshake")
         if sent.mode not in _MODES:
-            raise ProtocolViolation(self._server, f"offers sync mode {sent.mode}, unknown here")
+            raise self._violation(f"offers sync mode {sent.mode}, unknown here")
         mode = Mode(sent.mode)
         self._handshaken = True
         self._batches = BATCH_CAPABILITY in sent.capabilities
@@ -494,9 +494,7 @@ class Translator:
 
     def _journal_entry(self, entry: wire.ReplicationJournalEntry) -> Iterable[Event]:
         if entry.action not in _ACTIONS:
-            raise ProtocolViolation(
-                self._server, f"entry {entry.sequence} has the action {entry.action!r}"
-            )
+            raise self._violation(f"entry {entry.sequence} has the action {entry.action!r}")
         self._between_snapshots()
         action = _ACTIONS[entry.action]
         position = checked_position(entry.source_position) or position_.ZERO
