@@ -419,7 +419,7 @@ def _loss(source: SourceOptions, lost: str, found: Slot | None) -> ServerFinding
     if found is not None and is_invalid:
         cure = f"SELECT pg_drop_replication_slot('{found.name}');"
         return ServerFinding("slot", Verdict.MISSING, lost, cure)
-    detail = f"{lost}: it is made again, and every table is copied again"
+    detail = f"{lost}: the slot is created again, and every table copied again"
     return ServerFinding("slot", Verdict.WARNING, detail)
 
 
@@ -429,7 +429,7 @@ def _to_be_made(connection: Connection, name: str) -> ServerFinding:
     ).fetchone()
     used, most = row or (0, 0)
     if used < most:
-        return ServerFinding("slot", Verdict.RIGHT, f"{name} will be made ({most - used} free)")
+        return ServerFinding("slot", Verdict.RIGHT, f"{name} will be created ({most - used} free)")
     detail = f"slot {name} doesn't exist, and all {most} slots are taken"
     cure = "drop one that isn't needed, or raise max_replication_slots and restart"
     return ServerFinding("slot", Verdict.MISSING, detail, cure)
@@ -485,8 +485,8 @@ def _limits(connection: Connection, found: slot.Slot | None) -> Iterator[ServerF
         yield ServerFinding(
             "slot",
             Verdict.WARNING,
-            f"{found.name} was made without failover: a promoted standby won't have it, and every"
-            " table is copied again then",
+            f"{found.name} was created without failover: a promoted standby won't have it, and"
+            " every table is copied again then",
             "stop this server, then over a replication connection:"
             f" ALTER_REPLICATION_SLOT {found.name}"
             " (FAILOVER true)",

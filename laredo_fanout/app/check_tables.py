@@ -250,7 +250,7 @@ def _no_publication(
         return
     foreign = [t.qualified for t in publishable if not _truth(connection, _OWNERSHIP, t.oid)]
     if not _truth(connection, _MAY_CREATE):
-        detail = f"{chosen.name} doesn't exist, and role {connection.info.user} may not make it"
+        detail = f"{chosen.name} doesn't exist, and role {connection.info.user} may not create it"
         grant = (
             f"GRANT CREATE ON DATABASE {identifier(connection.info.dbname)}"
             f" TO {identifier(connection.info.user)};"
@@ -266,7 +266,7 @@ def _no_publication(
         )
         yield ServerFinding("publication", Verdict.MISSING, detail, f"an owner runs: {statement}")
     else:
-        yield ServerFinding("publication", Verdict.RIGHT, f"{chosen.name} will be made")
+        yield ServerFinding("publication", Verdict.RIGHT, f"{chosen.name} will be created")
 
 
 def _not_published(
@@ -299,13 +299,13 @@ def role_findings(
 ) -> Iterator[ServerFinding]:
     """Check whether the role may do more than it needs; the cure makes a role that may not."""
     role, *powers = connection.execute(_ROLE).fetchone() or ("?", False, False, False)
-    words = ("a superuser", "may make roles", "may make databases")
+    words = ("is a superuser", "may create roles", "may create databases")
     excess = [word for word, power in zip(words, powers, strict=True) if power]
     if not excess:
-        yield ServerFinding("role", Verdict.RIGHT, f"{role}: no superuser")
+        yield ServerFinding("role", Verdict.RIGHT, f"{role}: not a superuser")
         return
     detail = (
-        f"{role} is {' and '.join(excess)}: anyone with access to this server's connection has"
+        f"{role} {' and '.join(excess)}: anyone with access to this server's connection has"
         " these rights, and so has a function of a table's owner that a SELECT runs"
     )
     statements = " ".join(_statements(connection, config, source))

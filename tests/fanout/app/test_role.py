@@ -43,7 +43,7 @@ def test_a_server_runs_as_the_role_that_check_makes(
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user="laredo")
     code, found = check(tmp_path, dsn, tables)
     assert (code, missing(found)) == (0, set())
-    assert found["role"]["detail"] == "laredo: no superuser"
+    assert found["role"]["detail"] == "laredo: not a superuser"
     server = fanout(tmp_path / "server", dsn, tables)
     with started(server):
         with database.connect() as owner:

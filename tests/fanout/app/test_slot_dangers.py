@@ -227,7 +227,7 @@ def test_check_says_what_may_become_of_the_slot(clusters: Clusters, tmp_path: Pa
     assert "a server that is down for 3,600 s loses its slot" in shown
     assert "ALTER SYSTEM SET idle_replication_slot_timeout = '2d'" in shown
     assert "ALTER SYSTEM SET wal_sender_timeout = '60s'" in shown
-    assert "s was made without failover: a promoted standby won't have it" in shown
+    assert "s was created without failover: a promoted standby won't have it" in shown
     assert "ALTER_REPLICATION_SLOT s (FAILOVER true)" in shown
     assert "-1: WAL is kept without limit while this server is down" in shown
 
