@@ -320,6 +320,9 @@ def watch_recopy(server: RunningServer, table: str, before: dict[str, Any] | Non
     with LiveView("copies") as view:
         while True:
             status = server.status()
+            if table not in status["tables"]:
+                text = f"{table}: the server doesn't follow this table any more"
+                return RecopyOutcome(printable(text), failed=True)
             shown = status["tables"][table]["recopy"] or {"active": False, "last": None}
             last = shown["last"]
             if last is not None and last != before:

@@ -127,3 +127,14 @@ def test_what_is_not_known_is_not_said() -> None:
 
 def test_nothing_is_shown_where_nothing_is_copied() -> None:
     assert _shown(t={"copy": None, "recopy": {"active": False, "progress": None}}).strip() == ""
+
+
+class _Without(terminal.RunningServer):
+    def status(self) -> dict[str, Any]:
+        return STATUS
+
+
+def test_a_watched_recopy_ends_when_the_server_follows_the_table_no_more() -> None:
+    ended = terminal.watch_recopy(_Without("http://nowhere", None), "public.gone", None)
+    assert ended.failed
+    assert ended.text == "public.gone: the server doesn't follow this table any more"
