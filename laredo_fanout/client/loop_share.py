@@ -32,12 +32,6 @@ class LoopShare:
             share = _shares[loop] = cls()
         return share
 
-    @property
-    def is_used(self) -> bool:
-        """True if the slice is over."""
-        self.note_work()
-        return perf_counter() - (self._since or 0) > _SLICE_S
-
     def note_work(self) -> None:
         """Begin the slice, unless a client has begun it in this turn of the loop."""
         if self._since is None:
@@ -45,14 +39,13 @@ class LoopShare:
 
     async def pause_if_used(self) -> None:
         """Let other tasks run if the slice is over; one client a turn goes on, in order."""
-        if self.is_used:
+        if self._used() > _SLICE_S:
             await self.pause()
 
     async def pause_before(self, share: float) -> None:
         """Let other tasks run if the next work, about ``share`` of a slice, doesn't fit into this
         slice; not if little of the slice is used."""
-        self.note_work()
-        used = perf_counter() - (self._since or 0)
+        used = self._used()
         if used > _SLICE_S * _LITTLE and used > _SLICE_S * (1 - share):
             await self.pause()
 
@@ -66,6 +59,11 @@ class LoopShare:
             loop.call_soon(self._go_on, loop)
         await turn
         self._begin()
+
+    def _used(self) -> float:
+        """The seconds that are used of the slice; it begins now if it hasn't begun."""
+        self.note_work()
+        return perf_counter() - (self._since or 0)
 
     def _begin(self) -> None:
         since = self._since = perf_counter()

@@ -329,7 +329,7 @@ class Follower(Observer):
                 keys, lines = saved.keys[-_BLOCK:][::-1], saved.lines[-_BLOCK:][::-1]
                 del saved.keys[-_BLOCK:], saved.lines[-_BLOCK:]
                 await self._take(replica.add_rows(SnapshotRows(keys, lines)))
-            await self._show(replica.restored(saved.reached))
+            await self._show(replica.end_staging(saved.reached))
         # The file may lack a column that an index needs now, or break one that is unique now.
         except (BadField, NotUnique) as error:
             self._log.warning("local snapshot not used", reason=str(error))

@@ -153,13 +153,6 @@ class Replica:
         self._next_columns = tuple(columns)
         self.begin_snapshot()
 
-    def restored(self, reached: ReplicaPosition) -> ReplicaSnapshot:
-        """End the staging of a local snapshot's rows; for :meth:`show`.
-
-        :raises NotUnique: as :meth:`end_snapshot`.
-        """
-        return self._end_staging(reached)
-
     def begin_stream(self, handshake: Handshake) -> Iterator[None]:
         """Begin a stream: a staged snapshot and an open transaction are sent again.
 
@@ -226,12 +219,19 @@ class Replica:
             yield
 
     def end_snapshot(self, event: SnapshotEnd) -> ReplicaSnapshot:
+        """End the staging of a server's snapshot, as :meth:`end_staging`."""
+        reached = ReplicaPosition(event.position, self._next_history, event.sequence)
+        return self.end_staging(reached)
+
+    def end_staging(self, reached: ReplicaPosition) -> ReplicaSnapshot:
         """End the staging; returns the whole snapshot, for :meth:`show`.
 
         :raises NotUnique: if two rows have the same values in an index that is unique by ``error``.
         """
-        reached = ReplicaPosition(event.position, self._next_history, event.sequence)
-        return self._end_staging(reached)
+        rows, indexes = self._staged or (RowMap(), self._indexes.for_columns(self._next_columns))
+        self._judge(indexes, rows)
+        self._staged = None
+        return ReplicaSnapshot(rows, self._next_columns, indexes, reached)
 
     def show(self, snapshot: ReplicaSnapshot) -> Iterator[Difference]:
         """Replace the rows by the snapshot's; the differences are computed as they are iterated,
@@ -279,12 +279,6 @@ class Replica:
         while self._discarded:
             self._discarded.pop().clear()
             yield
-
-    def _end_staging(self, reached: ReplicaPosition) -> ReplicaSnapshot:
-        rows, indexes = self._staged or (RowMap(), self._indexes.for_columns(self._next_columns))
-        self._judge(indexes, rows)
-        self._staged = None
-        return ReplicaSnapshot(rows, self._next_columns, indexes, reached)
 
     def _drop_staged(self) -> None:
         if self._staged is not None:
