@@ -197,6 +197,8 @@ class _Server:
             discovery=self.discovery,
             change_http=self._change_http,
         )
+        self._shown_in: object = None
+        self._shown: frozenset[str] = frozenset()
         self._web: HttpServer | None = None
         self._reloading: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -365,7 +367,12 @@ class _Server:
         self._stopping.set()
 
     def _is_shown(self, name: str) -> bool:
-        return any(r.qualified == name and r.shown for r in self.store.tables.values())
+        tables = self.store.tables
+        # Each commit brings another dict; every table's schedule asks five times a second.
+        if tables is not self._shown_in:
+            self._shown_in = tables
+            self._shown = frozenset(each.qualified for each in tables.values() if each.shown)
+        return name in self._shown
 
     def _catch_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
