@@ -232,6 +232,7 @@ class RelaySession:
         self._committed = asyncio.Event()
         self._commit_waits = False
         self._committed_at = self._wrote_at = 0.0
+        self._follows = False
         self.moved_to: SourceIdentity | None = None
         """The history that this session ended for."""
 
@@ -253,6 +254,7 @@ class RelaySession:
         try:
             await self._ask_path()
             self._forget_leftovers()
+            self._follows = True
             async with asyncio.TaskGroup() as tasks:
                 for stream in self.streams.values():
                     tasks.create_task(stream.run())
@@ -272,10 +274,17 @@ class RelaySession:
             self._commit_if_whole()
             raise
         finally:
+            self._follows = False
             self._batch.abandon()
 
     def repair(self, found: Damage, counters: Counters) -> None:
-        """Have damaged rows sent again, or drop the damaged part of a journal."""
+        """Have damaged rows sent again, or drop the damaged part of a journal.
+
+        Before and after :meth:`run` follows the tables nothing would commit or abandon a batch: it
+        would block the store's next transaction.
+        """
+        if not self._follows:
+            return
         record = self._records().get(found.table_id)
         if record is None or not record.shown:
             return

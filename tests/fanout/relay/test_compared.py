@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from laredo_fanout.batch.status import Counters
 from laredo_fanout.client.events import Changes, Handshake, Mode
 from laredo_fanout.client.stream.endpoint import Endpoint
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
+from laredo_fanout.relay.path import RelayCounters, RelayOptions
+from laredo_fanout.relay.session import RelaySession
+from laredo_fanout.source_options import SourceTableOptions
 from laredo_fanout.store.environment import SourceIdentity
+from laredo_fanout.store.errors import Damage
 from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.column import Column
@@ -295,3 +300,24 @@ async def test_a_transaction_larger_than_a_message_is_one_there_too(tmp_path: Pa
         assert len(client.rows) == 5000
         assert set(client.seen) >= {giant}
         assert all(len(seen) in (1, 5000) for seen in client.seen.values())
+
+
+def test_damage_reported_between_two_sessions_leaves_the_store_usable(tmp_path: Path) -> None:
+    with Store.open(tmp_path, max_size=1 << 30) as store:
+        with store.transaction() as txn:
+            table_id = txn.add_table("public", "users", 0, COLUMNS).id
+            txn.publish(table_id, 0x10, 0)
+        counters = Counters()
+        ended = RelaySession(
+            RelayOptions("127.0.0.1:1", "relay"),
+            [SourceTableOptions("public", "users")],
+            store,
+            on_commit=lambda _: None,
+            prune=lambda: None,
+            counters=counters,
+            relay_counters=RelayCounters(),
+            found_path=lambda _: None,
+        )
+        ended.repair(Damage(table_id, "a row", space=store.tables[table_id].space), counters)
+        with store.transaction() as txn:
+            assert not txn.tables[table_id].damage
