@@ -181,18 +181,20 @@ class RelayIngest:
     ) -> int:
         """Wait before the next session, if need be; returns how many failed in a row."""
         if isinstance(error, HistoryMoved) and session.moved_to is not None:
-            received_table.adopt(self._store, session.moved_to)
-            self._committed_nothing()
+            store = self._store
+            received_table.adopt(store, session.moved_to)
+            # Wakes the serving processes.
+            self._on_commit(CommitInfo(store.position, store.time_us, frozenset()))
             # One change of history is a failover; an upstream that changes it each time must wait.
             self._counters.reconnects += 1
-            await asyncio.sleep(_RETRY.delay(failures) if failures else 0)
+            await self._wait(_RETRY.delay(failures) if failures else 0)
             return failures + 1
         if isinstance(error, RowDamaged):
             self._note_damage(error)
             return failures
         if isinstance(error, BatchAbandoned):
             _log.info("streams restarted: one ended within a transaction")
-            await asyncio.sleep(_RETRY.delay(failures + 1))
+            await self._wait(_RETRY.delay(failures + 1))
             return failures + 1
         if not isinstance(error, SourceError):
             assert error is not None
@@ -200,11 +202,15 @@ class RelayIngest:
         failures = 1 if session.was_connected else failures + 1
         pause = _RETRY.delay(failures)
         self._failed(error, pause)
+        await self._wait(pause)
+        return failures
+
+    async def _wait(self, pause: float) -> None:
+        """Wait for the next session; :meth:`stop` and :meth:`change` end the pause."""
         self._running = asyncio.create_task(asyncio.sleep(pause))
         if self._stopping.is_set():
             self._running.cancel()
         await asyncio.wait({self._running})
-        return failures
 
     def _note_damage(self, error: RowDamaged) -> None:
         """Have the next session ask for a snapshot of the table, whose stored rows are damaged."""
@@ -240,10 +246,6 @@ class RelayIngest:
             self.delay_s = max(0.0, time.time() - info.time_us / 1e6)
         self._on_commit(info)
 
-    def _committed_nothing(self) -> None:
-        """Wake the serving processes: the history is another one."""
-        self._on_commit(CommitInfo(self._store.position, self._store.time_us, frozenset()))
-
     # ------------------------------------------------------------ status
 
     def relay_status(self) -> RelayStatus:
@@ -267,7 +269,7 @@ class RelayIngest:
         session, store = self._session, self._store
         streams = {} if session is None else session.streams
         connected = bool(streams) and all(stream.connected for stream in streams.values())
-        reached = max((s.writer.upstream_position for s in streams.values()), default=0)
+        reached = self.brought_to
         behind = store.time_us > 0 and (not connected or reached > store.position)
         error = None if self._error is None or connected else str(self._error)
         return IngestStatus(
