@@ -88,17 +88,17 @@ class DaemonThreads(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run it in one of the threads.
 
-        :raises RuntimeError: after `shutdown`.
+        :raises RuntimeError: after `shutdown`, or if the system starts no more threads.
         """
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"the threads {self._name!r} are shut down")
-            self._waiting += 1
-            if self._waiting > 0 and self._threads < self._limit:
-                self._threads += 1
-                name = f"{self._name}-{self._threads}"
+            if self._waiting >= 0 and self._threads < self._limit:
+                name = f"{self._name}-{self._threads + 1}"
                 threading.Thread(target=self._run, name=name, daemon=True).start()
+                self._threads += 1
+            self._waiting += 1
         self._work.put((future, lambda: fn(*args, **kwargs)))
         return future
 

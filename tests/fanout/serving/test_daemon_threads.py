@@ -52,6 +52,22 @@ def test_failures_and_cancelled_work() -> None:
         pool.submit(lambda: None)
 
 
+def test_a_thread_that_the_system_refuses_leaves_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = DaemonThreads(1, "test")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.submit(lambda: None)
+    assert pool.submit(lambda: "done").result(PATIENCE_S) == "done"
+    pool.shutdown()
+
+
 def test_a_thread_that_hangs_does_not_hold_the_process() -> None:
     program = (
         "import threading\n"
