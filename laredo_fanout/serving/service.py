@@ -6,9 +6,8 @@ It knows no transport: `endpoints.grpc` and `endpoints.connect` bring calls, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 
 import structlog
 
@@ -64,24 +63,6 @@ from laredo_model import position
 # GetReplicationStatus: the status call, a table's figures and its connected clients.
 
 _INT32_MAX = 2**31 - 1
-
-
-def parse_status(data: bytes) -> tuple[str | None, bool]:
-    """The table of a GetReplicationStatusRequest, and whether it is a relay's.
-
-    The table is None if the request asks for the tables that are served.
-
-    :raises BadRequest: it can't be decoded, or names no table.
-    """
-    asked = decode(wire.GetReplicationStatusRequest, data)
-    if TABLES in asked.capabilities and not asked.schema and not asked.table:
-        return None, False
-    return table_name(asked.schema, asked.table), RELAY in asked.capabilities
-
-
-def tables_response(tables: Iterable[str]) -> bytes:
-    """The answer to a request for the tables that are served."""
-    return wire.GetReplicationStatusResponse(tables=sorted(tables)).SerializeToString()
 
 
 def server_path(reader: StoreReader, delay_us: int) -> list[wire.ServerHop]:
@@ -222,7 +203,8 @@ class ReplicationService:
             if asked.standby:
                 self._check_peer(call.caller)
             call.caller.client_id = asked.client_id
-            tail = self._served(call, asked.table)
+            tail = self._served(call.caller, asked.table)
+            call.table = asked.table
             # Parsed only now: a caller who may not read costs nothing more.
             conditions = await slices.run(read_conditions(filters)) if filters else None
             del filters
@@ -252,13 +234,17 @@ class ReplicationService:
         async def serve(call: Call) -> None:
             snapshot_id = parse_fetch(request)
             call.caller.client_id = FETCHING
-            self._allowed(call, table_of(snapshot_id))
-            self._snapshots.check(snapshot_id)
+            table = table_of(snapshot_id)
+            self._authorize(call.caller, table)
+            call.table = table
+            # A reload may put another one in its place.
+            snapshots = self._snapshots
+            snapshots.check(snapshot_id)
             lease = await self._register(call, batch=False, filtered=False)
             lease.update(sequence=0, depth=0, state="snapshot")
             guard = StallGuard(call, self._shared.listener.stall_timeout_s, lambda: False)
             try:
-                messages = self._snapshots.fetch(snapshot_id, self._shared.structs)
+                messages = snapshots.fetch(snapshot_id, self._shared.structs)
                 async with aclosing(messages):
                     async for some in messages:
                         size = 0
@@ -317,9 +303,9 @@ class ReplicationService:
         :raises Refused: the call ends with this.
         """
         try:
-            call = self._single(caller)
+            self.authenticate(caller)
             table, limit = parse_list(request)
-            self._served(call, table)
+            self._served(caller, table)
             infos = await self._snapshots.infos(table, limit)
         except Refused as refused:
             _log_refused(refused, caller)
@@ -333,15 +319,16 @@ class ReplicationService:
         :raises Refused: the call ends with this.
         """
         try:
-            call = self._single(caller)
+            self.authenticate(caller)
             asked = decode(wire.GetReplicationStatusRequest, request)
             if STANDBY in asked.capabilities and not asked.table:
                 self._check_peer(caller)
                 return await self._role(asked.standby, take_over=asked.take_over)
-            table, is_relay = parse_status(request)
-            if table is None:
-                return tables_response(filter(partial(self._may_read, caller), self._tables))
-            self._served(call, table)
+            if TABLES in asked.capabilities and not asked.schema and not asked.table:
+                tables = sorted(name for name in self._tables if self._may_read(caller, name))
+                return wire.GetReplicationStatusResponse(tables=tables).SerializeToString()
+            table = table_name(asked.schema, asked.table)
+            self._served(caller, table)
         except Refused as refused:
             _log_refused(refused, caller)
             raise
@@ -352,7 +339,9 @@ class ReplicationService:
         clients = await self._registry.clients(table)
         newest = await self._snapshots.infos(table, 1)
         latest = info_message(newest[0]) if newest else None
-        path = server_path(self._shared.reader, self._tails.delay_us) if is_relay else []
+        path: Sequence[wire.ServerHop] = ()
+        if RELAY in asked.capabilities:
+            path = server_path(self._shared.reader, self._tails.delay_us)
         return await slices.run(status_response(view, clients, latest, path))
 
     def _check_peer(self, caller: Caller) -> None:
@@ -387,29 +376,14 @@ class ReplicationService:
             raise Draining("the server is draining: connect elsewhere")
         self.authenticate(caller)
 
-    def _single(self, caller: Caller) -> Call:
-        """Check the caller of a call with one answer, before anything of its request is decoded.
-
-        :raises NoToken: the caller has no token that is known.
-        """
-        self.authenticate(caller)
-        return Call(caller)
-
-    def _allowed(self, call: Call, table: str) -> None:
-        """Check that the caller may read the table.
+    def _served(self, caller: Caller, table: str) -> Tail:
+        """The table's tail, if the caller may read it and it is configured.
 
         :raises NoToken: the token isn't known.
         :raises TokenForbids: it is not for this table.
+        :raises NotServed: the table isn't; only callers who are let in see this.
         """
-        self._authorize(call.caller, table)
-        call.table = table
-
-    def _served(self, call: Call, table: str) -> Tail:
-        """The table's tail, if the caller may read it and it is configured.
-
-        :raises NotServed: it isn't; only callers who are let in see this.
-        """
-        self._allowed(call, table)
+        self._authorize(caller, table)
         tail = self._tails.get(table)
         if tail is None:
             raise self._not_served(table)
@@ -428,7 +402,11 @@ class ReplicationService:
             self._tokens.known(caller.authorization)
 
     def _authorize(self, caller: Caller, table: str) -> None:
-        """Check the token; an empty table is that of a call whose request isn't read yet."""
+        """Check the token; an empty table is that of a call whose request isn't read yet.
+
+        :raises NoToken: the token isn't known.
+        :raises TokenForbids: it is not for this table.
+        """
         if self._tokens is None:
             return
         if table:
