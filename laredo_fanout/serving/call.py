@@ -67,6 +67,9 @@ class Caller:
         if kind not in ("ipv4", "ipv6"):
             return kind
         address = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
+        if isinstance(address, ipaddress.IPv6Address):
+            # Of an IPv4 client, on a port for both (::); all of them are in one network.
+            address = address.ipv4_mapped or address
         if address.version == 6 and not address.is_loopback:
             return str(ipaddress.ip_network((address, _SHARED_PREFIX_V6), strict=False))
         return str(address)

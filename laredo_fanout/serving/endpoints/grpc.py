@@ -169,7 +169,9 @@ class _PartialCall:
 
     def end(self, why: EndReason) -> None:
         """Stop waiting for the request."""
-        self._patience.reschedule(0)
+        # In the turn in which the time is over, the call is still counted.
+        if not self._patience.expired():
+            self._patience.reschedule(0)
 
 
 class _GrpcExchange:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from laredo_fanout.serving.call import BadTokensFile, Tokens
+from laredo_fanout.serving.call import BadTokensFile, Tokens, caller_from
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ListenerOptions, TlsFiles
 from laredo_fanout.serving.service import SERVICE
@@ -57,6 +57,21 @@ async def test_a_table_that_is_not_configured_or_not_ready_and_bytes_that_are_no
         code, _ = await Stream(raw(b"\xff\xff\xff")).ends()
         assert code is Code.INVALID_ARGUMENT
         assert not world.registry.leases
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "is_local"),
+    [
+        ("192.0.2.7", "192.0.2.7", False),
+        ("::ffff:192.0.2.7", "192.0.2.7", False),
+        ("::ffff:127.0.0.1", "127.0.0.1", True),
+        ("2001:db8::7", "2001:db8::/64", False),
+        ("::1", "::1", True),
+    ],
+)
+def test_a_caller_counts_by_its_host(address: str, host: str, is_local: bool) -> None:
+    caller = caller_from((address, 50_000), "", None)
+    assert (caller.host, caller.is_local) == (host, is_local)
 
 
 async def test_max_clients_counts_open_sessions(tmp_path: Path) -> None:
