@@ -30,7 +30,8 @@ class PublicationOptions:
     def appends(self) -> PublicationOptions:
         """The publication of the tables that are configured as append-only."""
         # An identifier has 63 bytes at most; PostgreSQL would cut the end off.
-        name = self.append_only_name or f"{self.name[:56]}_append"
+        begun = self.name.encode()[:56].decode(errors="ignore")
+        name = self.append_only_name or f"{begun}_append"
         return replace(self, name=name, append_only=True)
 
 

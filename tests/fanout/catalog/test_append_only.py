@@ -14,6 +14,7 @@ from laredo_fanout.decode.row_scan import IGNORED, Route
 from laredo_fanout.decode.stream_decoder import StreamDecoder, StreamRelations
 from laredo_fanout.pg_catalog import requirements
 from laredo_fanout.postgres.pgoutput import Relation
+from laredo_fanout.source_options import PublicationOptions
 from laredo_fanout.store.table import Status
 from tests.support.drawn import examples
 from tests.support.ingest import Gate, Start
@@ -24,6 +25,11 @@ _LOG = (
     "INSERT INTO log SELECT g % 7, 'w' || g % 5 FROM generate_series(1, 500) g",
     "INSERT INTO log VALUES (NULL, NULL), (NULL, NULL)",
 )
+
+
+def test_the_publication_s_name_has_as_many_bytes_as_an_identifier_may_have() -> None:
+    assert PublicationOptions("ü" * 31).appends.name == "ü" * 28 + "_append"
+    assert PublicationOptions("p" * 63).appends.name == "p" * 56 + "_append"
 
 
 def test_taken_out_and_put_back_it_is_copied_again(database: Database, live: Start) -> None:
