@@ -190,10 +190,10 @@ class SnapshotDirectory:
         self.path = path
         self._logged: set[tuple[str, str]] = set()
 
-    def snapshots(self, limit: int | None = None) -> list[SnapshotInfo]:
+    def snapshots(self) -> list[SnapshotInfo]:
         """The whole snapshots, newest first; damaged ones are logged once and left out."""
         found, _ = self.read_all()
-        return found[:limit] if limit else found
+        return found
 
     def read_all(self) -> tuple[list[SnapshotInfo], list[Path]]:
         """The whole snapshots, newest first, and the infos of damaged ones, which are logged."""
@@ -211,7 +211,7 @@ class SnapshotDirectory:
 
     def newest(self) -> SnapshotInfo | None:
         """The newest whole snapshot."""
-        return next(iter(self.snapshots(1)), None)
+        return next(iter(self.snapshots()), None)
 
     def find(self, snapshot_id: str) -> SnapshotInfo:
         """The snapshot with this id.
@@ -446,8 +446,7 @@ def _write_rows(rows: Snapshot, history: str, files: SnapshotDirectory) -> Snaps
 
 def _write_info(made: SnapshotInfo, files: SnapshotDirectory) -> None:
     """Write the info, which makes the snapshot complete."""
-    name = file_name(made.position, made.sequence)
-    with _atomic(files.path / (name + INFO)) as file:
+    with _atomic(files.info_file(made)) as file:
         file.write(made.to_bytes())
 
 

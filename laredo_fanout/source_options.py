@@ -43,7 +43,8 @@ class CopyOptions:
     workers: int = 2
     #: About the size of a key range.
     range_bytes: int = 64 << 20
-    #: Most rows a second, over all tables; None: no limit.
+    #: Most rows a second, over all tables; None: no limit. A range has about a second's share: it
+    #: is read at full speed, so that its lock and its snapshot are held briefly; a pause follows.
     max_rows_per_second: int | None = None
     #: About the most bytes of rows that are read and not yet written.
     max_memory: int = 64 << 20
@@ -54,12 +55,6 @@ class CopyOptions:
     def connections(self) -> int:
         """The most connections over all tables."""
         return self.workers if self.max_connections is None else self.max_connections
-
-    @property
-    def range_rows(self) -> int | None:
-        """Number of rows in a range: about a second's share of the limit. A range is read at full
-        speed, so that its lock and its snapshot are held briefly; a pause follows."""
-        return self.max_rows_per_second
 
 
 @dataclass(frozen=True)

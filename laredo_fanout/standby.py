@@ -226,8 +226,9 @@ class StandbyIngest:
                 return False
             if ingest.status().connected:
                 return False
-            higher = [each.role.term for each in self._holders()]
-            deposed.extend(term for term in higher if term > self._sharing.ownership.term)
+            found = peers_.others(self._peers, self._store.server_id)
+            terms = [each.role.term for each in found.roles if each.role.holder]
+            deposed.extend(term for term in terms if term > self._sharing.ownership.term)
             return bool(deposed)
 
         try:
@@ -267,10 +268,6 @@ class StandbyIngest:
 
     def _following(self, peer: RelayOptions) -> RelayIngest:
         return RelayIngest(peer, self._tables, self._store, self._on_commit, self._prune)
-
-    def _holders(self) -> list[PeerRole]:
-        found = peers_.others(self._peers, self._store.server_id)
-        return [each for each in found.roles if each.role.holder]
 
     def _newest_holder(self, found: Sequence[PeerRole]) -> PeerRole | None:
         least = self._sharing.ownership.term
@@ -511,10 +508,8 @@ class StandbyIngest:
             return current.change(current.options, tables)
         return current.change(options, tables)
 
-    @property
-    def reads_split_backlog(self) -> bool:
-        """False: the slot of several servers is read as one."""
-        return False
+    reads_split_backlog = False
+    """The slot of several servers is read as one."""
 
     def check_catalog_soon(self) -> None:
         """Have the catalog checked as soon as checks may be made; from any thread."""

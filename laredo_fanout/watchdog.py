@@ -47,11 +47,7 @@ log = structlog.get_logger("laredo_fanout.watchdog")
 # The child's side.
 
 
-def _runs() -> bool:
-    return True
-
-
-def beat(end: int, is_well: Callable[[], bool] = _runs) -> None:
+def beat(end: int, is_well: Callable[[], bool] = lambda: True) -> None:
     """Beat into ``end`` from a thread while ``is_well``; end the process when the main one does."""
     os.set_blocking(end, False)
     threading.Thread(target=_keep_beating, args=(end, is_well), name="beats", daemon=True).start()

@@ -343,7 +343,7 @@ class SideConnection:
             if splits is None:
                 limits = self._options.copy
                 splits = key_ranges.plan(
-                    connection, request.table, limits.range_bytes, limits.range_rows
+                    connection, request.table, limits.range_bytes, limits.max_rows_per_second
                 )
         except psycopg.errors.LockNotAvailable:
             self._schedule(1, partial(self._prepare, request, frozenset(), pause))

@@ -51,7 +51,8 @@ class RelayIngest:
         on_commit: OnCommit,
         prune: Callable[[], None] = lambda: None,
     ) -> None:
-        self._options = options
+        self.options = options
+        """The upstream, as it is followed."""
         self._tables = tuple(tables)
         self._change: PendingSourceChange[RelayOptions] = PendingSourceChange()
         self._store = store
@@ -93,11 +94,6 @@ class RelayIngest:
         return taken
 
     reads_split_backlog = False
-
-    @property
-    def options(self) -> RelayOptions:
-        """The upstream, as it is followed."""
-        return self._options
 
     def _end_session(self) -> None:
         loop, running = self._loop, self._running
@@ -152,9 +148,9 @@ class RelayIngest:
         while not self._stopping.is_set():
             change = self._change.take()
             if change is not None:
-                self._options, self._tables = change.options, change.tables
+                self.options, self._tables = change.options, change.tables
             self._session = session = RelaySession(
-                self._options,
+                self.options,
                 self._tables,
                 self._store,
                 on_commit=self._committed,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import grpc
 from google.protobuf.message import DecodeError
 
-from laredo_fanout.client.errors import StreamError, of_status
+from laredo_fanout.client.errors import of_status
 from laredo_fanout.client.stream.grpc_transport import STATUS_METHOD
 from laredo_fanout.client.stream.translate import STANDBY_CAPABILITY
 from laredo_fanout.relay.path import UpstreamUnavailable, with_cure
@@ -82,7 +82,7 @@ class Peer:
             )
             return wire.GetReplicationStatusResponse.FromString(answer).role
         except grpc.aio.AioRpcError as refused:
-            error: StreamError = of_status(self._options.server, refused.code(), refused.details())
+            error = of_status(self._options.server, refused.code(), refused.details())
             raise UpstreamUnavailable(with_cure(str(error), self._options)) from refused
         except DecodeError as wrong:
             raise UpstreamUnavailable(f"{self._options.server} sent no status") from wrong

@@ -271,7 +271,8 @@ class RelaySession:
             self._batch.abandon(error if isinstance(error, Exception) else None)
             raise error from several
         except asyncio.CancelledError:
-            self._commit_if_whole()
+            if self._is_whole:
+                self._commit()
             raise
         finally:
             self._follows = False
@@ -431,10 +432,6 @@ class RelaySession:
             for record in self._store.tables.values()
             if record.live and incarnations.get(record.qualified)
         }
-
-    def _commit_if_whole(self) -> None:
-        if self._batch.is_open and self._is_whole:
-            self._commit()
 
     def _commit(self) -> None:
         if not self._batch.is_open:

@@ -69,7 +69,7 @@ class NotReady(Refused):
 
 
 class Full(Refused):
-    """max_clients reached."""
+    """max_clients is reached, or one caller's share of it."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 

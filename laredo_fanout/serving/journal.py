@@ -23,6 +23,7 @@ from laredo_model.position import History
 # the same form get the same bytes; a session far behind reads the journal by itself, in pieces.
 
 READ_BYTES = 256 << 10
+"""About the most bytes of a journal that are read at a time."""
 
 
 class EncodedRecord(NamedTuple):
@@ -134,7 +135,6 @@ def _complete(record: Record) -> int | None:
 # every client. Sequences count changes, so the transactions are only counted, record by record and
 # once for all sessions, when there are more changes than the limit.
 
-_READ_BYTES = 256 << 10
 READS_A_TURN = 4
 """Records to count before others have their turn: about 5 ms."""
 _REMEMBERED = 20_000
@@ -189,7 +189,7 @@ class Backlog:
 
     def _count(self, after: int) -> bool:
         try:
-            records = self._reader.journal(self.table_id, after, _READ_BYTES, with_old=False)
+            records = self._reader.journal(self.table_id, after, READ_BYTES, with_old=False)
         except (JournalPruned, TableUnknown):
             return False
         while len(self._counted) > _REMEMBERED:

@@ -162,7 +162,7 @@ async def _drain(
 ) -> None:
     """Send GoAway to the clients, and wait until they have left or the grace is over."""
     deadline = time.time() + grace_s
-    going.begin("draining", int(deadline * 1000))
+    going.deadline_ms = int(deadline * 1000)
     log.info("drain started", clients=service.open_streams, grace_s=grace_s)
     for tail in tails:
         tail.notify_all()

@@ -52,21 +52,12 @@ class SentCounts:
         return taken
 
 
+@dataclass(slots=True)
 class Drain:
-    """The drain's deadline and reason.
+    """The drain of the server, in which new sessions are refused, and open ones asked to leave."""
 
-    `deadline_ms` is 0 until the server drains, then the Unix time in milliseconds by which clients
-    must leave.
-    """
-
-    def __init__(self) -> None:
-        self.deadline_ms = 0
-        self.reason = ""
-
-    def begin(self, reason: str, deadline_ms: int) -> None:
-        """Refuse new sessions from now on, and ask the open ones to leave."""
-        self.reason = reason
-        self.deadline_ms = deadline_ms
+    #: The Unix time in milliseconds by which clients must leave; 0: the server doesn't drain.
+    deadline_ms: int = 0
 
 
 def no_repair(found: Damage) -> None:

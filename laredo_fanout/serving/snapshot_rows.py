@@ -15,13 +15,11 @@ import structlog
 
 from laredo_fanout.serving.errors import NoRoomToSpool
 from laredo_fanout.store.errors import SpoolFailed
-from laredo_fanout.store.reader import StoreReader
+from laredo_fanout.store.reader import Batch, StoreReader
 from laredo_fanout.store.shared_spool import SharedSpools
 from laredo_service.files import make_private
 
 log = structlog.get_logger(__name__)
-
-Batch = tuple[list[bytes], list[bytes]]
 
 BATCH_BYTES = 256 << 10
 FIRST_BATCH_BYTES = 32 << 10

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 import h11
+import orjson
 import structlog
 
 from laredo_fanout.serving.call import Caller, caller_from
@@ -304,10 +305,9 @@ class CallConnection(asyncio.Protocol):
             self._respond(status, plain, f"{reason}\n".encode())
 
     def _respond_error(self, refused: Refused) -> None:
-        json = {"Content-Type": "application/json"}
-        self._respond(
-            connect_request.http_status(refused), json, connect_request.unary_error(refused)
-        )
+        body = orjson.dumps(connect_request.error_json(refused))
+        status = connect_request.http_status(refused)
+        self._respond(status, {"Content-Type": "application/json"}, body)
 
     def _respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self._send_head(status, {**headers, "Content-Length": str(len(body))})

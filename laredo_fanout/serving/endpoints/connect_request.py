@@ -70,11 +70,6 @@ def error_json(refused: Refused) -> dict[str, Any]:
     return {"code": name(refused), "message": str(refused)[:MAX_DETAILS]}
 
 
-def unary_error(refused: Refused) -> bytes:
-    """The body of a unary call that ends with this."""
-    return orjson.dumps(error_json(refused))
-
-
 # Envelopes: each message of a stream is preceded by a byte of flags and its length.
 #
 # https://connectrpc.com/docs/protocol#enveloped-message

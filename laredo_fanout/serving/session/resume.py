@@ -22,7 +22,6 @@ from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.errors import TableUnknown
 from laredo_fanout.store.reader import StoreReader, TableView
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model import position
 from laredo_model import position as position_
 from laredo_model.position import Position
 
@@ -257,8 +256,8 @@ async def caught_up_view(
         left = deadline - loop.time()
         if left <= 0:
             raise Behind(
-                f"behind: this server is at {position.text(view.position)}, the client at "
-                f"{position.text(asked.position or 0)} of the same history; "
+                f"behind: this server is at {position_.text(view.position)}, the client at "
+                f"{position_.text(asked.position or 0)} of the same history; "
                 "try again, or another server"
             )
         if shared.drain.deadline_ms:

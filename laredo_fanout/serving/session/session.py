@@ -377,7 +377,7 @@ class Session:
         drain = self._shared.drain
         if drain.deadline_ms and not self._sent_go_away:
             self._sent_go_away = True
-            await self._client.send(self._client.messages.go_away(drain.reason, drain.deadline_ms))
+            await self._client.send(self._client.messages.go_away("draining", drain.deadline_ms))
 
     def _current_view(self) -> TableView:
         """The table as it is now.

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.errors import PositionSuspect
 from laredo_fanout.serving.forms import Form
-from laredo_fanout.serving.journal import Tail
+from laredo_fanout.serving.journal import READ_BYTES, Tail
 from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.store import journal as journal_
 from laredo_fanout.store.journal import Record
@@ -80,9 +80,6 @@ class Heartbeats:
         self.due = True
         self.start()
         self._notify()
-
-
-READ_BYTES = 256 << 10
 
 
 class Part(NamedTuple):
