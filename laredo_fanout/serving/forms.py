@@ -235,11 +235,7 @@ class BaseForm:
 
     def rows(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> Sliced[list[bytes]]:
         """One SnapshotRow a row."""
-        encoder, messages = Encoder(self._structs), []
-        for line in lines:
-            row = encoder.encode(line) or (yield from encoder.encode_next(line))
-            messages.append(row_message(_SNAPSHOT_ROW, row))
-        return messages
+        return (yield from row_messages(Encoder(self._structs), _SNAPSHOT_ROW, lines))
 
     def changes(self, record: Record) -> Sliced[list[bytes]]:
         """One ReplicationJournalEntry a change."""
@@ -266,9 +262,15 @@ class BaseForm:
         return messages
 
 
-def row_message(response_tag: bytes, row: bytes) -> bytes:
-    """A response that holds a SnapshotRow, from the row's Struct."""
-    return delimited(response_tag, delimited(_ROW, row))
+def row_messages(
+    encoder: Encoder, response_tag: bytes, lines: Sequence[bytes]
+) -> Sliced[list[bytes]]:
+    """One response with a SnapshotRow a line."""
+    messages = []
+    for line in lines:
+        row = encoder.encode(line) or (yield from encoder.encode_next(line))
+        messages.append(delimited(response_tag, delimited(_ROW, row)))
+    return messages
 
 
 def _row_again(deleted_by: int, head: bytes, row: bytes) -> bytes:

@@ -9,9 +9,8 @@ from laredo_fanout import snapshots
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.call import check_snapshot_id, decode, table_name
 from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
-from laredo_fanout.serving.forms import row_message, timestamp
+from laredo_fanout.serving.forms import row_messages, timestamp
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.snapshots import (
     SnapshotDirectory,
@@ -101,21 +100,13 @@ class PeriodicSnapshots:
             encoder = Encoder(structs)
             with _Reading(directory.read(found)) as reading:
                 while lines := await reading.next():
-                    yield await slices.run(_row_messages(encoder, lines))
+                    yield await slices.run(row_messages(encoder, _ROW, lines))
             end = wire.SnapshotEnd(sequence=found.sequence, rows_sent=found.rows)
             yield [wire.FetchSnapshotResponse(end=end).SerializeToString()]
         except SnapshotUnknown as unknown:
             raise NotServed(str(unknown)) from unknown
         except SnapshotFileDamaged as damaged:
             raise SnapshotBroken(str(damaged)) from damaged
-
-
-def _row_messages(encoder: Encoder, lines: list[bytes]) -> Sliced[list[bytes]]:
-    messages = []
-    for line in lines:
-        row = encoder.encode(line) or (yield from encoder.encode_next(line))
-        messages.append(row_message(_ROW, row))
-    return messages
 
 
 class _Reading:

@@ -12,7 +12,7 @@ new incarnation of the table, or a journal that was pruned too far, begins with 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -20,7 +20,7 @@ from laredo_fanout.serving import slices
 from laredo_fanout.serving.call import Call, CheckedSyncRequest, Exchange, StallGuard
 from laredo_fanout.serving.errors import BufferDropped, HistoryChanged, NotServed
 from laredo_fanout.serving.filters import Conditions
-from laredo_fanout.serving.journal import Backlog, EncodedRecord, Tail
+from laredo_fanout.serving.journal import Backlog, Tail
 from laredo_fanout.serving.options import BufferPolicy, ServingTableOptions
 from laredo_fanout.serving.ports import Lease
 from laredo_fanout.serving.session import replay, resume
@@ -31,7 +31,6 @@ from laredo_fanout.serving.session.resume import caught_up_view
 from laredo_fanout.serving.session.snapshot_sender import SnapshotNeeded, SnapshotSender
 from laredo_fanout.serving.session.verified_position import (
     Heartbeats,
-    Part,
     SessionVerifiedPosition,
     SuspectRangeReader,
 )
@@ -110,7 +109,7 @@ class JournalSender:
             while records := await client.shared.recent.after(table.id, client.cursor, client.form):
                 await asyncio.sleep(0)
                 for record in records:
-                    await self._send_record(record)
+                    await self._send_record(record.messages, record.last_sequence, record.complete)
         except (JournalPruned, TableUnknown) as gone:
             log.info(
                 "former journal dropped before the client caught up",
@@ -128,7 +127,7 @@ class JournalSender:
         for record in records:
             if suspect_range is not None and record.last_sequence >= suspect_range.first:
                 break
-            await self._send_record(record)
+            await self._send_record(record.messages, record.last_sequence, record.complete)
         client.verified.sent(client.position)
         if client.verified.due(client.position):
             # Now, although more changes follow: under load they may never end.
@@ -136,16 +135,19 @@ class JournalSender:
         client.show("live" if self.live else "catching_up", max(view.sequence - client.cursor, 0))
         return bool(records)
 
-    async def _send_record(self, record: EncodedRecord) -> None:
+    async def _send_record(
+        self, messages: Sequence[bytes], last_sequence: int, complete: int | None
+    ) -> None:
+        """Send the messages of some entries, whose transactions are whole up to ``complete``."""
         client = self._client
-        await client.send_all(record.messages)
-        client.moved_to(record.last_sequence)
-        if record.messages and client.filter is None:
+        await client.send_all(messages)
+        client.moved_to(last_sequence)
+        if messages and client.filter is None:
             client.owes_end = False
-        if record.complete is not None:
-            client.position = record.complete
-            if record.messages:
-                client.heartbeats.has_position(record.complete)
+        if complete is not None:
+            client.position = complete
+            if messages:
+                client.heartbeats.has_position(complete)
 
     def _suspect_range_ahead(self, view: TableView) -> SuspectRange | None:
         """The next suspect range that must be sent as one transaction, if there is one."""
@@ -167,20 +169,11 @@ class JournalSender:
             self._suspect_ranges.parts(suspect_range, view, client.cursor, client.form)
         )
         for part in parts:
-            await self._send_part(part)
+            await self._send_record(*part)
         if client.position == suspect_range.end:
             client.verified.took(suspect_range.end)
         client.verified.sent(client.position)
         return bool(parts)
-
-    async def _send_part(self, part: Part) -> None:
-        client = self._client
-        await client.send_all(part.messages)
-        client.cursor = part.last_sequence
-        if part.ends_at is not None:
-            client.position = part.ends_at
-            if part.messages:
-                client.heartbeats.has_position(part.ends_at)
 
     def _reach_end(self, view: TableView) -> None:
         client = self._client

@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from laredo_fanout.serving import slices
 from laredo_fanout.serving.errors import PositionSuspect
 from laredo_fanout.serving.forms import Form
 from laredo_fanout.serving.journal import READ_BYTES, Tail
@@ -125,7 +124,10 @@ class SuspectRangeReader:
             raise repaired_since(view, suspect_range)
         self._within = suspect_range.end
         if suspect_range.last < suspect_range.first:
-            return [_nothing_of(suspect_range, cursor, form)]
+            # Of the range no entry is left: the transaction is empty.
+            empty = ChangeBatch(first_sequence=suspect_range.first)
+            messages = yield from form.changes(_in_one_transaction(empty, suspect_range))
+            return [Part(messages, cursor, suspect_range.end)]
         return (yield from self._of(suspect_range, view, cursor, form))
 
     def _before(
@@ -149,7 +151,9 @@ class SuspectRangeReader:
         for record in records:
             if record.last_sequence > suspect_range.last:
                 break
-            messages = yield from form.changes(_in_one_transaction(record, suspect_range))
+            batch = ChangeBatch.FromString(record.body)
+            within = _in_one_transaction(batch, suspect_range, record.old_body)
+            messages = yield from form.changes(within)
             ends_at = suspect_range.end if record.last_sequence == suspect_range.last else None
             found.append(Part(messages, record.last_sequence, ends_at))
             yield
@@ -165,34 +169,15 @@ def repaired_since(view: TableView, suspect_range: SuspectRange) -> PositionSusp
     )
 
 
-def _nothing_of(suspect_range: SuspectRange, cursor: int, form: Form) -> Part:
-    """The empty transaction for a range after ``cursor`` of which no entry is left."""
+def _in_one_transaction(
+    batch: ChangeBatch, suspect_range: SuspectRange, old_body: bytes = b""
+) -> Record:
+    """The record of these entries, within the range's one transaction."""
+    first_sequence = batch.first_sequence
+    last_sequence = first_sequence + len(batch.actions) - 1
+    goes_on = last_sequence < suspect_range.last
     body = ChangeBatch(
-        first_sequence=suspect_range.first,
-        counts=[0],
-        positions=[suspect_range.end],
-        times_us=[suspect_range.end_time_us],
-        since_position=suspect_range.start,
-    )
-    record = Record(
-        first_sequence=suspect_range.first,
-        last_sequence=suspect_range.last,
-        first_position=suspect_range.end,
-        last_position=suspect_range.end,
-        last_time_us=suspect_range.end_time_us,
-        open=False,
-        continues=False,
-        body=body.SerializeToString(),
-        old_body=b"",
-    )
-    return Part(slices.at_once(form.changes(record)), cursor, suspect_range.end)
-
-
-def _in_one_transaction(record: Record, suspect_range: SuspectRange) -> Record:
-    batch = ChangeBatch.FromString(record.body)
-    goes_on = record.last_sequence < suspect_range.last
-    body = ChangeBatch(
-        first_sequence=batch.first_sequence,
+        first_sequence=first_sequence,
         actions=batch.actions,
         counts=[len(batch.actions)],
         positions=[suspect_range.end],
@@ -203,15 +188,15 @@ def _in_one_transaction(record: Record, suspect_range: SuspectRange) -> Record:
         since_position=suspect_range.start,
     )
     return Record(
-        first_sequence=record.first_sequence,
-        last_sequence=record.last_sequence,
+        first_sequence=first_sequence,
+        last_sequence=last_sequence,
         first_position=suspect_range.end,
         last_position=suspect_range.end,
         last_time_us=suspect_range.end_time_us,
         open=goes_on,
-        continues=record.first_sequence > suspect_range.first,
+        continues=first_sequence > suspect_range.first,
         body=body.SerializeToString(),
-        old_body=record.old_body,
+        old_body=old_body,
     )
 
 
