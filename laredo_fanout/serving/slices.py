@@ -42,16 +42,6 @@ async def run(work: Sliced[T]) -> T:
         await asyncio.sleep(0)
 
 
-def at_once(work: Sliced[T]) -> T:
-    """Do the work at once: in a thread, or for a result that is certainly small."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-
 class Slice:
     """The clock of one slice, which measures rows and bytes."""
 

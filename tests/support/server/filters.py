@@ -1,9 +1,12 @@
 """Filters as a client puts them on the wire."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf import struct_pb2
 
+from laredo_fanout.serving import filters
+from laredo_fanout.serving.filters import Conditions
 from laredo_fanout.wire import replication_pb2 as wire
 
 
@@ -24,3 +27,14 @@ def value(plain: Any) -> struct_pb2.Value:
 
 def equals(field: str, plain: Any) -> wire.FieldPredicate:
     return wire.FieldPredicate(field=field, equals=value(plain))
+
+
+def conditions(predicates: Sequence[wire.FieldPredicate]) -> Conditions:
+    """As the server parses them, in one go."""
+    work = filters.read(predicates)
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            parsed: Conditions = done.value
+            return parsed

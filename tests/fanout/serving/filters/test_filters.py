@@ -8,13 +8,12 @@ import grpc
 import orjson
 import pytest
 
-from laredo_fanout.serving import filters, slices
 from laredo_fanout.serving.errors import BadRequest
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.column import Column
 from laredo_model.line import Action
-from tests.support.server.filters import equals, value
+from tests.support.server.filters import conditions, equals, value
 from tests.support.server.serving_world import COLUMNS, line, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -40,7 +39,7 @@ def is_in(field: str, *plain: Any) -> wire.FieldPredicate:
 def filter_of(
     predicates: Sequence[wire.FieldPredicate], columns: Sequence[Column] = COLUMNS
 ) -> RowFilter:
-    return RowFilter(slices.at_once(filters.read(predicates)), columns)
+    return RowFilter(conditions(predicates), columns)
 
 
 ROW = {

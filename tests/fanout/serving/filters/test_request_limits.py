@@ -10,10 +10,10 @@ from google.protobuf import struct_pb2
 
 from laredo_fanout.serving import call as call_
 from laredo_fanout.serving import filters as filters_
-from laredo_fanout.serving import slices
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from laredo_fanout.wire import replication_pb2 as wire
+from tests.support.server.filters import conditions
 from tests.support.server.serving_world import Stream, World, running
 
 Code = grpc.StatusCode
@@ -125,7 +125,7 @@ def test_numbers_are_never_looked_up_by_their_own_hash() -> None:
     values = [struct_pb2.Value(number_value=float(n)) for n in range(100)]
     values += [struct_pb2.Value(string_value=str(n * COLLIDES)) for n in range(100)]
     values += [struct_pb2.Value(string_value="1e999999999"), struct_pb2.Value(bool_value=True)]
-    (condition,) = slices.at_once(filters_.read([listed(*values)])).each
+    (condition,) = conditions([listed(*values)]).each
     assert condition.wanted is not None
     kept = [each for found in vars(condition.wanted).values() for each in found]
     assert len(kept) > 300
@@ -161,4 +161,4 @@ def test_a_request_of_the_greatest_size_is_taken() -> None:
     data = asking(texts(call_.MAX_VALUES - 1, str), table="t")
     assert len(data) < call_.MAX_REQUEST_BYTES
     _, filters = call_.parse_sync(data)
-    assert len(slices.at_once(filters_.read(filters)).each) == 1
+    assert len(conditions(filters).each) == 1

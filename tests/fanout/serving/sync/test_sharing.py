@@ -4,9 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from google.protobuf import struct_pb2
 
-from laredo_fanout.serving import filters, slices
 from laredo_fanout.serving.filters import RowFilter
 from laredo_fanout.serving.forms import BaseForm, BatchForm, Form
 from laredo_fanout.serving.journal import RecentRecords
@@ -14,9 +12,9 @@ from laredo_fanout.serving.session.client_stream import WakeUp
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.errors import JournalPruned
 from laredo_fanout.store.writer import Store
-from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S
+from tests.support.server.filters import conditions, equals
 from tests.support.server.serving_world import COLUMNS, Wakeups, Writer, line
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -32,8 +30,7 @@ async def writer(tmp_path: Path):
 
 
 def named(name: str) -> RowFilter:
-    predicate = wire.FieldPredicate(field="name", equals=struct_pb2.Value(string_value=name))
-    return RowFilter(slices.at_once(filters.read([predicate])), COLUMNS)
+    return RowFilter(conditions([equals("name", name)]), COLUMNS)
 
 
 def forms() -> list[Form]:
