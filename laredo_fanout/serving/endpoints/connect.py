@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import h11
 import orjson
@@ -52,23 +51,6 @@ _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_PROBES = 2
 
 
-class ConnectionSet(Protocol):
-    """Interface of a connection to its endpoint."""
-
-    service: ReplicationService
-    stall_timeout_s: float
-    draining: bool
-    limit: ConnectionLimit
-
-    def enter(self, connection: CallConnection, opening: Opening) -> None:
-        """Count the connection, which is open now."""
-        ...
-
-    def leave(self, connection: CallConnection) -> None:
-        """The connection is gone."""
-        ...
-
-
 class CallConnection(asyncio.Protocol):
     """Reads a request, has its call served in a task, then reads the next one.
 
@@ -78,8 +60,8 @@ class CallConnection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, room: ConnectionSet, opening: Opening) -> None:
-        self._room = room
+    def __init__(self, endpoint: ConnectEndpoint, opening: Opening) -> None:
+        self._endpoint = endpoint
         self._opening = opening
         self._loop = asyncio.get_running_loop()
         self._http = RequestParser()
@@ -97,12 +79,12 @@ class CallConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._room.enter(self, self._opening)
-        _find_dead_peers(transport.get_extra_info("socket"), self._room.stall_timeout_s)
+        self._endpoint.enter(self, self._opening)
+        _find_dead_peers(transport.get_extra_info("socket"), self._endpoint.stall_timeout_s)
         self._end_in(IDLE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._room.leave(self)
+        self._endpoint.leave(self)
         self._stop_timer()
         if self._call is not None:
             self._call.cancel()
@@ -151,7 +133,7 @@ class CallConnection(asyncio.Protocol):
 
     def end(self, why: EndReason) -> None:
         """Cut the connection, to make room for another one."""
-        self._room.limit.counts.ended[why] += 1
+        self._endpoint.limit.counts.ended[why] += 1
         self.abort()
 
     # ------------------------------------------------------------ requests
@@ -199,7 +181,7 @@ class CallConnection(asyncio.Protocol):
         assert asked is not None
         self._request, self._body = None, bytearray()
         self._stop_timer()
-        self._room.limit.mark_answering(self)
+        self._endpoint.limit.mark_answering(self)
         self._call = self._loop.create_task(self._serve(asked, body))
         self._call.add_done_callback(self._call_ended)
 
@@ -208,11 +190,11 @@ class CallConnection(asyncio.Protocol):
         if not call.cancelled() and (defect := call.exception()) is not None:
             log.error("call over Connect crashed", exc_info=defect)
         both = self._http.our_state, self._http.their_state
-        if self._transport.is_closing() or both != (h11.DONE, h11.DONE) or self._room.draining:
+        if self._transport.is_closing() or both != (h11.DONE, h11.DONE) or self._endpoint.draining:
             self.close()
             return
         self._http.start_next_cycle()
-        self._room.limit.mark_waiting(self)
+        self._endpoint.limit.mark_waiting(self)
         self._received = len(self._http.trailing_data[0])
         self._end_in(REQUEST_S if self._received else IDLE_S)
         self._advance()
@@ -241,7 +223,7 @@ class CallConnection(asyncio.Protocol):
     async def _serve_unary(
         self, called: CalledMethod, caller: Caller, headers: Mapping[str, str], body: bytes
     ) -> None:
-        service = self._room.service
+        service = self._endpoint.service
         answer = service.status if called.name == "GetReplicationStatus" else service.list_snapshots
         try:
             service.authenticate(caller)
@@ -260,7 +242,7 @@ class CallConnection(asyncio.Protocol):
     async def _serve_stream(
         self, called: CalledMethod, caller: Caller, headers: Mapping[str, str], body: bytes
     ) -> None:
-        service = self._room.service
+        service = self._endpoint.service
         call = service.sync if called.name == "Sync" else service.fetch_snapshot
         # Sent at once: a client waits for it before it reads the stream.
         self._send_head(200, {"Content-Type": called.content_type})
@@ -323,7 +305,7 @@ class CallConnection(asyncio.Protocol):
             await self.room()
 
     def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
-        closing = {"Connection": "close"} if self._room.draining else {}
+        closing = {"Connection": "close"} if self._endpoint.draining else {}
         fields = list({**headers, **closing}.items())
         head = h11.Response(status_code=status, headers=fields)
         self._transport.write(self._http.send(head) or b"")
@@ -416,11 +398,13 @@ class ConnectEndpoint:
                 connection.abort()
 
     def enter(self, connection: CallConnection, opening: Opening) -> None:
+        """Count the connection, which is open now."""
         self._connections.add(connection)
         self._empty.clear()
         self.limit.add(connection, opening)
 
     def leave(self, connection: CallConnection) -> None:
+        """Note that the connection is gone."""
         self._connections.discard(connection)
         self.limit.remove(connection)
         if not self._connections:
