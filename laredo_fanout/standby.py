@@ -339,9 +339,9 @@ class StandbyIngest:
             return False
         free_s = self._vacancy.look(self._options, self._tables)
         if free_s is None:
-            self._error = f"{nobody}; not taken over by itself: {self._vacancy.refusal}"
+            self._error = f"{nobody}; this server doesn't take over: {self._vacancy.refusal}"
             return False
-        self._error = f"{nobody}; it is taken over when free for {after:g} s"
+        self._error = f"{nobody}; the slot is taken over once it has been free for {after:g} s"
         others = [each.role for each in found.roles if each.role.candidate]
         rivals = [Candidate(each.position, each.server_id) for each in others]
         own = Candidate(self._position, self._store.server_id)

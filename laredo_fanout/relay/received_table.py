@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _FIRST_BYTE, _OBJECT = itemgetter(0), frozenset(b"{")
-_REPLACES_MORE = "changes came as one transaction for all that were missed"
+_REPLACES_MORE = "the changes that were missed came as one transaction"
 
 
 class StartOver(Exception):
