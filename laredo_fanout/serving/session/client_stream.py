@@ -128,6 +128,8 @@ class ClientStream:
         self.messages = Messages(extended=asked.batch, boundaries=asked.boundaries)
         self.pin = Pin(lease, asked.client_id, shared.listener.pin_limit_s)
         self.guard: StallGuard | None = None
+        self.awaits_rows = False
+        """True while the session waits for rows, which may be being spooled, not for the client."""
         self.cursor = 0
         """The newest journal entry that was sent."""
         self.position = 0

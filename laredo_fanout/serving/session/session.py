@@ -416,5 +416,6 @@ class Session:
         return "the table was copied again"
 
     def _owes_nothing(self) -> bool:
-        """True if the client may take nothing: only a live one, since others hold rows and pins."""
-        return self._journal.live
+        """True if the client may take nothing: only a live one, since others hold rows and pins,
+        and one whose rows are being spooled."""
+        return self._journal.live or self._client.awaits_rows

@@ -11,6 +11,7 @@ from laredo_fanout.serving.session.client_stream import ClientStream
 from laredo_fanout.serving.session.resume import streamed_snapshot_id
 from laredo_fanout.serving.slices import Sliced
 from laredo_fanout.serving.snapshot_rows import SnapshotRowStream
+from laredo_fanout.store.reader import Batch
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
 
@@ -128,13 +129,23 @@ class SnapshotSender:
     async def _send_rows(self, rows: SnapshotRowStream) -> None:
         async with SendAhead(self._client.send_all) as ahead:
             # While a send waits for its client only the encoded rows are held.
-            while (batch := await rows.next()) is not None:
+            while (batch := await self._next(rows)) is not None:
                 messages = await slices.run(self._encode(*batch))
                 del batch
                 if messages:
                     await ahead.send(messages)
                 else:
                     await asyncio.sleep(0)
+
+    async def _next(self, rows: SnapshotRowStream) -> Batch | None:
+        """The next rows; the client doesn't count as stalled while the server spools them."""
+        client = self._client
+        client.awaits_rows = True
+        try:
+            return await rows.next()
+        finally:
+            client.awaits_rows = False
+            client.moved()
 
     async def _end(self, rows: SnapshotRowStream) -> None:
         client = self._client

@@ -213,6 +213,34 @@ async def test_leaving_while_the_snapshot_is_put_aside(
         assert {reason for _, reason in world.registry.closed} == {"client"}
 
 
+@pytest.mark.usefixtures("every_client_is_slow")
+async def test_a_client_that_waits_for_the_spool_is_not_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    spill = Snapshot.spill
+
+    def spilling(self: Snapshot) -> None:
+        begun.set()
+        assert goes_on.wait(PATIENCE_S)
+        spill(self)
+
+    monkeypatch.setattr(Snapshot, "spill", spilling)
+    listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=1.0)
+    async with running(tmp_path, listener=listener) as world:
+        given = [line(n, "x" * 20_000) for n in range(2_000)]
+        world.writer.publish(given)
+        stream = await world.greeted(batch=True)
+        await until(begun.is_set)
+        reading = asyncio.create_task(stream.snapshot())
+        # The client has read all that was sent, for longer than it may take nothing.
+        await asyncio.sleep(3.0)
+        assert not reading.done()
+        goes_on.set()
+        _, lines, _ = await reading
+        assert sorted(lines) == sorted(given)
+
+
 async def test_a_client_that_takes_nothing_of_its_snapshot_is_let_go(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.3)
     async with running(tmp_path, listener=listener) as world:
