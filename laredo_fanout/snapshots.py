@@ -374,7 +374,9 @@ def take(
             if new:
                 if verified_within_s is not None:
                     _await_verified(reader, made, verified_within_s)
-                _write_info(made, files)
+                # The info makes the snapshot complete.
+                with _atomic(files.info_file(made)) as file:
+                    file.write(made.to_bytes())
             removed = _remove_expired(files, retention)
     except OSError as failed:
         raise SnapshotUnwritable(str(directory), failed.strerror or str(failed)) from failed
@@ -442,12 +444,6 @@ def _write_rows(rows: Snapshot, history: str, files: SnapshotDirectory) -> Snaps
         created_at_us=int(time() * 1_000_000),
         columns=view.columns,
     )
-
-
-def _write_info(made: SnapshotInfo, files: SnapshotDirectory) -> None:
-    """Write the info, which makes the snapshot complete."""
-    with _atomic(files.info_file(made)) as file:
-        file.write(made.to_bytes())
 
 
 def _remove_expired(files: SnapshotDirectory, retention: Retention) -> tuple[str, ...]:

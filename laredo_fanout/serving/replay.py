@@ -120,12 +120,7 @@ class Chain:
     @property
     def entries(self) -> int:
         """Number of changes in these diffs, TRUNCATEs included."""
-        return sum(entries_of(diff) for diff in self.diffs)
-
-
-def entries_of(diff: Artifact) -> int:
-    """Number of changes that a diff is sent as."""
-    return (diff.change_count or 0) + diff.truncate
+        return sum((diff.change_count or 0) + diff.truncate for diff in self.diffs)
 
 
 def chain(

@@ -267,7 +267,10 @@ class ReplicationService:
         self._calls.add(call)
         reason = "error"
         try:
-            self._admit(call.caller)
+            if self._shared.drain.deadline_ms:
+                raise Draining("the server is draining: connect elsewhere")
+            # Before anything of the request is decoded.
+            self.authenticate(call.caller)
             await serve(call)
             reason = "done"
         except Refused as refused:
@@ -365,16 +368,6 @@ class ReplicationService:
         if role is None:
             raise NotServed("this server has no standbys: it is configured without a standby block")
         return wire.GetReplicationStatusResponse(role=role).SerializeToString()
-
-    def _admit(self, caller: Caller) -> None:
-        """Check the caller, before anything of the request is decoded.
-
-        :raises Draining: no new streams are taken.
-        :raises NoToken: the caller has no token that is known.
-        """
-        if self._shared.drain.deadline_ms:
-            raise Draining("the server is draining: connect elsewhere")
-        self.authenticate(caller)
 
     def _served(self, caller: Caller, table: str) -> Tail:
         """The table's tail, if the caller may read it and it is configured.

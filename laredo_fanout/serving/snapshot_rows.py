@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
-from types import TracebackType
 
 import structlog
 
@@ -75,12 +74,7 @@ class SnapshotRowStream:
         self._watch()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         # A spill under way ends at its next step, and only then may its transaction be closed.
