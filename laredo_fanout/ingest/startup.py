@@ -95,8 +95,13 @@ class Preparation:
         found = slot.read(connection, options.slot_name)
         if known is None or store.position == 0:
             self._check_owned(connection, server, found)
-            because = "" if known is None else known.because
-            self._begin(connection, found, published, timeline.first(server), because)
+            lineage, because = timeline.first(server), ""
+            if known is not None:
+                # An earlier attempt recorded the history and got no slot. After a restored backup
+                # only its mark distinguishes the history from the one that was lost.
+                lineage = timeline.judge(known, 0, server, int(time.time())).lineage
+                because = known.because
+            self._begin(connection, found, published, lineage, because)
             return snapshot._replace(slot=slot.read(connection, options.slot_name))
         self._counters.slot.update(found)
         if self._claim is not None:

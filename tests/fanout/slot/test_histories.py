@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
-from laredo_fanout.postgres.connections import SlotLost
+from laredo_fanout.postgres.connections import Connection, SlotLost, SourceUnavailable
+from laredo_fanout.slot import slot
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_model.position import History
@@ -245,6 +246,29 @@ def test_a_disk_that_was_put_back_and_written_beyond_our_position_is_seen_by_its
     copied_again(ingest, record)
     source = source_of(ingest)
     assert "isn't the WAL that the store followed" in source.because
+    assert source.history.restored and source.history._replace(restored=0) == known
+
+
+def test_a_slot_that_isn_t_created_at_once_is_still_of_the_new_history(
+    clusters: Clusters, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt finds no position in the store, as in a fresh one."""
+    ingest = went_back(clusters, follow)
+    known, record = history_of(ingest), table_id(ingest)
+    ingest.database.server.start()
+    create, failures = slot.create, [SourceUnavailable("the answer was lost")]
+
+    def created(connection: Connection, name: str, token: str) -> int:
+        if failures:
+            raise failures.pop()
+        return create(connection, name, token)
+
+    monkeypatch.setattr(slot, "create", created)
+    ingest.start()
+    copied_again(ingest, record)
+    assert not failures
+    source = source_of(ingest)
+    assert "the server's WAL ends at" in source.because
     assert source.history.restored and source.history._replace(restored=0) == known
 
 
