@@ -113,10 +113,12 @@ class WriteBatch:
         ways = zip(pending, _followers(pending), sizes, strict=True)
         for (table_id, changes, numbered), follower, size in ways:
             if self.ahead and (known := self.ahead.get(table_id)):
-                changes = changes.after(known)  # noqa: PLW2901
-                if not changes.actions:
+                newer = changes.after(known)
+                # Empty changes end a transaction whose earlier pieces were written.
+                if changes.actions and not newer.actions:
                     to_come -= size
                     continue
+                changes = newer  # noqa: PLW2901
             if follower is not None:
                 if not changes.actions:
                     continue
