@@ -11,8 +11,6 @@ from itertools import accumulate
 from struct import Struct
 from typing import Any, NamedTuple
 
-from google.protobuf.message import DecodeError
-
 from laredo_fanout.store import environment, seal
 from laredo_fanout.store.environment import PREFIX_BYTES, Databases, WriteContext
 from laredo_fanout.store.errors import JournalDamaged
@@ -378,27 +376,32 @@ class Journal:
             return table
         pinned = table.sequence if pinned_sequence is None else pinned_sequence
         beyond = table.sequence - max_entries
-        try:
-            last = self._last_to_prune(
-                table, beyond, older_than_us, min(pinned, table.sequence - 1)
-            )
-            if last is None or last[0] < table.oldest_sequence:
-                return table
-            sequence, position = last
-            self._check(table, sequence)
-            self._delete(table.id, sequence)
-            kept = replace(table, oldest_sequence=sequence + 1, floor=position)
-            return replace(kept, oldest_time_us=self._time_of(kept))
-        except DecodeError as wrong:
-            raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1) from wrong
+        last = self._last_to_prune(table, beyond, older_than_us, min(pinned, table.sequence - 1))
+        if last is None or last[0] < table.oldest_sequence:
+            return table
+        sequence, position = last
+        self._check(table, sequence)
+        self._delete(table.id, sequence)
+        kept = replace(table, oldest_sequence=sequence + 1, floor=position)
+        return replace(kept, oldest_time_us=self._time_of(kept))
 
     def _check(self, table: TableRecord, sequence: int) -> None:
         """Check the record of this entry, which gives the journal's floor."""
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)
         key = record_key(table.id, sequence + 1)
-        found = cursor.prev() if cursor.set_range(key) else cursor.last()
-        if not found or not seal.fits(cursor.key(), cursor.value()):
+        if not (cursor.prev() if cursor.set_range(key) else cursor.last()):
             raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1)
+        self._checked(table, cursor)
+
+    def _checked(self, table: TableRecord, cursor: Any) -> bytes:
+        """The record at the cursor.
+
+        :raises JournalDamaged: if it isn't one of the table's, as it was written.
+        """
+        key, stored = cursor.key(), cursor.value()
+        if not (key.startswith(environment.prefix(table.id)) and seal.fits(key, stored)):
+            raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1)
+        return bytes(stored)
 
     def drop_damaged(self, table: TableRecord, after: int, position: int) -> TableRecord:
         """Drop the journal up to the first whole record after the damaged one.
@@ -464,15 +467,14 @@ class Journal:
         walked = 0
         going_on = False
         while found and cursor.key().startswith(prefix):
-            stored = cursor.value()
-            header = header_of(stored)
+            header = header_of(cursor.value())
             old = header.last_sequence <= beyond or header.last_time_us < older_than_us
             inside = header.continues and header.first_position == header.last_position
             if old and header.last_sequence <= limit and not header.open:
                 last = header.last_sequence, header.last_position
             elif not (going_on and header.open and inside):
                 first = sequence_of(cursor.key())
-                for each in _transactions(stored, header, first):
+                for each in _transactions(self._checked(table, cursor), header, first):
                     goes = each.first <= beyond or each.time_us < older_than_us
                     if each.continues:
                         goes = going_on
@@ -508,7 +510,7 @@ class Journal:
             return 0
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)
         cursor.set_range(environment.prefix(table.id))
-        batch = ChangeBatch.FromString(body_of(cursor.value()))
+        batch = ChangeBatch.FromString(body_of(self._checked(table, cursor)))
         skipped = table.oldest_sequence - batch.first_sequence
         index, _ = transaction_at(batch.counts, skipped)
         return int(batch.times_us[index])

@@ -312,6 +312,24 @@ def test_a_lost_record_or_index_entry_is_noticed(store: Store, gone: str) -> Non
             journal_of(store.reader(), table)
 
 
+def test_a_damaged_header_doesn_t_end_the_pruning(tmp_path: Path) -> None:
+    """The ingest prunes, so an unexpected error there would end it after every start."""
+    with filled(tmp_path, commits=100) as (store, table):
+        first = store.tables[table].oldest_sequence
+    key = journal.record_key(table, first + 5)
+    rot.flip(tmp_path, key, at=len(key))  # the record's last sequence
+    with open_store(tmp_path) as store:
+        for _ in range(5):  # each drops the oldest record, the last one also the damaged record
+            with pytest.raises(JournalDamaged) as found:
+                store.prune(table, 1, 1e9, 0.0)
+            assert found.value.damage.after is not None
+            with store.transaction() as transaction:
+                transaction.drop_damaged_journal(table, found.value.damage.after)
+        assert store.tables[table].oldest_sequence == first + 6
+        store.prune(table, 1, 1e9, 0.0)
+        assert store.tables[table].entries == len(journal_of(store.reader(), table)) == 1
+
+
 def test_a_journal_isn_t_dropped_within_a_transaction(store: Store) -> None:
     """A reader at the floor would get the second part of it, and never the first."""
     table = live_table(store)
