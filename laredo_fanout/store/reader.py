@@ -1,7 +1,7 @@
 """Readers of the store: tables, journal, and snapshots of rows."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -459,22 +459,23 @@ class StoreReader:
         :raises TableUnknown: if the table is gone.
         :raises TableHidden: if the table isn't shown (yet).
         :raises RowsDamaged: if rows of the table are known to be damaged, and not repaired yet.
+        :raises StoreDamaged: if LMDB finds the data file damaged.
+        :raises StoreLimited: if too many read transactions are open.
         """
-        transaction = self._environment.begin()
-        try:
+        with self._translated(), ExitStack() as opened:
+            transaction = self._environment.begin()
+            opened.callback(transaction.abort)
             found = self._record(transaction, table_id)
             if not found.shown:
                 raise TableHidden(found.qualified, found.status, found.error)
             if found.damage:
                 raise RowsDamaged(found.id, found.qualified, found.damage, found.space)
-            position = self._position(transaction)
-            view = view_of(found, *position)
-            return Snapshot(
+            view = view_of(found, *self._position(transaction))
+            snapshot = Snapshot(
                 transaction, self._databases, view, spools or SharedSpools(spool_directory)
             )
-        except BaseException:
-            transaction.abort()
-            raise
+            opened.pop_all()
+        return snapshot
 
     def row_part(
         self, table_id: int, after: bytes, max_bytes: int
@@ -599,10 +600,16 @@ class StoreReader:
         """Begin a read transaction for the block.
 
         :raises StoreDamaged: if LMDB finds the data file damaged.
+        :raises StoreLimited: if too many read transactions are open.
         """
+        with self._translated(), self._environment.begin(buffers=buffers) as transaction:
+            yield transaction
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise LMDB's errors in the block as the store's."""
         try:
-            with self._environment.begin(buffers=buffers) as transaction:
-                yield transaction
+            yield
         except lmdb.Error as failed:
             raise environment.lmdb_failed(self.path, failed) from failed
 
