@@ -68,14 +68,6 @@ from laredo_fanout.store.table import TableRecord
 from laredo_model import position as position_
 from laredo_model.position import Ancestor, History, Lineage
 
-STATE = b"state"
-MARKS = b"marks"
-JOURNAL = b"journal"
-OLDS = b"olds"
-POSITIONS = b"positions"
-META = b"meta"
-DATABASES = (STATE, MARKS, JOURNAL, OLDS, POSITIONS, META)
-
 TOMBSTONE = b""
 PARTIAL_MARK = b"P"
 STREAMED_MARK = b"S"
@@ -517,7 +509,7 @@ def open_writable(directory: Path, max_size: int) -> tuple[Any, Databases, disk.
             str(directory),
             map_size=max_size,
             mode=0o600,
-            max_dbs=len(DATABASES),
+            max_dbs=len(Databases._fields),
             max_readers=MAX_READERS,
             writemap=True,
             sync=True,
@@ -553,7 +545,7 @@ def open_readable(directory: Path) -> tuple[Any, Databases]:
         environment = lmdb.open(
             str(directory),
             map_size=0,
-            max_dbs=len(DATABASES),
+            max_dbs=len(Databases._fields),
             max_readers=MAX_READERS,
             readonly=True,
             create=False,
@@ -591,6 +583,9 @@ def what_failed(directory: Path, failed: OSError) -> StoreError:
 
 def lmdb_failed(directory: Path, failed: lmdb.Error) -> StoreError:
     """The store's error for an LMDB error, which has the system's error only in its text."""
+    if isinstance(failed, lmdb.ReadersFullError):
+        why = f"all {MAX_READERS:,} read transactions that it allows are open"
+        return StoreLimited(str(directory), why, "lower fanout.grpc.max_clients")
     for number in (*disk.NO_ROOM, *_LIMITS, *_FORBIDDEN):
         if os.strerror(number) in str(failed):
             return what_failed(directory, OSError(number, os.strerror(number)))
@@ -615,8 +610,8 @@ def check_format(directory: Path, stored: bytes | None) -> StoreHead:
 
 
 def _databases(environment: Any, *, create: bool) -> Databases:
-    opened = {name.decode(): environment.open_db(name, create=create) for name in DATABASES}
-    return Databases(**opened)
+    names = map(str.encode, Databases._fields)
+    return Databases(*(environment.open_db(name, create=create) for name in names))
 
 
 # One LMDB write transaction, for all code that writes within it.

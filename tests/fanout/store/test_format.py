@@ -130,7 +130,7 @@ def description() -> str:
 
 
 def _parts() -> Iterator[tuple[str, object]]:
-    yield "databases", b" ".join(environment.DATABASES)
+    yield "databases", " ".join(environment.Databases._fields).encode()
     yield "store", (environment.STORE_KEY, HEAD.to_bytes())
     yield "position", (environment.POSITION_KEY, environment.position_to_bytes(1, 2).hex())
     yield "definition", (environment.DEFINITION, table.definition_to_bytes(TABLE))
