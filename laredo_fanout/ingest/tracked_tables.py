@@ -561,7 +561,8 @@ class TrackedTables:
             if tracked.recopy_id == found.table_id:
                 with store.transaction() as transaction:
                     self.recopies.drop(tracked, transaction, found.reason)
-            if tracked.table_id == found.table_id:
+            # The store hasn't an incarnation that began after the last commit.
+            if tracked.table_id == found.table_id and found.table_id in store.tables:
                 tracked.closing = found.reason
                 with store.transaction() as transaction:
                     self._incarnations.close(tracked, transaction, store.position)
