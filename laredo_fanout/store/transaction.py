@@ -449,7 +449,9 @@ class Transaction:
         for gone in self._before.keys() - self.tables.keys():
             environment.delete_table(context.transaction, database, gone)
         if self.head != self._head_before:
-            context.transaction.put(environment.STORE_KEY, self.head.to_bytes(), db=database)
+            stored = self.head.to_bytes()
+            context.disk.reserve(1, len(stored))
+            context.transaction.put(environment.STORE_KEY, stored, db=database)
         position = self.position, self.time_us
         if position != self._position_before:
             stored = environment.position_to_bytes(*position)

@@ -113,7 +113,9 @@ class Store:
         self._environment.reader_check()
         with self._step() as transaction:
             # Written at every start: readers learn the size of the map from the transaction.
-            transaction.put(environment.STORE_KEY, self._head.to_bytes(), db=self._databases.meta)
+            head = self._head.to_bytes()
+            self._disk.reserve(1, len(head))
+            transaction.put(environment.STORE_KEY, head, db=self._databases.meta)
         self.tables = {record.id: record for record in records}
         self.position, self.time_us = environment.position_from_bytes(position)
 
