@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import lmdb
@@ -76,11 +75,6 @@ class TableView:
         return self.record.columns
 
     @property
-    def key_fields(self) -> tuple[str, ...]:
-        """The key's columns, in the key's order."""
-        return self.record.key_fields
-
-    @property
     def sequence(self) -> int:
         """Sequence of the newest entry."""
         return self.record.sequence
@@ -89,11 +83,6 @@ class TableView:
     def oldest_sequence(self) -> int:
         """Sequence of the oldest entry; ``sequence + 1`` while there is none."""
         return self.record.oldest_sequence
-
-    @property
-    def oldest_time_us(self) -> int:
-        """Commit time of the oldest entry; meaningless while there is none."""
-        return self.record.oldest_time_us
 
     @property
     def entries(self) -> int:
@@ -188,11 +177,10 @@ class Snapshot:
         self.view = view
         self._transaction: Any = transaction
         self._prefix = environment.prefix(view.record.space)
-        self._key_fields = view.key_fields
+        self._key_fields = view.record.key_fields
         self._id = (view.record.space, view.id, view.sequence)
         self._spools = spools
         self._spool: SharedSpool | None = None
-        self._opened = monotonic()
         self._cursor = transaction.cursor(db=databases.state)
         self._last = b""
         self._pairs = self._from_store()
@@ -213,16 +201,6 @@ class Snapshot:
     def rows(self) -> int:
         """Number of rows."""
         return self.view.rows
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The columns, in the order of the lines."""
-        return self.view.columns
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the LMDB transaction was opened; 0 once it is closed."""
-        return monotonic() - self._opened if self._transaction is not None else 0.0
 
     @property
     def spooled_by_another(self) -> bool:

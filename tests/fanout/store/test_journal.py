@@ -230,7 +230,7 @@ class TestPruning:
             range(ten + 20 - kept, ten + 20)
         )
         if kept < 20:
-            assert view.oldest_time_us == (view.floor + 10) * S
+            assert view.record.oldest_time_us == (view.floor + 10) * S
 
     @pytest.mark.parametrize(("now", "kept"), [(50, 20), (110, 20), (115, 18), (165, 8), (9999, 2)])
     def test_by_age(self, store: Store, table: int, ten: int, now: int, kept: int) -> None:

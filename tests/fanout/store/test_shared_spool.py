@@ -50,7 +50,7 @@ def test_readers_at_any_place_read_on_without_a_gap(
     earliest = min(map(len, got))
     for number in chance.sample(range(6), 6):
         readers[number].spill()
-        assert readers[number].age_s == 0
+        assert readers[number]._transaction is None
         got[number] += take(readers[number], chance.randrange(len(whole) - len(got[number]) + 1))
     # Together they wrote what the slowest of them hadn't taken, once.
     once = sum(len(line) + 5 for line in whole[earliest:])

@@ -174,7 +174,7 @@ async def test_a_slow_snapshot_is_put_aside(
         stream = await world.greeted(batch=True)
         begin = await stream.next("snapshot_begin")
         lines = list((await stream.next("snapshot_batch")).lines)
-        await until(lambda: opened[0].age_s == 0)
+        await until(lambda: opened[0]._transaction is None)
         # What is written meanwhile isn't in the snapshot, and comes after it.
         world.writer.commit((UPDATE, line(1, "later")))
         while not isinstance(message := await stream.next(), type_of("SnapshotEnd")):
