@@ -32,7 +32,6 @@ from laredo_fanout.postgres import connections, pgoutput
 from laredo_fanout.postgres.connections import DecodingFailed, StreamFault
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.store.errors import Damage, StoreFull
-from laredo_model import position
 from laredo_model import position as position_
 
 if TYPE_CHECKING:
@@ -408,7 +407,7 @@ class StreamFaults:
     def passed(self, level: int) -> None:
         """Clear a fault before ``level``, the position up to which nothing is missing."""
         if self.current is not None and (level >= self._until or self._slot != self._token()):
-            _log.info("stream fault passed", position=position.text(self._store.position))
+            _log.info("stream fault passed", position=position_.text(self._store.position))
             self.current = None
 
     @property
@@ -425,10 +424,10 @@ class StreamFaults:
 
     def _text(self, error: StreamFault, at: int) -> str:
         if isinstance(error, DecodingFailed):
-            what = f"PostgreSQL can't decode a transaction after {position.text(at)}"
+            what = f"PostgreSQL can't decode a transaction after {position_.text(at)}"
             what, why = f"{what} ({error.sqlstate})", error.text
         else:
-            what, why = f"the stream after {position.text(at)} breaks the protocol", str(error)
+            what, why = f"the stream after {position_.text(at)} breaks the protocol", str(error)
         if len(self._ways) == 1:
             way, other = ("whole", "in parts") if self.in_parts else ("in parts", "whole")
             return f"{what}, {way}: {why}; the next attempt decodes {other}"

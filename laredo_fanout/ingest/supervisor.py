@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import structlog
 
-from laredo_fanout.batch.status import CommitInfo, Counters, IngestStatus, ReplicatedTableStatus
+from laredo_fanout.batch.status import Counters, IngestStatus, ReplicatedTableStatus
 from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.errors import SpoolFull
 from laredo_fanout.ingest.change_source import PendingSourceChange
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
     from laredo_fanout.store.errors import Damage
     from laredo_fanout.store.writer import Store
-
-__all__ = ["CommitInfo", "Ingest", "IngestStatus", "ReplicatedTableStatus"]
 
 _log = structlog.get_logger()
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from laredo_fanout.batch.status import CommitInfo
 from laredo_fanout.catchup.fall_behind import FallBehind
 from laredo_fanout.catchup.plan import CatchupOptions
 from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
-from laredo_fanout.ingest.supervisor import CommitInfo, Ingest
+from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.pg_catalog import table_definitions
 from laredo_fanout.source_options import (
     CommitIntervals,

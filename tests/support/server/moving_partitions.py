@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import orjson
 
-from laredo_fanout.ingest.supervisor import CommitInfo
+from laredo_fanout.batch.status import CommitInfo
 from tests.support.ingest import RunningIngest
 from tests.support.postgres import Database
 
