@@ -1,4 +1,4 @@
-"""Reports of standbys to the holder, and what may be confirmed by them."""
+"""Standbys' reports to the holder, and the position that it may confirm by them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StandbyOptions(NamedTuple):
     synchronous: int
     #: Seconds to wait for them.
     patience: float
-    #: Whether the holder waits on after that.
+    #: True if the holder goes on waiting after that.
     waits: bool
     #: Seconds for which a standby must see the slot free before it takes over; 0: it never does.
     takeover_after: float
@@ -53,12 +53,12 @@ class StandbyReports:
         """True if positions are confirmed that too few standbys have."""
 
     def take(self, server_id: str, tables: Mapping[str, tuple[int, int]]) -> None:
-        """A standby has this durably: each table's incarnation and position."""
+        """Take a standby's report of what it has durably: each table's incarnation and position."""
         with self._lock:
             self._reports[server_id] = _Report(tables, time.monotonic())
 
     def begin(self) -> None:
-        """A session with the slot begins: patience counts from here."""
+        """Begin a session with the slot: patience counts from here."""
         self._complete_at = time.monotonic()
 
     def confirmable(self) -> int:
@@ -83,7 +83,7 @@ class StandbyReports:
         return rules.confirmable(own, reported, synchronous=synchronous, alone=alone) or 0
 
     def _fresh(self) -> dict[str, Reported]:
-        """The standbys that reported just now."""
+        """The standbys whose reports still count, by server id."""
         since = time.monotonic() - _FRESH_S
         with self._lock:
             self._reports = {name: each for name, each in self._reports.items() if each.at > since}
@@ -107,7 +107,7 @@ class StandbyReports:
 
     @property
     def complete(self) -> int:
-        """Number of standbys that have every table, and reported just now."""
+        """Number of standbys that have every table, and whose report still counts."""
         return len(self.most_advanced())
 
     def shown(self) -> list[dict[str, Any]]:

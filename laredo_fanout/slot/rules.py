@@ -23,7 +23,7 @@ class HolderClaim(NamedTuple):
     slot: str
     server_id: str
     term: int
-    #: Of one session: an earlier claim of the same server and term isn't this one.
+    #: A random value of one session: the same server may have claimed this term before.
     nonce: str
 
     def payload(self, token: str) -> str:
@@ -69,9 +69,11 @@ def judge(own: HolderClaim, met: HolderClaim, *, came_back: bool) -> ClaimVerdic
 
 
 def unknown(own: HolderClaim, met: HolderClaim, *, followed: int) -> bool:
-    """True if ``met`` is the claim of a holder that this server has never followed: whoever it
-    served may have other rows, from any position on. ``followed``: term of the last one that it has
-    followed."""
+    """True if ``met`` is the claim of a holder that this server has never followed.
+
+    That holder's clients may have other rows, from any position on. ``followed`` is the term of the
+    last holder that this server has followed.
+    """
     return met.server_id != own.server_id and met.term > followed
 
 
@@ -79,7 +81,7 @@ class Reported(NamedTuple):
     """The position that one connected standby has durably, of the tables that it has."""
 
     position: int
-    #: Whether it has every live table of the holder.
+    #: True if it has every live table of the holder.
     complete: bool
 
 
@@ -102,7 +104,7 @@ def confirmable(
 
 
 class Candidate(NamedTuple):
-    """A standby that sees the slot free, and can go on from there; the highest one is the first."""
+    """A standby that sees the slot free, and can go on from there; the highest one goes first."""
 
     position: int
     server_id: str
@@ -112,8 +114,8 @@ def takes_over(free_s: float, after_s: float, own: Candidate, others: Iterable[C
     """True if a standby is to take over a slot that it has seen free for ``free_s`` seconds, while
     no holder answered.
 
-    ``others``: the candidates that answer. Each of them that has more goes first; if it doesn't,
-    it has had its time after ``after_s`` more.
+    ``others`` are the candidates that answer. One that is higher goes first; if it hasn't taken
+    over after another ``after_s``, this one does.
     """
     first = all(own > each for each in others)
     return free_s >= (after_s if first else 2 * after_s)

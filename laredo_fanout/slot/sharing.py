@@ -1,4 +1,4 @@
-"""The slot as one of several servers uses it: its claim, and what its session may confirm."""
+"""One server's use of a slot that several servers share: its claim, and what it may confirm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TakeoverRefused(SourceError):
 
 
 class SlotSharing:
-    """The slot that this server shares; one of these as long as the server runs.
+    """This server's share in the slot; it lives as long as the server.
 
     ``taking_over``: the sessions that follow are those of a standby that was promoted.
     """
@@ -52,11 +52,11 @@ class SlotSharing:
         self.reports = reports
         self.taking_over = False
         self.takeovers = 0
-        """Times that this server took over."""
+        """Number of times that this server took over."""
 
     @property
     def ownership(self) -> Ownership:
-        """Role of this server, as its store has it."""
+        """This server's role, as its store records it."""
         return self.store.ownership or _NO_OWNERSHIP
 
     def ends(self, error: SourceError) -> bool:
@@ -108,7 +108,7 @@ class SlotClaim:
         own = self._store.position
         live = [each for each in self._store.tables.values() if each.live]
         tables = {each.qualified: max(each.position, own) for each in live}
-        late = rules.behind(tables or {"": own}, found.confirmed)
+        late = rules.behind(tables or {"any table": own}, found.confirmed)
         if not late:
             return
         where = f"slot {self._slot} is confirmed up to {position_.text(found.confirmed)}"
@@ -125,7 +125,7 @@ class SlotClaim:
     def check_loss(self, lost: str) -> None:
         """Check that the slot and the tables may be made again, as changes are lost.
 
-        :raises TakeoverRefused: by a standby they may not.
+        :raises TakeoverRefused: if a standby takes over, which must not copy tables again.
         """
         if self._sharing.taking_over:
             raise TakeoverRefused(f"{lost}: every table would have to be copied again")
@@ -144,14 +144,14 @@ class SlotClaim:
         _log.info("slot claimed", slot=self._slot, term=self._claim.term)
 
     def is_for_us(self, content: bytes) -> bool:
-        """True if :meth:`met` wants a message with this content; from any thread."""
+        """True if :meth:`met` handles such a message; may be called from any thread."""
         return self._claim_in(content) is not None or (
             self._is_takeover and pgoutput.is_barrier(content, self._slot)
         )
 
     @property
     def _is_takeover(self) -> bool:
-        """True if another server may have done what the stream brings now."""
+        """True if the stream may still bring messages of the former holder."""
         return self._sharing.taking_over and not self._came_back
 
     def _claim_in(self, content: bytes) -> HolderClaim | None:
@@ -159,9 +159,9 @@ class SlotClaim:
         return None if source is None else rules.claim_in(content, self._slot, source.token)
 
     def met(self, content: bytes, position: int, transaction: Transaction) -> bool:
-        """Take a message that the stream has brought, at ``position``; False: it is another one.
+        """Handle a message that arrived at ``position``; returns False if it isn't for this claim.
 
-        Call :meth:`durable` once the transaction is.
+        Call :meth:`durable` once the transaction is durable.
 
         :raises Deposed: if another server has taken over.
         """
@@ -189,8 +189,11 @@ class SlotClaim:
         return True
 
     def _doubt(self, start: int, position: int, transaction: Transaction) -> None:
-        """Another server has done something here that no message describes: it ended a copy or a
-        repair, or was a holder that this one never followed."""
+        """Record that clients of another server may have other rows from ``start`` on.
+
+        It ended a copy or a repair, whose differences no message describes, or it was a holder that
+        this server never followed.
+        """
         known = transaction.ownership or self._sharing.ownership
         if any(first <= start and end == OPEN for first, end in known.doubts):
             return
@@ -200,7 +203,7 @@ class SlotClaim:
         )
 
     def durable(self) -> None:
-        """Note that all messages met so far are durable: with the claim this is the holder."""
+        """Note that all messages met are durable: with its claim the server is the holder."""
         if not self._came_back or self.confirms:
             return
         self._sharing.takeovers += self._sharing.taking_over
@@ -210,7 +213,7 @@ class SlotClaim:
 
     @property
     def takes_over(self) -> bool:
-        """True if it is that of a standby, and isn't durable yet."""
+        """True if a promoted standby makes the claim, and it isn't durable yet."""
         return self._sharing.taking_over
 
     def confirmable(self) -> int:
