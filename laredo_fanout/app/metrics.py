@@ -213,6 +213,7 @@ def _of_source(
 def _source(figures: Figures) -> Iterator[Metric]:
     source, name = figures.source, figures.source_name
     late, ended = source.lag_seconds, source.senders_ended
+    safe = source.slot and source.slot.safe_wal_size
     yield from _of_source(
         _gauge,
         name,
@@ -224,7 +225,7 @@ def _source(figures: Figures) -> Iterator[Metric]:
             source.known_lag_bytes,
         ),
         ("source_lag_seconds", "Age of the newest durable transaction; 0 when caught up", late),
-        ("slot_safe_wal_bytes", "Bytes of WAL until the slot is in danger", source.safe_wal_bytes),
+        ("slot_safe_wal_bytes", "Bytes of WAL until the slot is in danger", safe),
     )
     yield from _of_source(
         _counter,

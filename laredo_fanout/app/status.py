@@ -294,9 +294,9 @@ def _slot(source: IngestStatus) -> dict[str, Any]:
     slot, seen_at = source.slot, source.slot_seen_at
     oldest = slot and slot.oldest
     return {
-        "wal_status": source.wal_status,
-        "safe_wal_bytes": source.safe_wal_bytes,
-        "retained_bytes": source.retained_bytes,
+        "wal_status": slot and slot.wal_status,
+        "safe_wal_bytes": slot and slot.safe_wal_size,
+        "retained_bytes": slot and slot.retained,
         "unconfirmed_bytes": slot and slot.unconfirmed,
         "max_wal_bytes": slot and slot.keep_bytes,
         "invalidated": slot and slot.invalidated,

@@ -121,12 +121,6 @@ class IngestStatus:
     #: Time since the newest durable transaction was committed; 0 if nothing newer is known.
     #: It grows while the stream isn't followed.
     lag_seconds: float = 0.0
-    #: wal_status of the slot in pg_replication_slots.
-    wal_status: str | None = None
-    #: WAL that may be written before the slot is lost; None if there is no limit.
-    safe_wal_bytes: int | None = None
-    #: WAL that the slot keeps.
-    retained_bytes: int | None = None
     #: The slot as it was at ``slot_seen_at``.
     slot: Slot | None = None
     #: Unix time of ``slot``.

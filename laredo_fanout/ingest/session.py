@@ -149,9 +149,8 @@ class IngestSession:
     @property
     def wal_end(self) -> int:
         """Highest known end of the server's WAL."""
-        decoded = self._loop.wal_end if self._loop is not None else 0
         slot = self._counters.slot.slot
-        return max(decoded, (slot and slot.wal_position) or 0)
+        return max(self.brought_to, (slot and slot.wal_position) or 0)
 
     @property
     def brought_to(self) -> int:

@@ -60,7 +60,7 @@ def test_another_database_writes_and_our_idle_ones_slot_follows(
         ingest.wait_until(released, "the slot let go what the other database wrote")
     assert _slot(filled)[1] > kept
     ingest.wait_until(
-        lambda: (ingest.status.retained_bytes or 1 << 40) < 16 << 20, "it is confirmed"
+        lambda: (ingest.status.slot.retained or 1 << 40) < 16 << 20, "it is confirmed"
     )
 
 
