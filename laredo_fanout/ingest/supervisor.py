@@ -181,9 +181,9 @@ class Ingest:
         known = self._store.source
         if known is None or not self._store.position:
             return
-        options = ownership.with_slot_name(self._options, known)
         watch = self._counters.slot
         try:
+            options = ownership.with_slot_name(self._options, known)
             with (
                 connections.connect(options, role="slot") as connection,
                 connections.TimeLimit(connection, options.connect_timeout),
