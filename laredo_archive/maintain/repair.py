@@ -347,7 +347,8 @@ class _Repair:
     def _renamed(self, entry: FormatEntry, key: str, manifest: Manifest) -> Manifest | None:
         if entry.key not in {named.key for named in manifest.named()}:
             return None  # it has left meanwhile; the upload will be collected
-        moved = {entry.key: replace(entry, key=key, uri=self._destination.uri_of(key))}
+        uri = self._destination.uri_of(key)
+        moved = {entry.key: replace(entry, key=key, uri=uri, lost=False)}
         artifacts = tuple(artifact.moved(moved) for artifact in manifest.artifacts)
         return rules.with_retired(replace(manifest, artifacts=artifacts), [entry])
 

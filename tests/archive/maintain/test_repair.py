@@ -216,6 +216,16 @@ def test_what_was_gone_and_is_put_back_is_checked_again(new_destination: NewDest
     assert problems(only) != []
 
 
+def test_what_was_gone_and_comes_from_another_is_lost_no_more(two: list[Destination]) -> None:
+    flipped(two[0], entry_of(two[0], FORMER).key)
+    assert repaired(two[0]).gone != []
+    assert entry_of(two[0], FORMER).lost
+    report = repaired(two[0], two[1])
+    assert (len(report.repaired), report.gone) == (1, [])
+    assert not entry_of(two[0], FORMER).lost
+    assert problems(two[0]) == []
+
+
 def test_what_the_newest_epoch_needs_is_lost_all_the_same(new_destination: NewDestination) -> None:
     only = new_destination()
     grown([only]).close()
