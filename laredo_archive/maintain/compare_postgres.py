@@ -415,7 +415,7 @@ def _await(
 
 def decide(archive: Archive, measured: Measured) -> ComparisonResult | None:
     """The result for a table measured between two positions; None: undecided so far."""
-    archive.unfold(merged.between(measured.before, measured.after))
+    archive.unfold(merged.between(measured.after, measured.before))
     head = archive.boundary()
     known = _known(archive, measured)
     if known is not None:

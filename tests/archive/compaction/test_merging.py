@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from laredo_archive.errors import OutOfOrder
+from laredo_archive.maintain.compare_postgres import Comparison, Measured, decide
 from laredo_archive.manifest import merged, rules
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
@@ -26,7 +27,7 @@ from tests.support.archive.archiving import (
     rebased,
 )
 from tests.support.archive.long_archive import FIRST, LEVELS, LongArchive, compacted, rows_at
-from tests.support.archive.truth import State
+from tests.support.archive.truth import State, checksum_of
 
 
 def chain_of(manifest: object) -> list[tuple[int | None, int]]:
@@ -88,6 +89,24 @@ def test_changes_between_two_boundaries_inside(destination: ScriptedDestination)
     start, end = archive.boundary(Position(60)), archive.boundary(Position(610))
     truncated, changes = archive.changes(start, end)
     assert applied({} if truncated else long.states[60], changes) == long.states[610]
+
+
+def test_a_table_measured_across_the_end_of_a_merged_diff(
+    destination: ScriptedDestination,
+) -> None:
+    long = LongArchive.begun(opened([destination]))
+    long.grow(12)
+    assert long.compacted() > 0
+    merged_diff = destination.manifest.artifacts[1]
+    start, end = merged_diff.from_position, merged_diff.to_position
+    assert merged_diff.parts is not None and start is not None
+    others = [long.states[position] for position in (start, end, end + 10)]
+    inside = next(at for at in range(start + 10, end, 10) if long.states[at] not in others)
+    state = checksum_of(long.states[inside])
+    measured = Measured(Position(start + 5), Position(end + 5), state.rows, state.hex())
+    verdict = decide(Archive.open(destination, PREFIX), measured)
+    assert verdict is not None
+    assert verdict.outcome is Comparison.EQUAL
 
 
 def test_a_base_at_a_boundary_that_was_merged_meanwhile() -> None:
