@@ -250,11 +250,13 @@ class _CollectorRun:
     def _planned(self, manifest: Manifest) -> None:
         date = self._date()
         self._result.orphans = self._orphans(manifest, date)
-        due = [e.key for e in manifest.retired if self._expired(e, date)]
-        for key in due:
-            if is_file(key, self._prefix):
-                due += [one for one in self._named_in(key, manifest) if one not in due]
-        self._result.deleted = due
+        due = dict.fromkeys(e.key for e in manifest.retired if self._expired(e, date))
+        files = [key for key in due if is_file(key, self._prefix)]
+        while files:
+            named = self._named_in(files.pop(), manifest)
+            files += [key for key in named if key not in due and is_file(key, self._prefix)]
+            due |= dict.fromkeys(named)
+        self._result.deleted = list(due)
         self._result.waiting = sum(not self._is_over(e, date) for e in manifest.retired)
 
     def _marked(self, manifest: Manifest) -> Manifest | None:
