@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from laredo_archive.errors import ArtifactMissing
+from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys, rules, updates
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
@@ -67,8 +67,9 @@ class EpochFolders:
     ) -> dict[str, FormatEntry]:
         """The objects of ``diffs`` in their epochs' folders, by the keys that they have.
 
-        ``diffs`` have their new epoch. Objects that are in its folder already, or missing, are left
-        out. Each was seen, or made, after ``manifest`` was read, so it exists at that one's swap.
+        ``diffs`` have their new epoch. Objects that are in its folder already, missing, or damaged
+        are left out. Each was seen, or made, after ``manifest`` was read, so it exists at that
+        one's swap.
 
         :raises DestinationError: if the destination is unavailable.
         """
@@ -104,9 +105,9 @@ class EpochFolders:
             name = wanted if key is None else self._new_names.instead_of(wanted)
             try:
                 key = self._copy(version, entry, name)
-            except ArtifactMissing as missing:
+            except (ArtifactMissing, ArtifactDamaged) as failure:
                 # The re-base loses nothing that isn't lost already, and may be the cure.
-                log.warning("relabelled diff not found", uri=missing.uri)
+                log.warning("relabelled diff not copied", uri=failure.uri, reason=str(failure))
                 return None
         self._placed[target] = version.manifest, key
         return replace(entry, key=key, uri=store.destination.uri_of(key))

@@ -177,6 +177,21 @@ def test_a_base_that_vanished_everywhere_has_to_be_made_again(new_stores: NewSto
     assert listed(destination) == [("snapshot", 1, 10)]
 
 
+def test_a_damaged_diff_does_not_stop_the_base_that_makes_up_for_it(
+    destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(destination, "copy", lambda *_: None)  # the diff's bytes are read
+    archive = based([destination])
+    diffed(archive, 10, 20, ONE, TWO)
+    base = base_of(archive, 20, TWO)
+    [key] = diffed(archive, 20, 30, TWO, THREE).keys
+    data, modified = destination.store.objects[key]
+    destination.store.objects[key] = (data[:-2] + b"?\n", modified)
+    archive.commit_base(base, continues=True)
+    assert listed(destination)[-2:] == [("snapshot", 2, 20), ("diff", 2, 30)]
+    assert destination.manifest.artifacts[-1].keys == [key]
+
+
 def test_an_orphan_with_the_same_bytes_is_adopted(new_stores: NewStores) -> None:
     [destination] = new_stores()
     archive = based([destination])
@@ -200,6 +215,16 @@ def test_an_unknown_format_is_refused_before_anything_is_written(new_stores: New
     with pytest.raises(UnknownFormat):
         diffed(archive, 10, 20, ONE, TWO, formats=("csv",))
     assert len(destination.store.objects) == 2
+
+
+def test_a_base_of_an_unknown_format_leaves_nothing(tmp_path: Path) -> None:
+    from laredo_archive.codec import UnknownFormat
+
+    archive = opened([LocalDestination(tmp_path)])
+    with pytest.raises(UnknownFormat):
+        base_of(archive, 10, ONE, formats=("jsonl", "csv"))
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(left) == [".manifest.json.lock", "manifest.json"]
 
 
 def test_durable_means_on_all_and_in_order(new_stores: NewStores) -> None:
