@@ -70,6 +70,8 @@ class BaseUpload:
     def __init__(
         self, plan: BasePlan, stores: Sequence[ManifestStore], new_names: NewNames
     ) -> None:
+        for format_id in plan.formats:
+            codec.check_format(format_id)  # before an upload begins, which nobody would abort
         self._plan = plan
         self._stores = stores
         self._checksum = StateChecksum()
