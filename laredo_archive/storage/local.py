@@ -28,6 +28,7 @@ from laredo_archive.errors import (
     CommitConflict,
     DestinationUnavailable,
     NameTaken,
+    NotAFile,
     TooLarge,
 )
 from laredo_archive.failpoint import reach
@@ -147,7 +148,7 @@ class Unfinished:
         with suppress(OSError):  # a full disk fails to flush what isn't wanted any more
             self._file.close()
         # A later collection finds what can't be removed now.
-        with suppress(OSError), self._tree.directory(self._directory) as directory:
+        with suppress(OSError, NotAFile), self._tree.directory(self._directory) as directory:
             os.unlink(self.name, dir_fd=directory)
 
 
@@ -225,8 +226,7 @@ class LocalLink:
     def abort(self) -> None:
         """Drop what was copied."""
         if self._copy is not None:
-            with suppress(OSError):
-                self._copy.abort()
+            self._copy.abort()
 
 
 LOCK_PATIENCE_S = 10.0
