@@ -37,8 +37,14 @@ def choose(
         entry = artifact.formats.get(candidate)
         if entry is not None and candidate in codec.DIFF_FORMATS:
             return candidate, entry
-    uri = next((entry.uri for entry in artifact.formats.values()), found.destination.uri)
+    entries = list(artifact.formats.values())
+    uri = _uri(found, entries[0]) if entries else found.destination.uri
     raise FormatUnknown(uri, sorted(artifact.formats), list(formats))
+
+
+def _uri(found: FoundArchive, entry: FormatEntry) -> str:
+    """Where the object is now: in a copy of the archive, ``entry.uri`` is another place."""
+    return found.destination.uri_of(found.locate(entry.key))
 
 
 def fetch(found: FoundArchive, entry: FormatEntry, directory: Path | None) -> IO[bytes]:
@@ -103,8 +109,8 @@ def changes(
                 count += change.action is not Action.TRUNCATE
                 yield change
         except ValueError as wrong:
-            raise ArtifactDamaged(entry.uri, str(wrong)) from wrong
+            raise ArtifactDamaged(_uri(found, entry), str(wrong)) from wrong
     if count != artifact.change_count:
         raise ArtifactDamaged(
-            entry.uri, f"it has {count} changes, the manifest has {artifact.change_count}"
+            _uri(found, entry), f"it has {count} changes, the manifest has {artifact.change_count}"
         )
