@@ -4,13 +4,21 @@ It remembers its progress, so that it can be resumed after a destination was
 unavailable. The artifact stays the same until every manifest has it.
 """
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from laredo_archive.errors import ArtifactDamaged, ArtifactMissing
+from laredo_archive.errors import (
+    ArtifactDamaged,
+    ArtifactMissing,
+    CommitUnavailable,
+    DestinationError,
+    Fenced,
+)
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys, rules, updates
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest
@@ -171,16 +179,12 @@ class PendingCommit:
         self._new_names = new_names
         self._found: dict[tuple[str, str], tuple[Manifest | None, str, float]] = {}
         """The version of a manifest for which an object was found there, and its key."""
-        self._begun = False
-
-    @property
-    def begun(self) -> bool:
+        self.begun = False
         """True if a manifest has the artifact; then the others must get it too.
 
         A swap of unclear outcome doesn't count: the objects are deleted only after a later version
         of that manifest has retired them, and such a version makes that swap fail.
         """
-        return self._begun
 
     def finish(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
         """Upload the artifact to every destination, and enter it into every manifest.
@@ -209,7 +213,7 @@ class PendingCommit:
         """Add the artifact to every manifest, one after the other."""
         for store in stores:
             store.rewrite(partial(self._offered, store, stores), claim)
-            self._begun = True
+            self.begun = True
 
     def _is_in(self, manifest: Manifest) -> bool:
         return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
@@ -317,3 +321,75 @@ class PendingCommit:
             "it was uploaded, and something deleted it before the commit; the base has to be"
             " made again",
         )
+
+
+class CommitsInTurn:
+    """Commits one after the other; one may be unfinished, and wait for a destination."""
+
+    def __init__(self, stores: Sequence[ManifestStore], claim: Claim, table: str) -> None:
+        self._stores = tuple(stores)
+        self._claim = claim
+        self._table = table
+        self._turn = threading.RLock()
+        self._fenced: Fenced | None = None
+        self._pending: PendingCommit | None = None
+        self._spool: ExitStack | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """True if a commit waits for a destination."""
+        return self._pending is not None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the lock on commits for the block, which calls finish() before anything else.
+
+        :raises Fenced: if another writer has taken over, now or earlier.
+        :raises CommitUnavailable: if a destination is unavailable.
+        """
+        with self._turn:
+            if self._fenced is not None:
+                raise self._fenced
+            try:
+                yield
+            except Fenced as fenced:
+                self._fenced = fenced
+                self._drop()
+                log.error(
+                    "archive taken over by another writer", table=self._table, reason=str(fenced)
+                )
+                raise
+            except DestinationError as failure:
+                location = self._stores[0].counts.note(failure, self._stores)
+                log.debug("commit delayed", table=self._table, reason=str(failure))
+                raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
+
+    def begin(self, commit: PendingCommit, spool: ExitStack | None = None) -> None:
+        """Have ``commit`` finished next, and ``spool`` closed then."""
+        self._pending, self._spool = commit, spool
+
+    def finish(self) -> PendingCommit | None:
+        """Enter the unfinished commit, if there is one, into every manifest; return it."""
+        pending = self._pending
+        if pending is None:
+            return None
+        try:
+            pending.finish(self._stores, self._claim)
+        except ArtifactMissing:
+            if not pending.begun:
+                self._drop()
+            raise
+        reach("commit.done")
+        self._drop()
+        return pending
+
+    def close(self) -> None:
+        """Delete temporary files."""
+        with self._turn:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._pending = None
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None

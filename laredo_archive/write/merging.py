@@ -5,37 +5,21 @@ waits for its turn among them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from functools import partial
-from typing import Protocol
 
 from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest.merged import DiffRun
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.manifest.updates import Notices
-from laredo_archive.write.commit import PendingCommit
+from laredo_archive.write.commit import CommitsInTurn, PendingCommit
 from laredo_archive.write.diff_encoding import EncodedDiff, Window
 from laredo_archive.write.manifest_store import Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists
 from laredo_model import position as positions
 from laredo_model.line import Change
 from laredo_model.position import Position
-
-
-class Commits(Protocol):
-    """The commits of a table's archive, each finished before the next begins."""
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Hold the lock on commits.
-
-        :raises Fenced: if another writer has taken over.
-        :raises CommitUnavailable: if a destination is unavailable.
-        """
-
-    def begin(self, commit: PendingCommit, spool: ExitStack) -> None:
-        """Have ``commit`` finished next, and ``spool`` closed then."""
 
 
 class Merging:
@@ -45,7 +29,7 @@ class Merging:
         self,
         stores: Sequence[ManifestStore],
         owner: Claim,
-        commits: Commits,
+        commits: CommitsInTurn,
         *,
         notices: Notices,
         new_names: NewNames,

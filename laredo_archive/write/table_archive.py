@@ -5,22 +5,14 @@ so an unfinished commit is finished before anything else.
 """
 
 import secrets
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Self
 
-from laredo_archive.errors import (
-    ArtifactMissing,
-    CommitUnavailable,
-    DestinationError,
-    Fenced,
-    OutOfOrder,
-)
+from laredo_archive.errors import DestinationError, OutOfOrder
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import updates
 from laredo_archive.manifest.model import Artifact, Manifest
@@ -29,7 +21,7 @@ from laredo_archive.manifest.updates import Head, ManifestUpdates, Notices, Noti
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.base_upload import Base, BasePlan, BaseUpload
 from laredo_archive.write.claim import claim, drop_unfinished, reconcile
-from laredo_archive.write.commit import EpochFolders, PendingCommit
+from laredo_archive.write.commit import CommitsInTurn, EpochFolders, PendingCommit
 from laredo_archive.write.diff_encoding import Window, encode
 from laredo_archive.write.manifest_store import Claim, Counts, Environment, ManifestStore
 from laredo_archive.write.merging import Merging
@@ -41,78 +33,6 @@ from laredo_model.position import History, Position
 from laredo_service.log import Log
 
 log = Log(__name__)
-
-
-class CommitsInTurn:
-    """Commits one after the other; one may be unfinished, and wait for a destination."""
-
-    def __init__(self, stores: Sequence[ManifestStore], claim: Claim, table: str) -> None:
-        self._stores = tuple(stores)
-        self._claim = claim
-        self._table = table
-        self._turn = threading.RLock()
-        self._fenced: Fenced | None = None
-        self._pending: PendingCommit | None = None
-        self._spool: ExitStack | None = None
-
-    @property
-    def unfinished(self) -> bool:
-        """True if a commit waits for a destination."""
-        return self._pending is not None
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold the lock on commits for the block, and finish an unfinished one first.
-
-        :raises Fenced: if another writer has taken over, now or earlier.
-        :raises CommitUnavailable: if a destination is unavailable.
-        """
-        with self._turn:
-            if self._fenced is not None:
-                raise self._fenced
-            try:
-                yield
-            except Fenced as fenced:
-                self._fenced = fenced
-                self._drop()
-                log.error(
-                    "archive taken over by another writer", table=self._table, reason=str(fenced)
-                )
-                raise
-            except DestinationError as failure:
-                location = self._stores[0].counts.note(failure, self._stores)
-                log.debug("commit delayed", table=self._table, reason=str(failure))
-                raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
-
-    def begin(self, commit: PendingCommit, spool: ExitStack | None = None) -> None:
-        """Have ``commit`` finished next, and ``spool`` closed then."""
-        self._pending, self._spool = commit, spool
-
-    def finish(self) -> PendingCommit | None:
-        """Enter the unfinished commit, if there is one, into every manifest; return it."""
-        pending = self._pending
-        if pending is None:
-            return None
-        try:
-            pending.finish(self._stores, self._claim)
-        except ArtifactMissing:
-            if not pending.begun:
-                self._drop()
-            raise
-        reach("commit.done")
-        self._drop()
-        return pending
-
-    def close(self) -> None:
-        """Delete temporary files."""
-        with self._turn:
-            self._drop()
-
-    def _drop(self) -> None:
-        self._pending = None
-        if self._spool is not None:
-            self._spool.close()
-            self._spool = None
 
 
 class TableArchive:
@@ -142,12 +62,15 @@ class TableArchive:
         """Call :meth:`open` instead, which claims the manifests."""
         self._stores = tuple(stores)
         self._first = first
-        self._claim = owner
+        self.claim = owner
+        """This writer's claim: its ``writer_id`` and term."""
         self._table = table
         self._key_prefix = key_prefix
-        self._notices = notices
+        self.notices = notices
+        """The artifacts that each sink was notified of, and the outstanding ones."""
         self._new_names = new_names
-        self._counts = stores[0].counts
+        self.counts = stores[0].counts
+        """Conflicts and errors so far."""
         self._environment = stores[0].environment
         self._entering = ManifestUpdates(notices, keep_epochs, self._environment.now)
         self._commits = CommitsInTurn(stores, owner, table)
@@ -236,21 +159,6 @@ class TableArchive:
             store.destination.location: store.manifest.head_position if store.manifest else None
             for store in self._stores
         }
-
-    @property
-    def claim(self) -> Claim:
-        """This writer's claim: its ``writer_id`` and term."""
-        return self._claim
-
-    @property
-    def counts(self) -> Counts:
-        """Conflicts and errors so far."""
-        return self._counts
-
-    @property
-    def notices(self) -> Notices:
-        """The artifacts that each sink was notified of, and the outstanding ones."""
-        return self._notices
 
     @property
     def unfinished(self) -> bool:
@@ -422,7 +330,7 @@ class TableArchive:
                 )
             for store in self._stores:
                 store.rewrite(
-                    lambda known: self._entering.seen(known, position, unchanged_until), self._claim
+                    lambda known: self._entering.seen(known, position, unchanged_until), self.claim
                 )
             self._take_committed()
 
@@ -434,7 +342,7 @@ class TableArchive:
         with self._commits.turn():
             self._finish()
             for store in self._stores:
-                store.rewrite(self._entering.notified_of, self._claim)
+                store.rewrite(self._entering.notified_of, self.claim)
             self._take_committed()
 
     def close(self) -> None:
@@ -464,7 +372,7 @@ class TableArchive:
 
     def _take_committed(self) -> None:
         before, self.manifest = self.manifest, self._stores[0].manifest
-        self._notices.follow(before, self.manifest)
+        self.notices.follow(before, self.manifest)
         shown = self._first.manifest
         self.published = NoticeSource(self._first.uri, shown) if shown else None
         self.head = head_of(self.manifest) if self.manifest else None
