@@ -51,11 +51,11 @@ from difflib import get_close_matches
 from enum import StrEnum
 
 from laredo_archive import codec
-from laredo_archive.aws.clients import AwsClients
+from laredo_archive.aws.clients import Addressing, AwsClients
 from laredo_archive.codec.arrow.types import Special, TypeChoice, TypeChoiceRefused
 from laredo_archive.manifest import timeline
 from laredo_archive.read import location
-from laredo_archive.storage.access import Addressing, S3Access, profiles
+from laredo_archive.storage.access import S3Access, profiles
 from laredo_model.errors import BadTime
 from laredo_model.position import Position
 from laredo_spark.errors import OptionRefused

@@ -13,7 +13,7 @@ from laredo_archive.arrow.changes import RowValues
 from laredo_archive.arrow.columns import DEFAULT_INFER_ROWS, InferredRows, columns_at
 from laredo_archive.arrow.ranges import Numbered, in_parallel
 from laredo_archive.arrow.slices import SliceOpener
-from laredo_archive.aws.clients import AwsClients
+from laredo_archive.aws.clients import Addressing, AwsClients
 from laredo_archive.codec.arrow import range_rows
 from laredo_archive.codec.arrow.rows import RowReader
 from laredo_archive.codec.arrow.types import MistypedValue, TypeChoice, UnrepresentableValue
@@ -32,7 +32,7 @@ from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.read import original
 from laredo_archive.read.objects import UNWATCHED
 from laredo_archive.reader import Archive
-from laredo_archive.storage.access import Addressing, S3Access, profiles
+from laredo_archive.storage.access import S3Access, profiles
 from laredo_model import position as positions
 from laredo_model.column import Column, key_columns
 from laredo_model.errors import ModelError

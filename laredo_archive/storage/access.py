@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from laredo_archive.aws.clients import AwsClients
+from laredo_archive.aws.clients import Addressing, AwsClients
 from laredo_archive.aws.profile import AMBIENT, ANONYMOUS, Profile, ProfileError
 from laredo_archive.storage.s3.bucket import S3Location
 
 if TYPE_CHECKING:
     from laredo_archive.storage.s3.destination import S3Destination
 
-Addressing = Literal["auto", "path", "virtual"]
 Encryption = Literal["AES256", "aws:kms"]
 
 

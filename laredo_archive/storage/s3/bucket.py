@@ -3,14 +3,14 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import get_args
 from urllib.parse import urlencode, urlsplit
 
+from laredo_archive.aws.clients import Addressing
 from laredo_archive.errors import DestinationError
 from laredo_archive.storage.destination import is_plain
 
 SCHEMES = ("s3://", "s3a://")
-ADDRESSINGS = ("auto", "path", "virtual")
 # "Understanding and managing Amazon S3 storage classes": objects in these must be restored,
 # for hours, before they can be read.
 _FROZEN = ("GLACIER", "DEEP_ARCHIVE")
@@ -46,7 +46,7 @@ class S3Location:
     region: str | None = None
     endpoint: str | None = None
     credentials: str | None = None
-    addressing: Literal["auto", "path", "virtual"] = "auto"
+    addressing: Addressing = "auto"
     server_side_encryption: str | None = None
     kms_key_id: str | None = None
     storage_class: str | None = None
@@ -86,8 +86,9 @@ class S3Location:
         wrong = [*self._wrong_bucket(), *self._wrong_endpoint()]
         if self.prefix and not is_plain(self.prefix.removesuffix("/")):
             wrong.append(f"the prefix {self.prefix!r} has an empty part, or one that is . or ..")
-        if self.addressing not in ADDRESSINGS:
-            wrong.append(f"addressing {self.addressing!r} isn't one of {', '.join(ADDRESSINGS)}")
+        known = get_args(Addressing)
+        if self.addressing not in known:
+            wrong.append(f"addressing {self.addressing!r} isn't one of {', '.join(known)}")
         if self.kms_key_id is not None and not _is_kms(self.server_side_encryption):
             wrong.append("kms_key_id needs server_side_encryption = aws:kms")
         if self.storage_class in _FROZEN:
