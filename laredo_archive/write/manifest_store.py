@@ -225,14 +225,10 @@ class ManifestStore:
         self.environment = environment
         self.counts = counts
         self._table = table
-        self._manifest: Manifest | None = None
+        self.manifest: Manifest | None = None
+        """The manifest as last read; None if there was none."""
         self._version: ObjectVersion | None = None
         self._known = False
-
-    @property
-    def manifest(self) -> Manifest | None:
-        """The manifest as last read; None if there was none."""
-        return self._manifest
 
     def asked(self) -> AbstractContextManager[None]:
         """Note that a block waits for the destination."""
@@ -253,15 +249,15 @@ class ManifestStore:
         with self.asked():
             found = self.destination.get(self.key)
         if found is None:
-            self._manifest, self._version = None, None
+            self.manifest, self._version = None, None
         else:
-            self._manifest, self._version = self._sound(found.data), found.version
+            self.manifest, self._version = self._sound(found.data), found.version
         self._known = True
-        return self._manifest
+        return self.manifest
 
     def current(self) -> Manifest | None:
         """The manifest as last seen; read again only if that may be out of date."""
-        return self._manifest if self._known else self.read()
+        return self.manifest if self._known else self.read()
 
     def _sound(self, data: bytes) -> Manifest:
         manifest = parser.parse(data, self.uri, self.key_prefix)
@@ -280,7 +276,7 @@ class ManifestStore:
 
         :raises CommitConflict, CommitStateUnknown: the manifest has to be read again.
         """
-        shown, version = self._manifest, self._version
+        shown, version = self.manifest, self._version
         if shown is not None and version is not None:
             changed = updates.with_dates(changed, shown, version.date)
         changed = replace(
@@ -292,7 +288,7 @@ class ManifestStore:
         etag = version.etag if version else None
         with self.asked():
             self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
-        self._manifest = changed
+        self.manifest = changed
         self._known = True
         self.counts.availabilities.worked(self.destination.location)
         return changed

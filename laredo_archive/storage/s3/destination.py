@@ -270,16 +270,10 @@ class S3Destination:
     ) -> None:
         self._bucket = Bucket(location, clients, pause)
         self._lanes = Lanes()
-
-    @property
-    def uri(self) -> str:
+        self.uri = location.uri
         """``s3://bucket/prefix/``."""
-        return self._bucket.location.uri
-
-    @property
-    def location(self) -> str:
+        self.location = location.identity
         """The URI, and the endpoint if it isn't AWS's."""
-        return self._bucket.location.identity
 
     @property
     def retries(self) -> dict[str, int]:
