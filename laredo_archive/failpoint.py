@@ -23,11 +23,8 @@ def _kill_at(wanted: str, count: int) -> Callable[[str], None]:
     def count_down(name: str) -> None:
         with turn:
             reached.update((name, "*"))
-            kill_if_it_is_time(name)
-
-    def kill_if_it_is_time(name: str) -> None:
-        if reached[wanted] == count and wanted in (name, "*"):
-            os.kill(os.getpid(), signal.SIGKILL)
+            if reached[wanted] == count and wanted in (name, "*"):
+                os.kill(os.getpid(), signal.SIGKILL)
 
     return count_down
 

@@ -52,7 +52,7 @@ class Archive:
         self.key_fields = key_fields
         self.manifest: Manifest = found.manifest
         """The manifest, unfolded at the boundaries that were requested."""
-        self._parts = parts or PartsFiles(found.destination, found.locate, found.key_prefix)
+        self._parts = parts or found.parts_files()
         self.uri = found.destination.uri_of(found.manifest_key)
         self.files = ArtifactFiles(found.destination, found.locate, progress)
 

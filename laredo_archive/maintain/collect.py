@@ -290,7 +290,7 @@ class _CollectorRun:
         """
         named: list[Retired] = []
         for entry in reversed(manifest.retired):
-            if self._is_file(entry) and self._expired(entry, date):
+            if is_file(entry.key, self._prefix) and self._expired(entry, date):
                 self._opened[entry.key] = self._named_in(entry.key, manifest)
                 named += [Retired(key, entry.at) for key in self._opened[entry.key]]
                 if len(named) >= NAMED_AT_ONCE:
@@ -299,10 +299,7 @@ class _CollectorRun:
 
     def _waits(self, entry: Retired) -> bool:
         """True if it is a file of parts that isn't opened yet."""
-        return self._is_file(entry) and entry.key not in self._opened
-
-    def _is_file(self, entry: Retired) -> bool:
-        return is_file(entry.key, self._prefix)
+        return is_file(entry.key, self._prefix) and entry.key not in self._opened
 
     def _named_in(self, key: str, manifest: Manifest) -> list[str]:
         self._progress.step(f"reading {key}")

@@ -31,7 +31,6 @@ from laredo_archive.failpoint import reach
 from laredo_archive.maintain.collect import DAY, CoveredPositions, file_keys_of
 from laredo_archive.maintain.copy_objects import Carrier, Load, Tally
 from laredo_archive.manifest import object_keys, rules
-from laredo_archive.manifest.merged import PartsFiles
 from laredo_archive.manifest.model import Artifact, FormatEntry, Manifest, Parts, Retired
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.manifest.updates import later
@@ -143,7 +142,7 @@ def refuse_unfit(
             f"it is ahead: it ends at {_head(own)}, and {where} ends at {_head(source)}; copy in"
             " the other direction, or to another location",
         )
-    reason = unfit(source, own, PartsFiles(found.destination, found.locate, found.key_prefix))
+    reason = unfit(source, own, found.parts_files())
     if reason is not None:
         raise CopyRefused(
             target.uri,
@@ -271,7 +270,7 @@ class _Copy:
         self._carrier = Carrier(
             target.destination, NewNames(secrets.token_hex(8)), environment, progress
         )
-        self._parts = PartsFiles(source.destination, source.locate, source.key_prefix)
+        self._parts = source.parts_files()
         self._progress = progress
         self._kept = 0
 

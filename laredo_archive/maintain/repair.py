@@ -161,8 +161,8 @@ class _Repair:
             )
         self._manifest = target.manifest
         self._files = ArtifactFiles(target.destination, target.locate, progress)
-        self._parts = _parts_files(target)
-        self._others = [(each, by_content(each.manifest), _parts_files(each)) for each in others]
+        self._parts = target.parts_files()
+        self._others = [(each, by_content(each.manifest), each.parts_files()) for each in others]
         self._progress = progress
         self._dry_run = dry_run
         self._new_names = NewNames(secrets.token_hex(8))
@@ -248,8 +248,7 @@ class _Repair:
         moved = {
             entry.key: replace(entry, lost=self._known[entry.key])
             for entry in manifest.named()
-            if isinstance(entry, FormatEntry)
-            and self._known.get(entry.key, entry.lost) != entry.lost
+            if self._known.get(entry.key, entry.lost) != entry.lost
         }
         if not moved:
             return None
@@ -369,10 +368,6 @@ def _lists(top: Artifact) -> set[str]:
 def _names(manifest: Manifest | None, keys: set[str]) -> bool:
     """True if ``manifest`` still names one of these keys."""
     return manifest is not None and any(entry.key in keys for entry in manifest.named())
-
-
-def _parts_files(archive: FoundArchive) -> PartsFiles:
-    return PartsFiles(archive.destination, archive.locate, archive.key_prefix)
 
 
 def _entry_in(

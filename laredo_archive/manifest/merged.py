@@ -114,7 +114,7 @@ def read(
         if version != VERSION:
             raise WrongField(f"parts_version is {version}, expected {VERSION}")
         return fields.take("diffs", list_of(lambda v, path: parser.artifact(v, path, key_prefix)))
-    except (ValueError, RecursionError, zlib.error, EOFError) as wrong:
+    except (ValueError, RecursionError, zlib.error) as wrong:
         raise ArtifactDamaged(uri, str(wrong)) from wrong
 
 

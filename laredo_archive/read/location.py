@@ -22,6 +22,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.manifest import catalog, object_keys, parser
 from laredo_archive.manifest.catalog import CATALOG, CatalogEntry, DatabaseCatalog
+from laredo_archive.manifest.merged import PartsFiles
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.destination import Destination
@@ -54,6 +55,10 @@ class FoundArchive(NamedTuple):
     def is_renamed_copy(self) -> bool:
         """True if the objects have other keys than the manifest names."""
         return self.locate is not as_it_is
+
+    def parts_files(self) -> PartsFiles:
+        """The files that list the parts of its merged diffs, none read yet."""
+        return PartsFiles(self.destination, self.locate, self.key_prefix)
 
 
 class ArchiveLocation(NamedTuple):
