@@ -13,12 +13,10 @@ from typing import IO
 from laredo_archive import codec
 from laredo_archive.errors import ArtifactDamaged, FormatUnknown, NoRoomToFetch
 from laredo_archive.manifest.model import Artifact, FormatEntry
-from laredo_archive.read.artifact_reader import PREFERRED_FORMATS
 from laredo_archive.read.location import FoundArchive
-from laredo_archive.write.uploads import stored
+from laredo_archive.read.objects import Checked
 from laredo_model.column import Column
 from laredo_model.line import Action, Change
-from laredo_service.files import Digest
 
 MEMORY_BYTES = 256 << 10
 """A smaller object never touches the disk."""
@@ -27,7 +25,7 @@ _READ_BYTES = 1 << 20
 
 
 def choose(
-    found: FoundArchive, artifact: Artifact, formats: Sequence[str] = PREFERRED_FORMATS
+    found: FoundArchive, artifact: Artifact, formats: Sequence[str]
 ) -> tuple[str, FormatEntry]:
     """The first of ``formats`` in which the artifact exists, and its entry.
 
@@ -55,25 +53,15 @@ def fetch(found: FoundArchive, entry: FormatEntry, directory: Path | None) -> IO
     :raises DestinationError: if it can't be read.
     :raises NoRoomToFetch: if there is no room for it.
     """
-    content = stored(found.destination, found.locate(entry.key), entry.size_bytes, entry.sha256)
+    uri = _uri(found, entry)
     file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115  # the caller closes it
         MEMORY_BYTES, dir=None if directory is None else str(directory)
     )
-    digest = Digest()
     try:
-        with content.open() as source:
-            while piece := source.read(_READ_BYTES):
-                _put(file, piece, content.origin, directory)
-                digest.update(piece)
-                if digest.size > entry.size_bytes:
-                    break  # it may have no end
-        if digest.size != entry.size_bytes or entry.sha256 not in (None, digest.hex()):
-            least = "more than " if digest.size > entry.size_bytes else ""
-            raise ArtifactDamaged(
-                content.origin,
-                f"it has {least}{digest.size} bytes with sha256 {digest.hex()}, the manifest has"
-                f" {entry.size_bytes} with {entry.sha256}",
-            )
+        with closing(found.destination.open(found.locate(entry.key))) as source:
+            checked = Checked(source, entry, uri)
+            while piece := checked.read(_READ_BYTES):
+                _put(file, piece, uri, directory)
         file.seek(0)
     except BaseException:
         file.close()
