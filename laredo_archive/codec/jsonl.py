@@ -29,7 +29,7 @@ from laredo_archive.codec.output import (
     FileWriter,
     Output,
 )
-from laredo_archive.codec.row_keys import KeyBounds, RowKeys, compact
+from laredo_archive.codec.row_keys import STRING, KeyBounds, RowKeys, compact
 from laredo_archive.codec.struct_reader import Projection
 from laredo_archive.errors import BadBytes
 from laredo_model import line as lines_
@@ -45,13 +45,8 @@ _HEADS = {
 }
 _ACTIONS = {action.name.encode(): action for action in _HEADS}
 _TRUNCATE = b'{"action":"TRUNCATE"}\n'
-_KEY_TEXT = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _CHANGE = re.compile(
-    rb'\{"action":"(INSERT|UPDATE|DELETE)","key":('
-    + _KEY_TEXT
-    + rb')(?:,"KEY":'
-    + _KEY_TEXT
-    + rb")?",
+    rb'\{"action":"(INSERT|UPDATE|DELETE)","key":(' + STRING + rb')(?:,"KEY":' + STRING + rb")?",
     re.DOTALL,
 )
 _ACTION_OF_HEAD = {head + b'"': action.name.encode() for action, head in _HEADS.items()}

@@ -12,9 +12,13 @@ from laredo_model import key as keys_
 from laredo_model import line as lines_
 from laredo_model.errors import BadLine
 
-_SKIPPED = rb'(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^",\[\]{}]++)'
-_STRING = rb'"([^"\\]*+)"'
-_SCALAR = rb'([^",\[\]{}]++)'
+STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+"""Pattern of a JSON string; possessive, as backtracking positions for each escape take a hundred
+times the string's memory."""
+SCALAR = rb'[^",\[\]{}]++'
+"""Pattern of a JSON number, true, false or null."""
+_SKIPPED = rb"(?:" + STRING + rb"|" + SCALAR + rb")"
+_UNESCAPED = rb'"([^"\\]*+)"'
 # A string without an end reaches to the line's end: else each quote in it would be tried again.
 _BLANK_OUTSIDE_STRINGS = re.compile(
     rb'("[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|[ \t\r\n]+', re.DOTALL
@@ -86,7 +90,8 @@ class RowKeys:
         self._groups = [in_line.index(field) + 1 for field in self._fields]
         last = list(names).index(in_line[-1])
         single = len(self._fields) == 1
-        wanted = rb"(?:" + _STRING + rb"|" + _SCALAR + rb")" if single else rb"(" + _SKIPPED + rb")"
+        alone = rb"(?:" + _UNESCAPED + rb"|(" + SCALAR + rb"))"
+        wanted = alone if single else rb"(" + _SKIPPED + rb")"
         parts = [
             re.escape(orjson.dumps(name)) + b":" + (wanted if name in self._fields else _SKIPPED)
             for name in names[: last + 1]
@@ -99,18 +104,16 @@ class RowKeys:
 # Ten times as fast as taking the line apart value by value, which is left for values that are
 # nested deeper than the expression reaches.
 
-_LINE_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_LINE_SCALAR = rb'[^",\[\]{}]++'
 _DEPTH = 4
 
 
 def _nested(depth: int) -> bytes:
     """Pattern of an object or array that is nested at most ``depth`` deep."""
     inside = rb"|" + _nested(depth - 1) if depth > 1 else b""
-    return rb'[\[{](?>[^\[\]{}"]++|' + _LINE_STRING + inside + rb")*+[\]}]"
+    return rb'[\[{](?>[^\[\]{}"]++|' + STRING + inside + rb")*+[\]}]"
 
 
-_VALUE = _LINE_STRING + rb"|" + _LINE_SCALAR + rb"|" + _nested(_DEPTH)
+_VALUE = STRING + rb"|" + SCALAR + rb"|" + _nested(_DEPTH)
 
 
 def member_patterns(names: Sequence[str], captured: Container[int]) -> list[bytes]:

@@ -22,7 +22,7 @@ from struct import Struct
 
 import orjson
 
-from laredo_archive.codec.row_keys import splitter
+from laredo_archive.codec.row_keys import SCALAR, STRING, splitter
 from laredo_model.column import Column
 
 # Floats as PostgreSQL prints them.
@@ -141,7 +141,7 @@ _NULL = b"\x08\x00"
 _TRUE = b"\x20\x01"
 _FALSE = b"\x20\x00"
 _SHORT_INTEGER = re.compile(rb"(?:0|-?[1-9][0-9]{0,14})\Z")
-_ARRAY_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^",\[\]{}]++|[\[\],{}]', re.DOTALL)
+_ARRAY_TOKEN = re.compile(STRING + rb"|" + SCALAR + rb"|[\[\],{}]", re.DOTALL)
 _HEADS_KEPT = 4096
 
 

@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import orjson
 
 from laredo_archive import codec
-from laredo_archive.codec.row_keys import splitter
+from laredo_archive.codec.row_keys import STRING, splitter
 from laredo_archive.errors import ArtifactDamaged, ExportRefused
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.read.artifact_reader import RowFields
@@ -39,8 +39,7 @@ EXTENSIONS = {
     ".pb.zst": codec.PROTOBUF_ZST,
 }
 
-# Possessive: backtracking positions for each escape would take a hundred times the string's memory.
-_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_STRING = STRING.decode()
 _ARRAY_TOKEN = re.compile(_STRING + r'|[^"]++|"', re.DOTALL)
 _JSON_TOKEN = re.compile(_STRING + r'|[^",\[\]{}]++|[\[\]{},]', re.DOTALL)
 _BRACES = str.maketrans("[]", "{}")
