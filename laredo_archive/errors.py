@@ -280,7 +280,7 @@ class ChecksumDiffers(ArchiveError):
 
 
 class OutOfOrder(ArchiveError):
-    """An artifact that doesn't continue the chain as it is."""
+    """An artifact can't follow the newest one of the archive."""
 
 
 class Fenced(ArchiveError):

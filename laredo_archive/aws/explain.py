@@ -85,7 +85,7 @@ _TABLE = (
     _Row(
         Cause.DENIED,
         "AllAccessDisabled",
-        "change the policy that denies {action} expressly; no permission helps against that",
+        "change the policy that denies {action}: an explicit deny overrides every permission",
         ("explicit deny",),
     ),
     _Row(
@@ -175,7 +175,7 @@ _TABLE = (
     _Row(
         Cause.NOT_IMPLEMENTED,
         "NotImplemented UnsupportedOperation Unsupported",
-        "use a service that has this, or leave the setting out that asks for it",
+        "use a service that supports this, or remove the setting that asks for it",
     ),
     _Row(
         Cause.GONE,
@@ -217,8 +217,8 @@ _TABLE = (
     _Row(
         Cause.OTHER,
         "400",  # the answer to a HEAD has no body, and so no code
-        "give the profile a region: a HEAD without a reason is mostly that the session token isn't"
-        " known there",
+        "give the profile a region: a HEAD is refused without a reason, and mostly because the"
+        " session token isn't known in the region that was asked",
     ),
 )
 _BY_NAME = {name: row for row in _TABLE for name in row.names.split()}

@@ -124,10 +124,11 @@ NO_DIRECTORY = (
 
 @dataclass(frozen=True)
 class Policy:
-    """``cut_off``: minimum age of an orphan; longer than the longest commit. ``grace``: time for
-    which a retired object stays; longer than the longest read."""
+    """The ages at which objects are retired and deleted, by the store's clock."""
 
+    #: Minimum age of an orphan; longer than the longest commit.
     cut_off: timedelta = DAY
+    #: Time for which a retired object stays; longer than the longest read.
     grace: timedelta = DAY
 
 

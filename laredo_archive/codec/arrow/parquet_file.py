@@ -273,7 +273,7 @@ class ParquetSnapshot:
         for column in self.columns:
             if schema.names.count(column.name) != 1:
                 raise BadBytes(
-                    f"the file needs one column {column.name}; its columns are"
+                    f"the file must have one column {column.name}; its columns are"
                     f" {', '.join(schema.names)}"
                 )
 

@@ -130,7 +130,7 @@ class S3Location:
             yield f"an object has at most {_MOST_TAGS} tags, not {len(self.tags)}"
         for name, value in self.tags.items():
             if not _TAG.fullmatch(name):
-                yield f"{name!r} can't be a tag: letters, digits, blanks and +-=._:/@"
+                yield f"{name!r} can't be a tag: use letters, digits, blanks and +-=._:/@ only"
             if not _TAG_VALUE.fullmatch(value):
                 yield f"{value!r} can't be the value of tag {name}"
 

@@ -49,7 +49,7 @@ Row = tuple[str, int, str | None, str, Cause, str]
 ROWS: list[Row] = [
     ("PutObject", 403, "AccessDenied", USER + "s3:PutObject on r", Cause.DENIED, "s3:PutObject on"),
     ("PutObject", 403, "AccessDenied", USER + "s3:PutObjectTagging", Cause.DENIED, "Tagging on it"),
-    ("PutObject", 403, "AccessDenied", "with an explicit deny in", Cause.DENIED, "expressly"),
+    ("PutObject", 403, "AccessDenied", "with an explicit deny in", Cause.DENIED, "overrides"),
     ("PutObject", 403, "AccessDenied", USER + "kms:GenerateDataKey", Cause.KMS, "kms_key_id"),
     ("PutObject", 400, "KMS.DisabledException", "k is disabled.", Cause.KMS, "be enabled"),
     ("PutObject", 404, "NoSuchBucket", "", Cause.NO_SUCH_BUCKET, "create the bucket"),
@@ -79,7 +79,7 @@ ROWS: list[Row] = [
     ("PutObject", 412, "PreconditionFailed", "", Cause.PRECONDITION, "read again"),
     ("PutObject", 409, "ConditionalRequestConflict", "", Cause.CONFLICT, "tried again"),
     ("PutObject", 409, "OperationAborted", "", Cause.CONFLICT, "tried again"),
-    ("PutObject", 501, "NotImplemented", "", Cause.NOT_IMPLEMENTED, "that has this"),
+    ("PutObject", 501, "NotImplemented", "", Cause.NOT_IMPLEMENTED, "that supports this"),
     ("PutObject", 503, "SlowDown", "", Cause.THROTTLED, "more slowly"),
     ("PutObject", 500, "InternalError", "", Cause.SERVER, "may have been carried out"),
     ("CompleteMultipartUpload", 200, "InternalError", "", Cause.SERVER, "tried again"),

@@ -151,7 +151,7 @@ def test_files_of_other_programs_read_by_their_own_types() -> None:
     ]
     assert read(None, sink.getvalue()) == expected
     with pytest.raises(
-        BadBytes, match="needs one column price; its columns are id, name, at, tags"
+        BadBytes, match="must have one column price; its columns are id, name, at, tags"
     ):
         read([KEY, PRICE], sink.getvalue())
 
