@@ -11,7 +11,7 @@ from typing import NamedTuple
 from laredo_archive.errors import NoSuchBoundary
 from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest import timeline
-from laredo_archive.manifest.merged import AllowedValues, PartsFiles
+from laredo_archive.manifest.merged import BoundaryFilter, PartsFiles
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.manifest.object_keys import manifest_key
 from laredo_archive.manifest.timeline import Boundary, Epoch
@@ -125,7 +125,7 @@ class Archive:
             self.unfold(merged_.at(as_of))
         return timeline.find(self.manifest, self.uri, as_of, exact=exact, epoch=epoch)
 
-    def unfold(self, wanted: AllowedValues) -> None:
+    def unfold(self, wanted: BoundaryFilter) -> None:
         """Put the parts of merged diffs in their places, where boundaries are ``wanted``.
 
         :raises ArtifactMissing, ArtifactDamaged: if a file that lists them can't be read.

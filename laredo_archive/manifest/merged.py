@@ -287,11 +287,11 @@ def without_parts(manifest: Manifest, merged_before: datetime) -> Manifest | Non
 Load = Callable[[Artifact], Sequence[Artifact]]
 """The diffs that a merged diff takes the place of."""
 
-AllowedValues = Callable[[Artifact, Artifact], bool]
+BoundaryFilter = Callable[[Artifact, Artifact], bool]
 """Predicate: True if the boundary between an artifact and the diff after it is wanted."""
 
 
-def at(point: Position | datetime) -> AllowedValues:
+def at(point: Position | datetime) -> BoundaryFilter:
     """The boundaries next to a position or a time."""
 
     def wanted(before: Artifact, diff: Artifact) -> bool:
@@ -303,7 +303,7 @@ def at(point: Position | datetime) -> AllowedValues:
     return wanted
 
 
-def between(start: Position, end: Position | datetime | None) -> AllowedValues:
+def between(start: Position, end: Position | datetime | None) -> BoundaryFilter:
     """Every boundary after ``start``, up to a position or a time; None: to the head."""
 
     def wanted(before: Artifact, diff: Artifact) -> bool:
@@ -316,7 +316,7 @@ def between(start: Position, end: Position | datetime | None) -> AllowedValues:
     return wanted
 
 
-def around(part: Artifact) -> AllowedValues:
+def around(part: Artifact) -> BoundaryFilter:
     """The boundaries at both ends of ``part``, where a merged diff leads past them."""
 
     def wanted(before: Artifact, diff: Artifact) -> bool:
@@ -333,7 +333,7 @@ def everywhere(_before: Artifact, _diff: Artifact) -> bool:
     return True
 
 
-def unfolded(manifest: Manifest, wanted: AllowedValues, load: Load) -> Manifest:
+def unfolded(manifest: Manifest, wanted: BoundaryFilter, load: Load) -> Manifest:
     """``manifest`` with the parts of merged diffs in their places, where ``wanted`` is true.
 
     :raises ArtifactMissing, ArtifactDamaged: as ``load``.
