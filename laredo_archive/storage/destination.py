@@ -1,9 +1,9 @@
 """The interface of storage: the operations that a commit needs of a directory or bucket.
 
-A destination is safe for use by several threads. It raises DestinationError and ArtifactMissing;
-any other exception is a bug. A change either was made, surely wasn't (DestinationUnavailable,
-NameTaken, CommitConflict), or is of unknown outcome (CommitStateUnknown). Keys are relative,
-``/``-separated.
+A destination is safe for use by several threads. It raises DestinationError, ArtifactMissing and
+ArtifactDamaged; any other exception is a bug. A change either was made, surely wasn't
+(DestinationUnavailable, NameTaken, CommitConflict), or is of unknown outcome (CommitStateUnknown).
+Keys are relative, ``/``-separated.
 """
 
 from collections.abc import Callable, Iterator
@@ -129,6 +129,7 @@ class Destination(Protocol):
         None: the store has no way that is better than to read and upload them.
 
         :raises ArtifactMissing: if there is no object ``source``; also at finish().
+        :raises ArtifactDamaged: at finish(), if it is found to have another size.
         :raises DestinationUnavailable: if it can't be begun now.
         """
 

@@ -114,6 +114,7 @@ def copy_object(
     The store copies it where it can, else its bytes are uploaded again. As store_object().
 
     :raises ArtifactMissing: if there is no object ``source``.
+    :raises ArtifactDamaged: if it is found to differ from ``content``.
     """
 
     def put(name: str) -> bool:

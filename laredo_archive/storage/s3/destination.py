@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.explain import PASSING, Cause
 from laredo_archive.errors import (
+    ArtifactDamaged,
     ArtifactMissing,
     CommitConflict,
     CommitStateUnknown,
@@ -62,9 +63,10 @@ class S3Copy(S3Upload):
         """Copy the parts and complete the upload; may be called again after CommitStateUnknown.
 
         :raises ArtifactMissing: if the source doesn't exist.
+        :raises ArtifactDamaged: if it has another size.
         """
         if not self._sent_all:
-            self._refuse_missing()
+            self._check_source()
             upload_id = self._begin()
             for number, start in enumerate(range(0, self._size_bytes, COPIED_PART_BYTES), 1):
                 stop = min(start + COPIED_PART_BYTES, self._size_bytes)
@@ -73,13 +75,18 @@ class S3Copy(S3Upload):
             self._sent_all = True
         super().finish()
 
-    def _refuse_missing(self) -> None:
+    def _check_source(self) -> None:
+        uri = self._bucket.uri_of(self._source)
         try:
-            self._bucket.ask("head_object", self._source)
+            answer = self._bucket.ask("head_object", self._source)
         except FailedRequest as refused:
             if refused.kind is Cause.NO_SUCH_KEY:
-                raise ArtifactMissing(self._bucket.uri_of(self._source)) from refused
+                raise ArtifactMissing(uri) from refused
             raise refused.error() from refused
+        size = self._bucket.required(answer, "ContentLength", uri)
+        if size != self._size_bytes:
+            # The store would refuse a range beyond the end, which looks like a store that is away.
+            raise ArtifactDamaged(uri, f"it has {size} bytes, its entry has {self._size_bytes}")
 
     def _copy_part(self, upload_id: str, number: int, start: int, stop: int) -> Part:
         location = self._bucket.location

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from laredo_archive.errors import ArtifactMissing, NameTaken, NotAFile
+from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, NameTaken, NotAFile
 from laredo_archive.storage.destination import Destination, UnfinishedObject
 from laredo_archive.storage.local import LocalDestination
 from laredo_archive.storage.s3.destination import S3Destination
@@ -121,6 +121,16 @@ def test_s3_copies_in_ranges(s3: S3Maker, monkeypatch: pytest.MonkeyPatch) -> No
     assert "GetObject" not in asked
     assert "UploadPart" not in asked
     assert read(destination, TARGET) == LARGE
+
+
+def test_s3_copies_nothing_of_another_size(s3: S3Maker) -> None:
+    destination = s3()
+    put(destination, SOURCE, LARGE[:-1])
+    begun = copying(destination)
+    with pytest.raises(ArtifactDamaged, match="epoch=1/"):
+        begun.finish()
+    begun.abort()
+    assert destination.head(TARGET) is None
 
 
 def test_small_objects_are_fewer_requests_otherwise(s3: S3Maker) -> None:
