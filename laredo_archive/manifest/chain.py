@@ -65,7 +65,7 @@ class NextArtifact:
     @property
     def mark(self) -> ReaderPosition:
         """The reader's position after it."""
-        return ReaderPosition(self.epoch.number, self.artifact.to_position, _history(self.artifact))
+        return ReaderPosition.at(self.artifact)
 
     @property
     def boundary(self) -> Boundary:

@@ -77,12 +77,9 @@ class S3Copy(S3Upload):
 
     def _check_source(self) -> None:
         uri = self._bucket.uri_of(self._source)
-        try:
-            answer = self._bucket.ask("head_object", self._source)
-        except FailedRequest as refused:
-            if refused.kind is Cause.NO_SUCH_KEY:
-                raise ArtifactMissing(uri) from refused
-            raise refused.error() from refused
+        answer = self._bucket.head(self._source)
+        if answer is None:
+            raise ArtifactMissing(uri)
         size = self._bucket.required(answer, "ContentLength", uri)
         if size != self._size_bytes:
             # The store would refuse a range beyond the end, which looks like a store that is away.
@@ -313,12 +310,9 @@ class S3Destination:
 
     def head(self, key: str) -> ObjectInfo | None:
         """Size and time of the object."""
-        try:
-            answer = self._bucket.ask("head_object", key)
-        except FailedRequest as refused:
-            if refused.kind is Cause.NO_SUCH_KEY:
-                return None
-            raise refused.error() from refused
+        answer = self._bucket.head(key)
+        if answer is None:
+            return None
         uri = self.uri_of(key)
         size = self._bucket.required(answer, "ContentLength", uri)
         return ObjectInfo(key, size, self._bucket.modified(answer, uri))

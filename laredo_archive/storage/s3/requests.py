@@ -164,6 +164,18 @@ class Bucket:
         uri, more["Key"] = self.uri_of(key), self.location.prefix + key
         return self.repeatedly(method, again, partial(self._once, method, uri, more), ended)
 
+    def head(self, key: str) -> Answer | None:
+        """The answer to a HEAD of an object; None if there is no such object.
+
+        :raises DestinationError: if the request keeps failing, or fails otherwise.
+        """
+        try:
+            return self.ask("head_object", key)
+        except FailedRequest as refused:
+            if refused.kind is Cause.NO_SUCH_KEY:
+                return None
+            raise refused.error() from refused
+
     def ask_all(self, method: str, prefix: str, **more: str) -> Answer:
         """One page of a listing of ``prefix``.
 

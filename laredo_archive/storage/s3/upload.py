@@ -230,19 +230,10 @@ class S3Upload:
     def _outcome(self, refused: FailedRequest) -> DestinationError:
         if refused.kind is Cause.PRECONDITION:
             return NameTaken(self._uri)
-        if refused.kind is Cause.NO_SUCH_UPLOAD and self._is_there():
+        if refused.kind is Cause.NO_SUCH_UPLOAD and self._bucket.head(self._key) is not None:
             # Completed by an earlier request whose answer was lost, or another writer's object.
             return NameTaken(self._uri)
         return refused.error(changing=True)
-
-    def _is_there(self) -> bool:
-        try:
-            self._bucket.ask("head_object", self._key)
-        except FailedRequest as refused:
-            if refused.kind is Cause.NO_SUCH_KEY:
-                return False
-            raise refused.error() from refused
-        return True
 
     def _drop_parts(self, upload_id: str) -> None:
         try:
