@@ -80,8 +80,7 @@ class CoveredPositions:
 
 def file_keys_of(manifest: Manifest) -> list[str]:
     """The keys of all files of parts that the manifest's diffs name."""
-    diffs = (each for artifact in manifest.artifacts for each in artifact.with_parts())
-    return [diff.parts.file.key for diff in diffs if diff.parts and diff.parts.file]
+    return [key for artifact in manifest.artifacts for key in artifact.lists_of_parts()]
 
 
 def is_file(key: str, key_prefix: str) -> bool:

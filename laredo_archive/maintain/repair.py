@@ -191,7 +191,7 @@ class _Repair:
             try:
                 diffs = self._parts.diffs_of(merged)
             except (ArtifactMissing, ArtifactDamaged) as failure:
-                if _names(self._store.read(), {merged.parts.file.key, *_lists(top)}):
+                if _names(self._store.read(), {merged.parts.file.key, *top.lists_of_parts()}):
                     name = f"the list of the parts of {name_of(merged)}"
                     why_not = ["every destination has its own list"]
                     self._report.lost.append(
@@ -287,7 +287,7 @@ class _Repair:
         """
         named, manifest = found.named, self._store.read()
         if manifest is None or not _names(
-            manifest, _lists(named.top) if named.is_listed else {named.entry.key}
+            manifest, set(named.top.lists_of_parts()) if named.is_listed else {named.entry.key}
         ):
             return None
         why_not: list[str] = []
@@ -358,11 +358,6 @@ def _objects(
     for artifact in artifacts:
         for format_id, entry in sorted(artifact.formats.items()):
             yield NamedObject(top, artifact, format_id, entry, are_listed)
-
-
-def _lists(top: Artifact) -> set[str]:
-    """The keys of the files of parts that the manifest itself names for ``top``."""
-    return {each.parts.file.key for each in top.with_parts() if each.parts and each.parts.file}
 
 
 def _names(manifest: Manifest | None, keys: set[str]) -> bool:

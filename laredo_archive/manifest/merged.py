@@ -84,7 +84,8 @@ class PartsFiles:
         diffs = self._loaded.pop(key, None)
         if diffs is None:
             diffs = read(self._destination, key, parts.file, self._key_prefix)
-            self._levels.update(dict.fromkeys(_files_named(diffs), level + 1))
+            for diff in diffs:
+                self._levels.update(dict.fromkeys(diff.lists_of_parts(), level + 1))
         while len(self._loaded) >= REMEMBERED:
             del self._loaded[next(iter(self._loaded))]
         self._loaded[key] = diffs
@@ -125,13 +126,6 @@ def _plain(data: bytes, entry: FormatEntry) -> bytes:
     if unpacking.unconsumed_tail:
         raise WrongField(f"it has more than {most} bytes when unpacked")
     return plain
-
-
-def _files_named(diffs: Sequence[Artifact]) -> Iterator[str]:
-    for diff in diffs:
-        for part in diff.with_parts():
-            if part.parts is not None and part.parts.file is not None:
-                yield part.parts.file.key
 
 
 def _contradiction(merged: Artifact, diffs: Sequence[Artifact]) -> str | None:

@@ -261,6 +261,11 @@ class Artifact:
         for part in self.parts.diffs if self.parts is not None else ():
             yield from part.with_parts()
 
+    def lists_of_parts(self) -> list[str]:
+        """The keys of the files that list its parts, and their parts, as far as known here."""
+        parts = (each.parts for each in self.with_parts())
+        return [each.file.key for each in parts if each is not None and each.file is not None]
+
     def same_as(self, other: "Artifact") -> bool:
         """True if both are the same artifact, wherever their objects are.
 

@@ -352,7 +352,7 @@ class ManifestUpdates:
 
     def diff(self, manifest: Manifest, diff: Artifact) -> Manifest:
         """The manifest with a diff at its end."""
-        return self._stamped(with_diff(manifest, diff))
+        return self._stamped(_with_artifacts(manifest, (*manifest.artifacts, diff)))
 
     def base(self, manifest: Manifest, base: Artifact) -> Manifest:
         """The manifest with a new epoch; those beyond keep_epochs leave."""
@@ -378,11 +378,6 @@ class ManifestUpdates:
         head = manifest.head_position
         assert head is not None, "it has an artifact"
         return self._notices.entered(with_seen(manifest, head, self._now()))
-
-
-def with_diff(manifest: Manifest, diff: Artifact) -> Manifest:
-    """The manifest with ``diff`` at its end."""
-    return _with_artifacts(manifest, (*manifest.artifacts, diff))
 
 
 def with_base(manifest: Manifest, base: Artifact, keep_epochs: int | None) -> Manifest:

@@ -300,7 +300,7 @@ class ArtifactFiles:
                 truncated = True
             else:
                 if change.new is None and change.action is not Action.DELETE:
-                    _refuse_change(uri, change)
+                    self.refuse(entry, f"{change.action.name} of {change.key!r} without a new row")
                 if is_sorted and last is not None and last >= change.key:
                     _refuse_order(uri, last, change.key)
                 count += 1
@@ -326,9 +326,7 @@ class ArtifactFiles:
 
     def _check_count(self, entry: FormatEntry, count: int, expected: int | None, what: str) -> None:
         if expected is not None and count != expected:
-            raise ArtifactDamaged(
-                self.uri(entry), f"it has {count} {what}, the manifest has {expected}"
-            )
+            self.refuse(entry, f"it has {count} {what}, the manifest has {expected}")
 
 
 def _readable(artifact: Artifact, format_id: str | None = None) -> list[str]:
@@ -342,10 +340,7 @@ def _with_advice(rows: Iterator[T]) -> Iterator[T]:
     try:
         yield from rows
     except ArtifactDamaged as failure:
-        raise ArtifactDamaged(
-            failure.uri,
-            f"{failure.reason}{_NAME_THE_KEY}",
-        ) from failure
+        raise ArtifactDamaged(failure.uri, f"{failure.reason}{_NAME_THE_KEY}") from failure
 
 
 def _check_order(uri: str, last: bytes | None, keys: list[bytes]) -> None:
@@ -363,7 +358,3 @@ def _refuse_order(uri: str, before: bytes, after: bytes) -> NoReturn:
         f"the manifest declares it sorted, but the key {after.decode(errors='replace')!r} comes"
         f" after {before.decode(errors='replace')!r}",
     )
-
-
-def _refuse_change(uri: str, change: Change) -> NoReturn:
-    raise ArtifactDamaged(uri, f"{change.action.name} of {change.key!r} without a new row")

@@ -340,7 +340,10 @@ class Checked:
         self._progress.advance(len(data))
         if self._passed.size > self._entry.size_bytes:
             # Not read on: it may have no end.
-            raise ArtifactDamaged(self._uri, _longer(self._entry))
+            raise ArtifactDamaged(
+                self._uri,
+                f"it has more than the {self._entry.size_bytes} bytes in the manifest. {_CURE}",
+            )
         if not data:
             self._compare()
         return data
@@ -361,7 +364,3 @@ def wrong_size(size: int, entry: FormatEntry) -> str:
     """Message about an object of another size than its entry's."""
     how = "cut off: " if size < entry.size_bytes else ""
     return f"{how}it has {size} bytes, the manifest has {entry.size_bytes}. {_CURE}"
-
-
-def _longer(entry: FormatEntry) -> str:
-    return f"it has more than the {entry.size_bytes} bytes in the manifest. {_CURE}"
