@@ -185,12 +185,15 @@ class PendingCommit:
         A swap of unclear outcome doesn't count: the objects are deleted only after a later version
         of that manifest has retired them, and such a version makes that swap fail.
         """
+        self.may_be_named = False
+        """True if a manifest may have the artifact, or get it yet by a swap of unclear outcome."""
 
     def finish(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
         """Upload the artifact to every destination, and enter it into every manifest.
 
         :raises Fenced: if another writer has taken one over.
         :raises ArtifactMissing: if its bytes are gone everywhere.
+        :raises ArtifactDamaged: if they, or a list of parts, aren't what they should be.
         :raises DestinationError: if one is unavailable.
         """
         self.upload_missing(stores)
@@ -211,6 +214,7 @@ class PendingCommit:
 
     def commit(self, stores: Sequence[ManifestStore], claim: Claim) -> None:
         """Add the artifact to every manifest, one after the other."""
+        self.may_be_named = True
         for store in stores:
             store.rewrite(partial(self._offered, store, stores), claim)
             self.begun = True
@@ -369,14 +373,19 @@ class CommitsInTurn:
         self._pending, self._spool = commit, spool
 
     def finish(self) -> PendingCommit | None:
-        """Enter the unfinished commit, if there is one, into every manifest; return it."""
+        """Enter the unfinished commit, if there is one, into every manifest; return it.
+
+        It is given up if it can't be finished as its bytes are gone or damaged, and no manifest
+        needs it: else no other commit would ever follow.
+        """
         pending = self._pending
         if pending is None:
             return None
         try:
             pending.finish(self._stores, self._claim)
-        except ArtifactMissing:
-            if not pending.begun:
+        except (ArtifactMissing, ArtifactDamaged) as failure:
+            missing = isinstance(failure, ArtifactMissing)
+            if not (pending.begun if missing else pending.may_be_named):
                 self._drop()
             raise
         reach("commit.done")

@@ -205,6 +205,7 @@ class TableArchive:
         :raises ChecksumDiffers: if rows or checksum differ; nothing was committed.
         :raises OutOfOrder: if it can't follow the archive's head; nothing was committed.
         :raises ArtifactMissing: if it was deleted meanwhile; make it again.
+        :raises ArtifactDamaged: if it, or a list of parts that it takes over, is damaged.
         :raises CommitUnavailable: if a destination is unavailable; call it again.
         :raises Fenced: if another writer has taken over.
         """
@@ -261,6 +262,7 @@ class TableArchive:
 
         :raises OutOfOrder: if it doesn't begin at the head, or ``history`` can't go on from there.
         :raises SpoolUnavailable: if there is no room to encode it; nothing was committed.
+        :raises ArtifactDamaged: if its temporary file is damaged; write it again.
         :raises CommitUnavailable: if a destination is unavailable; call it again.
         :raises Fenced: if another writer has taken over.
         """

@@ -3,12 +3,14 @@
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from laredo_archive.errors import (
+    ArtifactDamaged,
     ArtifactMissing,
     ChecksumDiffers,
     CommitUnavailable,
@@ -19,6 +21,8 @@ from laredo_archive.errors import (
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import EpochPosition
 from laredo_archive.storage.local import LocalDestination
+from laredo_archive.write import diff_encoding
+from laredo_archive.write.uploads import Content
 from laredo_model.position import Position
 from tests.support.archive.archiving import (
     EMPTY,
@@ -190,6 +194,21 @@ def test_a_damaged_diff_does_not_stop_the_base_that_makes_up_for_it(
     archive.commit_base(base, continues=True)
     assert listed(destination)[-2:] == [("snapshot", 2, 20), ("diff", 2, 30)]
     assert destination.manifest.artifacts[-1].keys == [key]
+
+
+def test_a_diff_with_damaged_bytes_is_given_up(
+    destination: ScriptedDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = based([destination])
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            diff_encoding, "Content", lambda *given: replace(Content(*given), sha256="0" * 64)
+        )
+        with pytest.raises(ArtifactDamaged, match="its sha256 is"):
+            diffed(archive, 10, 20, ONE, TWO)
+    assert not archive.unfinished
+    diffed(archive, 10, 20, ONE, TWO)
+    assert listed(destination)[-1] == ("diff", 1, 20)
 
 
 def test_an_orphan_with_the_same_bytes_is_adopted(new_stores: NewStores) -> None:
