@@ -12,7 +12,15 @@ from laredo_fanout.batch.status import CommitInfo
 from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.ingest.change_source import MessageFeed
 from laredo_fanout.ingest.supervisor import Ingest
-from laredo_fanout.pg_catalog.side_connection import SideConnection
+from laredo_fanout.pg_catalog.side_connection import (
+    CheckRequest,
+    ConnectionReady,
+    ConnectionRequest,
+    Report,
+    SideConnection,
+    SideConnectionDown,
+)
+from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import Connection, SourceUnavailable
 from laredo_fanout.postgres.pgoutput import ExpectedMessages
@@ -95,6 +103,37 @@ def test_a_connection_that_cannot_be_made_ready_is_closed(database: Database) ->
         side.start(connection)
     side.stop()
     assert connection.closed
+
+
+def test_other_work_goes_on_while_no_connection_for_a_copy_can_be_opened(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role's CONNECTION LIMIT may leave room for none, for good."""
+    options = SourceOptions(
+        database.dsn, slot_name=f"slot_{database.name}", publication=PublicationOptions("refused")
+    )
+    connect, reports = connections.connect, list[Report]()
+
+    def refusing(options: SourceOptions, *, role: str, replication: bool = False) -> Connection:
+        if role == "copy":
+            raise SourceUnavailable("too many connections for role")
+        return connect(options, role=role, replication=replication)
+
+    def is_checked() -> bool:
+        return any(isinstance(each, CatalogSnapshot) and each.answers == 7 for each in reports)
+
+    monkeypatch.setattr(connections, "connect", refusing)
+    awaited = ExpectedMessages(options.slot_name, lambda: None)
+    side = SideConnection(options, (), awaited, reports.append)
+    side.start(connect(options, role="side"))
+    try:
+        side.request(ConnectionRequest())
+        wait_until(lambda: any(isinstance(r, SideConnectionDown) for r in reports), "it is refused")
+        side.request(CheckRequest(7))
+        wait_until(is_checked, "the catalog is checked")
+    finally:
+        side.stop()
+    assert not any(isinstance(each, ConnectionReady) for each in reports)
 
 
 def test_it_is_closed_whatever_the_failure_is(database: Database) -> None:
