@@ -220,6 +220,9 @@ class Release:
     def _supervise(self) -> None:
         self.runs[self.head].held_back = False
         for run in self.runs[self.head :]:
+            if run.failure is Failure.NO_ROOM and run.pid is not None:
+                # Its process is about to end, which counts the failure and sets the pause.
+                continue
             if run.failure is not None or run.failures >= _MOST_FAILURES:
                 self._failed(run)
             if self._ending:

@@ -201,7 +201,10 @@ class SegmentDecoder:
 
     def _stay_in_touch(self) -> None:
         now = time.monotonic()
-        if not self.paused and now - self._heard_at > self._order.receive_timeout:
+        if self.paused:
+            # Nothing is read, so PostgreSQL's silence begins with the end of the pause.
+            self._heard_at = now
+        if now - self._heard_at > self._order.receive_timeout:
             raise SourceUnavailable(f"PostgreSQL sent nothing for {now - self._heard_at:.0f} s")
         if self._reply_wanted or now - self._confirmed_at >= _STATUS_INTERVAL:
             # This loses nothing: the copy of the slot ends with this process, and the slot stays.
