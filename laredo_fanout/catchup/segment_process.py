@@ -62,7 +62,6 @@ class SegmentDecoder:
         self._position = self._reached = order.start
         self._begun = 0
         self._gathered = 0
-        self._changes = 0
         self._in_transaction = False
         self._reply_wanted = False
         self._reported: Report | None = None
@@ -110,7 +109,6 @@ class SegmentDecoder:
         while left > 0:
             size, message, taken = gather(self._stream.get, left, of, self._piece.buffer)
             left -= taken
-            self._changes += taken - (message is not None)
             if message is None:
                 if size < 0:
                     raise self._stream.end()
@@ -133,7 +131,6 @@ class SegmentDecoder:
         """
         kind = message[message_.ENVELOPE]
         if kind in _ROWS:
-            self._changes += 1
             self._rare(kind, message)
             return message[_OID]
         if kind == message_.BEGIN:
@@ -236,7 +233,6 @@ class SegmentDecoder:
             self._whole,
             self._position,
             self._reached,
-            self._changes,
             synced=synced,
             done=done,
         )

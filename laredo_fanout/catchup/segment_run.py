@@ -60,7 +60,6 @@ class SegmentRun:
         self._start_at = 0.0
         self.position = segment.position
         self.reached = segment.position
-        self.changes = 0
         self.restarts = 0
         self.failures = 0
         self.failure: Failure | None = None
@@ -125,6 +124,7 @@ class SegmentRun:
         assert process.stdin is not None and process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         self._unread = b""
+        self.error = ""
         self.paused = False
         with suppress(BrokenPipeError):  # the process has ended already, and so does its stdout
             process.stdin.write(order.to_bytes())
@@ -204,7 +204,6 @@ class SegmentRun:
             self.failures = 0
         self.position = max(self.position, report.position)
         self.reached = max(self.reached, report.reached)
-        self.changes = report.changes
         self.done = self.done or report.done
         if report.synced:
             self.segment = replace(self.segment, pieces=tuple(self.pieces), done=self.done)

@@ -73,7 +73,12 @@ class Anchor:
         self._due_at = ended + max(_INTERVAL_S, _SHARE * (ended - began))
 
 
-_LIMITS = ("max_wal_senders", "connection slots are reserved", "too many clients")
+_LIMITS = (
+    "max_wal_senders",
+    "connection slots are reserved",
+    "too many clients",
+    "too many connections for",  # a role's or a database's CONNECTION LIMIT
+)
 """Texts of refusals: a refused connection has no SQLSTATE on the client's side."""
 _WORTH_MOVING = 16 << 20
 _FULL = b"53400"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
-from laredo_fanout.copy.table_copy import TableCopy
+from laredo_fanout.copy.table_copy import RECOPY_OF, TableCopy
 from laredo_fanout.decode.stream_decoder import ResyncRequired
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.pg_catalog import shape
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from laredo_fanout.store.transaction import Transaction
 
 _log = structlog.get_logger()
-
-RECOPY_OF = "beside"
-"""Name of the live incarnation's id in the ``copy`` of a re-copy's record."""
 
 
 class RecopyAsked(NamedTuple):

@@ -45,6 +45,9 @@ MOST_REFUSALS = 5
 KEYS_A_CHUNK = 500
 """Number of rows that one SELECT reads again by their keys."""
 
+RECOPY_OF = "beside"
+"""Name of the live incarnation's id in the ``copy`` of a re-copy's record."""
+
 
 class CopyState(Enum):
     """A copy's state."""
@@ -350,7 +353,7 @@ class TableCopy:
         self.shape = shape.of_table(table)
         self.transaction_filter = transaction_filter
         """The filter of an append-only table, which is read in one piece, with one snapshot."""
-        self.live_id: int | None = stored.get("beside")
+        self.live_id: int | None = stored.get(RECOPY_OF)
         """The live incarnation's id; None unless this is a re-copy."""
         self.splits: list[Split] | None = None
         """Split points between the key ranges; None if they aren't chosen yet."""
@@ -443,7 +446,7 @@ class TableCopy:
             stored["splits"] = [list(split) for split in self.splits]
             stored["done"] = _runs(sorted(self.machine.done))
         if self.live_id is not None:
-            stored["beside"] = self.live_id
+            stored[RECOPY_OF] = self.live_id
         if self.machine.barrier is not None:
             stored["barrier"] = self.machine.barrier
         return stored

@@ -17,8 +17,8 @@ import structlog
 
 from laredo_fanout.batch import tracked_table
 from laredo_fanout.batch.tracked_table import TrackedTable
-from laredo_fanout.copy.recopy import RECOPY_OF, Recopies
-from laredo_fanout.copy.table_copy import TableCopy
+from laredo_fanout.copy.recopy import Recopies
+from laredo_fanout.copy.table_copy import RECOPY_OF, TableCopy
 from laredo_fanout.decode.row_scan import IGNORED, Route
 from laredo_fanout.decode.stream_decoder import ResyncRequired
 from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused

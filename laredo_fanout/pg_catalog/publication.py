@@ -34,8 +34,8 @@ _REFUSALS = (
 )
 """Errors of a statement: a lock, or an object that has changed since the catalog was read."""
 _STATE = """
-SELECT oid::int8, puballtables, pubinsert AND pubtruncate, pubupdate AND pubdelete,
-    pubupdate OR pubdelete, pubviaroot
+SELECT oid::int8, pubinsert AND pubtruncate, pubupdate AND pubdelete, pubupdate OR pubdelete,
+    pubviaroot
 FROM pg_publication WHERE pubname = %s
 """
 
@@ -118,12 +118,12 @@ class Publication(NamedTuple):
 
     name: str
     oid: int
-    all_tables: bool
     additions: bool
     """True if it publishes INSERT and TRUNCATE."""
     changes: bool
     """True if it publishes UPDATE and DELETE."""
     any_changes: bool
+    """True if it publishes UPDATE or DELETE."""
     via_root: bool
     """True if a partition's changes come as the root's."""
 
@@ -324,14 +324,14 @@ def follow_roots(connection: Connection, options: PublicationOptions, table: Nam
     _log.warning("publication altered: publish_via_partition_root set", publication=options.name)
 
 
-def remove(connection: Connection, options: PublicationOptions, table: NamedTable) -> bool:
-    """Drop ``table`` from the publication if ``create`` is on; returns True if it is dropped.
+def remove(connection: Connection, options: PublicationOptions, table: NamedTable) -> None:
+    """Drop ``table`` from the publication if ``create`` is on; log an error if that is refused.
 
     Without a replica identity the application's UPDATE and DELETE fail as long as
     the table is published.
     """
     if not options.create:
-        return False
+        return
     statement = f"ALTER PUBLICATION {identifier(options.name)} DROP TABLE ONLY {table.sql_name}"
     try:
         connection.execute(statement.encode())
@@ -347,11 +347,12 @@ def remove(connection: Connection, options: PublicationOptions, table: NamedTabl
             error=str(denied),
             cure=f"let the owner run {statement};",
         )
-        return False
     except (psycopg.errors.UndefinedObject, *_DROPPED):
-        return True
-    _log.warning("table dropped from publication", table=table.qualified, publication=options.name)
-    return True
+        pass  # it isn't a member any more
+    else:
+        _log.warning(
+            "table dropped from publication", table=table.qualified, publication=options.name
+        )
 
 
 def create_statement(options: PublicationOptions, tables: Iterable[NamedTable]) -> str:
