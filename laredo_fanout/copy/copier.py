@@ -434,22 +434,14 @@ class TableCopies:
             self._batch.when_durable(lambda: self._all_durable(copy))
 
     def _all_durable(self, copy: TableCopy) -> None:
-        """Read partial rows again, or choose the barrier, once everything read is durable."""
+        """Read partial rows again, or send the barrier, once everything read is durable."""
         if copy.machine.ended:
             return
         if copy.machine.state is CopyState.READ and (partial := self._partial_keys(copy)):
             copy.machine.reread(partial)
             return
-        copy.machine.choose_barrier(pgoutput.barrier_payload(self._slot_name))
-        self._store_progress(copy)
-        self._batch.when_durable(lambda: self._send_barrier(copy))
-
-    def _send_barrier(self, copy: TableCopy) -> None:
-        if copy.machine.ended:
-            return
-        copy.machine.barrier_durable()
-        payload, is_recopy = copy.machine.barrier, copy.live_id is not None
-        assert payload is not None, "it was chosen"
+        payload, is_recopy = pgoutput.barrier_payload(self._slot_name), copy.live_id is not None
+        copy.machine.send_barrier(payload)
         self._request(BarrierRequest(payload, copy.options, copy.shape, copy.version, is_recopy))
 
     def _partial_keys(self, copy: TableCopy) -> list[bytes]:

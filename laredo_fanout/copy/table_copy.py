@@ -1,17 +1,12 @@
 """The copy of one table: its state machine, its SQL, and its progress.
 
-    WAITING --planned--> READING --all read--> READ --barrier chosen--> BARRIER_CHOSEN
-                                                |                         ^      |
-                                          rows partial             barrier chosen|
-                                                v                         |      |
-                                            REREADING --all read--> REREAD    durable
-                                                ^                                |
-                                                |                                v
-                                                +---------rows partial---- BARRIER_SENT
-                                                                                 |
-                                                                         barrier passed
-                                                                                 v
-                                                                             PUBLISHED
+    WAITING --planned--> READING --all read--> READ --barrier sent--> BARRIER_SENT
+                                                |                      ^    |   |
+                                          rows partial     barrier sent     |   barrier passed
+                                                v                      |    |   v
+                                            REREADING --all read--> REREAD  | PUBLISHED
+                                                ^                           |
+                                                +----rows partial-----------+
 
     READING and REREADING hand out chunks. A chunk that a TRUNCATE made stale, or whose connection
     was lost, is read again. WAITING, READING and REREADING end in FAILED if the table can't be
@@ -62,8 +57,6 @@ class CopyState(Enum):
     """Rows that lack unchanged TOAST values are read again by their keys."""
     REREAD = auto()
     """These rows are in the store's transaction, which isn't durable yet."""
-    BARRIER_CHOSEN = auto()
-    """The barrier's payload is in the store's transaction, which isn't durable yet."""
     BARRIER_SENT = auto()
     """The barrier is being written into the WAL, and will arrive in the stream."""
     PUBLISHED = auto()
@@ -94,8 +87,7 @@ class Event(Enum):
     CHUNK_AGAIN = "a chunk must be read again"
     ALL_READ = "all chunks were read"
     ROWS_PARTIAL = "rows lack unchanged TOAST values"
-    BARRIER_CHOSEN = "a barrier was chosen"
-    BARRIER_DURABLE = "the barrier is durable in the store"
+    BARRIER_SENT = "a barrier was sent"
     BARRIER_PASSED = "the stream has passed the barrier"
     GIVEN_UP = "the table can't be read"
     DISCARDED = "the incarnation has ended"
@@ -118,7 +110,7 @@ _TRANSITIONS: Mapping[CopyState, Mapping[Event, CopyState]] = {
     },
     CopyState.READ: {
         Event.ROWS_PARTIAL: CopyState.REREADING,
-        Event.BARRIER_CHOSEN: CopyState.BARRIER_CHOSEN,
+        Event.BARRIER_SENT: CopyState.BARRIER_SENT,
         Event.DISCARDED: CopyState.DISCARDED,
     },
     CopyState.REREADING: {
@@ -130,11 +122,7 @@ _TRANSITIONS: Mapping[CopyState, Mapping[Event, CopyState]] = {
         Event.DISCARDED: CopyState.DISCARDED,
     },
     CopyState.REREAD: {
-        Event.BARRIER_CHOSEN: CopyState.BARRIER_CHOSEN,
-        Event.DISCARDED: CopyState.DISCARDED,
-    },
-    CopyState.BARRIER_CHOSEN: {
-        Event.BARRIER_DURABLE: CopyState.BARRIER_SENT,
+        Event.BARRIER_SENT: CopyState.BARRIER_SENT,
         Event.DISCARDED: CopyState.DISCARDED,
     },
     CopyState.BARRIER_SENT: {
@@ -148,15 +136,13 @@ _TRANSITIONS: Mapping[CopyState, Mapping[Event, CopyState]] = {
 }
 
 _READING, _REREADING = "copying", "reading rows with unchanged TOAST values again"
-_BARRIER = "waiting for the barrier"
 _PHASES = {
     CopyState.WAITING: "waiting for transactions that were writing to the table",
     CopyState.READING: _READING,
     CopyState.READ: _READING,
     CopyState.REREADING: _REREADING,
     CopyState.REREAD: _REREADING,
-    CopyState.BARRIER_CHOSEN: _BARRIER,
-    CopyState.BARRIER_SENT: _BARRIER,
+    CopyState.BARRIER_SENT: "waiting for the barrier",
     CopyState.PUBLISHED: "live",
     CopyState.FAILED: "failed",
     CopyState.DISCARDED: "discarded",
@@ -207,7 +193,7 @@ class CopyMachine:
         self.refusals = 0
         """Number of successive chunks that PostgreSQL refused to read."""
         self.barrier: str | None = None
-        """The payload that must arrive in the stream, from BARRIER_CHOSEN on."""
+        """The payload that must arrive in the stream, from BARRIER_SENT on."""
 
     @property
     def ended(self) -> bool:
@@ -290,14 +276,10 @@ class CopyMachine:
         for start in range(0, len(keys), KEYS_A_CHUNK):
             self._todo.append(CopyChunk(None, tuple(keys[start : start + KEYS_A_CHUNK])))
 
-    def choose_barrier(self, payload: str) -> None:
-        """Choose the barrier ``payload``, which the store's transaction has, after all rows."""
-        self._move(Event.BARRIER_CHOSEN)
+    def send_barrier(self, payload: str) -> None:
+        """Send the barrier ``payload``, after all rows are durable."""
+        self._move(Event.BARRIER_SENT)
         self.barrier = payload
-
-    def barrier_durable(self) -> None:
-        """Send the barrier, which is durable."""
-        self._move(Event.BARRIER_DURABLE)
 
     def awaits(self, payload: str) -> bool:
         """True if this is the barrier that was sent last."""
@@ -447,8 +429,6 @@ class TableCopy:
             stored["done"] = _runs(sorted(self.machine.done))
         if self.live_id is not None:
             stored[RECOPY_OF] = self.live_id
-        if self.machine.barrier is not None:
-            stored["barrier"] = self.machine.barrier
         return stored
 
 

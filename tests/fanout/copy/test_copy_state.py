@@ -154,16 +154,16 @@ class AnyEvents(RuleBasedStateMachine):
             self._is_all_read()
             self.partial = set(KEYS[:count])
 
-    @rule(event=st.sampled_from(["choose_barrier", "barrier_durable", "publish"]))
+    @rule(event=st.sampled_from(["send_barrier", "publish"]))
     def barrier_moves(self, event: str) -> None:
         payload = f"barrier {len(self.sent)}"
-        about = (payload,) if event == "choose_barrier" else ()
+        about = (payload,) if event == "send_barrier" else ()
         if not self._tries(event, *about):
             return
         self._is_all_read()
-        if event == "choose_barrier":
+        if event == "send_barrier":
             self.sent.append(payload)
-        assert self.machine.awaits(self.sent[-1]) is (event == "barrier_durable")
+        assert self.machine.awaits(self.sent[-1]) is (event == "send_barrier")
 
     @invariant()
     def old_barriers_are_ignored(self) -> None:
@@ -225,10 +225,8 @@ class AnyEvents(RuleBasedStateMachine):
             if reading.number is not None:
                 self.whole.add(reading.number)
         self._is_all_read()
-        if not (self.sent and self.sent[-1] == machine.barrier):
-            machine.choose_barrier("last")
         if not machine.awaits(str(machine.barrier)):
-            machine.barrier_durable()
+            machine.send_barrier("last")
         machine.publish()
         assert machine.ended
 
