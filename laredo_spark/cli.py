@@ -211,24 +211,18 @@ def _pairs(
 def read(
     *,
     uri: str,
-    as_of: str | None,
     kind: str,
     out: str | None,
     force: bool,
     rows: int,
     master: str | None,
     conf: dict[str, str],
-    columns: str | None,
-    key_fields: str | None,
     more: dict[str, str],
     **given: Any,
 ) -> None:
     """Write the table at a boundary as files, or show its first rows."""
     _job().read(
         uri,
-        as_of,
-        columns=columns,
-        key_fields=key_fields,
         master=master,
         conf=conf,
         to=(kind, out, force, rows),

@@ -91,10 +91,6 @@ class TableOutput:
             )
         return cls(kind, Path(location.local_path(out)).expanduser(), replace, rows)
 
-    def wants_lines(self, columns: str | None) -> bool:
-        """True if the rows' JSON lines are written verbatim."""
-        return self.kind == "jsonl" and columns is None
-
     def write(self, frame: DataFrame) -> None:
         """Write the rows; a line on stderr names the directory."""
         if self.kind == "show":
@@ -187,10 +183,7 @@ class SparkJob:
     def read(
         self,
         uri: str,
-        as_of: str | None,
         *,
-        columns: str | None,
-        key_fields: str | None,
         master: str | None,
         conf: Mapping[str, str],
         to: tuple[str, str | None, bool, int],
@@ -198,20 +191,16 @@ class SparkJob:
     ) -> None:
         """Write the table at a boundary as files, or show its first rows.
 
-        ``columns`` and ``key_fields`` are names with commas between them.
-
         :param to: kind, directory, True to replace that, and the number of rows to show.
+        :param options: those of :mod:`laredo_spark.options`.
         """
         kind, out, replace, rows = to
         output = TableOutput.of(kind, out, replace=replace, rows=rows)
-        asked = dict(options)
+        asked = {**options, "path": uri}
         spark = self._session(SparkBlock(master=master, conf=dict(conf)))
-        if output.wants_lines(columns):
+        if kind == "jsonl" and "columns" not in asked:
             asked["lines"] = "true"
-        frame = read_table(
-            spark, uri, as_of, columns=_listed(columns), key_fields=_listed(key_fields), **asked
-        )
-        output.write(frame)
+        output.write(read_table(spark, **asked))
 
     def sync(
         self, config: Path, sets: tuple[str, ...], targets: Sequence[str], *, rebuild: bool
@@ -237,10 +226,6 @@ class SparkJob:
             # A task's failure is one message of ours; the log adds the JVM's stack and Python's.
             made.sparkContext.setLogLevel("WARN" if self.verbose else "OFF")
         return made
-
-
-def _listed(names: str | None) -> list[str] | None:
-    return None if names is None else names.split(",")
 
 
 def _report_done(done: Done) -> None:

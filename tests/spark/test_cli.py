@@ -62,6 +62,9 @@ def test_read_on_the_terminal(spark: SparkSession, archive: Path) -> None:
     assert {line["id"]: line["name"] for line in found} == SECOND
     done = run("read", archive, "--to", "jsonl", "--as-of", "0/10")
     assert sorted(done.stdout.encode().splitlines()) == sorted(names(FIRST).values())
+    given = ("--option", "as_of=0/10", "--option", "columns=id")
+    done = run("read", archive, "--to", "jsonl", *given)
+    assert sorted(json.loads(line)["id"] for line in done.stdout.splitlines()) == sorted(FIRST)
     shown = run("read", archive, "--rows", "3", "--verify")
     assert shown.exit_code == 0
     assert "only showing top 3 rows" in run("read", archive, "--rows", "3").output
