@@ -254,9 +254,6 @@ def own_message(failure: BaseException) -> str | None:
     return found[-1] if found else None
 
 
-said = own_message
-"""The former name of :func:`own_message`."""
-
 # Errors on their way through Spark: one message each, without causes and stacks.
 
 P = ParamSpec("P")

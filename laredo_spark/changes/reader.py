@@ -69,7 +69,7 @@ def batches(
     columns: object = None
     for piece in pieces:
         if values is None or columns != piece.columns:
-            values, columns = shape.lines(piece.columns), piece.columns
+            values, columns = LineValues(shape, piece.columns), piece.columns
         with open_slice(piece.part) as source:
             found = _wanted(_changes(piece, source), shape.row.asked.key)
             for some in at_once(found):

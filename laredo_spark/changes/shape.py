@@ -52,10 +52,6 @@ class ChangesShape:
         """The DataFrame's schema."""
         return spark_schema(self.arrow_schema())
 
-    def lines(self, columns: Columns) -> "LineValues":
-        """A converter of an epoch's lines to values of old and new."""
-        return LineValues(self, columns)
-
     def fits(self, columns: Columns) -> bool:
         """True if rows with these columns lose nothing in this shape."""
         if self.row.asked.lines:

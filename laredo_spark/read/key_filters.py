@@ -334,7 +334,7 @@ def _of_text(filters: Sequence[Filter]) -> list[KeyRange] | None:
     low: bytes | None = None
     high: bytes | None = None
     for filter_ in filters:
-        bound, value = _BOUNDS.get(type(filter_)), _value(filter_)
+        bound, value = _BOUNDS.get(type(filter_)), getattr(filter_, "value", None)
         if bound is None or not isinstance(value, str):
             continue
         part = bound(value.encode())
@@ -345,7 +345,3 @@ def _of_text(filters: Sequence[Filter]) -> list[KeyRange] | None:
     if low is None and high is None:
         return None
     return [] if low is not None and high is not None and low >= high else [KeyRange(low, high)]
-
-
-def _value(filter_: Filter) -> Any:
-    return getattr(filter_, "value", None)

@@ -483,14 +483,14 @@ class IcebergSync:
 
     def _refuse_other_count(self, found: int) -> None:
         if not self._is_right(found):
-            expected = merging.expected_rows(self.table) or 0
+            expected = self.table.row_count or 0
             raise TargetDiffers(self.found.target, self.table.boundary, expected, found)
 
     def _is_counted(self) -> bool:
         return self._is_right(self._rows(self.found.name))
 
     def _is_right(self, rows: int) -> bool:
-        return merging.expected_rows(self.table) in (None, rows)
+        return self.table.row_count in (None, rows)
 
     def _rows(self, name: str) -> int:
         return self.spark.table(name).count()

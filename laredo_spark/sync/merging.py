@@ -131,10 +131,10 @@ def plan_step(target: object, held: SyncState | None, table: TableRead) -> SyncA
     if held.table != name:
         raise TargetRefused(target, f"it holds {held.table}, and the archive is of {name}")
     end = table.boundary
-    if held.history != history_text(end):
+    if held.history != history_of(end.history):
         # The new history may continue the old one.
         if isinstance(_onwards(held, table), Rebuild):
-            return Rebuild(f"the archive has a new history, {history_text(end)}")
+            return Rebuild(f"the archive has a new history, {history_of(end.history)}")
     elif held.position > end.position:
         raise OlderThanTarget(target, held.position, table.archive.uri, end.position)
     if held.shape != shape_of(table):
@@ -168,7 +168,7 @@ def _start(held: SyncState, table: TableRead) -> Boundary | None:
     found = [
         boundary
         for boundary in table.archive.boundaries
-        if boundary.position == held.position and history_text(boundary) == held.history
+        if boundary.position == held.position and history_of(boundary.history) == held.history
     ]
     same_epoch = [boundary for boundary in found if boundary.epoch == held.epoch]
     # A re-base gives the diffs after it to its own epoch, and retention removes the one before.
@@ -181,17 +181,6 @@ def _continues(held: SyncState, boundary: Boundary, table: TableRead) -> bool:
     bases = {epoch.number: epoch.base for epoch in table.archive.epochs}
     between = range(held.epoch + 1, boundary.epoch + 1)
     return bool(between) and all(n in bases and bool(bases[n].continues) for n in between)
-
-
-def history_text(boundary: Boundary) -> str:
-    """A boundary's history, as targets keep it."""
-    return history_of(boundary.history)
-
-
-def expected_rows(table: TableRead) -> int | None:
-    """The manifest's row count of the table; None if it has none."""
-    last = table.boundary.last
-    return last.row_count if last.is_snapshot and last.rows is None else last.rows
 
 
 MISCOUNTED = "it hasn't as many rows as the archive's manifest"
@@ -249,11 +238,11 @@ def next_state(held: SyncState | None, table: TableRead) -> SyncState:
     return SyncState(
         version=1 if held is None else held.version + 1,
         table=table.archive.manifest.table,
-        history=history_text(boundary),
+        history=history_of(boundary.history),
         epoch=boundary.epoch,
         position=boundary.position,
         shape=shape_of(table),
-        rows=expected_rows(table) or 0,
+        rows=table.row_count or 0,
     )
 
 

@@ -75,10 +75,7 @@ def _active(session: SparkSession) -> Iterator[None]:
 def frame_of(spark: SparkSession, pinned: Mapping[str, str]) -> DataFrame:
     """read_table() with options of one boundary."""
     given: dict[str, Any] = dict(pinned)
-    for name in ("columns", "key_fields"):
-        if name in given:
-            given[name] = given[name].split(",")
-    return read_table(spark, given.pop("path"), given.pop("as_of"), **given)
+    return read_table(spark, **given)
 
 
 def file_uri(path: Path) -> str:
