@@ -19,7 +19,7 @@ from laredo_archive.read import location
 from laredo_service.printable import printable, printable_lines
 from laredo_spark.errors import SparkReadError
 from laredo_spark.frames import read_table
-from laredo_spark.session import remote, session
+from laredo_spark.session import quoted, remote, session
 from laredo_spark.sync import config as sync_config
 from laredo_spark.sync import delta, iceberg
 from laredo_spark.sync.config import SparkBlock
@@ -145,7 +145,7 @@ def _plain(frame: DataFrame) -> DataFrame:
 
 
 def _text(field: StructField) -> Column:
-    column = F.col(f"`{field.name.replace('`', '``')}`")
+    column = F.col(quoted(field.name))
     if isinstance(field.dataType, ArrayType):
         return F.to_json(column)
     if isinstance(field.dataType, BinaryType):

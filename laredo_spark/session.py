@@ -1,4 +1,4 @@
-"""A Spark session: made after a check of the installed Java; its cores and schemas."""
+"""A Spark session: made after a check of the installed Java; its cores, schemas and names."""
 
 import os
 import re
@@ -115,3 +115,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         return to_arrow_schema(schema, timezone="UTC")
     # PySpark 4.1 knows no other zone.
     return to_arrow_schema(schema)
+
+
+def quoted(name: str) -> str:
+    """A name as Spark's SQL has it."""
+    return "`" + name.replace("`", "``") + "`"

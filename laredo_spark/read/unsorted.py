@@ -14,6 +14,7 @@ from laredo_spark.options import ReadMode
 from laredo_spark.read.row_shape import LINE
 from laredo_spark.read.table_read import TableRead
 from laredo_spark.read.unfolded_reader import ACTION, KEY, ORDER, PUT, TRUNCATE
+from laredo_spark.session import quoted
 
 
 def folded(spark: SparkSession, table: TableRead, options: Mapping[str, str]) -> DataFrame:
@@ -72,11 +73,7 @@ def _with_unique_keys(base: DataFrame, uri: str) -> DataFrame:
 
 def chosen(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     """The table's columns alone."""
-    return frame.select(*(_column(name) for name in names))
-
-
-def _column(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
+    return frame.select(*map(quoted, names))
 
 
 def _of_key(frame: DataFrame, table: TableRead) -> DataFrame:

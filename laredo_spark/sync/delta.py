@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 from laredo_archive.failpoint import reach
 from laredo_spark import options
 from laredo_spark.read.table_read import TableRead
+from laredo_spark.session import quoted
 from laredo_spark.sync import merging
 from laredo_spark.sync.errors import (
     DeltaMissing,
@@ -195,7 +196,7 @@ class DeltaLog:
 
         :raises TargetBusy: if another sync has committed since ``after``.
         """
-        described = None if state is None else json.loads(state.to_json())
+        described = None if state is None else state.to_json()
         settings = {
             _METADATA: json.dumps({_MARK: described}),
             _APP: f"{_MARK}:{table}",
@@ -393,8 +394,7 @@ class DeltaSync:
             location = detail["location"]
             merging.refuse_substituted(self.spark, self.target, (location,))
             self.spark.sql(
-                f"ALTER TABLE delta.{merging.quoted(location)}"
-                f" SET TBLPROPERTIES ('{_MAPPING}' = 'name')"
+                f"ALTER TABLE delta.{quoted(location)} SET TBLPROPERTIES ('{_MAPPING}' = 'name')"
             )
 
     def _take_back(self, held: Held, done: Held, state: SyncState) -> None:
@@ -412,8 +412,8 @@ class DeltaSync:
         from delta.tables import DeltaTable
 
         changes = merging.net_changes(self.spark, self.given, self.table, before)
-        quoted = map(merging.quoted, self.table.spark_schema().names)
-        all_columns: dict[str, str | Column] = {name: f"new.{name}" for name in quoted}
+        names = map(quoted, self.table.spark_schema().names)
+        all_columns: dict[str, str | Column] = {name: f"new.{name}" for name in names}
         with self.log.committing(state, state.table, held):
             reach("sync.committing")
             DeltaTable.forPath(self.spark, self.target).alias("held").merge(

@@ -24,6 +24,7 @@ from laredo_archive.failpoint import reach
 from laredo_model import position as positions
 from laredo_spark import options
 from laredo_spark.read.table_read import TableRead
+from laredo_spark.session import quoted
 from laredo_spark.sync import merging
 from laredo_spark.sync.errors import (
     IcebergMissing,
@@ -39,7 +40,6 @@ from laredo_spark.sync.merging import (
     SyncResult,
     SyncState,
     UpToDate,
-    quoted,
 )
 from laredo_spark.sync.spark import FAILURES, failing_as, frame_of, own_session
 
@@ -317,9 +317,7 @@ class IcebergTable:
 
     @contextmanager
     def _committing(self, state: SyncState | None) -> Iterator[None]:
-        described = _NO_BOUNDARY
-        if state is not None:
-            described = json.dumps(json.loads(state.to_json()))
+        described = _NO_BOUNDARY if state is None else json.dumps(state.to_json())
         self.spark.conf.set(_SUMMARY, described)
         try:
             yield
@@ -461,7 +459,7 @@ class IcebergSync:
         assert held.state is not None
         changes = merging.net_changes(self.spark, self.given, self.table, held.state)
         changes.createOrReplaceTempView("laredo_changes")
-        names = [merging.quoted(name) for name in self._names()]
+        names = [quoted(name) for name in self._names()]
         with self.found.branch(state, held) as branch:
             reach("sync.committing")
             self.spark.sql(

@@ -19,6 +19,7 @@ from laredo_model import position as positions
 from laredo_model.position import Position
 from laredo_spark.frames import read_changes
 from laredo_spark.read.table_read import TableRead
+from laredo_spark.session import quoted
 from laredo_spark.sync.errors import OlderThanTarget, TargetRefused
 
 # The state that a sync records in its target: the archive's boundary that it holds.
@@ -49,14 +50,13 @@ class SyncState:
     #: The target's rows.
     rows: int
 
-    def to_json(self) -> str:
-        """The text that the target keeps."""
-        described = {"format": FORMAT, **asdict(self), "position": positions.text(self.position)}
-        return json.dumps(described, indent=1) + "\n"
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that the target keeps."""
+        return {"format": FORMAT, **asdict(self), "position": positions.text(self.position)}
 
     @classmethod
-    def parse(cls, text: str | bytes) -> "SyncState":
-        """Parse :meth:`to_json`'s text.
+    def parse(cls, text: str) -> "SyncState":
+        """Parse the text of :meth:`to_json`'s object.
 
         :raises StateUnreadable: if it isn't one that this program knows.
         """
@@ -200,7 +200,7 @@ def step(
 
     :param by_others: what another program wrote to the target since the last sync; None: nothing.
     :param is_counted: whether the target has the manifest's number of rows.
-    :raises KeyMissing, TargetRefused, OlderThanTarget: as plan.step().
+    :raises KeyMissing, TargetRefused, OlderThanTarget: as plan_step().
     """
     if rebuild:
         return Rebuild("rebuild was requested")
@@ -320,11 +320,6 @@ def refuse_twins(spark: SparkSession, target: str, names: Iterable[str]) -> None
 def same_key(table: TableRead) -> str:
     """The condition of a MERGE: the row of ``held`` and that of ``new`` have one key."""
     return " and ".join(f"held.{quoted(key)} <=> new.{quoted(key)}" for key in table.key_names)
-
-
-def quoted(name: str) -> str:
-    """A name as Spark's SQL has it."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _value(name: str, is_key: bool) -> Column:

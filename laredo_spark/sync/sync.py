@@ -25,10 +25,11 @@ from laredo_model.errors import ModelError
 from laredo_model.position import Position
 from laredo_spark import options
 from laredo_spark.errors import OptionRefused, SparkReadError
+from laredo_spark.session import quoted
 from laredo_spark.sync.delta import sync_delta
 from laredo_spark.sync.errors import TargetRefused
 from laredo_spark.sync.iceberg import sync_iceberg
-from laredo_spark.sync.merging import Merge, Rebuild, UpToDate, quoted
+from laredo_spark.sync.merging import Merge, Rebuild, UpToDate
 from laredo_spark.tables import archives_of, choose, pins
 
 FORMATS: Final = {"delta": sync_delta, "iceberg": sync_iceberg}
