@@ -182,12 +182,14 @@ class DeltaLog:
                 self.target,
                 "is a Delta table without a commit of laredo's in its log; sync to another path",
             )
+        # None where spark.databricks.delta.history.metricsEnabled is off.
+        metrics = ours["operationMetrics"] or {}
         return Held(
             self._state(ours),
             commits[0]["version"],
             _by_others(commits[: commits.index(ours)]),
             time.time() - ours["at_ms"] / 1000 > AGED_S,
-            sum(int(ours["operationMetrics"].get(name, 0)) for name in _FILES_WRITTEN),
+            sum(int(metrics.get(name, 0)) for name in _FILES_WRITTEN),
         )
 
     @contextmanager
