@@ -184,7 +184,9 @@ def _pairs(
     help="Files of a format, or its first rows on the terminal.",
 )
 @click.option(
-    "--out", metavar="DIR", help="Directory or s3:// URI to make; without it jsonl goes to stdout."
+    "--out",
+    metavar="DIR",
+    help="Directory or s3:// URI to create; without it jsonl goes to stdout.",
 )
 @click.option("--force", is_flag=True, help="Replace the directory if it exists.")
 @click.option("--rows", default=20, show_default=True, help="Number of rows to show.")

@@ -3,7 +3,7 @@
 SparkReadError
 ├── OptionRefused     an option that can't be used
 ├── KeyMissing        the archive is of a table without a key
-├── SchemaUnfit       .schema(...) has columns that the table hasn't
+├── SchemaUnfit       .schema(...) has columns that the table lacks
 ├── ColumnsChanged    the archive has other columns now than when the DataFrame was made
 ├── NoCommonBoundary  no position was found at which all of several tables are known
 ├── BoundaryGone      the boundary that a DataFrame shows has left the archive

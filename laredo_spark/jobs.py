@@ -29,10 +29,10 @@ from laredo_spark.sync.sync import Done, sync_tables
 
 
 class OutputThere(SparkReadError):
-    """The directory is there already."""
+    """The output directory exists already."""
 
     def __init__(self, out: Path | str) -> None:
-        super().__init__(f"{out} is there already; give another --out, or --force to replace it")
+        super().__init__(f"{out} exists already; give another --out, or --force to replace it")
 
 
 class OutputRefused(SparkReadError):

@@ -76,7 +76,7 @@ def check_java() -> None:
         raise JavaMissing(f"none found, {where}") from None
     found = _VERSION.search(answer.stderr + answer.stdout)
     if found is None:
-        raise JavaMissing(f"{command} -version names no version, {where}")
+        raise JavaMissing(f"{command} -version prints no version, {where}")
     if int(found[1]) < OLDEST_JAVA:
         raise JavaMissing(f"found {found[1]}, {where}")
 

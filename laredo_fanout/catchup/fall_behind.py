@@ -51,7 +51,7 @@ SELECT current_setting('max_replication_slots')::int
 
 
 class Room(NamedTuple):
-    """Replication slots and walsenders that nobody uses."""
+    """Free replication slots and walsenders."""
 
     slots: int
     walsenders: int

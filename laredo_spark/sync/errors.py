@@ -87,7 +87,7 @@ class DeltaUnfit(SyncError):
 
     def __init__(self, installed: str, requirement: str, spark: str) -> None:
         super().__init__(
-            f"to = delta: delta-spark {installed} goes with {requirement}, and this is Spark"
+            f"to = delta: delta-spark {installed} needs {requirement}, and this is Spark"
             f" {spark}. {_DELTA}"
         )
 

@@ -183,7 +183,7 @@ def _continues(held: SyncState, boundary: Boundary, table: TableRead) -> bool:
     return bool(between) and all(n in bases and bool(bases[n].continues) for n in between)
 
 
-MISCOUNTED = "it hasn't as many rows as the archive's manifest"
+MISCOUNTED = "its row count differs from the archive's manifest"
 _OF_TABLE = frozenset({"path", "as_of", "exact", "epoch", "history", "partitions_at_least"})
 
 
@@ -300,9 +300,9 @@ def refuse_substituted(spark: SparkSession, target: str, names: Iterable[str]) -
 
 
 def refuse_twins(spark: SparkSession, target: str, names: Iterable[str]) -> None:
-    """Refuse two columns that are one to Spark.
+    """Refuse two columns whose names differ only in case, which Spark treats as one.
 
-    :raises TargetRefused: naming them, unless the session distinguishes capitals.
+    :raises TargetRefused: naming them, unless the session is case-sensitive.
     """
     if spark.conf.get("spark.sql.caseSensitive", "false") == "true":
         return
@@ -312,8 +312,8 @@ def refuse_twins(spark: SparkSession, target: str, names: Iterable[str]) -> None
         if other != name:
             raise TargetRefused(
                 target,
-                f"the columns {other!r} and {name!r} differ in capitals only, so they are one to"
-                " Spark; leave one of them out (option columns)",
+                f"the columns {other!r} and {name!r} differ only in case, and Spark treats them as"
+                " one; leave one of them out (option columns)",
             )
 
 

@@ -264,7 +264,9 @@ def catalog_jobs(
     for name in uris:
         # The names come from outside: from any writer of the bucket.
         if not is_plain(name):
-            reason = "the catalog's name of this table leads elsewhere; sync it by sync_table()"
+            reason = (
+                "the table's name in the catalog leads out of the target; use sync_table() for it"
+            )
             raise TargetRefused(f"{target.rstrip('/')}/{name}", reason)
     boundary = choose(uris, None, known, exact=False, given=given)
     return [

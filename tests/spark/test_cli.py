@@ -47,7 +47,7 @@ def test_read_as_files(spark: SparkSession, archive: Path, tmp_path: Path) -> No
     lines = [line for file in (out / "j").glob("*.txt") for line in file.read_bytes().splitlines()]
     assert sorted(lines) == sorted(names(SECOND).values())
     there = run("read", archive, "--to", "parquet", "--out", out / "p")
-    assert there.exit_code == 1 and "is there already" in there.stderr
+    assert there.exit_code == 1 and "exists already" in there.stderr
     assert run("read", archive, "--to", "parquet", "--out", out / "p", "--force").exit_code == 0
     place = f"file://{out}/a%20b"
     assert run("read", archive, "--to", "parquet", "--out", place).exit_code == 0

@@ -110,7 +110,7 @@ def test_a_name_that_leads_out_of_the_target_is_refused(
     spark: SparkSession, shop: Shop, tmp_path: Path, name: str
 ) -> None:
     shop.rename("pets/", name)
-    with pytest.raises(TargetRefused, match="leads elsewhere"):
+    with pytest.raises(TargetRefused, match="leads out of the target"):
         sync_catalog(spark, str(shop.directory), "delta", tmp_path / "target")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["archive"]
 

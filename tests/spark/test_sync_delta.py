@@ -107,7 +107,7 @@ def test_names_that_spark_takes_for_others(spark: SparkSession, tmp_path: Path) 
     assert read.where(F.col(quoted(name)) == 1).count() == 1
     with pytest.raises(TargetRefused, match=r"the name '\$\{env:HOME\}' has .* = false for this"):
         refuse_substituted(spark, "target", ("id", name))
-    with pytest.raises(TargetRefused, match="'Name' and 'name' differ in capitals only"):
+    with pytest.raises(TargetRefused, match="'Name' and 'name' differ only in case"):
         refuse_twins(spark, "target", ("id", "Name", "name"))
     archive = Builder(tmp_path / "archive").base(0x10, names({1: "a"})).write()
     given, target = {"path": str(archive)}, f"lake.{quoted(name)}.t"
