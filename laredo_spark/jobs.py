@@ -170,8 +170,6 @@ def _hadoop_version(frame: DataFrame) -> str:
 
 # Spark jobs of the commands of ``laredo-spark``.
 
-FAILED = 1
-
 
 @dataclass(frozen=True)
 class SparkJob:
@@ -217,7 +215,7 @@ class SparkJob:
         spark = self._session(block.spark, _settings_for({job.to for job in jobs}))
         done = sync_tables(spark, jobs, parallel=block.parallel, on_done=_report_done)
         if any(one.failure is not None for one in done):
-            sys.exit(FAILED)
+            sys.exit(1)
 
     def _session(self, block: SparkBlock, more: Mapping[str, str] | None = None) -> SparkSession:
         """A session with the block's settings, which override those of ``more``."""

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -39,8 +39,9 @@ _MOST_SESSIONS = 5
 
 _INSERTED = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 
-# A stream of ours that was just closed may be shown for a moment: it doesn't count.
-_ROOM = """
+# Free replication slots and walsenders. This slot's own stream may be shown for a moment after it
+# was closed: it doesn't count.
+_FREE = """
 SELECT current_setting('max_replication_slots')::int
         - (SELECT count(*) FROM pg_replication_slots),
     current_setting('max_wal_senders')::int
@@ -48,13 +49,6 @@ SELECT current_setting('max_replication_slots')::int
             coalesce(starts_with(application_name, %s) AND right(application_name, 7) = ' stream',
                 false))
 """
-
-
-class Room(NamedTuple):
-    """Free replication slots and walsenders."""
-
-    slots: int
-    walsenders: int
 
 
 class FallBehind:
@@ -247,12 +241,18 @@ class FallBehind:
         return max(0, self._inserted - level)
 
     def _number(self, connection: Connection, behind: int) -> int:
-        free = _free(connection, self._slot)
+        """Number of segments for which there is room; less than 1 if the reserve is in use.
+
+        :raises psycopg.Error: if PostgreSQL can't be queried.
+        """
+        free = connection.execute(_FREE, (f"laredo-fanout {self._slot} ",)).fetchone()
+        assert free is not None
+        slots, walsenders = map(int, free)
         options = self._options
         return min(
             options.max_segments,
-            free.slots - options.reserve,
-            free.walsenders - options.reserve,
+            slots - options.reserve,
+            walsenders - options.reserve,
             behind // options.min_segment_bytes,
         )
 
@@ -378,13 +378,3 @@ def _inserted(connection: Connection) -> int:
     row = connection.execute(_INSERTED).fetchone()
     assert row is not None
     return int(row[0])
-
-
-def _free(connection: Connection, slot: str) -> Room:
-    """Free slots and walsenders; the stream of this slot isn't counted.
-
-    :raises psycopg.Error: if PostgreSQL can't be queried.
-    """
-    row = connection.execute(_ROOM, (f"laredo-fanout {slot} ",)).fetchone()
-    assert row is not None
-    return Room(int(row[0]), int(row[1]))

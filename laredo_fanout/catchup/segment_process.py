@@ -34,8 +34,6 @@ FAILED = 1
 MAIN_IS_GONE = 3
 
 _PREFIX = message_.PREFIX.encode()
-_OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
-_ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
 _MESSAGES_A_TURN = 20_000
 _BUSY_BYTES = 64 << 10
 _NAP, _SHORT_NAP = 0.002, 0.001
@@ -130,9 +128,9 @@ class SegmentDecoder:
         Returns the oid of the relation whose rows may follow.
         """
         kind = message[message_.ENVELOPE]
-        if kind in _ROWS:
+        if kind in spool.ROWS:
             self._rare(kind, message)
-            return message[_OID]
+            return message[spool.OID]
         if kind == message_.BEGIN:
             if not self._begin(spool.final_position(message), self._stop):
                 self._piece.add(message)

@@ -25,8 +25,9 @@ _FINAL = Struct(">Q").unpack_from
 _READ_BYTES = 8 << 20
 _ENOUGH_BYTES = 1 << 20
 _KIND = message_.ENVELOPE
-_OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
-_ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
+OID = slice(message_.ENVELOPE + 1, message_.ENVELOPE + 5)
+"""The relation's oid in a message with its envelope."""
+ROWS = (message_.INSERT, message_.UPDATE, message_.DELETE)
 _ANNOUNCING = (message_.RELATION, message_.TYPE)
 
 
@@ -101,7 +102,7 @@ class Announcements:
 
     def add(self, message: bytes) -> None:
         """Add the announcement of a relation or type."""
-        oid = message[_OID]
+        oid = message[OID]
         if message[_KIND] == message_.TYPE:
             self._types[oid] = message
         else:
@@ -111,8 +112,8 @@ class Announcements:
     def missing_before(self, message: bytes | memoryview) -> list[bytes]:
         """Messages that must be repeated before this one."""
         kind = message[_KIND]
-        if kind in _ROWS:
-            return self._repeat(bytes(message[_OID]))
+        if kind in ROWS:
+            return self._repeat(bytes(message[OID]))
         if kind == message_.TRUNCATE:
             repeated = []
             for oid in message_.truncate(bytes(message)).oids:

@@ -70,9 +70,6 @@ _SCHEMAS = """
     JOIN pg_publication p ON p.oid = n.pnpubid AND p.pubname = ANY(%s)"""
 """Since version 15."""
 
-PREPARED = 0
-"""Placeholder for the process id of a prepared transaction, which has none."""
-
 
 class DdlLocks(NamedTuple):
     """The locks that a catalog check found before it read the catalog, and their holders."""
@@ -80,7 +77,7 @@ class DdlLocks(NamedTuple):
     reach: int = 0
     """R, the end of the WAL."""
     relations: Mapping[int, Collection[int]] = {}
-    """Relations that DDL may be changing, with the holders' pids; PREPARED may be one of them."""
+    """Relations that DDL may be changing, with the holders' pids; 0 for a prepared transaction."""
     exclusive: frozenset[int] = frozenset()
     """The relations that are locked exclusively."""
     types: frozenset[int] = frozenset()

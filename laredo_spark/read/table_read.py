@@ -18,7 +18,6 @@ from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
-from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_spark.errors import (
     BoundaryGone,
@@ -75,11 +74,6 @@ class TableRead:
             "epoch": str(self.boundary.epoch),
             "history": history_of(self.boundary.history),
         }
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The table's columns at the boundary."""
-        return self.shape.columns
 
     @property
     def row_count(self) -> int | None:

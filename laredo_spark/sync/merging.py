@@ -12,7 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 from laredo_archive.codec.arrow.types import Special, TypeChoice, arrow_type, has_specials, is_array
 from laredo_archive.manifest import merged, timeline
 from laredo_archive.manifest.chain import UNKNOWN_HISTORY, history_of
-from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Boundary
 from laredo_model import column as columns_
 from laredo_model import position as positions
@@ -83,15 +82,10 @@ class UpToDate:
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge diffs into the target."""
+    """Merge into the target the diffs that lead from its boundary to the head."""
 
-    #: The diffs from the boundary that the target holds to the head, in order.
-    diffs: tuple[Artifact, ...]
-
-    @property
-    def truncates(self) -> bool:
-        """True if a diff truncates the table, so that no earlier row stays."""
-        return any(diff.truncate for diff in self.diffs)
+    #: Whether a diff truncates the table, so that no earlier row stays.
+    truncates: bool
 
 
 @dataclass(frozen=True)
@@ -160,7 +154,7 @@ def _onwards(held: SyncState, table: TableRead) -> SyncAction:
     # A writer that marks a diff as sorted also marks whether it truncates.
     if not all(table.choose(diff)[1].sorted for diff in diffs):
         return Rebuild("the archive's diffs aren't sorted by key")
-    return Merge(tuple(diffs))
+    return Merge(any(diff.truncate for diff in diffs))
 
 
 def _start(held: SyncState, table: TableRead) -> Boundary | None:
@@ -219,7 +213,7 @@ def step(
 def _is_comparable(table: TableRead) -> bool:
     """True if a row's key follows from its typed columns."""
     typing, wanted = table.asked.typing, table.asked.columns
-    key = columns_.key_columns(table.columns)
+    key = columns_.key_columns(table.shape.columns)
     return bool(key) and all(_follows(column, typing, wanted) for column in key)
 
 

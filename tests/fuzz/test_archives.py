@@ -73,11 +73,11 @@ def read_as_spark_does(path: Path) -> None:
     open_slice = read.objects().opener()
     if read.has_ranges:
         for part in key_ranges.plan(read.boundary, read.choose, 3):
-            for batch in batches(part, read.shape.reader(), read.columns, open_slice):
+            for batch in batches(part, read.shape.reader(), read.shape.columns, open_slice):
                 batch.validate()
     for artifact in read.boundary.diffs:
         for _ in fetched_diff.changes(
-            read.archive.found, artifact, read.columns, ("jsonl", "protobuf"), None
+            read.archive.found, artifact, read.shape.columns, ("jsonl", "protobuf"), None
         ):
             pass
 

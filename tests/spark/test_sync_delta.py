@@ -9,10 +9,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from laredo_spark import options, sync_table
 from laredo_spark.read.table_read import TableRead
+from laredo_spark.session import quoted
 from laredo_spark.sync.delta import fits
 from laredo_spark.sync.errors import DeltaMissing, IcebergMissing, IcebergUnfit, TargetRefused
 from laredo_spark.sync.iceberg import IcebergSync, IcebergTable, parts_of, refuse_other_spark
-from laredo_spark.sync.merging import quoted, refuse_substituted, refuse_twins
+from laredo_spark.sync.merging import refuse_substituted, refuse_twins
 from tests.support.archive.building import Builder
 from tests.support.spark_reading import names
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
-from laredo_spark.sync.merging import quoted
+from laredo_spark.session import quoted
 from laredo_spark.sync.sync import SyncOutcome
 from tests.support.lakehouse import Kept
 from tests.support.postgres import Database
