@@ -122,9 +122,17 @@ class Recopies:
     def keep(
         self, tracked: TrackedTable, source: SourceTable, transaction: Transaction, copies: Copies
     ) -> None:
-        """Begin to read for an earlier session's re-copy of an unchanged table."""
-        if tracked.recopy_id is not None and copies.get(tracked.recopy_id) is None:
-            self._add(tracked, source, transaction.tables[tracked.recopy_id], copies)
+        """Go on with the re-copy, if there is one, of a table whose values haven't changed.
+
+        Statements that changed no value (SET STATISTICS, VACUUM FULL) are harmless one by one. Both
+        together would look like ALTER TYPE ... USING at the barrier, so that compares from here on.
+        """
+        if tracked.recopy_id is None:
+            return
+        copy = copies.get(tracked.recopy_id)
+        if copy is None:
+            copy = self._add(tracked, source, transaction.tables[tracked.recopy_id], copies)
+        copy.version = source.version._replace(partitions=copy.version.partitions)
 
     def drop(self, tracked: TrackedTable, transaction: Transaction, error: str) -> None:
         """End the table's re-copy, if there is one, without a result."""
@@ -142,8 +150,10 @@ class Recopies:
 
     def _add(
         self, tracked: TrackedTable, source: SourceTable, record: TableRecord, copies: Copies
-    ) -> None:
-        copies.add(TableCopy(record.id, tracked.options, source, record.copy))
+    ) -> TableCopy:
+        copy = TableCopy(record.id, tracked.options, source, record.copy)
+        copies.add(copy)
+        return copy
 
     def _connect(self, tracked: TrackedTable, live_id: int, copied_id: int) -> None:
         tracked.recopy_id = copied_id

@@ -350,7 +350,8 @@ class TableCopy:
         """Monotonic time before which no chunk begins."""
         kept = shape.from_json(stored)
         self.version = table.version if kept is None else kept[1]
-        """The table's version when the copy began."""
+        """The version with which the barrier compares; its partitions are those when the copy
+        began."""
         self._reads_since = 0.0
         self._rows_before = self.rows
 

@@ -173,6 +173,28 @@ def test_truncate_meanwhile(database: Database, copied_few: RunningIngest, gate:
     assert copied_few.state(_TABLE).keys() == {b"7"}
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_harmless_statements_meanwhile_that_together_look_like_a_rewrite(
+    database: Database, copied_few: RunningIngest, gate: Gate, restarts: bool
+) -> None:
+    """Each was seen, and changed no value: the re-copy isn't kept waiting for its barrier."""
+    gate.close_again()
+    _ask(copied_few)
+    with gate.holding(copied_few):
+        for statement in ("ALTER TABLE t ALTER a SET STATISTICS 7", "VACUUM FULL t"):
+            known = _live(copied_few).copy["version"]
+            database.run(statement)
+            copied_few.wait_until(
+                lambda known=known: _live(copied_few).copy["version"] != known, "it is seen"
+            )
+        if restarts:
+            copied_few.stop()
+    if restarts:
+        copied_few.start()
+    assert _wait_done(copied_few) == 0
+    copied_few.assert_equal()
+
+
 def test_wrong_values_that_the_stream_carries_to_other_keys_are_put_right(
     database: Database, copied: RunningIngest, gate: Gate
 ) -> None:
