@@ -293,6 +293,15 @@ def test_a_damaged_newest_record_leaves_an_empty_journal(tmp_path: Path) -> None
         assert len(journal_of(store.reader(), table)) == 1
 
 
+def _lose(transaction: Transaction, table: int, gone: str, position: int, sequence: int) -> None:
+    """Delete the entry's record, or its place in the index by position."""
+    raw, databases = transaction._context.transaction, transaction._context.databases
+    if gone == "journal":
+        raw.delete(journal.record_key(table, sequence), db=databases.journal)
+    else:
+        raw.delete(journal.position_key(table, position, sequence), db=databases.positions)
+
+
 @pytest.mark.parametrize("gone", ["journal", "positions"])
 def test_a_lost_record_or_index_entry_is_noticed(store: Store, gone: str) -> None:
     table = live_table(store)
@@ -300,11 +309,7 @@ def test_a_lost_record_or_index_entry_is_noticed(store: Store, gone: str) -> Non
         commit(store, table, (position, [insert(f"{position}", 1)]))
     first = store.tables[table].oldest_sequence
     with store.transaction() as transaction:
-        raw, databases = transaction._context.transaction, store._databases
-        if gone == "journal":
-            raw.delete(journal.record_key(table, first + 1), db=databases.journal)
-        else:
-            raw.delete(journal.position_key(table, 20, first + 1), db=databases.positions)
+        _lose(transaction, table, gone, 20, first + 1)
     with pytest.raises(JournalDamaged):
         store.reader().sequence_after_position(table, 10)
     if gone == "journal":
@@ -373,11 +378,7 @@ def test_a_suspect_range_ends_beyond_a_damaged_journal(store: Store, gone: str) 
     for position in (20, 30):
         commit(store, table, (position, [insert(f"{position}", 1)]))
     with store.transaction() as transaction:
-        raw, databases = transaction._context.transaction, store._databases
-        if gone == "journal":
-            raw.delete(journal.record_key(table, first + 1), db=databases.journal)
-        else:
-            raw.delete(journal.position_key(table, 20, first + 1), db=databases.positions)
+        _lose(transaction, table, gone, 20, first + 1)
         transaction.end_suspect_range(table, 30, 0)
     record = store.tables[table]
     assert record.suspect_range is None

@@ -131,7 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
         table = list(self.tables)[which]
         modelled = self.tables[table]
         pinned = None if pin is None else self.first[table] - 1 + pin
-        self.store.prune(table, keep, 1e12, 0, pinned)
+        pruned = self.store.prune(table, keep, 1e12, 0, pinned)
         entries = modelled.entries
         limit = len(entries) if pin is None else pin
         cut = modelled.pruned
@@ -140,6 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
             start = next(i for i, entry in enumerate(entries) if entry[0] == position)
             if start < len(entries) - keep and ends and index < limit:
                 cut = max(cut, index + 1)
+        assert pruned == cut - modelled.pruned
         if cut > modelled.pruned:
             modelled.floor = entries[cut - 1][0]
         modelled.pruned = cut

@@ -1,7 +1,6 @@
 """One spool for all slow readers of a snapshot, wherever each of them stands."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ from laredo_fanout.store.reader import Snapshot
 from laredo_fanout.store.shared_spool import SharedSpools
 from laredo_fanout.store.writer import Store
 from tests.support.server.store_sample import commit, insert, live_table, update
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store", max_size=1 << 28) as made:
-        yield made
 
 
 def table_of(store: Store, rows: int) -> int:

@@ -112,13 +112,6 @@ def test_no_file_stays_open_of_a_store_that_cannot_be_opened(tmp_path: Path) -> 
     assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
-def test_a_position_alone_is_stored(tmp_path: Path) -> None:
-    with open_store(tmp_path) as store, store.transaction() as transaction:
-        transaction.set_position(99, 5)
-    with open_store(tmp_path) as store:
-        assert (store.position, store.time_us) == (99, 5)
-
-
 def test_the_position_never_goes_back_but_with_another_source(store: Store) -> None:
     with store.transaction() as transaction:
         transaction.set_source(SOURCE)
