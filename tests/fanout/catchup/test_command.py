@@ -33,16 +33,6 @@ def _server(tmp_path: Path, database: Database, table: str, mode: str) -> Fanout
     return fanout(tmp_path / "server", database, table, _CATCHUP % mode)
 
 
-def _fall_behind(server: Fanout, database: Database, round_: int) -> None:
-    """While the server stands still."""
-    psutil.Process(server.program.pid).suspend()
-    with database.connect() as owner:
-        # Small transactions: a client that is cut off within one gets its beginning again.
-        for first in range(0, _ROWS, 100):
-            owner.execute("UPDATE t SET v = v + 1 WHERE id > %s AND id <= %s", (first, first + 100))
-        owner.execute("DELETE FROM t WHERE id = %s", (round_ + 1,))
-
-
 def _catchup(server: Fanout) -> dict[str, Any]:
     return server.status["sources"]["pg"]["catchup"]
 
@@ -50,8 +40,14 @@ def _catchup(server: Fanout) -> dict[str, Any]:
 def test_command_has_it_split_its_backlog(tmp_path: Path, database: Database, table: str) -> None:
     server = _server(tmp_path, database, table, "manual")
     with started(server):
-        _fall_behind(server, database, 0)
-        psutil.Process(server.program.pid).resume()
+        program = psutil.Process(server.program.pid)
+        program.suspend()
+        with database.connect() as owner:
+            for first in range(0, _ROWS, 100):
+                owner.execute(
+                    "UPDATE t SET v = v + 1 WHERE id > %s AND id <= %s", (first, first + 100)
+                )
+        program.resume()
         said = server.run("catchup")
         assert said.returncode == 0, said.stderr
         wait_until(
