@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import psycopg
 import pytest
 
 from laredo_fanout.pg_catalog import partitions
@@ -32,10 +31,8 @@ def test_what_happens_before_it_is_measured(
         "ALTER TABLE a ATTACH PARTITION x FOR VALUES FROM (100) TO (200)",
     )
     with database.connect() as connection:
-        assert isinstance(connection, psycopg.Connection)
-        row = connection.execute("SELECT 'a'::regclass::oid::int8").fetchone()
-        assert row is not None
-        [found] = partitions.read(connection, [row[0]])[row[0]]
+        root = database.number("SELECT 'a'::regclass::oid::int8")
+        [found] = partitions.read(connection, [root])[root]
         database.run(*between)
         [measured] = EmptyAttachments().with_attachments(connection, [found])
     assert measured.came_empty is came_empty

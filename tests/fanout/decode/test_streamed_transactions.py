@@ -10,10 +10,9 @@ import pytest
 from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.decode import transaction_spool
 from laredo_fanout.decode.stream_decoder import RoutedChanges
-from laredo_fanout.errors import SpoolFull
 from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
-from tests.support.processes import PATIENCE_S, wait_until
+from tests.support.processes import PATIENCE_S
 from tests.support.server.interleaving import TABLES, Interleaving, killing
 from tests.support.server.journal_oracle import Replay
 
@@ -150,25 +149,6 @@ def test_a_streamed_transaction_begins_anew_with_the_stream(
         writing.execute(b"COMMIT")
     ingest.assert_equal()
     assert not _spooled(ingest)
-
-
-def test_no_room_to_spool_a_part(database: Database, ingesting: Start) -> None:
-    ingest = _two_tables(database, ingesting)
-    # No directory can be made where a file is.
-    (ingest.path / "streamed").write_bytes(b"")
-    database.run("INSERT INTO t VALUES (-1, 'before')")
-    ingest.catch_up()
-    with database.connect() as writing:
-        writing.execute(b"BEGIN")
-        writing.execute(_MANY.format(1, 3000).encode())
-        wait_until(lambda: isinstance(ingest.error, SpoolFull), "it gives up")
-        assert "can't be spooled" in str(ingest.status.error)
-        ingest.stop()
-        ingest.error = None
-        (ingest.path / "streamed").unlink()
-        ingest.start()
-        writing.execute(b"COMMIT")
-    ingest.assert_equal()
 
 
 def test_stopped_while_a_giant_transaction_is_applied(

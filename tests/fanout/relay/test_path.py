@@ -16,7 +16,7 @@ from laredo_fanout.client.events import Mode
 from laredo_fanout.client.stream.endpoint import Tls
 from laredo_fanout.serving.options import ListenerOptions, TlsFiles
 from tests.support.postgres import Database
-from tests.support.processes import eventually, until, wait_until
+from tests.support.processes import eventually, free_port, until, wait_until
 from tests.support.server.fanout_program import fanout, relay, started
 from tests.support.server.relayed import relaying
 from tests.support.server.serving_world import USERS, rows, running
@@ -46,17 +46,11 @@ async def test_servers_that_follow_each_other_say_so(tmp_path: Path) -> None:
         )
 
 
-async def test_a_server_that_is_its_own_upstream_is_refused(tmp_path: Path, free: int) -> None:
-    async with relaying(tmp_path / "relay", free, port=free) as relay_:
+async def test_a_server_that_is_its_own_upstream_is_refused(tmp_path: Path) -> None:
+    port = free_port()
+    async with relaying(tmp_path / "relay", port, port=port) as relay_:
         await until(lambda: "follows this server" in (relay_.ingest.status().error or ""))
         assert not relay_.ingest.status().connected
-
-
-@pytest.fixture
-def free() -> int:
-    from tests.support.processes import free_port
-
-    return free_port()
 
 
 async def test_a_table_that_the_upstream_doesn_t_have_is_named(tmp_path: Path) -> None:

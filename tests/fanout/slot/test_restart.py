@@ -33,31 +33,6 @@ def test_restart_goes_on_without_a_copy_or_a_gap(filled: Database, live: Start) 
     assert after.sequence == before.sequence + 49 + 50 + 1
 
 
-def test_journal_leads_from_the_barrier_to_now(filled: Database, live: Start) -> None:
-    ingest = live("public.t")
-    record = ingest.record("public.t")
-    rows, after = ingest.state("public.t"), record.sequence
-    filled.run(
-        "UPDATE t SET a = a || '!' WHERE id % 3 = 0",
-        "UPDATE t SET id = id + 10000 WHERE id < 20",
-        "BEGIN; DELETE FROM t WHERE id < 100; INSERT INTO t VALUES (5, 'again'); COMMIT",
-    )
-    ingest.catch_up()
-    positions = []
-    for entry in ingest.store.reader().journal(record.id, after, 1 << 30):
-        batch = entry.decode()
-        positions += batch.positions
-        for action, key, line in zip(batch.actions, batch.keys, batch.lines, strict=True):
-            if action == 3:
-                del rows[key]
-            else:
-                assert (key in rows) == (action == 2)
-                rows[key] = line
-    assert rows == ingest.truth("public.t")
-    assert positions == sorted(set(positions)) and len(positions) == 3
-    assert positions[-1] <= ingest.store.position
-
-
 def test_an_idle_slot_advances_to_durable_positions_alone(filled: Database, live: Start) -> None:
     ingest = live("public.t", heartbeat_interval=0.1)
     start = filled.confirmed()
