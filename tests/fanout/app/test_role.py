@@ -90,11 +90,8 @@ def test_another_encoding_is_refused(tmp_path: Path, database: Database, encodin
         database.run(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def test_check_tells_of_slots_that_arent_ours(
-    tmp_path: Path, database: Database, postgres: object
-) -> None:
+def test_check_tells_of_slots_that_arent_ours(tmp_path: Path, database: Database) -> None:
     """A slot of this database that the empty store can't have used, and the default elsewhere."""
-    del postgres
     database.run("CREATE TABLE a (id int PRIMARY KEY)", "CREATE DATABASE elsewhere")
     try:
         elsewhere = Database(database.server, "elsewhere")

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.app import logs
 from laredo_fanout.app.processes import children as children_
-from laredo_fanout.app.processes.children import ServingChildren
-from laredo_fanout.app.processes.clients import Clients
-from laredo_fanout.app.processes.control_wire import WakeUps
 from laredo_fanout.client import (
     Changes,
     Crowded,
@@ -26,7 +22,7 @@ from laredo_fanout.client import (
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
-from tests.fanout.app.running_server import running
+from tests.fanout.app.running_server import running, serving_children
 from tests.support.processes import PATIENCE_S, until
 from tests.support.server.serving_world import USERS, line
 
@@ -103,22 +99,12 @@ async def test_drain_says_goaway_and_ends_the_processes(tmp_path: Path) -> None:
         assert world.children.restarts == 0
 
 
-def one_child(store: Store, options: ListenerOptions) -> ServingChildren:
-    return ServingChildren(
-        workers=1,
-        state=store.path,
-        options=ServingOptions(options),
-        clients=Clients(1),
-        wake_ups=WakeUps(),
-        log_settings=logs.LogSettings(logs.JSON),
-    )
-
-
 async def test_readiness_that_changes_while_a_process_starts_does_not_end_it(
     tmp_path: Path,
 ) -> None:
     with Store.open(tmp_path / "state", max_size=1 << 28) as store:
-        children = one_child(store, ListenerOptions("127.0.0.1", 0))
+        options = ServingOptions(ListenerOptions("127.0.0.1", 0))
+        children = serving_children(store.path, options)
         children.start()
         try:
             await until(lambda: bool(children.pids))
@@ -133,7 +119,7 @@ async def test_readiness_that_changes_while_a_process_starts_does_not_end_it(
 async def test_what_keeps_a_process_from_serving_is_told(tmp_path: Path) -> None:
     with Store.open(tmp_path / "state", max_size=1 << 28) as store:
         options = ListenerOptions("127.0.0.1", 0, tokens_file=tmp_path / "nosuch")
-        children = one_child(store, options)
+        children = serving_children(store.path, ServingOptions(options))
         children.start()
         try:
             await until(lambda: children.error)

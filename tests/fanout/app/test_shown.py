@@ -74,10 +74,6 @@ def test_no_view_lets_it_through(view: str) -> None:
     assert not any(line.startswith("faked line") for line in text.splitlines())
 
 
-def test_the_bars_of_copies_neither() -> None:
-    assert harmless(drawn(Group(*terminal.copies(STATUS))))
-
-
 def test_the_findings_of_check_neither(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.show_findings(
         [ServerFinding(HOSTILE, Verdict.MISSING, HOSTILE, f"{HOSTILE}\nCREATE ...")]

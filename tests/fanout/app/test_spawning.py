@@ -9,18 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.app import logs
 from laredo_fanout.app.processes import snapshot_schedule
 from laredo_fanout.app.processes.children import ServingChildren
 from laredo_fanout.app.processes.clients import Clients, RemoteRegistry
 from laredo_fanout.app.processes.control_wire import Control, ControlClosed, WakeUps
-from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
-from laredo_fanout.config import load
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from laredo_fanout.store.writer import Store
 from laredo_service.retry import Backoff
-from tests.fanout.app.running_server import Running, running
+from tests.fanout.app.running_server import (
+    Running,
+    running,
+    scheduled_snapshots,
+    serving_children,
+)
 from tests.support.processes import until
 from tests.support.server.serving_world import USERS, Writer, rows
 
@@ -29,15 +31,8 @@ SERVING = ("-m", "laredo_fanout.app.processes.serving_process")
 
 def children(tmp_path: Path, **more: object) -> ServingChildren:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.5)
-    return ServingChildren(
-        workers=1,
-        state=tmp_path / "state",
-        options=ServingOptions(listener, {USERS: ServingTableOptions()}),
-        clients=Clients(10),
-        wake_ups=WakeUps(),
-        log_settings=logs.LogSettings(logs.JSON),
-        **more,  # type: ignore[arg-type]
-    )
+    options = ServingOptions(listener, {USERS: ServingTableOptions()})
+    return serving_children(tmp_path / "state", options, **more)
 
 
 def descriptors() -> int:
@@ -116,24 +111,12 @@ async def test_a_snapshot_process_that_cannot_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_schedule, "_RETRY", Backoff(0.05, 300.0))
-    configured = tmp_path / "fanout.conf"
-    configured.write_text(
-        f'state.path = "{tmp_path / "state"}"\n'
-        'sources.pg.connection = "postgresql://user@host/db"\n'
-        "tables = [ { table = users, targets = [ { snapshot { interval = 1s } } ] } ]\n"
-    )
     python = tmp_path / "python"
     with Store.open(tmp_path / "state", max_size=1 << 28) as store:
         writer = Writer(store, WakeUps())  # type: ignore[arg-type]
         writer.begin()
         writer.publish(rows(0, 3))
-        schedule = SnapshotSchedule(
-            load(configured),
-            lambda _: True,
-            logs.LogSettings(logs.JSON),
-            lambda: None,
-            program=(str(python), "-c", _TAKES_ONE),
-        )
+        schedule = scheduled_snapshots(tmp_path, program=(str(python), "-c", _TAKES_ONE))
         schedule.start()
         try:
             await until(lambda: (schedule.of(USERS) or {})["failed"] >= 2)

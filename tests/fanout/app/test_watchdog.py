@@ -18,17 +18,15 @@ import psutil
 import pytest
 
 from laredo_fanout import watchdog as watchdog_
-from laredo_fanout.app import logs, scrape
-from laredo_fanout.app.processes.snapshot_schedule import SnapshotSchedule
+from laredo_fanout.app import scrape
 from laredo_fanout.catchup.plan import CatchupStatus, Order, Segment, SegmentStatus
 from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.client import Handshake
-from laredo_fanout.config import load
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.watchdog import SCRUB, SEGMENT, SERVING, SNAPSHOT, Watchdog
 from laredo_model.position import History
 from laredo_service.metrics import process_memory
-from tests.fanout.app.running_server import running
+from tests.fanout.app.running_server import running, scheduled_snapshots
 from tests.support.processes import PATIENCE_S, until, wait_until
 from tests.support.server.serving_world import USERS
 from tests.support.server.store_sample import commit, insert, live_table, open_store
@@ -198,24 +196,12 @@ async def test_a_serving_process_that_hangs_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 async def test_a_snapshot_process_that_hangs_is_replaced(tmp_path: Path) -> None:
-    configured = tmp_path / "fanout.conf"
-    configured.write_text(
-        f'state.path = "{tmp_path / "state"}"\n'
-        'sources.pg.connection = "postgresql://user@host/db"\n'
-        "tables = [ { table = users, targets = [ { snapshot { interval = 1s } } ] } ]\n"
-    )
     with open_store(tmp_path / "state") as store:
         with store.transaction() as transaction:
             transaction.set_source(SourceIdentity(History(7300, 1, 16384), "laredo", "laredo"))
         commit(store, live_table(store), (0x19F000, [insert("a", 1)]))
         watchdog = Watchdog(interval_s=0.3)
-        schedule = SnapshotSchedule(
-            load(configured),
-            lambda _: True,
-            logs.LogSettings(logs.JSON),
-            lambda: None,
-            watchdog=watchdog,
-        )
+        schedule = scheduled_snapshots(tmp_path, watchdog=watchdog)
         with hurrying(watchdog):
             schedule.start()
             try:
@@ -302,15 +288,7 @@ def test_segments_are_named_by_their_number() -> None:
 
 
 async def test_a_snapshot_s_process_is_there_while_it_runs(tmp_path: Path) -> None:
-    file = tmp_path / "fanout.conf"
-    file.write_text(
-        f'state.path = "{tmp_path}/state"\n'
-        'sources.pg.connection = "host=127.0.0.1 dbname=none"\n'
-        "tables = [{ table = users, targets = [{ snapshot { interval = 1h } }] }]\n"
-    )
-    schedule = SnapshotSchedule(
-        load(file, ()), lambda _: True, logs.LogSettings(logs.JSON), lambda: None, program=WAITING
-    )
+    schedule = scheduled_snapshots(tmp_path, "1h", program=WAITING)
     assert schedule.named_pids == {}
     schedule.start()
     await until(lambda: schedule.named_pids)
