@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.postgres import Database
-from tests.support.processes import BIN, Program, eventually, wait_until
+from tests.support.processes import eventually, wait_until
 from tests.support.server.fanout_program import Fanout, fanout
+from tests.support.server.small_disk import on_a_tmpfs
 
 _RETRIES = 2
 
 
-def on_a_tmpfs(server: Fanout, options: str, then: str = "true") -> Fanout:
-    """The server with its state on a tmpfs of its own, seen by it alone."""
-    tried = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if tried.returncode:
-        pytest.skip(f"NO DISK WAS FILLED: unshare -Urm is forbidden here ({tried.stderr})")
-    state = server.directory / "state"
-    state.mkdir()
-    script = server.directory / "fanout-on-tmpfs"
-    script.write_text(
-        "#!/bin/sh\n"
-        f"exec unshare -Urm sh -c 'mount -t tmpfs -o {options} none {state} && {then} &&"
-        f' exec {BIN}/laredo-fanout "$@"\' sh "$@"\n'
-    )
-    script.chmod(0o755)
-    old = server.program
-    program = Program(str(script), old.config, int(old.http.rpartition(":")[2]), log=old.log)
-    return Fanout(program, server.grpc_port, server.directory)
-
-
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
-    # Inside the namespace the test's own user is root, and nobody else exists.
     database.server.socket_directory.chmod(0o755)
     database.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "INSERT INTO a VALUES (0, 'first')")
     return fanout(tmp_path / "s", database.dsn, "{ table = a }", slot=f"s_{database.name}")
@@ -57,7 +32,7 @@ async def test_a_full_disk_is_told_and_room_is_all_it_takes(
 ) -> None:
     state = server.directory / "state"
     filler = f"head -c 24000000 /dev/zero > {state}/filler"
-    server = on_a_tmpfs(server, "size=48m", filler)
+    server = on_a_tmpfs(server, state, "size=48m", filler)
     with database.connect() as owner, server.program:
         server.program.wait_ready()
         async with server.follower("public.a") as a:
@@ -89,7 +64,7 @@ async def test_a_full_disk_is_told_and_room_is_all_it_takes(
 
 @pytest.mark.thorough
 def test_a_disk_that_cannot_be_written_ends_it_with_a_message(server: Fanout) -> None:
-    server = on_a_tmpfs(server, "ro")
+    server = on_a_tmpfs(server, server.directory / "state", "ro")
     server.program.start()
     assert server.program.wait() == 1
     said = server.program.tail()
@@ -103,7 +78,8 @@ def test_one_transaction_that_has_no_room(server: Fanout, database: Database) ->
     """The message says at once how much is needed in all, and it is never ready in between."""
     rows, width = 400, 100_000
     state = server.directory / "state"
-    server = on_a_tmpfs(server, "size=300m", f"head -c 260000000 /dev/zero > {state}/filler")
+    filler = f"head -c 260000000 /dev/zero > {state}/filler"
+    server = on_a_tmpfs(server, state, "size=300m", filler)
     with database.connect() as owner, server.program:
         server.program.wait_ready()
         owner.execute(

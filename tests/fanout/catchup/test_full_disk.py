@@ -10,8 +10,9 @@ import pytest
 
 from tests.support import drawn
 from tests.support.postgres import Database
-from tests.support.processes import BIN, Program, completed, wait_until
+from tests.support.processes import wait_until
 from tests.support.server.fanout_program import Fanout, fanout, started
+from tests.support.server.small_disk import on_a_tmpfs
 
 _ROWS = 30_000
 _SEEN_WITHIN_S = 20.0
@@ -23,29 +24,12 @@ sources.pg.catchup { mode = manual, threshold_bytes = 1000000, check_interval = 
 """
 
 
-def _may_mount() -> None:
-    tried = completed(["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"])
-    if tried.returncode:
-        pytest.skip(f"NO DISK WAS FILLED: unshare -Urm is forbidden here ({tried.stderr})")
-
-
 def _server(directory: Path, database: Database, kilobytes: int) -> Fanout:
     """Its spools are on a small disk of their own."""
-    # Inside the namespace the test's own user is root, and nobody else exists.
     database.server.socket_directory.chmod(0o755)
     spools = directory / "spools"
-    spools.mkdir()
     server = fanout(directory / "s", database, "{ table = t }", _CATCHUP % spools)
-    script = directory / "fanout-with-a-small-disk"
-    script.write_text(
-        "#!/bin/sh\n"
-        f"exec unshare -Urm sh -c 'mount -t tmpfs -o size={kilobytes}k none {spools} &&"
-        f' exec {BIN}/laredo-fanout "$@"\' sh "$@"\n'
-    )
-    script.chmod(0o755)
-    old = server.program
-    program = Program(str(script), old.config, int(old.http.rpartition(":")[2]), log=old.log)
-    return Fanout(program, server.grpc_port, server.directory)
+    return on_a_tmpfs(server, spools, f"size={kilobytes}k")
 
 
 def _split(server: Fanout, database: Database) -> None:
@@ -117,7 +101,6 @@ def _sum(rows: dict[bytes, bytes]) -> int:
 async def test_segments_give_way_where_there_is_no_room(
     tmp_path: Path, database: Database, kilobytes: int, given_up: int
 ) -> None:
-    _may_mount()
     with database.connect() as owner:
         owner.execute("CREATE TABLE t (id int PRIMARY KEY, v int, a text)")
         owner.execute(
