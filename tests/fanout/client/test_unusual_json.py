@@ -215,7 +215,7 @@ class Rude(BaseException):
 
 
 @pytest.mark.parametrize(
-    "error", drawn.first(2, [Rude, KeyboardInterrupt, SystemExit, RuntimeError])
+    "error", drawn.first(3, [RuntimeError, Rude, KeyboardInterrupt, SystemExit])
 )
 def test_what_a_listener_raises_ends_nothing(server: Server, error: type[BaseException]) -> None:
     heard: list[Row | None] = []
