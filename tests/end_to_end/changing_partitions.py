@@ -105,7 +105,7 @@ class Partitions:
             return "detach"
         if dice < 0.8:
             session.execute(f"ALTER TABLE {table.name} DETACH PARTITION {name}")
-            session.execute(f"DELETE FROM {name} WHERE id %% 2 = 0".replace("%%", "%"))
+            session.execute(f"DELETE FROM {name} WHERE id % 2 = 0")
             session.execute(
                 f"ALTER TABLE {table.name} ATTACH PARTITION {name}"
                 f" FOR VALUES FROM ({low}) TO ({low + _IDS})"

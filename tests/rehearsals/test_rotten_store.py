@@ -231,7 +231,6 @@ def test_a_damaged_store_is_called_damaged_with_the_cure(
     rot.flip(_state(server), b"figures/", at=14)
     assert "is damaged" in _ends(server)
     file.unlink()
-    with database.connect() as owner:
-        owner.execute("SELECT pg_drop_replication_slot(%s)", (f"s_{database.name}",))
+    database.drop_slots()
     with started(server):
         eventually(lambda: server.table("public.t")["rows"], ROWS)

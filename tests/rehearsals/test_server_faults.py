@@ -23,10 +23,10 @@ pytestmark = pytest.mark.thorough
 
 @contextmanager
 def rehearsed(
-    directory: Path, dsn: str, extra: str = "", slot: str = "laredo"
+    directory: Path, database: Database, extra: str = ""
 ) -> Iterator[tuple[Fanout, Prometheus]]:
     """A server of the table ``t`` that is well, and Prometheus; nothing fires."""
-    server = fanout(directory / "server", dsn, "{ table = t }", extra, slot=slot)
+    server = fanout(directory / "server", database, "{ table = t }", extra)
     with server.program:
         server.program.wait_ready()
         with watching(directory / "prometheus", laredo_fanout=server.program.http) as prometheus:
@@ -36,7 +36,7 @@ def rehearsed(
 
 def test_the_server_is_killed(tmp_path: Path, database: Database) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
-    with rehearsed(tmp_path, database.dsn, slot=f"s_{database.name}") as (server, prometheus):
+    with rehearsed(tmp_path, database) as (server, prometheus):
         server.program.kill()
         assert "doesn't answer" in prometheus.fires("LaredoServerDown")
         server.program.start()
@@ -48,7 +48,7 @@ def test_postgresql_is_down(tmp_path: Path, clusters: Clusters) -> None:
     postgres = clusters.new()
     database = clusters.lead_to(postgres)
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
-    with rehearsed(tmp_path, database.dsn) as (server, prometheus):
+    with rehearsed(tmp_path, database) as (server, prometheus):
         postgres.stop()
         prometheus.fires("LaredoSourceDisconnected")
         assert server.problems
@@ -57,23 +57,21 @@ def test_postgresql_is_down(tmp_path: Path, clusters: Clusters) -> None:
 
 
 def test_the_slot_is_dropped_by_hand(tmp_path: Path, database: Database) -> None:
-    slot = f"s_{database.name}"
     database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    with rehearsed(tmp_path, database.dsn, slot=slot) as (server, prometheus):
-        _drop(database, slot)
+    with rehearsed(tmp_path, database) as (server, prometheus):
+        _drop(database)
         assert "was lost" in prometheus.fires("LaredoSlotLost")
         server.program.wait_ready()
         because = server.status["sources"]["pg"]["because"]
-        assert f"slot {slot} doesn't exist any more" in because
+        assert f"slot s_{database.name} doesn't exist any more" in because
         eventually(lambda: server.table("public.t")["rows"], 1)
 
 
 def test_the_slot_is_dropped_and_the_server_is_to_wait(tmp_path: Path, database: Database) -> None:
-    slot = f"s_{database.name}"
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
     waits = "sources.pg.on_slot_lost = fail"
-    with rehearsed(tmp_path, database.dsn, waits, slot) as (server, prometheus):
-        _drop(database, slot)
+    with rehearsed(tmp_path, database, waits) as (server, prometheus):
+        _drop(database)
         prometheus.fires("LaredoSlotLost")
         server.program.stop()
         config = server.program.config
@@ -88,13 +86,12 @@ def test_the_slot_is_dropped_and_the_server_is_to_wait(tmp_path: Path, database:
 
 
 def test_a_transaction_cannot_be_decoded(tmp_path: Path, database: Database) -> None:
-    slot = f"s_{database.name}"
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY)",
         "CREATE PUBLICATION filtered FOR TABLE t WHERE (100 / id > 0)",
     )
     publication = "sources.pg.publication { name = filtered, create = false }"
-    with rehearsed(tmp_path, database.dsn, publication, slot) as (server, prometheus):
+    with rehearsed(tmp_path, database, publication) as (server, prometheus):
         database.run("INSERT INTO t VALUES (1), (0)")
         assert "decoding" in prometheus.fires("LaredoStreamFault")
         wait_until(
@@ -102,7 +99,7 @@ def test_a_transaction_cannot_be_decoded(tmp_path: Path, database: Database) -> 
             "both ways were tried",
         )
         database.run("DELETE FROM t WHERE id = 0")
-        _drop(database, slot)
+        _drop(database)
         prometheus.is_over("LaredoStreamFault")
         server.program.wait_ready()
         wait_until(lambda: server.table("public.t")["rows"] == 1, "the row is served")
@@ -110,7 +107,7 @@ def test_a_transaction_cannot_be_decoded(tmp_path: Path, database: Database) -> 
 
 def test_a_table_without_a_key(tmp_path: Path, database: Database) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
-    with rehearsed(tmp_path, database.dsn, slot=f"s_{database.name}") as (server, prometheus):
+    with rehearsed(tmp_path, database) as (server, prometheus):
         database.run("ALTER TABLE t DROP CONSTRAINT t_pkey")
         assert "public.t" in prometheus.fires("LaredoTableNotLive")
         assert "no usable replica identity" in server.problems[0]
@@ -123,7 +120,7 @@ def test_a_transaction_was_forgotten(tmp_path: Path, clusters: Clusters) -> None
     database = clusters.lead_to(postgres)
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
     with (
-        rehearsed(tmp_path, database.dsn) as (server, prometheus),
+        rehearsed(tmp_path, database) as (server, prometheus),
         database.connect() as forgotten,
         database.connect() as other,
     ):
@@ -146,7 +143,7 @@ def test_a_transaction_was_forgotten(tmp_path: Path, clusters: Clusters) -> None
 async def test_no_place_for_another_client(tmp_path: Path, database: Database) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
     few = "fanout.grpc.max_clients = 1"
-    with rehearsed(tmp_path, database.dsn, few, f"s_{database.name}") as (server, prometheus):
+    with rehearsed(tmp_path, database, few) as (server, prometheus):
         async with server.follower("public.t"):
             fires = await asyncio.to_thread(prometheus.fires, "LaredoClientsFull")
             assert "has 1 clients" in fires
@@ -155,7 +152,7 @@ async def test_no_place_for_another_client(tmp_path: Path, database: Database) -
 
 def test_a_serving_process_hangs(tmp_path: Path, database: Database) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
-    with rehearsed(tmp_path, database.dsn, slot=f"s_{database.name}") as (server, prometheus):
+    with rehearsed(tmp_path, database) as (server, prometheus):
         (pid, *_) = server.status["fanout"]["pids"]
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: any("has been silent for" in each for each in server.problems), "seen")
@@ -167,15 +164,16 @@ def test_a_serving_process_hangs(tmp_path: Path, database: Database) -> None:
 
 def test_the_publication_is_dropped(tmp_path: Path, database: Database) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    with rehearsed(tmp_path, database.dsn, slot=f"s_{database.name}") as (server, prometheus):
+    with rehearsed(tmp_path, database) as (server, prometheus):
         database.run("DROP PUBLICATION laredo", "INSERT INTO t VALUES (2)")
         assert "public.t is copied again" in prometheus.fires("LaredoTableCopiedAgain")
         server.program.wait_ready()
         eventually(lambda: server.table("public.t")["rows"], 2)
 
 
-def _drop(database: Database, slot: str) -> None:
-    """As an engineer does who takes it for one that isn't needed."""
+def _drop(database: Database) -> None:
+    """As an engineer does who takes the slot for one that isn't needed."""
+    slot = f"s_{database.name}"
     with database.connect() as owner:
         owner.execute(
             "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"

@@ -43,8 +43,7 @@ def server_of(tmp_path: Path, owned: Database) -> Iterator[ServerOf]:
     made: list[Fanout] = []
 
     def make(extra: str) -> Fanout:
-        slot = f"s_{owned.name}"
-        made.append(fanout(tmp_path / "server", owned.dsn, "{ table = t }", extra, slot))
+        made.append(fanout(tmp_path / "server", owned, "{ table = t }", extra))
         return made[-1]
 
     yield make
@@ -62,11 +61,6 @@ def problem(server: Fanout, words: str) -> str:
 def update(database: Database, mark: str) -> None:
     with database.connect() as owner:
         owner.execute("UPDATE t SET v = %s WHERE id <= 10", (mark,))
-
-
-def drop_slot(database: Database) -> None:
-    with database.connect() as owner:
-        owner.execute("SELECT pg_drop_replication_slot(%s)", (f"s_{database.name}",))
 
 
 def rewritten(program: Program, before: str, after: str) -> None:
@@ -99,7 +93,7 @@ def test_an_old_copy_of_the_state_is_put_back(
         rewritten(server.program, policy_key, "sources.pg.on_slot_lost = recreate\n")
         server.program.start()
     assert "pg_drop_replication_slot" in problem(server, NEVER_USED)
-    drop_slot(owned)
+    owned.drop_slots()
     server.program.wait_ready()
     eventually(lambda: server.table("public.t")["rows"], 100)
     assert server.table("public.t")["copied_rows"] == 100
@@ -126,7 +120,7 @@ def test_a_newer_version_wrote_the_store(
     state.rename(tmp_path / "elsewhere")
     server.program.start()
     problem(server, NEVER_USED)
-    drop_slot(owned)
+    owned.drop_slots()
     server.program.wait_ready()
     eventually(lambda: server.table("public.t")["rows"], 100)
     server.program.stop()

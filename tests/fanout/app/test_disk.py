@@ -19,7 +19,7 @@ _RETRIES = 2
 def server(tmp_path: Path, database: Database) -> Fanout:
     database.server.socket_directory.chmod(0o755)
     database.run("CREATE TABLE a (id int PRIMARY KEY, v text)", "INSERT INTO a VALUES (0, 'first')")
-    return fanout(tmp_path / "s", database.dsn, "{ table = a }", slot=f"s_{database.name}")
+    return fanout(tmp_path / "s", database, "{ table = a }")
 
 
 def _settled(server: Fanout, rows: int) -> bool:

@@ -21,8 +21,7 @@ TOKEN = "s3cret-of-the-server"
 def server(tmp_path: Path, database: Database) -> Fanout:
     database.run("CREATE TABLE a (id int PRIMARY KEY, v text)")
     more = f"http {{ token = {TOKEN}, public = [health] }}\n"
-    name = f"s_{database.name}"
-    return fanout(tmp_path / "server", database.dsn, "{ table = a }", more, slot=name)
+    return fanout(tmp_path / "server", database, "{ table = a }", more)
 
 
 def by_url(server: Fanout, *arguments: str, token: str | None) -> subprocess.CompletedProcess[str]:

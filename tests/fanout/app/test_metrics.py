@@ -55,8 +55,7 @@ def server(
         f"state.max_size = {MAX_SIZE}\n"
     )
     table = "{ table = a, targets = [{ client_buffer.max_size = 1234 }] }"
-    directory, slot = tmp_path_factory.mktemp("server"), f"s_{database.name}"
-    with started(fanout(directory, database.dsn, table, extra, slot)) as running:
+    with started(fanout(tmp_path_factory.mktemp("server"), database, table, extra)) as running:
         yield running
 
 

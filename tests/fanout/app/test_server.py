@@ -40,7 +40,7 @@ def server(tmp_path: Path, database: Database) -> Fanout:
         "CREATE TABLE b (id int PRIMARY KEY, v text)",
         "INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 100) i",
     )
-    return fanout(tmp_path / "server", database.dsn, TABLES, slot=f"s_{database.name}")
+    return fanout(tmp_path / "server", database, TABLES)
 
 
 def keys(*numbers: int) -> list[bytes]:
@@ -222,7 +222,7 @@ async def test_one_table_s_failure_leaves_the_others_running_and_is_cured(
         owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
         owner.execute("CREATE TABLE nokey (id int)")
         tables = "{ table = a }, { table = nokey }, { table = nosuch }"
-        server = fanout(tmp_path / "s", database.dsn, tables, slot=f"s_{database.name}")
+        server = fanout(tmp_path / "s", database, tables)
         with server.program, grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
             health, asked = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
 
@@ -298,7 +298,7 @@ async def test_journals_are_pruned_and_snapshots_taken_and_old_ones_go(
         for table in ("a", "b", '"a/b"'):
             owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)".encode())
         owner.execute("INSERT INTO b VALUES (1)")
-        server = fanout(tmp_path / "s", database.dsn, tables, slot=f"s_{database.name}")
+        server = fanout(tmp_path / "s", database, tables)
         with started(server):
             async with server.follower("public.a") as a:
                 for number in range(100):
