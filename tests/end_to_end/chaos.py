@@ -27,7 +27,7 @@ from laredo_archive.storage.access import S3Access
 from laredo_archive.storage.s3.destination import HIDDEN
 from laredo_model import position as positions
 from tests.end_to_end.fanout import fanout
-from tests.end_to_end.workload import TABLES, Table, Writer
+from tests.end_to_end.workload import TABLES, Table, Writer, begun
 from tests.support.archive.inspection import destination_at
 from tests.support.aws import AwsServer
 from tests.support.faults.fault import Rule, drop
@@ -156,13 +156,8 @@ class Run:
 
         :raises AssertionError: naming what was broken.
         """
-        with self._database.connect() as owner:
-            for table in TABLES:
-                owner.execute(table.ddl)
-        oracle = Oracle(self._database.dsn, f"oracle_{self._database.name}")
+        oracle = begun(self._database)
         self._stack.callback(oracle.close)
-        for table in TABLES:
-            oracle.start(table.name)
         clients = [
             Writer(self._database.dsn, table, oracle, self.seed + number, pause=0.05)
             for number, table in enumerate(TABLES)

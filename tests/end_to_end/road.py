@@ -23,6 +23,14 @@ snapshotter {{
 """
 
 
+def writer_of(server: Fanout, directory: Path) -> Program:
+    """A writer of the server's table ``t`` to ``archive`` in the directory; not started."""
+    http = free_port()
+    config = directory / "snapshotter.conf"
+    config.write_text(SNAPSHOTTER.format(grpc=server.grpc_port, directory=directory, http=http))
+    return Program("laredo-snapshotter", config, http, log=directory / "writer.log")
+
+
 class Road:
     """PostgreSQL, server and writer, and what PostgreSQL held at every position."""
 
@@ -32,10 +40,7 @@ class Road:
         self.server = server
         self.oracle = Oracle(database.dsn)
         self.oracle.start("t")
-        http = free_port()
-        config = directory / "snapshotter.conf"
-        config.write_text(SNAPSHOTTER.format(grpc=server.grpc_port, directory=directory, http=http))
-        self.writer = Program("laredo-snapshotter", config, http, log=directory / "writer.log")
+        self.writer = writer_of(server, directory)
 
     def noted(self, session: Connection, *statements: str) -> None:
         """A transaction of these statements."""

@@ -14,9 +14,9 @@ from laredo_archive.maintain.verify import verify
 from laredo_archive.reader import Archive
 from laredo_fanout.client import AsyncFanoutClient
 from tests.end_to_end.fanout import end, fanout, is_archived, snapshotter
-from tests.end_to_end.workload import TABLES, Writer
+from tests.end_to_end.workload import TABLES, Writer, begun
 from tests.support import drawn
-from tests.support.oracle import Oracle, assert_same, assert_seen, boundaries
+from tests.support.oracle import assert_same, assert_seen, boundaries
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, free_port, until
 from tests.support.server.fanout_program import relay
@@ -32,13 +32,8 @@ class World:
     def __init__(self, seed: int, directory: Path, database: Database, stack: ExitStack) -> None:
         self.chance = random.Random(seed)
         self.database = database
-        with database.connect() as owner:
-            for table in TABLES:
-                owner.execute(table.ddl)
-        self.oracle = Oracle(database.dsn, f"oracle_{database.name}")
+        self.oracle = begun(database)
         stack.callback(self.oracle.close)
-        for table in TABLES:
-            self.oracle.start(table.name)
         self.archive = directory / "archive"
         port = free_port()
         self.servers = {port: fanout(directory, database, port)}

@@ -12,12 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from laredo_archive.reader import Archive
 from laredo_fanout.client import Mode
-from tests.end_to_end.road import SNAPSHOTTER, Road
+from tests.end_to_end.road import Road, writer_of
 from tests.support import drawn
 from tests.support.oracle import Connection, assert_seen
 from tests.support.postgres import Database
-from tests.support.processes import PATIENCE_S, Program, free_port, until
+from tests.support.processes import PATIENCE_S, free_port, until
 from tests.support.server.fanout_program import Fanout, fanout, relay, started
 from tests.support.server.states import States
 from tests.support.server.stuck_proxy import Proxy
@@ -70,7 +71,8 @@ def chain(tmp_path: Path, database: Database, *, archived: bool) -> Iterator[Cha
     with ExitStack() as stack:
         stack.enter_context(started(upstream))
         if archived:
-            stack.enter_context(_writer(tmp_path / "first", upstream)).wait_ready()
+            (tmp_path / "first").mkdir()
+            stack.enter_context(writer_of(upstream, tmp_path / "first")).wait_ready()
         proxy = stack.enter_context(closing(Proxy(upstream.grpc_port)))
         behind = relay(tmp_path / "relay", proxy.port, QUICK_RELAY)
         stack.enter_context(started(behind))
@@ -78,14 +80,6 @@ def chain(tmp_path: Path, database: Database, *, archived: bool) -> Iterator[Cha
         stack.callback(road.oracle.close)
         stack.enter_context(road.writer).wait_ready()
         yield Chain(upstream, behind, road, proxy, archive)
-
-
-def _writer(directory: Path, server: Fanout) -> Program:
-    directory.mkdir()
-    http = free_port()
-    config = directory / "snapshotter.conf"
-    config.write_text(SNAPSHOTTER.format(grpc=server.grpc_port, directory=directory, http=http))
-    return Program("laredo-snapshotter", config, http, log=directory / "writer.log")
 
 
 def changes(road: Road, session: Connection, turn: int, *, passing: bool = True) -> None:
@@ -105,8 +99,6 @@ def changes(road: Road, session: Connection, turn: int, *, passing: bool = True)
 
 def epochs(directory: Path) -> int:
     """Number of epochs in an archive."""
-    from laredo_archive.reader import Archive
-
     artifacts = Archive.at(str(directory / "t")).manifest.artifacts
     return len({artifact.epoch for artifact in artifacts})
 
@@ -179,8 +171,6 @@ async def test_a_relay_that_was_away_too_long_sends_what_differs(
 
 
 def _reached(archive: Path) -> int:
-    from laredo_archive.reader import Archive
-
     return int(Archive.at(str(archive / "t")).manifest.head_position or 0)
 
 

@@ -12,10 +12,10 @@ import psycopg
 
 from tests.end_to_end.fanout import end, fanout, is_archived, snapshotter
 from tests.end_to_end.misfortunes import crash
-from tests.end_to_end.workload import TABLES, Writer
+from tests.end_to_end.workload import TABLES, Writer, begun
 from tests.support import drawn
 from tests.support.clusters import Clusters
-from tests.support.oracle import Oracle, assert_same, assert_seen, boundaries
+from tests.support.oracle import assert_same, assert_seen, boundaries
 from tests.support.postgres import Database
 from tests.support.processes import free_port, until
 from tests.support.server.fanout_program import relay
@@ -40,13 +40,8 @@ class World:
         self.chance = random.Random(seed)
         self.postgres = clusters.new(18)
         self.database: Database = clusters.lead_to(self.postgres)
-        with self.database.connect() as owner:
-            for table in TABLES:
-                owner.execute(table.ddl)
-        self.oracle = Oracle(self.database.dsn)
+        self.oracle = begun(self.database)
         stack.callback(self.oracle.close)
-        for table in TABLES:
-            self.oracle.start(table.name)
         self.archive = directory / "archive"
         port = free_port()
         server = fanout(directory, self.database, port)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from tests.support.oracle import SESSION, Connection, Oracle
+from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S
 
 TEXTS = ["", " ", "plain", 'quote " and \\ back', "línea\nnueva\ttab", "\u2028 \U0001f600"]
@@ -104,6 +105,17 @@ NOTES = Table(
     },
 )
 TABLES = [KINDS, PAIRS, NOTES]
+
+
+def begun(database: Database) -> Oracle:
+    """The oracle of the database, in which the tables are made."""
+    with database.connect() as owner:
+        for table in TABLES:
+            owner.execute(table.ddl.encode())
+    oracle = Oracle(database.dsn, f"oracle_{database.name}")
+    for table in TABLES:
+        oracle.start(table.name)
+    return oracle
 
 
 class Writer(threading.Thread):
