@@ -11,7 +11,6 @@ from laredo_fanout.serving import call
 from laredo_fanout.serving.call import Tokens
 from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo
-from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from tests.support.processes import PATIENCE_S, until
 from tests.support.server.serving_world import USERS, Lease, Stream, World, line, running
@@ -24,12 +23,6 @@ def with_snapshots(path: Path) -> ServingTableOptions:
     return ServingTableOptions(snapshot_path=path / "snapshots")
 
 
-def snapshot(world: World, path: Path) -> str:
-    reader = world.writer.store.reader()
-    keep = Retention(keep_count=10, max_age_s=1e9)
-    return take(reader, USERS, path / "snapshots", keep).snapshot.snapshot_id
-
-
 def fetch(world: World, snapshot_id: str, metadata: Any = None) -> Stream:
     asked = wire.FetchSnapshotRequest(snapshot_id=snapshot_id)
     return Stream(world.stub().FetchSnapshot(asked, metadata=metadata))
@@ -39,7 +32,7 @@ async def test_a_fetch_takes_a_place_and_gives_it_back(tmp_path: Path) -> None:
     options = with_snapshots(tmp_path)
     async with running(tmp_path / "store", table=options, max_clients=1) as world:
         world.writer.publish([line(n, WIDE) for n in range(500)])
-        snapshot_id = snapshot(world, tmp_path)
+        snapshot_id = world.writer.take_snapshot(tmp_path / "snapshots")
         first = fetch(world, snapshot_id)
         await first.call.read()
         (lease,) = world.registry.leases
@@ -63,7 +56,7 @@ async def test_a_fetch_that_nobody_reads_is_let_go(
     options = with_snapshots(tmp_path)
     async with running(tmp_path / "store", table=options, listener=listener) as world:
         world.writer.publish([line(n, WIDE) for n in range(2000)])
-        stuck = fetch(world, snapshot(world, tmp_path))
+        stuck = fetch(world, world.writer.take_snapshot(tmp_path / "snapshots"))
         await stuck.call.read()
         await until(lambda: [reason for _, reason in world.registry.closed] == ["stalled"])
         assert not world.registry.leases
@@ -76,7 +69,7 @@ async def test_a_fetch_ends_with_the_server_s_grace(
     options = with_snapshots(tmp_path)
     async with running(tmp_path / "store", table=options) as world:
         world.writer.publish([line(n, WIDE) for n in range(2000)])
-        stuck = fetch(world, snapshot(world, tmp_path))
+        stuck = fetch(world, world.writer.take_snapshot(tmp_path / "snapshots"))
         await stuck.call.read()
         world.drain.set()
         await until(lambda: [reason for _, reason in world.registry.closed] == ["drain"])
@@ -133,7 +126,7 @@ async def test_a_revoked_token_s_streams_end_and_the_others_go_on(
     options = with_snapshots(tmp_path)
     async with running(tmp_path / "store", table=options, listener=listener) as world:
         world.writer.publish([line(n, WIDE) for n in range(2000)])
-        snapshot_id = snapshot(world, tmp_path)
+        snapshot_id = world.writer.take_snapshot(tmp_path / "snapshots")
         stays, narrowed, revoked = (
             world.sync(batch=True, client_id=token, metadata=bearer(token))
             for token in ("stays", "narrowed", "revoked")

@@ -9,25 +9,17 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
-from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from laredo_model.position import text
-from tests.support.server.serving_world import USERS, World, line, rows, running
+from tests.support.server.serving_world import World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 Code = grpc.StatusCode
 
-KEEP = Retention(keep_count=10, max_age_s=1e9)
-
 
 def with_snapshots(path: Path) -> ServingTableOptions:
     return ServingTableOptions(snapshot_path=path / "snapshots")
-
-
-def snapshot(world: World, path: Path) -> str:
-    reader = world.writer.store.reader()
-    return take(reader, USERS, path / "snapshots", KEEP).snapshot.snapshot_id
 
 
 async def status(world: World, table: str = "users") -> Any:
@@ -53,7 +45,7 @@ async def test_status(tmp_path: Path) -> None:
         assert (await status(world)).journal_entry_count == 0
         world.writer.commit((DELETE, b"3"), (UPDATE, line(4)))
         world.writer.commit((DELETE, b"5"))
-        snapshot_id = snapshot(world, tmp_path)
+        snapshot_id = world.writer.take_snapshot(tmp_path / "snapshots")
         stream = await world.greeted(client_id="someone")
         _, _, end = await stream.base_snapshot()
         while not (now := await status(world)).clients or now.clients[0].state != "live":
@@ -77,7 +69,7 @@ async def test_list_newest_first(tmp_path: Path) -> None:
         ids = []
         for _ in range(3):
             position = world.writer.commit((UPDATE, line(1, str(len(ids)))))
-            ids.append(snapshot(world, tmp_path))
+            ids.append(world.writer.take_snapshot(tmp_path / "snapshots"))
         found = await listed(world)
         assert [each.snapshot_id for each in found] == ids[::-1]
         assert found[0].source_position == text(position)
@@ -90,7 +82,7 @@ async def test_list_newest_first(tmp_path: Path) -> None:
 async def test_fetch_and_go_on_from_there(tmp_path: Path) -> None:
     async with running(tmp_path / "store", table=with_snapshots(tmp_path), users=3000) as world:
         world.writer.commit((UPDATE, line(1, "in it")))
-        snapshot_id = snapshot(world, tmp_path)
+        snapshot_id = world.writer.take_snapshot(tmp_path / "snapshots")
         world.writer.commit((UPDATE, line(2, "after it")))
 
         begin, *middle, end = await fetched(world, snapshot_id)
@@ -116,7 +108,7 @@ async def test_fetch_and_go_on_from_there(tmp_path: Path) -> None:
 
 async def test_a_damaged_snapshot_never_looks_whole(tmp_path: Path) -> None:
     async with running(tmp_path / "store", table=with_snapshots(tmp_path), users=30) as world:
-        snapshot_id = snapshot(world, tmp_path)
+        snapshot_id = world.writer.take_snapshot(tmp_path / "snapshots")
         (path,) = (tmp_path / "snapshots").glob("*.jsonl")
         path.write_bytes(path.read_bytes().replace(b"name 7", b"name 8"))
         with pytest.raises(grpc.aio.AioRpcError) as failed:

@@ -15,6 +15,7 @@ import orjson
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo, ClientState, TooManyClients
 from laredo_fanout.serving.server import serve
+from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
@@ -173,6 +174,11 @@ class Writer:
             txn.set_position(self.step(), self.time_us)
         self.wakeups.notify()
         return self.position
+
+    def take_snapshot(self, directory: Path) -> str:
+        """Id of a snapshot of the table users, which is in the directory now."""
+        keep = Retention(keep_count=10, max_age_s=1e9)
+        return take(self.store.reader(), USERS, directory, keep).snapshot.snapshot_id
 
     def prune(self, keep: int, table: str = USERS) -> None:
         self.store.prune(self.ids[table], keep, 1e9, self.time_us / 1e6)

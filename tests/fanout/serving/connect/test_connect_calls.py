@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S, until
@@ -20,7 +19,7 @@ from tests.support.server.connect_client import (
     packed,
     sync_request,
 )
-from tests.support.server.serving_world import USERS, line, rows
+from tests.support.server.serving_world import line, rows
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
@@ -105,11 +104,11 @@ async def test_a_snapshot_is_fetched_as_by_grpc_and_never_looks_whole_if_it_is_n
     directory = tmp_path / "snapshots"
     options = ServingTableOptions(snapshot_path=directory)
     async with connected(tmp_path / "s", table=options, users=2500) as (world, client):
-        taken = take(world.writer.store.reader(), USERS, directory, Retention(10, 1e9)).snapshot
+        snapshot_id = world.writer.take_snapshot(directory)
         asked = wire.ListSnapshotsRequest(schema="public", table="users")
         listed = (await client.unary("ListSnapshots", asked)).content
         assert wire.ListSnapshotsResponse.FromString(listed).snapshots[0].row_count == 2500
-        request = wire.FetchSnapshotRequest(snapshot_id=taken.snapshot_id)
+        request = wire.FetchSnapshotRequest(snapshot_id=snapshot_id)
         async with client.stream("FetchSnapshot", request) as stream:
             async for expected in world.stub().FetchSnapshot(request):
                 found = await stream.raw()

@@ -14,7 +14,6 @@ from google.protobuf.json_format import MessageToDict
 
 from laredo_fanout.client import FanoutClient
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support.postgres import Database
@@ -132,9 +131,7 @@ async def test_it_gets_what_a_grpc_client_gets(
         stub = world.stub()
         asked = wire.ListSnapshotsRequest(**ASKED)
         assert await answer("ListSnapshots", ASKED) == [{}]
-        snapshot_id = take(
-            world.writer.store.reader(), USERS, tmp_path / "snapshots", Retention(10, 1e9)
-        ).snapshot.snapshot_id
+        snapshot_id = world.writer.take_snapshot(tmp_path / "snapshots")
         by_grpc = await stub.ListSnapshots(asked)
         assert await answer("ListSnapshots", ASKED) == [MessageToDict(by_grpc)]
         assert by_grpc.snapshots[0].snapshot_id == snapshot_id

@@ -16,13 +16,12 @@ from google.protobuf import struct_pb2
 from laredo_fanout.serving import filters, slices, struct_rows
 from laredo_fanout.serving.journal import READS_A_TURN, Backlog
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.snapshots import Retention, take
 from laredo_fanout.store import journal
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support import drawn
 from tests.support.processes import PATIENCE_S, until
-from tests.support.server.serving_world import USERS, World, line, rows, running
+from tests.support.server.serving_world import World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 NOTHING = wire.FieldPredicate(field="name", prefix="nobody is called so")
@@ -135,10 +134,9 @@ async def test_a_fetched_snapshot_yields_within_a_row_of_much_json(
     options = ServingTableOptions(snapshot_path=tmp_path / "snapshots")
     async with running(tmp_path / "store", table=options) as world:
         world.writer.publish([line(n, tags=[1] * 20_000) for n in range(3)])
-        retention = Retention(keep_count=1, max_age_s=1e9)
-        taken = take(world.writer.store.reader(), USERS, tmp_path / "snapshots", retention)
+        snapshot_id = world.writer.take_snapshot(tmp_path / "snapshots")
         async with encoded.counting():
-            asked = wire.FetchSnapshotRequest(snapshot_id=taken.snapshot.snapshot_id)
+            asked = wire.FetchSnapshotRequest(snapshot_id=snapshot_id)
             found = [each async for each in world.stub().FetchSnapshot(asked)]
         assert len(found) == 5
         assert encoded.most <= 2 * slices.SLICE_ROWS

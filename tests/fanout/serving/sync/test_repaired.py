@@ -8,15 +8,12 @@ import grpc
 import pytest
 
 from laredo_model.line import Action
+from laredo_model.position import text
 from tests.support.server.filters import equals
 from tests.support.server.serving_world import COLUMNS, USERS, World, key_of, line, rows, running
 
 BATCH, BOUNDARY = "batch/json.v1", "boundary.v1"
 INSERT, UPDATE, DELETE, _ = Action
-
-
-def _text(position: int) -> str:
-    return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
 
 
 def _suspect(world: World, start: int) -> None:
@@ -69,7 +66,7 @@ async def test_a_record_that_goes_on_within_the_stretch_is_sent_in_two(
         end = _repair(world, truth)
         stream = world.sync(
             capabilities=[BATCH, BOUNDARY],
-            last_known_source_position=_text(before),
+            last_known_source_position=text(before),
             want_old=old,
         )
         assert (await stream.next("handshake")).mode == 2
@@ -105,7 +102,7 @@ async def test_a_filter_may_leave_nothing_of_the_part_before(tmp_path: Path) -> 
         end = _repair(world, [line(1, "known"), line(2, "right"), line(3, "name 3")])
         stream = world.sync(
             capabilities=[BATCH, BOUNDARY],
-            last_known_source_position=_text(before),
+            last_known_source_position=text(before),
             filters=[equals("id", 2)],
         )
         assert (await stream.next("handshake")).mode == 2
@@ -130,4 +127,4 @@ async def test_whoever_has_some_of_the_stretch_resumes_before_it(tmp_path: Path)
         _repair(world, [line(1, "known"), line(2, "name 2"), line(3, "name 3")])
         code, why = await stream.ends()
         assert code is grpc.StatusCode.UNAVAILABLE
-        assert _text(start) in why
+        assert text(start) in why

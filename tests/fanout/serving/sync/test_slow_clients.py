@@ -12,6 +12,7 @@ from laredo_fanout.serving.errors import NoRoomToSpool
 from laredo_fanout.serving.options import BufferPolicy, ListenerOptions, ServingTableOptions
 from laredo_fanout.store.errors import SpoolFailed
 from laredo_fanout.store.reader import Snapshot
+from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S, until
 from tests.support.server.serving_world import Stream, World, line, rows, running
@@ -115,22 +116,16 @@ async def test_slow_down_sends_a_new_snapshot_once_the_journal_is_gone(tmp_path:
         await flood(world, 100)
         world.writer.prune(keep=1)
         sequence = 0
-        while not isinstance(message := await slow.next(), type_of("SnapshotBegin")):
+        while not isinstance(message := await slow.next(), wire.SnapshotBegin):
             sequence = message.first_sequence + len(message.actions) - 1
         assert message.sequence > sequence + 1
         lines = []
-        while not isinstance(message := await slow.next(), type_of("SnapshotEnd")):
+        while not isinstance(message := await slow.next(), wire.SnapshotEnd):
             lines += list(message.lines)
         assert line(1, WIDE + "99") in lines and message.rows == 3
         world.writer.commit((DELETE, b"2"))
         batch = await slow.next("change_batch")
         assert batch.first_sequence == message.sequence + 1
-
-
-def type_of(name: str) -> type:
-    from laredo_fanout.wire import replication_pb2
-
-    return getattr(replication_pb2, name)  # type: ignore[no-any-return]
 
 
 async def test_the_journal_is_pinned_from_snapshot_to_live(tmp_path: Path) -> None:
@@ -177,7 +172,7 @@ async def test_a_slow_snapshot_is_put_aside(
         await until(lambda: opened[0]._transaction is None)
         # What is written meanwhile isn't in the snapshot, and comes after it.
         world.writer.commit((UPDATE, line(1, "later")))
-        while not isinstance(message := await stream.next(), type_of("SnapshotEnd")):
+        while not isinstance(message := await stream.next(), wire.SnapshotEnd):
             lines += list(message.lines)
         assert sorted(lines) == sorted(given)
         assert message.rows == begin.row_count
@@ -258,7 +253,7 @@ async def test_wide_rows_do_not_make_wide_messages(tmp_path: Path) -> None:
         stream = await world.greeted(batch=True)
         await stream.next("snapshot_begin")
         lines: list[bytes] = []
-        while not isinstance(message := await stream.next(), type_of("SnapshotEnd")):
+        while not isinstance(message := await stream.next(), wire.SnapshotEnd):
             assert message.ByteSize() < 1_500_000
             lines += list(message.lines)
         assert sorted(lines) == sorted(given)
