@@ -61,10 +61,7 @@ class ChangingDatabase:
     def finish(self) -> None:
         """Commit what is open."""
         for session in self._sessions:
-            if session.is_prepared:
-                self._end_prepared(session, "COMMIT")
-            elif session.is_open:
-                self.commit(session)
+            self._end_open(session)
 
     def much(self) -> None:
         """A transaction that is larger than others, of each session that can."""

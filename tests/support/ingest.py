@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import md5
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,13 @@ class RunningIngest:
         for table in tables or [each.qualified for each in self.tables]:
             self.wait_until(lambda table=table: self.is_live(table), f"{table} is live")
 
+    def move_on(self, times: int = 1) -> None:
+        """Wait until a later position is in the store, so many times: after two, there was a
+        whole catalog check."""
+        for _ in range(times):
+            passed = self.store.position
+            self.wait_until(lambda at=passed: self.store.position > at, "a later position")
+
     def catch_up(self) -> None:
         """Wait until everything that is committed now is in the store."""
         here = "SELECT pg_logical_emit_message(true, 'test', 'here') - '0/0'::pg_lsn"
@@ -324,6 +332,35 @@ def _wait_for_readers(ingest: RunningIngest) -> None:
 
 Start = Callable[..., RunningIngest]
 """The fixtures ``ingesting`` and ``live``."""
+
+
+@contextmanager
+def beside(
+    database: Database,
+    write: Callable[[Any, int], object],
+    writers: int = 1,
+    synchronous_commit: str = "on",
+) -> Iterator[None]:
+    """Each writer, with a session and a number from 1 on, writes again and again meanwhile."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        with database.connect() as session:
+            session.execute(f"SET synchronous_commit = {synchronous_commit}".encode())
+            for number in count(1):
+                if over.is_set():
+                    break
+                write(session, number)
+
+    threads = [threading.Thread(target=go_on) for _ in range(writers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def fill(database: Database, rows: int, table: str = "t") -> None:

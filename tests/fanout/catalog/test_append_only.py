@@ -2,7 +2,6 @@
 and the application's own statements never fail because of us."""
 
 import struct
-import threading
 import tracemalloc
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from laredo_fanout.postgres.pgoutput import Relation
 from laredo_fanout.source_options import PublicationOptions
 from laredo_fanout.store.table import Status
 from tests.support.drawn import examples
-from tests.support.ingest import Gate, Start
+from tests.support.ingest import Gate, Start, beside
+from tests.support.oracle import Connection
 from tests.support.postgres import Database, on_versions
 
 _LOG = (
@@ -90,31 +90,18 @@ def test_the_application_may_update_and_delete(database: Database, live: Start) 
 def test_copy_beside_inserts(database: Database, live: Start) -> None:
     """Each transaction counts once, in the snapshot or from the stream."""
     database.run(*_LOG)
-    stop = threading.Event()
 
-    def write() -> None:
-        with database.connect() as connection:
-            connection.execute("SET synchronous_commit = off")
-            number = 0
-            while not stop.is_set():
-                number += 1
-                connection.execute("INSERT INTO log VALUES (%s, 'beside')", (number % 50,))
-                if number % 10 == 0:
-                    connection.execute(
-                        "BEGIN; INSERT INTO log VALUES (1, 'beside'); SAVEPOINT s;"
-                        " INSERT INTO log VALUES (2, 'in a subtransaction'); RELEASE s;"
-                        " INSERT INTO log VALUES (1, 'beside'); COMMIT"
-                    )
+    def write(session: Connection, number: int) -> None:
+        session.execute("INSERT INTO log VALUES (%s, 'beside')", (number % 50,))
+        if number % 10 == 0:
+            session.execute(
+                "BEGIN; INSERT INTO log VALUES (1, 'beside'); SAVEPOINT s;"
+                " INSERT INTO log VALUES (2, 'in a subtransaction'); RELEASE s;"
+                " INSERT INTO log VALUES (1, 'beside'); COMMIT"
+            )
 
-    writers = [threading.Thread(target=write) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    try:
+    with beside(database, write, writers=3, synchronous_commit="off"):
         ingest = live("public.log", append_only=("public.log",))
-    finally:
-        stop.set()
-        for writer in writers:
-            writer.join()
     ingest.assert_equal()
 
 
@@ -260,11 +247,7 @@ def test_added_to_a_running_server_while_an_old_transaction_is_open(
         old.execute("INSERT INTO keyed VALUES (1)")
         ingest.append_only = frozenset({"public.log"})
         ingest.start("public.keyed", "public.log")
-        for _ in range(3):
-            passed = ingest.store.position
-            ingest.wait_until(
-                lambda passed=passed: ingest.store.position > passed, "a catalog check"
-            )
+        ingest.move_on(3)
         assert ingest.known("public.log") is None
         old.execute("INSERT INTO keyed VALUES (2)")
         old.execute("COMMIT")

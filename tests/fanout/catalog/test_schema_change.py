@@ -118,11 +118,7 @@ def test_change_that_is_decoded_before_others_see_it(database: Database, live: S
         )
         altering.start()
         ingest.wait_until(lambda: ingest.record("public.t").status is Status.CLOSED, "it is closed")
-        for _ in range(5):
-            passed = ingest.store.position
-            ingest.wait_until(
-                lambda passed=passed: ingest.store.position > passed, "a catalog check"
-            )
+        ingest.move_on(5)
     altering.join()
     ingest.wait_until(lambda: ingest.is_live("public.t"), "the table was copied again")
     ingest.assert_equal()

@@ -1,10 +1,9 @@
 """Copy while streaming: whatever happens between a chunk's reading and its writing, store and
 database end up equal. The cases are those of the design's "Tests to have"."""
 
-import threading
-
 from laredo_fanout.source_options import CopyOptions
-from tests.support.ingest import Gate, Start, fill
+from tests.support.ingest import Gate, Start, beside, fill
+from tests.support.oracle import Connection
 from tests.support.postgres import Database, on_versions
 
 pytestmark = on_versions(16, 18)
@@ -183,27 +182,14 @@ def test_copy_goes_on_where_it_was_stopped(
 
 def test_rows_that_commit_asynchronously_are_all_there(database: Database, live: Start) -> None:
     fill(database, 1000)
-    stop = threading.Event()
 
-    def write() -> None:
-        with database.connect() as connection:
-            connection.execute("SET synchronous_commit = off")
-            number = 0
-            while not stop.is_set():
-                number += 1
-                connection.execute(
-                    "INSERT INTO t VALUES (%s, 0, 'x') ON CONFLICT (id) DO UPDATE SET a = t.a + 1",
-                    (number * 37 % 3000,),
-                )
-                connection.execute("DELETE FROM t WHERE id = %s", (number * 91 % 3000,))
+    def write(session: Connection, number: int) -> None:
+        session.execute(
+            "INSERT INTO t VALUES (%s, 0, 'x') ON CONFLICT (id) DO UPDATE SET a = t.a + 1",
+            (number * 37 % 3000,),
+        )
+        session.execute("DELETE FROM t WHERE id = %s", (number * 91 % 3000,))
 
-    writers = [threading.Thread(target=write) for _ in range(2)]
-    for writer in writers:
-        writer.start()
-    try:
+    with beside(database, write, writers=2, synchronous_commit="off"):
         ingest = live("public.t", range_bytes=_SMALL_RANGES)
-    finally:
-        stop.set()
-        for writer in writers:
-            writer.join()
     ingest.assert_equal()

@@ -4,7 +4,6 @@ Seen by a client, its changes keep their order.
 """
 
 import random
-import threading
 from collections.abc import Iterable
 
 import pytest
@@ -13,7 +12,8 @@ from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
 from laredo_fanout.source_options import CopyOptions
 from tests.support import drawn
-from tests.support.ingest import Gate, Start, fill
+from tests.support.ingest import Gate, Start, beside, fill
+from tests.support.oracle import Connection
 from tests.support.postgres import Database, on_versions
 
 pytestmark = on_versions(16, 18)
@@ -80,18 +80,12 @@ def test_rows_updated_one_after_the_other_are_never_seen_in_another_order(
     database: Database, ingesting: Start
 ) -> None:
     fill(database, 300)
-    stop = threading.Event()
 
-    def write() -> None:
-        with database.connect() as connection:
-            number = 1000
-            while not stop.is_set():
-                number += 1
-                connection.execute("UPDATE t SET a = %s WHERE id = 300", (number,))
-                connection.execute("UPDATE t SET a = %s WHERE id = 1", (number,))
+    def write(session: Connection, number: int) -> None:
+        session.execute("UPDATE t SET a = %s WHERE id = 300", (1000 + number,))
+        session.execute("UPDATE t SET a = %s WHERE id = 1", (1000 + number,))
 
     database.run("UPDATE t SET a = 1000 WHERE id IN (1, 300)")
-    writer = threading.Thread(target=write)
     seen: list[tuple[int, int]] = []
     ingest = ingesting("public.t", workers=1, range_bytes=_SMALL_RANGES)
 
@@ -111,13 +105,9 @@ def test_rows_updated_one_after_the_other_are_never_seen_in_another_order(
             seen.append((first, second))
 
     ingest.on_commit = look
-    writer.start()
-    try:
+    with beside(database, write):
         ingest.wait_live()
         ingest.wait_until(lambda: len(seen) > 5, "it was looked at")
-    finally:
-        stop.set()
-        writer.join()
     ingest.assert_equal()
     assert all(first - second in (0, 1) for first, second in seen), seen
 
@@ -129,7 +119,6 @@ def test_deletes_while_chunks_wait_at_random(
     fill(database, 600)
     dice = random.Random(seed)
     pump = Copier.pump
-    stop = threading.Event()
     deleted = 0
 
     commits, until = 0, 0
@@ -148,26 +137,19 @@ def test_deletes_while_chunks_wait_at_random(
         nonlocal commits
         commits += 1
 
-    def write() -> None:
+    def write(session: Connection, _: int) -> None:
         nonlocal deleted
-        with database.connect() as connection:
-            while not stop.is_set():
-                number = dice.randint(1, 700)
-                deleted += connection.execute("DELETE FROM t WHERE id = %s", (number,)).rowcount
-                if dice.random() < 0.3:
-                    connection.execute(
-                        "INSERT INTO t VALUES (%s, 0, 'again') ON CONFLICT DO NOTHING",
-                        (dice.randint(1, 700),),
-                    )
+        row = dice.randint(1, 700)
+        deleted += session.execute("DELETE FROM t WHERE id = %s", (row,)).rowcount
+        if dice.random() < 0.3:
+            session.execute(
+                "INSERT INTO t VALUES (%s, 0, 'again') ON CONFLICT DO NOTHING",
+                (dice.randint(1, 700),),
+            )
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with beside(database, write):
         ingest = ingesting("public.t", workers=2, range_bytes=2 * _SMALL_RANGES)
         ingest.on_commit = count
         ingest.wait_live()
-    finally:
-        stop.set()
-        writer.join()
     ingest.assert_equal()
     assert deleted
