@@ -22,6 +22,7 @@ from tests.support.oracle import Oracle
 from tests.support.postgres import Database
 from tests.support.processes import Program, free_port, wait_until
 from tests.support.server.fanout_program import Fanout, fanout
+from tests.support.server.states import States
 from tests.support.writer.archiving_programs import SNAPSHOTTER
 
 A, B = "public.a", "public.b"
@@ -148,6 +149,19 @@ def copies(*servers: Fanout) -> int:
 
 def sequences(server: Fanout) -> list[int]:
     return [int(server.table(name)["sequence"]) for name in (A, B)]
+
+
+def check_servers(*servers: Fanout) -> None:
+    """All have the same history, and no table was copied a second time."""
+    assert copies(*servers) == 2
+    first, *others = map(sequences, servers)
+    assert others == [first] * len(others)
+
+
+def check_client(client: States, pair: Pair) -> None:
+    """It has PostgreSQL's rows of the table ``a``, and was sent one snapshot."""
+    assert set(client.rows.values()) == pair.rows("a")
+    assert len(client.snapshots) == 1
 
 
 def end_walsender(pair: Pair) -> None:
