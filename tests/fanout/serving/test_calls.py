@@ -10,13 +10,11 @@ import pytest
 
 from laredo_fanout.serving.call import BadTokensFile, Tokens, caller_from
 from laredo_fanout.serving.errors import CannotListen
-from laredo_fanout.serving.options import ListenerOptions, TlsFiles
+from laredo_fanout.serving.options import ConnectOptions, ListenerOptions, TlsFiles
 from laredo_fanout.serving.service import SERVICE
 from tests.support.server.serving_world import Stream, running
 
 TLS = Path(__file__).parent / "tls"
-SERVER_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key")
-MUTUAL_TLS = TlsFiles(TLS / "server.pem", TLS / "server.key", TLS / "ca.pem")
 
 Code = grpc.StatusCode
 
@@ -127,22 +125,6 @@ def test_a_tokens_file_that_lets_nobody_in_is_refused(
         Tokens(path)
 
 
-async def test_tls(tmp_path: Path) -> None:
-    listener = ListenerOptions("127.0.0.1", 0, tls=SERVER_TLS, drain_grace_s=0.2)
-    async with running(tmp_path, listener=listener, users=3) as world:
-        await world.sync_by_tls(TLS, None).next("handshake")
-        # Without TLS there is no way in.
-        assert (await world.sync().ends())[0] is Code.UNAVAILABLE
-
-
-async def test_tls_with_client_certificates(tmp_path: Path) -> None:
-    listener = ListenerOptions("127.0.0.1", 0, tls=MUTUAL_TLS, drain_grace_s=0.2)
-    async with running(tmp_path, listener=listener, users=3) as world:
-        await world.sync_by_tls(TLS, "client").next("handshake")
-        for client in (None, "stranger"):
-            assert (await world.sync_by_tls(TLS, client).ends())[0] is Code.UNAVAILABLE
-
-
 @pytest.mark.parametrize(
     ("tls", "names"),
     [
@@ -158,9 +140,21 @@ async def test_tls_files_that_cannot_be_used(tmp_path: Path, tls: TlsFiles, name
             pass
 
 
-async def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
-    with pytest.raises(CannotListen, match=r"192\.0\.2\.1"):
-        async with running(tmp_path, listener=ListenerOptions("192.0.2.1", 0)):
+@pytest.mark.parametrize(
+    ("listener", "names"),
+    [
+        (ListenerOptions("192.0.2.1", 0), r"192\.0\.2\.1"),
+        (
+            ListenerOptions("127.0.0.1", 0, connect=ConnectOptions("192.0.2.1", 0)),
+            r"192\.0\.2\.1.*fanout\.connect",
+        ),
+    ],
+)
+async def test_an_address_that_is_not_ours(
+    tmp_path: Path, listener: ListenerOptions, names: str
+) -> None:
+    with pytest.raises(CannotListen, match=names):
+        async with running(tmp_path, listener=listener):
             pass
 
 

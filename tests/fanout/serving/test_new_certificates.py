@@ -11,15 +11,14 @@ import grpc
 import httpx
 import pytest
 
-from laredo_fanout.serving.errors import CannotListen
-from laredo_fanout.serving.options import ConnectOptions, ListenerOptions, TlsFiles
+from laredo_fanout.serving.options import TlsFiles
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.replication_pb2_grpc import LaredoReplicationServiceStub
 from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S
 from tests.support.server.certificates import Authority, put_in_place
 from tests.support.server.connect_client import ConnectClient, connect_listener, connected
-from tests.support.server.serving_world import line, running
+from tests.support.server.serving_world import line
 
 STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
 
@@ -100,7 +99,7 @@ async def test_clients_of_an_authority_that_was_taken_out_are_refused(tmp_path: 
             await by_grpc(world.port, servers, mine)
 
 
-# The Connect port over TLS: the same files, the same identities as gRPC's.
+# Both ports over TLS: the same files, the same identities.
 
 
 TLS = Path(__file__).with_name("tls")
@@ -117,12 +116,15 @@ def trusting(certificate: str | None = None) -> ssl.SSLContext:
 
 async def test_tls(tmp_path: Path) -> None:
     listener = connect_listener(tls=SERVER_TLS)
-    async with connected(tmp_path, listener=listener, users=3) as (_, plain):
+    async with connected(tmp_path, listener=listener, users=3) as (world, plain):
         client = ConnectClient(plain.http.base_url.port or 0, verify=trusting())
         async with client.http, client.sync() as stream:
             await stream.next("handshake")
+        await world.sync_by_tls(TLS, None).next("handshake")
+        # Without TLS there is no way in.
         with pytest.raises(httpx.HTTPError):
             await plain.unary("GetReplicationStatus", STATUS)
+        assert (await world.sync().ends())[0] is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_client_certificates(tmp_path: Path) -> None:
@@ -141,6 +143,8 @@ async def test_client_certificates(tmp_path: Path) -> None:
             with pytest.raises(httpx.HTTPError):
                 await stranger.unary("GetReplicationStatus", STATUS)
             await stranger.http.aclose()
+            by_grpc = world.sync_by_tls(TLS, certificate)
+            assert (await by_grpc.ends())[0] is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_certificate_with_special_characters_is_one_identity(tmp_path: Path) -> None:
@@ -159,10 +163,3 @@ async def test_a_certificate_with_special_characters_is_one_identity(tmp_path: P
             await stream.next("handshake")
             owners = [lease.state.info.owner for lease in world.registry.leases]
             assert len(owners) == 2 and len(set(owners)) == 1
-
-
-async def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
-    listener = ListenerOptions("127.0.0.1", 0, connect=ConnectOptions("192.0.2.1", 0))
-    with pytest.raises(CannotListen, match=r"192\.0\.2\.1.*fanout\.connect"):
-        async with running(tmp_path, listener=listener):
-            pass
