@@ -1,5 +1,6 @@
 """The journal: what is true for the state, in records the server only forwards, and pruned."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,6 @@ def test_a_table_in_its_copy_has_no_entries(store: Store) -> None:
 
 
 def test_a_fresh_store_starts_its_sequences_at_the_time(tmp_path: Path) -> None:
-    import time
-
     before = int(time.time() * S)
     with open_store(tmp_path) as store:
         table = live_table(store)

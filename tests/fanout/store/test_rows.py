@@ -1,6 +1,7 @@
 """Copy and stream into one table: who wins, what is filled, what stays."""
 
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -93,8 +94,6 @@ def test_a_live_table_never_takes_a_partial_row(store: Store) -> None:
 
 @pytest.mark.parametrize("status", [Status.CLOSED, Status.FAILED])
 def test_tables_that_stopped_take_nothing(store: Store, copying: int, status: Status) -> None:
-    from dataclasses import replace
-
     with store.transaction() as transaction:
         transaction.put_table(replace(transaction.tables[copying], status=status))
         with pytest.raises(TableClosed, match=f"{status}: it can't take changes"):
