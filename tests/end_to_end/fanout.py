@@ -46,7 +46,7 @@ snapshotter {{
   snapshot {{ min_interval = 1s, max_churn_records = 400, max_interval = 6s }}
   destinations = [ {{ type = local, path = "{archive}" }} ]
   formats {{ snapshot = [jsonl, protobuf], diff = [jsonl] }}
-  retention {{ keep_epochs = 1000 }}, compaction {{ levels = [700ms, 2s, 5s] }}
+  retention {{ keep_epochs = 1000 }}{more}
   http {{ host = "127.0.0.1", port = {http_port} }}
   tables = [ {tables} ]
 }}
@@ -60,6 +60,8 @@ def snapshotter(
     archive: Path,
     ports: Sequence[int],
     tables: Sequence[str] = tuple(table.name for table in TABLES),
+    *,
+    compacts: bool = True,
 ) -> Program:
     """A writer that takes the tables from any of the servers at these ports; not started."""
     http_port = free_port()
@@ -68,6 +70,7 @@ def snapshotter(
         SNAPSHOTTER.format(
             servers=", ".join(f'"127.0.0.1:{port}"' for port in ports),
             archive=archive,
+            more=", compaction { levels = [700ms, 2s, 5s] }" if compacts else "",
             http_port=http_port,
             tables=", ".join(SNAPSHOTTER_TABLE.format(table=table) for table in tables),
         )

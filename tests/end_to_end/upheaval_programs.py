@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.end_to_end.changing_table import ChangingTable
+from tests.end_to_end.fanout import snapshotter
 from tests.support.processes import Program, free_port
 from tests.support.server.stuck_proxy import Proxy
 
@@ -21,18 +22,6 @@ tables = [ {tables} ]
 """
 FANOUT_TABLE = """{{ table = {name}, append_only = {append_only}, targets = [ {{
     heartbeat_interval = 500ms, journal {{ max_entries = {entries} }} }} ] }}"""
-SNAPSHOTTER = """
-snapshotter {{
-  source {{ server = "127.0.0.1:{grpc}" }}
-  diff {{ interval = 300ms }}, seen_interval = 500ms
-  snapshot {{ min_interval = 1s, max_churn_records = 400, max_interval = 6s }}
-  destinations = [ {{ type = local, path = "{directory}/archive" }} ]
-  formats {{ snapshot = [jsonl, protobuf], diff = [jsonl] }}
-  retention {{ keep_epochs = 1000 }}
-  http {{ host = "127.0.0.1", port = {http} }}
-  tables = [ {tables} ]
-}}
-"""
 
 
 class Programs:
@@ -46,7 +35,6 @@ class Programs:
         tables: Sequence[ChangingTable],
         stack: ExitStack,
     ) -> None:
-        self._directory = directory
         self._tables = tables
         self._grpc, http = free_port(), free_port()
         place = directory / "p"
@@ -69,7 +57,12 @@ class Programs:
             "laredo-fanout", directory / "fanout.conf", http, log=directory / "fanout.log"
         )
         self.configure()
-        self.snapshotter = self._snapshotter()
+        archive = directory / "archive"
+        archive.mkdir()
+        names = [table.name for table in tables]
+        self.snapshotter = snapshotter(
+            directory, archive, [self.to_server.port], names, compacts=False
+        )
 
     def configure(self, without: Collection[str] = ()) -> None:
         """Write the server's configuration, for its next start."""
@@ -83,20 +76,3 @@ class Programs:
             if table.name not in without
         )
         self.server.config.write_text(FANOUT.format(**self._drawn, tables=tables))
-
-    def _snapshotter(self) -> Program:
-        http = free_port()
-        (self._directory / "archive").mkdir()
-        config = self._directory / "snapshotter.conf"
-        config.write_text(
-            SNAPSHOTTER.format(
-                directory=self._directory,
-                grpc=self.to_server.port,
-                http=http,
-                tables=", ".join(
-                    f"{{ source {{ schema = public, table = {table.name} }} }}"
-                    for table in self._tables
-                ),
-            )
-        )
-        return Program("laredo-snapshotter", config, http, log=self._directory / "snapshotter.log")
