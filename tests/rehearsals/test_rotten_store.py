@@ -14,18 +14,9 @@ from tests.support.postgres import Database
 from tests.support.processes import Program, eventually, free_port, wait_until
 from tests.support.server import rot
 from tests.support.server.fanout_program import Fanout, fanout, relay, started
+from tests.support.writer.archiving_programs import SNAPSHOTTER
 
 ROWS = 200
-SNAPSHOTTER = """
-snapshotter {{
-  source {{ server = "127.0.0.1:{grpc}" }}
-  diff {{ interval = 300ms }}, seen_interval = 300ms
-  destinations = [ {{ type = local, path = "{directory}/archive" }} ]
-  formats {{ snapshot = [jsonl], diff = [jsonl] }}
-  http {{ host = "127.0.0.1", port = {http} }}
-  tables = [ {{ source {{ table = t }} }} ]
-}}
-"""
 SMALL = "\nstate { max_size = 64 MB, scrub.interval = 1s }\n"
 UNSCRUBBED = "\nstate.scrub.bytes_per_second = 0\n"
 
@@ -43,7 +34,15 @@ def writer(tmp_path: Path, server: Fanout) -> Iterator[Program]:
     """Its archive was begun from the rows before they rotted; it waits for the server."""
     http = free_port()
     config = tmp_path / "snapshotter.conf"
-    config.write_text(SNAPSHOTTER.format(grpc=server.grpc_port, directory=tmp_path, http=http))
+    config.write_text(
+        SNAPSHOTTER.format(
+            grpc=server.grpc_port,
+            directory=tmp_path,
+            http=http,
+            tables="{ source { table = t } }",
+            bases="jsonl",
+        )
+    )
     with Program("laredo-snapshotter", config, http, log=tmp_path / "writer.log") as program:
         with started(server):
             program.wait_ready()
