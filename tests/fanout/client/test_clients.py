@@ -209,14 +209,21 @@ def test_a_schema_change_brings_columns_and_rows_in_the_same_stream(server: Serv
 
 
 def test_the_local_snapshot_makes_a_restart_a_delta(server: Server, tmp_path: Path) -> None:
+    """Its rows are there while the server is away."""
     path = tmp_path / "cache"
     with server.client(local_snapshot_path=path) as client:
         before = client.position
+    server.stop()
     server.source.write([(INSERT, "n", "1", "t", 1)])
     heard: list[tuple[Row | None, Row | None]] = []
-    again = FanoutClient(server.address, TABLE, local_snapshot_path=path)
+    again = FanoutClient(server.address, TABLE, local_snapshot_path=path, backoff=QUICK)
     again.listen(lambda old, new: heard.append((old, new)))
     with capture_logs() as logs, again:
+        wait_until(lambda: len(again) == 3, "its rows")
+        assert again.lookup("a", "x") == row("a", "x", "acme", 1)
+        with pytest.raises(NotReadyInTime, match="wasn't ready within"):
+            again.await_ready(0.2)
+        server.start()
         again.await_ready(PATIENCE_S)
         wait_until(lambda: again.position == server.source.position, "up to date")
         assert len(again) == 4
@@ -224,20 +231,6 @@ def test_the_local_snapshot_makes_a_restart_a_delta(server: Server, tmp_path: Pa
         wait_until(lambda: len(heard) == 4, "heard")  # the three saved ones, then the new one
         assert heard[-1] == (None, row("n", "1", "t", 1))
     assert [entry["mode"] for entry in logs if entry["event"] == "connected"] == ["DELTA"]
-
-
-def test_rows_of_the_local_snapshot_are_there_while_the_server_is_away(
-    server: Server, tmp_path: Path
-) -> None:
-    path = tmp_path / "cache"
-    with server.client(local_snapshot_path=path):
-        pass
-    server.stop()
-    with FanoutClient(server.address, TABLE, local_snapshot_path=path, backoff=QUICK) as client:
-        wait_until(lambda: len(client) == 3, "its rows")
-        assert client.lookup("a", "x") == row("a", "x", "acme", 1)
-        with pytest.raises(NotReadyInTime, match="wasn't ready within"):
-            client.await_ready(0.2)
 
 
 def test_a_damaged_local_snapshot_is_ignored_with_a_log_line(
@@ -269,15 +262,6 @@ def test_a_local_snapshot_from_before_an_indexed_column_is_ignored(
         assert row("a", "x", "acme", 1) in client.lookup_index("t", "acme")
     warned = [entry for entry in logs if "local snapshot not used" in entry["event"]]
     assert len(warned) == 1 and "no column 'tenant'" in warned[0]["reason"]
-
-
-def test_a_timer_saves_too(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "cache"
-    with FanoutClient(
-        server.address, TABLE, local_snapshot_path=path, save_interval=0.05
-    ) as client:
-        client.await_ready(PATIENCE_S)
-        wait_until(path.exists, "saved")
 
 
 def test_stopping_keeps_the_rows_and_starting_resumes(server: Server) -> None:
