@@ -12,7 +12,6 @@ from laredo_fanout.serving.options import (
     ServingTableOptions,
     TlsFiles,
 )
-from laredo_fanout.serving.ports import ClientInfo, ClientState
 from laredo_fanout.serving.server import serve
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.rows import TableChanges
@@ -20,7 +19,7 @@ from laredo_fanout.store.writer import Store
 from laredo_model import position
 from laredo_model.column import Column
 from laredo_model.line import Action
-from tests.support.writer.served import Wakeups
+from tests.support.writer.served import Registry, Wakeups
 
 TABLE = "public.config"
 OTHER = "public.other"
@@ -42,26 +41,6 @@ def key_of(instance: str, key: str) -> bytes:
 def line_of(instance: str, key: str, tenant: str, size: int) -> bytes:
     text = f'{{"instance":"{instance}","key":"{key}","tenant":"{tenant}","size":{size}}}'
     return text.encode()
-
-
-class Lease:
-    """Notes nothing: what the registry is told is the serving tests' subject."""
-
-    def update(self, *, sequence: int, depth: int, state: str) -> None: ...
-
-    async def pin(self, table_id: int, after_sequence: int) -> None: ...
-
-    def unpin(self) -> None: ...
-
-    def close(self, reason: str) -> None: ...
-
-
-class Registry:
-    async def register(self, info: ClientInfo) -> Lease:
-        return Lease()
-
-    async def clients(self, table: str) -> list[ClientState]:
-        return []
 
 
 class Source:
