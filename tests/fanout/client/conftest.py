@@ -5,11 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from laredo_fanout.client.stream.endpoint import TransportName
 from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server
 from tests.fanout.client.real_server import Source, serving
+from tests.support.server import scripted_server
 
 INSERT = Action.INSERT
+
+
+@pytest.fixture(params=["grpc", "connect"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransportName:
+    """Both, in turns; scripted servers have it too."""
+    monkeypatch.setattr(scripted_server, "by_transport", request.param)
+    return request.param
 
 
 @pytest.fixture

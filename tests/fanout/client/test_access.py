@@ -31,12 +31,6 @@ TOKEN = "let-me-in"
 QUICK = Backoff(initial=0.01, maximum=0.05)
 
 
-@pytest.fixture(params=["grpc", "connect"])
-def transport(request: pytest.FixtureRequest) -> TransportName:
-    """Everything here holds for both."""
-    return request.param
-
-
 @pytest.fixture
 async def port(tmp_path: Path, transport: TransportName) -> AsyncIterator[int]:
     source = Source(tmp_path / "store")

@@ -52,11 +52,7 @@ NO_TABLE: Script = [End(grpc.StatusCode.NOT_FOUND, "no such table")]
 SNAPSHOT: Script = [handshake(), *snapshot({}, "0/60", 9), Hold()]
 
 
-@pytest.fixture(autouse=True, params=["grpc", "connect"])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransportName:
-    """Everything here holds for both."""
-    monkeypatch.setattr(scripted_server, "by_transport", request.param)
-    return request.param
+pytestmark = pytest.mark.usefixtures("transport")
 
 
 @asynccontextmanager

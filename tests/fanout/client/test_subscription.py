@@ -44,7 +44,6 @@ from laredo_model import position as position_
 from laredo_model.position import Position
 from tests.fanout.client.scripted_replica import CUT, insert
 from tests.support.processes import PATIENCE_S
-from tests.support.server import scripted_server
 from tests.support.server.scripted_server import (
     HISTORY,
     End,
@@ -64,11 +63,7 @@ QUICK = Backoff(initial=0.001, maximum=0.01)
 OPTIONS = SyncOptions("public.users", "test-client")
 
 
-@pytest.fixture(autouse=True, params=["grpc", "connect"])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransportName:
-    """Everything here holds for both."""
-    monkeypatch.setattr(scripted_server, "by_transport", request.param)
-    return request.param
+pytestmark = pytest.mark.usefixtures("transport")
 
 
 async def events_of(*script: object, options: SyncOptions = OPTIONS) -> list[Event]:
