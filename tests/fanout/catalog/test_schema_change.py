@@ -103,17 +103,13 @@ def test_schema_changes(database: Database, live: Start) -> None:
     assert shown_until < noticed
 
 
-def test_change_that_is_decoded_before_others_see_it(database: Database, live: Start) -> None:
+def test_change_that_is_decoded_before_others_see_it(filled: Database, live: Start) -> None:
     """A commit is streamed as soon as it is in the WAL, and visible a while later: here, once
     a standby that doesn't exist is no longer waited for."""
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY, a text)",
-        "INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g",
-    )
     ingest = live("public.t", heartbeat_interval=0.1)
-    with waiting_for_a_standby(database):
+    with waiting_for_a_standby(filled):
         altering = threading.Thread(
-            target=database.run,
+            target=filled.run,
             args=("BEGIN; ALTER TABLE t ADD b int; UPDATE t SET b = 1; COMMIT",),
         )
         altering.start()
@@ -145,14 +141,10 @@ def test_second_change_while_the_first_is_copied(database: Database, live: Start
     assert len(ingest.store.tables) == 1
 
 
-def test_publication_dropped_under_the_stream(database: Database, live: Start) -> None:
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY, a text)",
-        "INSERT INTO t SELECT g, 'a' FROM generate_series(1, 100) g",
-    )
+def test_publication_dropped_under_the_stream(filled: Database, live: Start) -> None:
     ingest = live("public.t", heartbeat_interval=0.2)
     before = ingest.record("public.t")
-    database.run(
+    filled.run(
         f"DROP PUBLICATION {ingest.options.publication.name}",
         "UPDATE t SET a = 'unseen' WHERE id < 50",
     )
