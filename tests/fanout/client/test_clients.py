@@ -318,8 +318,15 @@ def test_look_ups_while_everything_changes(server: Server) -> None:
 
 
 def test_wrong_arguments_are_told_before_anything_is_sent() -> None:
-    with pytest.raises(BadEndpoint, match="expected host:port"):
-        FanoutClient("localhost", TABLE)
+    servers: list[tuple[str | list[str], str]] = [
+        ("localhost", "expected host:port"),
+        (["localhost:1", "localhost"], "expected host:port"),
+        (["localhost:1", "localhost:1"], "listed twice"),
+        ([], "empty"),
+    ]
+    for given, said in servers:
+        with pytest.raises(BadEndpoint, match=said):
+            FanoutClient(given, TABLE)
     with pytest.raises(BadTableName, match=r"expected schema\.table"):
         FanoutClient("localhost:1", "users")
     with pytest.raises(BadTableName, match=r"expected schema\.table"):

@@ -13,9 +13,7 @@ from structlog.testing import capture_logs
 from laredo_fanout.client import (
     AsyncFanoutClient,
     Backoff,
-    BadEndpoint,
     Endpoint,
-    FanoutClient,
     GaveUp,
     Handshake,
     NotReadyInTime,
@@ -166,19 +164,6 @@ async def test_the_bound_of_attempts_is_for_the_whole_list() -> None:
         if entry["event"] == "disconnected" and entry["log_level"] == "warning"
     ]
     assert lost == list(endpoint.servers)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ([], "empty"),
-        (["localhost:1", "localhost:1"], "listed twice"),
-        (["localhost:1", "localhost"], "expected host:port"),
-    ],
-)
-def test_a_list_that_cannot_be_used_is_refused(given: list[str], said: str) -> None:
-    with pytest.raises(BadEndpoint, match=said):
-        FanoutClient(given, "public.users")
 
 
 async def test_a_client_goes_from_one_to_the_other_without_a_snapshot(
