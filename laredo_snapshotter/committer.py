@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from datetime import UTC, datetime
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
@@ -30,6 +30,7 @@ from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.diff.buffer import DiffSummary, FrozenBuffer
 from laredo_snapshotter.diff.cuts import VerifiedPosition
 from laredo_snapshotter.errors import NeverVerified
+from laredo_snapshotter.metrics import TableCounters
 
 # The commit of a diff: a frozen buffer is encoded, and appended to the archive.
 
@@ -185,13 +186,6 @@ class Waiting(NamedTuple):
     """Changed keys of these diffs."""
 
 
-class CommitCounters(Protocol):
-    """The counters of a committer."""
-
-    def artifact(self, kind: str) -> None:
-        """One artifact was committed."""
-
-
 class _Job(NamedTuple):
     """One commit that waits in the queue."""
 
@@ -229,7 +223,7 @@ class Committer:
         table: str,
         diff_formats: tuple[str, ...],
         executor: Executor,
-        counters: CommitCounters,
+        counters: TableCounters,
         *,
         verified: VerifiedPosition,
     ) -> None:

@@ -321,7 +321,7 @@ class Metrics:
 
 
 class TableCounters(Observer):
-    """One table's counters, and the state of its connection."""
+    """One table's counters, and the state of its connection. Safe for use by several threads."""
 
     def __init__(self, metrics: Metrics, table: str) -> None:
         self.disconnected_because: str | None = "no answer from the server yet"
@@ -361,7 +361,7 @@ class TableCounters(Observer):
             self._metrics.collections.labels(self._table, location, outcome)
 
     def collected(self, location: str, outcome: str) -> None:
-        """Count a run of the garbage collector that ended."""
+        """Count a run of the garbage collector that ended, done or failed."""
         self._metrics.collections.labels(self._table, location, outcome).inc()
 
     def diffs_merged(self, outcome: str) -> None:
@@ -377,7 +377,7 @@ class TableCounters(Observer):
         self._metrics.objects_restored.labels(self._table, location).inc(count)
 
     def objects_lost(self, location: str, count: int) -> None:
-        """Set the number of objects of which no destination has a whole copy."""
+        """Set the number of objects that no destination has whole, as the last check found."""
         self._metrics.objects_lost.labels(self._table, location).set(count)
 
     def restarted(self) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
@@ -19,21 +19,12 @@ from laredo_archive.storage.destination import Destination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.config import TableConfig
+from laredo_snapshotter.metrics import TableCounters
 
 log = structlog.get_logger(__name__)
 
 FIRST_S = 300.0
 """Time before the first collection, so that a restart loop doesn't list buckets all day."""
-
-
-class CollectionCounters(Protocol):
-    """The counters of a collector; called from any thread."""
-
-    def collected(self, location: str, outcome: str) -> None:
-        """A run over the destination at ``location`` ended: "done" or "failed"."""
-
-    def object_deleted(self, location: str) -> None:
-        """An object was deleted there."""
 
 
 class Collection(NamedTuple):
@@ -56,7 +47,7 @@ class Collector:
         self,
         config: TableConfig,
         destinations: Sequence[Destination],
-        counters: CollectionCounters,
+        counters: TableCounters,
         has_base: Callable[[], bool],
     ) -> None:
         """``has_base``: whether there is an archive to collect from."""
@@ -136,19 +127,10 @@ _one_at_a_time = threading.Lock()
 """One table of the process merges at a time, so that writing comes first."""
 
 
-class CompactionCounters(Protocol):
-    """The counters of a compactor; called from any thread."""
-
-    def diffs_merged(self, outcome: str) -> None:
-        """A merge ended: "done" or "failed"."""
-
-
 class Compactor:
     """Merges one table's diffs. Belongs to one event loop."""
 
-    def __init__(
-        self, config: TableConfig, archive: TableArchive, counters: CompactionCounters
-    ) -> None:
+    def __init__(self, config: TableConfig, archive: TableArchive, counters: TableCounters) -> None:
         self._config = config
         self._archive = archive
         self._counters = counters
@@ -226,16 +208,6 @@ SHOWN = 10
 """Lost objects of a destination that get a line of their own in the log."""
 
 
-class RestorerCounters(Protocol):
-    """The counters of a restorer; called from any thread."""
-
-    def objects_restored(self, location: str, count: int) -> None:
-        """Count restored objects in the destination at ``location``."""
-
-    def objects_lost(self, location: str, count: int) -> None:
-        """Set the number of objects that no destination has whole, as the last check found."""
-
-
 class Restorer:
     """Restores one table's objects between its destinations. Belongs to one event loop."""
 
@@ -243,7 +215,7 @@ class Restorer:
         self,
         config: TableConfig,
         destinations: Sequence[Destination],
-        counters: RestorerCounters,
+        counters: TableCounters,
     ) -> None:
         self._config = config
         self._destinations = destinations

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
@@ -23,6 +23,7 @@ from laredo_service.retry import Backoff, Outage
 from laredo_snapshotter.errors import SinkError
 from laredo_snapshotter.events.notices import Notice
 from laredo_snapshotter.events.sinks import Sink
+from laredo_snapshotter.metrics import TableCounters
 
 log = structlog.get_logger(__name__)
 
@@ -57,19 +58,6 @@ class SinkState(NamedTuple):
     """Failure of the last attempt, or that the answer to the first is late."""
 
 
-class NoticeCounters(Protocol):
-    """The counters of a notifier; called from any thread."""
-
-    def sink(self, name: str) -> None:
-        """There is a sink of this name."""
-
-    def notice_sent(self, sink: str) -> None:
-        """``sink`` took a notice."""
-
-    def notice_refused(self, sink: str) -> None:
-        """``sink`` didn't take one, or didn't confirm that."""
-
-
 class Notifier:
     """Notifies one table's sinks. Called from any thread; only settle() waits."""
 
@@ -78,7 +66,7 @@ class Notifier:
         archive: TableArchive,
         table: str,
         sinks: Sequence[Sink],
-        counters: NoticeCounters,
+        counters: TableCounters,
         retry: Backoff = RETRY,
     ) -> None:
         """``sinks``: those that ``archive`` was opened with."""
@@ -156,7 +144,7 @@ class _SinkThread:
         table: str,
         sink: Sink,
         *,
-        counters: NoticeCounters,
+        counters: TableCounters,
         retry: Backoff,
         changed: Callable[[], None],
     ) -> None:
