@@ -63,15 +63,6 @@ class StateChecksum:
         self.rows -= len(lines)
         self.value = (self.value - sum_of(lines)) % MODULUS
 
-    def truncate(self) -> None:
-        """Set both to 0: the table was truncated."""
-        self.rows = 0
-        self.value = 0
-
-    def copy(self) -> "StateChecksum":
-        """An independent copy."""
-        return StateChecksum(self.rows, self.value)
-
     def hex(self) -> str:
         """The checksum as 32 hex digits."""
         return f"{self.value:032x}"

@@ -87,20 +87,6 @@ def test_it_is_the_sum_of_the_md5s_whatever_the_order_and_the_way(
     assert StateChecksum.from_hex(state.rows, state.hex()) == state
 
 
-def test_truncate_empties_it() -> None:
-    state = StateChecksum()
-    state.add([b"a"])
-    state.truncate()
-    assert (state.rows, state.hex()) == (0, "0" * 32)
-
-
-def test_a_copy_changes_apart() -> None:
-    state = StateChecksum()
-    other = state.copy()
-    other.add([b"a"])
-    assert state.rows == 0
-
-
 @pytest.mark.parametrize("text", ["", "0" * 31, "x" * 32])
 def test_what_is_not_a_checksum_is_refused(text: str) -> None:
     with pytest.raises(ModelError):
