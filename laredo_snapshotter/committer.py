@@ -23,7 +23,6 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from laredo_archive.errors import CommitUnavailable, DestinationError, SpoolUnavailable
 from laredo_archive.write.base_upload import Base
 from laredo_archive.write.table_archive import TableArchive
-from laredo_model import position
 from laredo_model import position as position_
 from laredo_model.position import Position
 from laredo_service.retry import Backoff, Outage
@@ -51,8 +50,8 @@ class Written(NamedTuple):
         """Fields for the log."""
         return {
             "epoch": self.epoch,
-            "from_position": position.text(self.from_position),
-            "to_position": position.text(self.to_position),
+            "from_position": position_.text(self.from_position),
+            "to_position": position_.text(self.to_position),
             "changes": self.outcome.change_count,
             "rows": self.outcome.rows,
             "size_bytes": self.size_bytes,
@@ -208,12 +207,6 @@ class _Job(NamedTuple):
         return 0 if self.frozen is None else self.frozen.spilled_bytes
 
 
-class _Based(NamedTuple):
-    """A base that was committed."""
-
-    epoch: int
-
-
 class Committer:
     """Commits one table's artifacts. The methods belong to one event loop, the work to threads."""
 
@@ -274,11 +267,6 @@ class Committer:
     def waiting_bytes(self) -> int:
         """Memory of the frozen buffers that aren't committed."""
         return sum(job.memory_bytes for job in self._jobs)
-
-    @property
-    def waiting_on_disk(self) -> bool:
-        """True if a frozen buffer with a spill file isn't committed."""
-        return self.waiting_spilled_bytes > 0
 
     @property
     def waiting_spilled_bytes(self) -> int:
@@ -347,7 +335,7 @@ class Committer:
             based = self._archive.commit_base(base, continues=continues, reason=reason)
             if not continues:
                 self._unwritten.clear()
-            return _Based(based.epoch)
+            return based.epoch
 
         done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         until = base.artifact.to_position
@@ -361,10 +349,10 @@ class Committer:
             which is waited for.
         :raises NeverVerified: if the table changed before its position was verified.
         """
-        based = await putting
-        assert isinstance(based, _Based)
+        epoch = await putting
+        assert isinstance(epoch, int)
         self._counters.artifact("snapshot")
-        return based.epoch
+        return epoch
 
     def cut_off(self) -> int:
         """Discard the artifacts that aren't verified, and return their number.

@@ -71,7 +71,7 @@ class CatalogKeeper:
 
     def _follow_tables(self) -> None:
         """Forget earlier positions if a table joins: they are unknown for it."""
-        tables = {writer.config.name for writer in self._writers() if not writer.final}
+        tables = {writer.config.name for writer in self._writers() if not writer.state.ended}
         if not tables <= self._tables:
             self._boundaries.clear()
             self._heads = ()
@@ -94,7 +94,7 @@ class CatalogKeeper:
         found = []
         for writer in self._writers():
             head = None if writer.archive is None else writer.archive.head
-            if not writer.final and (head is None or str(head.history) == history):
+            if not writer.state.ended and (head is None or str(head.history) == history):
                 found.append(writer)
         return found
 
@@ -122,7 +122,7 @@ class CatalogKeeper:
         found: Entries = {location: {} for location in self._catalogs}
         for writer in self._writers():
             head = None if writer.archive is None else writer.archive.head
-            if writer.final or head is None:
+            if writer.state.ended or head is None:
                 continue
             config = writer.config
             entry = CatalogEntry(

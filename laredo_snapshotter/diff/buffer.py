@@ -11,7 +11,6 @@ any time, and the half of a transaction that a lost connection leaves can be dro
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -472,7 +471,7 @@ class ChangeBuffer:
         actions: Sequence[int],
         keys: Sequence[bytes],
         lines: Sequence[bytes],
-        old_lines: Sequence[bytes] | None,
+        old_lines: Sequence[bytes],
         *,
         position: int,
         time_us: int,
@@ -484,13 +483,12 @@ class ChangeBuffer:
 
         :raises StreamInconsistent: if an old line isn't what the change before left.
         """
-        olds = old_lines if old_lines is not None else list(repeat(b"", len(keys)))
         if ends and self._open is None:
-            self._whole.apply(actions, keys, lines, olds, position)
+            self._whole.apply(actions, keys, lines, old_lines, position)
         else:
             if self._open is None:
                 self._open = NetChanges(self._spill_directory)
-            self._open.apply(actions, keys, lines, olds, position)
+            self._open.apply(actions, keys, lines, old_lines, position)
         if ends:
             if self._open is not None:
                 self._whole.extend(self._open)

@@ -33,8 +33,8 @@ class Outlet(Protocol):
         """Memory that waits to be committed."""
 
     @property
-    def waiting_on_disk(self) -> bool:
-        """True if a buffer with a spill file waits to be committed."""
+    def waiting_spilled_bytes(self) -> int:
+        """Disk space that waits to be committed."""
 
     @property
     def unverified(self) -> object | None:

@@ -268,7 +268,7 @@ class Feed:
                 async with self._taking:
                     await asyncio.to_thread(buffer.spill)
                 self._log.info("transaction spilled", spilled_bytes=buffer.spilled_bytes)
-        while buffer.memory_bytes + outlet.waiting_bytes > limit or outlet.waiting_on_disk:
+        while buffer.memory_bytes + outlet.waiting_bytes > limit or outlet.waiting_spilled_bytes:
             if outlet.blocked is not None:
                 raise Reopen("a destination is unavailable and the buffer is full", self._settled)
             if self._outlet.unverified is not None:

@@ -1,7 +1,7 @@
 """Sinks of notices: SNS topics, SQS queues and Kinesis streams."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -312,8 +312,3 @@ def build(config: SinkConfig, clients: AwsClients) -> Sink:
     if isinstance(config, KinesisSink):
         return KinesisStream(config, clients)
     return SqsQueue(config, clients)
-
-
-def build_all(configs: Sequence[SinkConfig], clients: AwsClients) -> list[Sink]:
-    """One for each of ``configs``, in the same order."""
-    return [build(config, clients) for config in configs]

@@ -39,7 +39,7 @@ def of(writer: TableWriter) -> TableWriterStatus:
 
 def _state(writer: TableWriter) -> tuple[WriterState, str | None]:
     session = writer.session
-    if session is None or writer.final:
+    if session is None or writer.state.ended:
         return writer.state, writer.problem
     if session.committer.blocked is not None:
         return WriterState.HOLDING, session.committer.blocked.reason

@@ -38,7 +38,7 @@ from laredo_snapshotter.config import TableConfig
 from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.errors import KeyFieldsDiffer, SnapshotNotReady, SnapshotterError
 from laredo_snapshotter.events.notifier import Notifier
-from laredo_snapshotter.events.sinks import build_all
+from laredo_snapshotter.events.sinks import build
 from laredo_snapshotter.metrics import TableCounters
 from laredo_snapshotter.status import WriterState
 from laredo_snapshotter.table.last_flush import UnwrittenChanges
@@ -96,7 +96,8 @@ class TableWriter:
         self.counts = Counts()
         """Counts of the archive, before it is open too."""
         self._stores = stores
-        self._sinks = build_all(config.sinks, stores.clients(config.profiles))
+        clients = stores.clients(config.profiles)
+        self._sinks = [build(sink, clients) for sink in config.sinks]
         self._keeping: list[asyncio.Task[None]] = []
         """Tasks that keep the destinations in order while the table is written."""
         self._restorer: Restorer | None = None
@@ -122,11 +123,6 @@ class TableWriter:
         if feed is None or position is None:
             return None
         return str(feed.cuts.history), position
-
-    @property
-    def final(self) -> bool:
-        """True if it will never write again."""
-        return self.state.ended
 
     def cut(self, position: int, *, common: bool = False) -> None:
         """Freeze at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
@@ -154,7 +150,7 @@ class TableWriter:
 
         :raises SnapshotNotReady: if this table will never make one.
         """
-        if self.final:
+        if self.state.ended:
             raise SnapshotNotReady(f"{self.config.name} is {self.state}: {self.problem}")
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if len(self._requests) == 2:

@@ -30,7 +30,7 @@ class Collected:
     """An outlet that keeps what is put."""
 
     waiting_bytes = 0
-    waiting_on_disk = False
+    waiting_spilled_bytes = 0
     unverified = None
 
     def __init__(self) -> None:
