@@ -42,7 +42,7 @@ from laredo_model import position
 from laredo_model.column import key_columns
 from laredo_service.certificates import CertificateUnreadable, remaining
 from laredo_service.printable import printable
-from laredo_snapshotter import config, config_outputs
+from laredo_snapshotter import config
 from laredo_snapshotter.config import HttpBlock, SnapshotterBlock, TableConfig
 from laredo_snapshotter.config_outputs import (
     DestinationConfig,
@@ -53,8 +53,7 @@ from laredo_snapshotter.config_outputs import (
 )
 from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.errors import ConfigRefused, SinkError
-from laredo_snapshotter.events import sinks as sinks_
-from laredo_snapshotter.events.sinks import build
+from laredo_snapshotter.events.sinks import build, is_at_aws
 from laredo_snapshotter.table.status import configured
 from laredo_snapshotter.triggers import summary
 
@@ -142,48 +141,43 @@ def title_of(destination: DestinationConfig) -> str:
     return f"destination {destination.location}"
 
 
-class SharedAwsChecks:
-    """The checks of what several tables share; each is made once."""
+def _shared_checks(tables: Sequence[TableConfig], stores: Stores) -> Iterator[TitledCheck]:
+    """A check of every profile, bucket and sink in use; one that several tables share is made
+    once."""
+    users = [(table, stores.clients(table.profiles)) for table in tables]
+    for clients, name in dict.fromkeys(_profiles(users)):
+        yield TitledCheck("credentials", in_thread(check_profile, clients, name))
+    buckets = {
+        (clients, destination.s3_location): title_of(destination)
+        for table, clients in users
+        for destination in table.destinations
+        if isinstance(destination, S3DestinationBlock)
+    }
+    for (clients, s3_location), title in buckets.items():
+        yield TitledCheck(title, in_thread(check_bucket, clients, s3_location))
+    sinks = dict.fromkeys((clients, sink) for table, clients in users for sink in table.sinks)
+    for clients, sink in sinks:
+        yield TitledCheck("sinks", in_thread(check_sink, clients, sink))
 
-    def __init__(self, tables: Sequence[TableConfig], stores: Stores) -> None:
-        self._users = [(table, stores.clients(table.profiles)) for table in tables]
 
-    def checks(self) -> Iterator[TitledCheck]:
-        """A check of every profile, bucket and sink in use."""
-        for clients, name in dict.fromkeys(self._profiles()):
-            yield TitledCheck("credentials", in_thread(check_profile, clients, name))
-        buckets = {
-            (clients, destination.s3_location): title_of(destination)
-            for table, clients in self._users
-            for destination in table.destinations
-            if isinstance(destination, S3DestinationBlock)
-        }
-        for (clients, s3_location), title in buckets.items():
-            yield TitledCheck(title, in_thread(check_bucket, clients, s3_location))
-        sinks = dict.fromkeys(
-            (clients, sink) for table, clients in self._users for sink in table.sinks
-        )
-        for clients, sink in sinks:
-            yield TitledCheck("sinks", in_thread(check_sink, clients, sink))
-
-    def _profiles(self) -> Iterator[tuple[AwsClients, str | None]]:
-        """Profiles in use, except those that only other stores than AWS's know."""
-        for table, clients in self._users:
-            for destination in (*table.destinations, *table.sinks):
-                if isinstance(destination, LocalDestinationBlock):
-                    continue
-                named = table.profiles.get(destination.credentials or "")
-                has_sts = named is not None and (named.type == "assume_role" or named.endpoint)
-                if has_sts or _is_at_aws(destination):
-                    yield clients, destination.credentials
+def _profiles(
+    users: Sequence[tuple[TableConfig, AwsClients]],
+) -> Iterator[tuple[AwsClients, str | None]]:
+    """Profiles in use, except those that only other stores than AWS's know."""
+    for table, clients in users:
+        for destination in (*table.destinations, *table.sinks):
+            if isinstance(destination, LocalDestinationBlock):
+                continue
+            named = table.profiles.get(destination.credentials or "")
+            has_sts = named is not None and (named.type == "assume_role" or named.endpoint)
+            if has_sts or _is_at_aws(destination):
+                yield clients, destination.credentials
 
 
 def _is_at_aws(destination: S3DestinationBlock | SinkConfig) -> bool:
-    return (
-        sinks_.is_at_aws(destination)
-        if isinstance(destination, SqsSink)
-        else destination.endpoint is None
-    )
+    if isinstance(destination, SqsSink):
+        return is_at_aws(destination)
+    return destination.endpoint is None
 
 
 def check_profile(clients: AwsClients, credentials: str | None) -> Iterator[WriterFinding]:
@@ -325,7 +319,7 @@ TRIGGERS = "snapshot triggers"
 
 
 async def check_tables(
-    tables: Sequence[TableConfig], http: HttpBlock, before: Sequence[FindingsSection] = ()
+    tables: Sequence[TableConfig], http: HttpBlock, before: Sequence[FindingsSection]
 ) -> int:
     """Check every table's server, destinations and sinks, and print the findings.
 
@@ -343,9 +337,8 @@ async def check_tables(
 
 
 async def _sections(tables: Sequence[TableConfig], stores: Stores) -> list[FindingsSection]:
-    shared = SharedAwsChecks(tables, stores)
     checks = [
-        *shared.checks(),
+        *_shared_checks(tables, stores),
         *(
             TitledCheck(table.name, table_check)
             for table in tables
@@ -373,7 +366,7 @@ def _of_table(table: TableConfig) -> Iterator[Awaitable[list[WriterFinding]]]:
     for endpoint in table.endpoint.each():
         yield _server(table, endpoint)
     for destination in table.destinations:
-        if isinstance(destination, config_outputs.LocalDestinationBlock):
+        if isinstance(destination, LocalDestinationBlock):
             yield in_thread(_directory, "destination", destination.directory)
     if table.spill_directory is not None:
         yield in_thread(_directory, "local_snapshot_path", table.spill_directory)

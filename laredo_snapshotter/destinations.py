@@ -10,9 +10,12 @@ from laredo_archive.aws.profile import Profile
 from laredo_archive.storage.destination import Destination
 from laredo_archive.storage.local import LocalDestination
 from laredo_archive.storage.s3.destination import S3Destination
-from laredo_snapshotter import config_outputs
 from laredo_snapshotter.config import TableConfig
-from laredo_snapshotter.config_outputs import DestinationConfig
+from laredo_snapshotter.config_outputs import (
+    DestinationConfig,
+    LocalDestinationBlock,
+    S3DestinationBlock,
+)
 
 _Profiles = tuple[tuple[str, Profile], ...]
 
@@ -67,12 +70,12 @@ class Stores:
 
         :raises AwsError: if its settings or credentials can't be used.
         """
-        if isinstance(block, config_outputs.LocalDestinationBlock):
+        if isinstance(block, LocalDestinationBlock):
             return LocalDestination(block.path)
         return self._bucket(block, clients).destination
 
     def _opened(self, block: DestinationConfig, clients: AwsClients) -> Destination:
-        if isinstance(block, config_outputs.S3DestinationBlock):
+        if isinstance(block, S3DestinationBlock):
             shared = self._bucket(block, clients)
             with shared.asking:
                 if not shared.fit:
@@ -80,10 +83,10 @@ class Stores:
                     shared.fit = True
         return self.destination(block, clients)
 
-    def _bucket(self, block: config_outputs.S3DestinationBlock, clients: AwsClients) -> _Shared:
+    def _bucket(self, block: S3DestinationBlock, clients: AwsClients) -> _Shared:
         s3_location = block.s3_location
+        known = (s3_location, clients)
         with self._lock:
-            known = (s3_location, clients)
             if known not in self._shared:
                 self._shared[known] = _Shared(S3Destination(s3_location, clients))
             return self._shared[known]
