@@ -213,7 +213,9 @@ class _SinkThread:
         found = self._next()
         if found is None:
             self._changed()
-            self._woken.wait()
+            # A stop() before the wake-up was cleared doesn't wake it any more.
+            if not self._stopping.is_set():
+                self._woken.wait()
             return
         artifact, published = found
         reach("notice.sending")
