@@ -244,7 +244,7 @@ def _set_path(name: str) -> Path:
     for quoted, index, plain in _SET_STEP.findall(name):
         if quoted:
             path.append(quoted)
-        elif index or plain.isdigit():
+        elif index or plain.isdecimal():
             path.append(int(index or plain))
         else:
             path.append(plain)
@@ -362,8 +362,17 @@ def load(
 
 
 def _files(path: FilePath) -> list[FilePath]:
+    """The file, and those of ``conf.d``.
+
+    :raises SettingsError: if that directory can't be read.
+    """
     beside = path.parent / "conf.d"
-    return [path, *(sorted(beside.glob("*.conf")) if beside.is_dir() else [])]
+    try:
+        # glob() would take a directory that can't be read for an empty one.
+        found = list(beside.iterdir()) if beside.is_dir() else []
+    except OSError as error:
+        raise SettingsError(Problem(str(beside), "", f"can't be read: {error.strerror}")) from None
+    return [path, *sorted(file for file in found if file.name.endswith(".conf"))]
 
 
 class _ErrorTranslator:

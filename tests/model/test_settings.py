@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -212,6 +213,23 @@ def test_a_problem_in_conf_d_names_that_file(write) -> None:  # type: ignore[no-
     problem = problem_of(file)
     assert problem.location == f"{late}:3"
     assert "not 70000" in problem.message
+
+
+def test_a_conf_d_that_cannot_be_read_is_refused(  # type: ignore[no-untyped-def]
+    write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write("grpc { port = 1 }")
+    unreadable = write("grpc { port = 2 }", "conf.d/20-c.conf").parent
+
+    def refuse(directory: Path) -> list[Path]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    problem = problem_of(file)
+    assert (problem.location, problem.message) == (
+        str(unreadable),
+        "can't be read: Permission denied",
+    )
 
 
 @pytest.mark.parametrize(
