@@ -7,7 +7,7 @@ SnapshotterError
 ├── SnapshotNotReady     a snapshot was asked of a table that can't make one
 ├── ServerUnfit          the server doesn't send what an archive needs
 ├── RebaseAbandoned      a re-base can't go on; it is tried again
-├── SnapshotDamaged      a snapshot's rows aren't those that its end counts
+├── SnapshotDamaged      a snapshot's rows aren't those that the server reports to have sent
 ├── PortTaken            the HTTP port can't be listened on
 ├── ReloadImpossible     a changed configuration can't be taken up; everything is as it was
 ├── NeverVerified        a table was changed before an artifact's end was verified

@@ -182,7 +182,10 @@ class CutTable(Protocol):
         """The history and the position that its stream has reached; None while it isn't live."""
 
     def cut(self, position: int, *, common: bool) -> None:
-        """Freeze at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
+        """Freeze at ``position`` as soon as the stream has passed it.
+
+        ``common``: all tables of the process are cut there.
+        """
 
     def tick(self) -> None:
         """An interval has passed; called after :meth:`cut`."""
@@ -293,9 +296,9 @@ class FirstChange:
         self._open_after: int | None = None
 
     def take(self, after: int, *, some: bool, ends: bool) -> None:
-        """Transactions after a position, of which the last ends or goes on in the next call.
+        """Take transactions after a position, of which the last ends or goes on in the next call.
 
-        ``some``: they bring changes, perhaps none but the end of those before.
+        ``some``: this call has changes. It may have none, and only end an open transaction.
         """
         if self._open_after is not None:
             after, some = min(after, self._open_after), True
@@ -307,7 +310,10 @@ class FirstChange:
             self.unchanged_until = after
 
     def frozen(self, *, put: bool) -> int | None:
-        """First change for a frozen buffer; a buffer that isn't put leaves it to the next."""
+        """The last position before a frozen buffer's first change; None if there is none.
+
+        A buffer that isn't put leaves its changes to the next one.
+        """
         until = self.unchanged_until
         if put:
             self.unchanged_until = None

@@ -125,7 +125,10 @@ class TableWriter:
         return str(feed.cuts.history), position
 
     def cut(self, position: int, *, common: bool = False) -> None:
-        """Freeze at ``position`` as soon as the stream has passed it; ``common``: as all tables."""
+        """Freeze at ``position`` as soon as the stream has passed it.
+
+        ``common``: all tables of the process are cut there.
+        """
         if self.session is not None:
             self.session.feed.cuts.cut(position, common=common)
 
