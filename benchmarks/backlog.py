@@ -8,7 +8,7 @@ import psycopg
 from benchmarks import bench_table
 from benchmarks.figures import Figure
 from benchmarks.processes import wait_until
-from benchmarks.scenario import PUBLICATION, Scenario, told
+from benchmarks.scenario import Scenario, told
 from laredo_model import position as position_
 
 SUBJECT = "backlog"
@@ -131,18 +131,6 @@ def _figure(value: float, limit: float, what: str, target: float, note: str) -> 
 
 def _recvlogical(scenario: Scenario) -> float:
     began = time.perf_counter()
-    subprocess.run(
-        [
-            str(scenario.postgres.bin / "pg_recvlogical"),
-            f"--dbname={scenario.dsn}",
-            f"--slot={_LIMIT_SLOT}",
-            "--start",
-            "--no-loop",
-            "--option=proto_version=1",
-            f"--option=publication_names={PUBLICATION}",
-            f"--endpos={scenario.wal_position()}",
-            "--file=/dev/null",
-        ],
-        check=True,
-    )
+    until = f"--endpos={scenario.wal_position()}"
+    subprocess.run(scenario.recvlogical(_LIMIT_SLOT, until, "--file=/dev/null"), check=True)
     return time.perf_counter() - began

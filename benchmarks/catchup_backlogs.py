@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psycopg
 
 from benchmarks import bench_table
-from benchmarks.scenario import PUBLICATION, Scenario
+from benchmarks.scenario import Scenario
 
 Database = psycopg.Connection[tuple[object, ...]]
 
@@ -122,21 +122,9 @@ class NullConsumers:
         began = time.perf_counter()
         with ExitStack() as running:
             for slot, end in ends.items():
-                running.enter_context(subprocess.Popen(self._command(slot, end)))
+                command = self._scenario.recvlogical(slot, f"--endpos={end}", "--file=/dev/null")
+                running.enter_context(subprocess.Popen(command))
         return time.perf_counter() - began
-
-    def _command(self, slot: str, end: str) -> list[str]:
-        return [
-            str(self._scenario.postgres.bin / "pg_recvlogical"),
-            f"--dbname={self._scenario.dsn}",
-            f"--slot={slot}",
-            "--start",
-            "--no-loop",
-            "--option=proto_version=1",
-            f"--option=publication_names={PUBLICATION}",
-            f"--endpos={end}",
-            "--file=/dev/null",
-        ]
 
 
 def _create(database: Database, slot: str) -> None:

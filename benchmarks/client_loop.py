@@ -4,7 +4,6 @@ Prints JSON lines: {"event": what, ...}.
 """
 
 import asyncio
-import json
 import logging
 import os
 import resource
@@ -18,6 +17,7 @@ from typing import BinaryIO
 
 import structlog
 
+from benchmarks.counting_client import tell
 from benchmarks.processes import anonymous_bytes
 from laredo_fanout.client import AsyncFanoutClient, TableIndex
 
@@ -80,12 +80,6 @@ async def watched(what: str, *, wanted: bool) -> AsyncIterator[None]:
             stall_run=stalls.longest_run,
             stall_cpu=stalls.longest_cpu,
         )
-
-
-def tell(**facts: object) -> None:
-    json.dump({"at": time.time(), **facts}, sys.stdout)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
 
 
 def used() -> float:

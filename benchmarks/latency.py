@@ -8,10 +8,11 @@ from contextlib import ExitStack
 
 from benchmarks import bench_table
 from benchmarks.figures import Figure
-from benchmarks.scenario import PUBLICATION, Scenario, percentile, told
+from benchmarks.scenario import Scenario, percentile, told
 
 SUBJECT = "latency"
-_PER_SECOND = 20
+PER_SECOND = 20
+"""Commits."""
 _SKIP = 40  # the first two seconds
 _PER_PROCESS = 250
 _LIMIT_SLOT = "bench_latency"
@@ -50,7 +51,7 @@ def of_clients(
 
     ``place``: its position and history, if it isn't the scenario's server or a relay of it.
     """
-    commits = _SKIP + int(scenario.seconds * _PER_SECOND)
+    commits = _SKIP + int(scenario.seconds * PER_SECOND)
     position, history = place or scenario.place()
     with ExitStack() as stack:
         processes = []
@@ -73,15 +74,16 @@ def of_clients(
             )
         for process in processes:
             told(process)
-        _commit(scenario, commits)
+        commit(scenario, commits)
         return [latency for process in processes for latency in told(process)["latencies"]]
 
 
-def _commit(scenario: Scenario, commits: int) -> None:
+def commit(scenario: Scenario, commits: int) -> None:
+    """Commit updates of one row each, PER_SECOND of them."""
     with scenario.connect() as database:
         began = time.perf_counter()
         for number in range(commits):
-            time.sleep(max(0.0, began + number / _PER_SECOND - time.perf_counter()))
+            time.sleep(max(0.0, began + number / PER_SECOND - time.perf_counter()))
             database.execute(
                 f"UPDATE {bench_table.NAME} SET n = n + 1, updated = now() WHERE id = %s",
                 (number % scenario.rows + 1,),
@@ -89,24 +91,13 @@ def _commit(scenario: Scenario, commits: int) -> None:
 
 
 def _recvlogical(scenario: Scenario) -> list[float]:
-    commits = _SKIP + int(min(scenario.seconds, 5) * _PER_SECOND)
+    commits = _SKIP + int(min(scenario.seconds, 5) * PER_SECOND)
     with scenario.connect() as database:
         database.execute(
             "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_LIMIT_SLOT,)
         )
     reader = subprocess.Popen(
-        [
-            str(scenario.postgres.bin / "pg_recvlogical"),
-            f"--dbname={scenario.dsn}",
-            f"--slot={_LIMIT_SLOT}",
-            "--start",
-            "--no-loop",
-            "--option=proto_version=1",
-            f"--option=publication_names={PUBLICATION}",
-            "--file=-",
-        ],
-        stdout=subprocess.PIPE,
-        bufsize=0,
+        scenario.recvlogical(_LIMIT_SLOT, "--file=-"), stdout=subprocess.PIPE, bufsize=0
     )
     latencies: list[float] = []
 
@@ -122,7 +113,7 @@ def _recvlogical(scenario: Scenario) -> list[float]:
     thread = threading.Thread(target=read)
     thread.start()
     time.sleep(0.5)
-    _commit(scenario, commits)
+    commit(scenario, commits)
     time.sleep(0.2)
     reader.terminate()
     reader.wait()

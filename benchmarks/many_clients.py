@@ -7,10 +7,9 @@ import psutil
 
 from benchmarks import bench_table
 from benchmarks.figures import Figure
+from benchmarks.latency import PER_SECOND, commit
 from benchmarks.processes import anonymous_bytes, wait_until
 from benchmarks.scenario import Scenario, percentile, told
-
-_PER_SECOND = 20
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ def case(
     clients = load.clients
     position = after_a_change(scenario)
     seconds = scenario.seconds + 2
+    commits = round(seconds * PER_SECOND)
     with scenario.running(
         load.module,
         *("--port", load.port, "--table", bench_table.QUALIFIED, "--position", position),
@@ -46,11 +46,11 @@ def case(
         serving = _serving(scenario)
         memory = sum(anonymous_bytes(process.pid) or 0 for process in serving) / 1e6
         before = _cpu_seconds(serving)
-        _commit(scenario, seconds)
+        commit(scenario, commits)
         time.sleep(0.5)
         used = _cpu_seconds(serving) - before
         found = told(generator)
-    messages = clients * round(seconds * _PER_SECOND)
+    messages = clients * commits
     note = (
         f"p50 {percentile(found['latencies'], 0.5):.1f}, max {max(found['latencies']):.1f} ms;"
         f" {messages / seconds:,.0f} messages/s; the generator took"
@@ -90,7 +90,7 @@ def case(
 def after_a_change(scenario: Scenario) -> str:
     """A position from which a client of the base protocol may resume: the journal has an entry."""
     copied, _ = scenario.place()
-    _commit(scenario, 1 / _PER_SECOND)
+    commit(scenario, 1)
     wait_until(lambda: scenario.place()[0] != copied, timeout=60, what="the change's arrival")
     return scenario.place()[0]
 
@@ -102,14 +102,3 @@ def _serving(scenario: Scenario) -> list[psutil.Process]:
 
 def _cpu_seconds(processes: list[psutil.Process]) -> float:
     return sum(times.user + times.system for times in (each.cpu_times() for each in processes))
-
-
-def _commit(scenario: Scenario, seconds: float) -> None:
-    with scenario.connect() as database:
-        began = time.perf_counter()
-        for number in range(round(seconds * _PER_SECOND)):
-            time.sleep(max(0.0, began + number / _PER_SECOND - time.perf_counter()))
-            database.execute(
-                f"UPDATE {bench_table.NAME} SET n = n + 1, updated = now() WHERE id = %s",
-                (number % scenario.rows + 1,),
-            )

@@ -132,6 +132,19 @@ class Scenario:
         assert found is not None
         return str(found[0])
 
+    def recvlogical(self, slot: str, *more: str) -> list[str]:
+        """The command that reads the publication by ``slot``; ``more``: how far, and where to."""
+        return [
+            str(self.postgres.bin / "pg_recvlogical"),
+            f"--dbname={self.dsn}",
+            f"--slot={slot}",
+            "--start",
+            "--no-loop",
+            "--option=proto_version=1",
+            f"--option=publication_names={PUBLICATION}",
+            *more,
+        ]
+
     # ---------------------------------------------------------------- the server
 
     @property
