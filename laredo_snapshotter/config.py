@@ -184,7 +184,7 @@ class TableConfig:
         self.endpoint = source.endpoint(path)
         self.spill_directory = source.local_snapshot_path
         self.diff = block.diff
-        self.snapshot = block.snapshot
+        self.triggers = Triggers(**block.snapshot.model_dump())
         self.destinations: list[DestinationConfig] = list(block.destinations)
         """As configured: notices name the first one's URIs."""
         self.sinks: list[SinkConfig] = list(block.events)
@@ -220,18 +220,10 @@ class TableConfig:
             )
         self.seen_interval = block.seen_interval
 
-    @property
-    def triggers(self) -> Triggers:
-        """Triggers of a new base."""
-        return Triggers(**self.snapshot.model_dump())
-
     def is_as(self, other: "TableConfig") -> bool:
         """True if both have the same settings, wherever they are in the file."""
         own, others = self._block, other._block
         return all(getattr(own, key) == getattr(others, key) for key in TableBlock.model_fields)
-
-    def __repr__(self) -> str:
-        return f"TableConfig({self.name})"
 
 
 def load(path: FilePath | None, sets: Sequence[str] = ()) -> SnapshotterBlock:

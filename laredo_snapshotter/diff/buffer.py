@@ -203,10 +203,6 @@ class NetChanges:
         self._spilled = 0
         self._spill_directory = spill_directory
 
-    def __len__(self) -> int:
-        """Keys in memory; what was spilled isn't counted."""
-        return len(self._entries)
-
     @property
     def depth(self) -> int:
         """Keys in memory and in the spill file; one that is in both counts twice."""

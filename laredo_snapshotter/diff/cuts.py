@@ -116,9 +116,6 @@ class PendingCuts:
         self._cuts: deque[Cut] = deque()
         self.forgotten = 0
 
-    def __len__(self) -> int:
-        return len(self._cuts)
-
     def add(self, position: int, now: float, *, forced: bool = False, common: bool = False) -> None:
         """Owe a cut; one at the same position is the same cut."""
         kept = [c for c in self._cuts if c.position != position]
