@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bench_table
 from benchmarks.figures import Figure
-from benchmarks.processes import SCRIPTS, Program, free_port, wait_until
+from benchmarks.processes import Program, wait_until
 from benchmarks.scenario import Scenario
 
 SUBJECT = "base_artifact"
@@ -17,20 +16,7 @@ SUBJECT = "base_artifact"
 def run(scenario: Scenario) -> list[Figure]:
     """From the first byte on the disk to the manifest that names the artifact."""
     scenario.ready_server()
-    archive = scenario.directory / "archive"
-    config = scenario.directory / "snapshotter.conf"
-    config.write_text(
-        f"""
-        snapshotter {{
-            source {{ server = "{scenario.address}", table = {bench_table.NAME} }}
-            destinations = [ {{ type = local, path = "{archive}" }} ]
-            diff {{ interval = 5s }}
-            http {{ port = {free_port()} }}
-        }}
-        """
-    )
-    command = [str(SCRIPTS / "laredo-snapshotter"), "--config", str(config)]
-    program = Program(command, scenario.directory / "snapshotter.log")
+    program, archive = scenario.start_writer("snapshotter")
     scenario.memory.watch(program.pid, "laredo-snapshotter")
     try:
         began = _until(program, lambda: _first_byte(archive), "the snapshot's first byte")

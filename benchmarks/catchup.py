@@ -8,7 +8,7 @@ import psutil
 
 from benchmarks.catchup_backlogs import Backlog, NullConsumers, backlogs
 from benchmarks.figures import Figure
-from benchmarks.processes import wait_until
+from benchmarks.processes import cpu_seconds, wait_until
 from benchmarks.scenario import Scenario
 from laredo_model import position
 
@@ -87,7 +87,7 @@ def _one(
         end = position.parse(scenario.wal_position())
         scenario.say(f"catching up, {(end - start) / _GB:.2f} GB, segments: {segments}")
         postmaster = _postmaster(database.info.backend_pid)
-        before = _seconds(server.pid), _seconds(postmaster)
+        before = cpu_seconds(server.pid), cpu_seconds(postmaster)
         began = time.perf_counter()
         server.go_on()
         if segments:
@@ -96,7 +96,8 @@ def _one(
             lambda: _is_level(scenario, end), timeout=_PATIENCE_S, what="being level", pause=0.05
         )
         seconds = time.perf_counter() - began
-        ours, theirs = _seconds(server.pid) - before[0], _seconds(postmaster) - before[1]
+        ours = cpu_seconds(server.pid) - before[0]
+        theirs = cpu_seconds(postmaster) - before[1]
     status = scenario.status()
     assert status is not None
     catchup = status["sources"]["pg"]["catchup"]
@@ -130,16 +131,3 @@ def _is_level(scenario: Scenario, end: int) -> bool:
 
 def _postmaster(backend: int) -> int:
     return psutil.Process(backend).ppid()
-
-
-def _seconds(pid: int) -> float:
-    """CPU seconds of a process and its children, ended ones too."""
-    process = psutil.Process(pid)
-    total = 0.0
-    for each in (process, *process.children(recursive=True)):
-        try:
-            times = each.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total

@@ -6,7 +6,6 @@ Prints JSON lines: {"event": what, ...}.
 import asyncio
 import logging
 import os
-import resource
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -67,11 +66,11 @@ def _waited(schedule: BinaryIO) -> float:
 @asynccontextmanager
 async def watched(what: str, *, wanted: bool) -> AsyncIterator[None]:
     """Tell the CPU that it took, or the longest stalls in it."""
-    stalls, began = Stalls(), used()
+    stalls, began = Stalls(), time.process_time()
     watching = asyncio.create_task(stalls.watch()) if wanted else None
     yield
     if watching is None:
-        tell(event=what, cpu=used() - began)
+        tell(event=what, cpu=time.process_time() - began)
     else:
         watching.cancel()
         tell(
@@ -80,12 +79,6 @@ async def watched(what: str, *, wanted: bool) -> AsyncIterator[None]:
             stall_run=stalls.longest_run,
             stall_cpu=stalls.longest_cpu,
         )
-
-
-def used() -> float:
-    """Seconds of CPU so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def client_of(arguments: Namespace) -> AsyncFanoutClient:

@@ -9,13 +9,7 @@ from typing import Any
 
 from benchmarks import bench_table
 from benchmarks.figures import Figure
-from benchmarks.processes import (
-    SCRIPTS,
-    AnonymousMemory,
-    Program,
-    free_port,
-    wait_until,
-)
+from benchmarks.processes import AnonymousMemory, wait_until
 from benchmarks.scenario import Scenario, told
 from laredo_model import position as position_
 
@@ -136,22 +130,7 @@ def _memory(memory: AnonymousMemory) -> list[Figure]:
 @contextmanager
 def _snapshotter(scenario: Scenario, memory: AnonymousMemory) -> Iterator[Path]:
     """A writer beside the clients; its archive, once there is a base in it."""
-    archive = scenario.directory / "giant-archive"
-    config = scenario.directory / "giant.conf"
-    config.write_text(
-        f"""
-        snapshotter {{
-            source {{ server = "{scenario.address}", table = {bench_table.NAME} }}
-            destinations = [ {{ type = local, path = "{archive}" }} ]
-            diff {{ interval = 5s }}
-            http {{ port = {free_port()} }}
-        }}
-        """
-    )
-    program = Program(
-        [str(SCRIPTS / "laredo-snapshotter"), "--config", str(config)],
-        scenario.directory / "giant.log",
-    )
+    program, archive = scenario.start_writer("giant")
     memory.watch(program.pid, "snapshotter")
     try:
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,17 @@ def anonymous_bytes(pid: int) -> int | None:
         return None
     # A process that has ended and wasn't waited for has none.
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), None)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process and all below it, of those that have ended too."""
+    process = psutil.Process(pid)
+    found = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):
+            times = each.cpu_times()
+            found += times.user + times.system + times.children_user + times.children_system
+    return found
 
 
 def _children(pid: int) -> list[int]:

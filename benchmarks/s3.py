@@ -5,10 +5,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 from benchmarks import s3_stores
 from benchmarks.figures import Figure
+from benchmarks.processes import cpu_seconds
 from benchmarks.s3_stores import Store
 from benchmarks.scenario import Scenario, percentile, told
 
@@ -126,8 +125,4 @@ def _written(scenario: Scenario, *arguments: object, what: str = "s3 writer") ->
 
 
 def _cpu_seconds(store: Store) -> float:
-    if store.pid is None:
-        return 0.0
-    main = psutil.Process(store.pid)
-    used = [process.cpu_times() for process in (main, *main.children(recursive=True))]
-    return sum(times.user + times.system for times in used)
+    return 0.0 if store.pid is None else cpu_seconds(store.pid)

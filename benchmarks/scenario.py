@@ -234,7 +234,24 @@ class Scenario:
         source = self.ready_server()["sources"]["pg"]
         return source["position"], source["history"]
 
-    # ---------------------------------------------------------------- our own clients
+    # ---------------------------------------------------------------- a writer, our own clients
+
+    def start_writer(self, name: str) -> tuple[Program, Path]:
+        """``laredo-snapshotter`` of the table, and the directory that it archives to."""
+        archive = self.directory / f"{name}-archive"
+        config = self.directory / f"{name}.conf"
+        config.write_text(
+            f"""
+            snapshotter {{
+                source {{ server = "{self.address}", table = {bench_table.NAME} }}
+                destinations = [ {{ type = local, path = "{archive}" }} ]
+                diff {{ interval = 5s }}
+                http {{ port = {free_port()} }}
+            }}
+            """
+        )
+        command = [str(SCRIPTS / "laredo-snapshotter"), "--config", str(config)]
+        return Program(command, self.directory / f"{name}.log"), archive
 
     @contextmanager
     def running(

@@ -1,8 +1,7 @@
-"""Anonymous memory and CPU of a Spark on this machine: its JVM, and the Python workers below."""
+"""Anonymous memory of a Spark on this machine: its JVM, and the Python workers below."""
 
 import os
 import threading
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -46,17 +45,6 @@ class SparkMemory:
             self.worker = max(self.worker, *workers, 0)
             own = anonymous_bytes(os.getpid()) or 0
             self.tree = max(self.tree, own + jvm + sum(workers))
-
-
-def cpu_seconds() -> float:
-    """CPU that this process and all below it have taken, of those that have ended too."""
-    this = psutil.Process(os.getpid())
-    found = 0.0
-    for process in (this, *this.children(recursive=True)):
-        with suppress(psutil.Error):
-            times = process.cpu_times()
-            found += times.user + times.system + times.children_user + times.children_system
-    return found
 
 
 def _now() -> tuple[int, list[int]]:

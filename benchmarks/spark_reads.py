@@ -16,7 +16,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from benchmarks import spark_archive
 from benchmarks.counting_client import tell
-from benchmarks.spark_memory import SparkMemory, cpu_seconds
+from benchmarks.processes import cpu_seconds
+from benchmarks.spark_memory import SparkMemory
 from laredo_spark import read_table
 from laredo_spark.session import session
 
@@ -68,8 +69,8 @@ def table(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
 
 
 def _again(frame: DataFrame) -> dict[str, object]:
-    before = cpu_seconds()
-    return {"again": _consumed(frame), "cpu": cpu_seconds() - before}
+    before = cpu_seconds(os.getpid())
+    return {"again": _consumed(frame), "cpu": cpu_seconds(os.getpid()) - before}
 
 
 def two_columns(spark: SparkSession, arguments: Namespace) -> dict[str, object]:
