@@ -53,7 +53,10 @@ class Outlet(Protocol):
         """Wait until all is committed."""
 
     async def settled(self) -> None:
-        """Wait until all is committed, but for what must wait to be verified."""
+        """Wait until all is committed, but for what must wait to be verified.
+
+        That would wait for ever without a stream: only it brings the verified position.
+        """
 
 
 class StreamedBase(Protocol):

@@ -8,7 +8,7 @@ position later: the server's journal keeps the changes meanwhile.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -55,7 +55,7 @@ UNVERIFIED_S = 0.2
 class Reopen(Exception):
     """Close the stream, wait, and open it again at the feed's position."""
 
-    def __init__(self, why: str, until: Callable[[], "asyncio.Future[None]"]) -> None:
+    def __init__(self, why: str, until: Callable[[], Awaitable[None]]) -> None:
         super().__init__(why)
         self.until = until
 
@@ -236,7 +236,7 @@ class Feed:
         try:
             await asyncio.wait_for(self._outlet.drained(), 5.0)
         except TimeoutError:
-            raise Reopen("received changes aren't committed yet", self._settled) from None
+            raise Reopen("received changes aren't committed yet", self._outlet.settled) from None
         end = self._table.archive_end
         if had is not None and end is not None and end[0] < had:
             # Changes after the archive's end may have been repaired since; the archive is right.
@@ -270,15 +270,11 @@ class Feed:
                 self._log.info("transaction spilled", spilled_bytes=buffer.spilled_bytes)
         while buffer.memory_bytes + outlet.waiting_bytes > limit or outlet.waiting_spilled_bytes:
             if outlet.blocked is not None:
-                raise Reopen("a destination is unavailable and the buffer is full", self._settled)
-            if self._outlet.unverified is not None:
+                raise Reopen("a destination is unavailable and the buffer is full", outlet.settled)
+            if outlet.unverified is not None:
                 # The next handshake has the verified position, before any change.
                 raise Reopen("the buffer is full of unverified changes", _shortly)
             await outlet.progress()
-
-    def _settled(self) -> "asyncio.Future[None]":
-        # Unverified artifacts would wait for ever: only the stream brings the verified position.
-        return asyncio.ensure_future(self._outlet.settled())
 
     async def _drop_unfinished(self) -> None:
         """Discard the unfinished part of a closed stream; the next stream brings it again."""
@@ -291,9 +287,9 @@ class Feed:
         return None if self.cuts.position is None else position_.text(self.cuts.position)
 
 
-def _shortly() -> "asyncio.Future[None]":
-    return asyncio.ensure_future(asyncio.sleep(UNVERIFIED_S))
+async def _shortly() -> None:
+    await asyncio.sleep(UNVERIFIED_S)
 
 
-def _at_once() -> "asyncio.Future[None]":
-    return asyncio.ensure_future(asyncio.sleep(0))
+async def _at_once() -> None:
+    await asyncio.sleep(0)
