@@ -142,8 +142,10 @@ def title_of(destination: DestinationConfig) -> str:
 
 
 def _shared_checks(tables: Sequence[TableConfig], stores: Stores) -> Iterator[TitledCheck]:
-    """A check of every profile, bucket and sink in use; one that several tables share is made
-    once."""
+    """A check of every profile, bucket and sink in use.
+
+    What several tables share is checked once.
+    """
     users = [(table, stores.clients(table.profiles)) for table in tables]
     for clients, name in dict.fromkeys(_profiles(users)):
         yield TitledCheck("credentials", in_thread(check_profile, clients, name))
