@@ -70,15 +70,6 @@ class SnapshotBlock(Section):
     max_diffs: Annotated[int, Field(ge=0)] = 2000
     """Number of diffs since the base that triggers a new base; 0: off."""
 
-    @model_validator(mode="after")
-    def _order(self) -> "SnapshotBlock":
-        if self.max_interval is not None and self.max_interval < self.min_interval:
-            raise ValueError(
-                f"max_interval ({self.max_interval:g} s) is shorter than min_interval "
-                f"({self.min_interval:g} s), which would hold it back"
-            )
-        return self
-
 
 Destination = Annotated[DestinationConfig, Field(discriminator="type")]
 Sink = Annotated[SinkConfig, Field(discriminator="type")]
@@ -185,6 +176,13 @@ class TableConfig:
         self.spill_directory = source.local_snapshot_path
         self.diff = block.diff
         self.triggers = Triggers(**block.snapshot.model_dump())
+        longest, shortest = self.triggers.max_interval, self.triggers.min_interval
+        if longest is not None and longest < shortest:
+            raise ConfigRefused(
+                (*path, "snapshot", "max_interval"),
+                f"{longest:g} s is shorter than min_interval, {shortest:g} s, which would hold it"
+                " back",
+            )
         self.destinations: list[DestinationConfig] = list(block.destinations)
         """As configured: notices name the first one's URIs."""
         self.sinks: list[SinkConfig] = list(block.events)

@@ -82,6 +82,20 @@ def test_a_table_block_inherits_what_it_doesnt_say(tmp_path: Path) -> None:
     ]
 
 
+def test_an_interval_is_compared_with_the_one_that_a_table_inherits(tmp_path: Path) -> None:
+    file = tmp_path / "inherited.conf"
+    file.write_text(
+        """snapshotter {
+          source { server = "a:1" }
+          snapshot { min_interval = 2h }
+          destinations = [ { type = local, path = /one } ]
+          tables = [ { source { table = users }, snapshot { max_interval = 1h } } ] }"""
+    )
+    wrong = r"tables\[0\]\.snapshot\.max_interval: 3600 s is shorter than min_interval, 7200 s"
+    with pytest.raises(SettingsError, match=wrong):
+        config.load(file)
+
+
 @pytest.mark.parametrize("name", ["minimal", "full"])
 def test_the_examples_can_be_run(name: str) -> None:
     assert config.matching_tables(config.load(EXAMPLES / f"{name}.conf"), {})
