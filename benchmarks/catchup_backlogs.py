@@ -17,8 +17,9 @@ _SIZE = 1000
 _WIDE = 1400
 """Bytes of a row that isn't published."""
 _SNAPSHOT_BYTES = 150 << 20
-"""PostgreSQL logs its running transactions every 15 seconds: so much WAL of a database that
-writes 10 MB/s. Decoding can begin there and nowhere else; the backlogs here are made in one go."""
+"""WAL between two records of the running transactions. Decoding can begin only at one of them.
+PostgreSQL writes one every 15 seconds: every 150 MB at 10 MB/s. The backlogs here are made faster,
+so the benchmark has them written."""
 _WIDE_PER_UPDATE = 9
 """A published update is about 5 % of the WAL then."""
 _ONE, _FIRST, _SECOND = "bench_one", "bench_first", "bench_second"

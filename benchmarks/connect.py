@@ -24,7 +24,7 @@ def run(scenario: Scenario) -> list[Figure]:
         f"fanout.grpc.max_clients={most}",
         f"fanout.grpc.max_clients_per_identity={most}",
         "fanout.grpc.workers=1",
-        # What a client was sent is told by the number of its bytes: they must be changes' alone.
+        # The load generator tells changes apart by the number of bytes: nothing else may come.
         heartbeat="1h",
     )
     figures = [*_as_fast_as_it_takes_them(scenario, port)]

@@ -46,7 +46,7 @@ def opened(arguments: Namespace, number: int) -> socket.socket:
 
 
 class Clients:
-    """The connections, and when so many bytes had come over each."""
+    """The connections, and the number of bytes that had come over each at the time of each read."""
 
     def __init__(self, arguments: Namespace) -> None:
         self._poll = select.epoll()
@@ -130,7 +130,7 @@ def commits(kept: bytes) -> list[tuple[int, float]]:
 
 
 def latencies(clients: Clients, ends: list[tuple[int, float]]) -> list[float]:
-    """Of each of these changes at each client, in milliseconds."""
+    """The latency of each of these changes at each client, in milliseconds."""
     found = []
     for sizes, times in clients.reads.values():
         for end, committed in ends:
@@ -141,7 +141,7 @@ def latencies(clients: Clients, ends: list[tuple[int, float]]) -> list[float]:
 
 
 def follow(clients: Clients, arguments: Namespace) -> None:
-    """Let them read for so long, and print what came of it."""
+    """Let the clients read for ``arguments.seconds``, and print the figures."""
     clients.read_until_quiet()
     print(json.dumps({"ready": len(clients.totals)}), flush=True)
     before = time.process_time()
@@ -167,7 +167,7 @@ def follow(clients: Clients, arguments: Namespace) -> None:
 
 
 def arguments_given() -> Namespace:
-    """Of the command line."""
+    """The arguments of the command line."""
     parser = ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--table", required=True)

@@ -1,4 +1,4 @@
-"""Figures: what was reached, what the limit is, what was aimed at."""
+"""Figures: the measured value, its limit, and its target."""
 
 import platform
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ class Figure:
 
 
 def show(figures: Iterable[Figure], console: Console) -> None:
-    """As a table on the terminal."""
+    """Print the figures as a table on the terminal."""
     table = Table(title="laredo benchmarks", title_justify="left")
     table.add_column("what")
     for heading in ("value", "limit", "ratio", "target"):
@@ -71,7 +71,7 @@ def show(figures: Iterable[Figure], console: Console) -> None:
 
 
 def save(figures: Iterable[Figure], path: Path, settings: dict[str, Any]) -> None:
-    """As JSON, with the machine and the settings."""
+    """Write the figures as JSON, with the machine and the settings."""
     document = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {

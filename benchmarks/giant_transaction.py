@@ -18,7 +18,7 @@ Change = Callable[[Any, int, int], None]
 SUBJECT = "giant_transaction"
 _ROWS = 2_000_000
 _BASE_ENTRIES = 200_000
-"""As many as the base client waits for: at a message for each it would be at it for minutes."""
+"""Changes that the base client waits for: it gets a message for each, so all would take minutes."""
 _MEGABYTE = 1_000_000
 _MOST = 200
 _PATIENCE_S = 600

@@ -11,7 +11,7 @@ _CLIENTS, _TARGET_MS = 500, 90.0
 def run(scenario: Scenario) -> list[Figure]:
     """p95 from commit to read, one serving process."""
     scenario.stop_server()
-    # What a client was sent is told by the number of its bytes: they must be changes' alone.
+    # The load generator tells changes apart by the number of bytes: nothing else may come.
     scenario.start_server("fanout.grpc.workers=1", heartbeat="1h")
     load = Load("grpc_load", scenario.grpc_port, _CLIENTS)
     figures = case(scenario, SUBJECT, load, latency=_TARGET_MS)

@@ -30,8 +30,10 @@ def case(
     cpu: float | None = None,
     most_memory: float | None = None,
 ) -> list[Figure]:
-    """p95 from commit to read, the serving processes' CPU a message, and their memory, beside what
-    is aimed at: milliseconds, microseconds, MB."""
+    """p95 from commit to read, the serving processes' CPU a message, and their memory.
+
+    The targets are in milliseconds, microseconds and MB.
+    """
     clients = load.clients
     position = after_a_change(scenario)
     seconds = scenario.seconds + 2

@@ -40,7 +40,7 @@ class Program:
             )
 
     def go_on(self) -> None:
-        """After it was made to stand still."""
+        """Let it run again after it was stopped (SIGSTOP)."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
 

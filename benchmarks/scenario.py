@@ -35,7 +35,7 @@ _POSTGRES = {
     "max_wal_size": "16GB",
     "checkpoint_timeout": "1h",
     "autovacuum": "off",
-    # Nobody is let go because a benchmark made it stand still.
+    # A process that a benchmark has stopped (SIGSTOP) must not lose its connection.
     "wal_sender_timeout": "0",
 }
 
@@ -196,7 +196,7 @@ class Scenario:
 
     @contextmanager
     def paused_server(self) -> Iterator[Program]:
-        """The ready server's main process stands still; see :meth:`Program.go_on`."""
+        """Stop the ready server's main process (SIGSTOP) until :meth:`Program.go_on`."""
         self.ready_server()
         assert self._server is not None
         self._server.process.send_signal(signal.SIGSTOP)
@@ -212,7 +212,7 @@ class Scenario:
         return get_json(f"http://127.0.0.1:{self.http_port}/status")
 
     def wait_ready(self, pause: float = 0.02) -> dict[str, Any]:
-        """The first status that says ready."""
+        """Wait until the server is ready; return its status."""
 
         def ready() -> dict[str, Any] | None:
             found = self.status()

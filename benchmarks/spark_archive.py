@@ -111,8 +111,8 @@ def in_key_order(last: int) -> Iterator[int]:
 class Table:
     """The table as its changes are made, with its checksum; only what was changed is held.
 
-    ``churn``: the share of the keys, next to each other, that all changes are of; 1: of any keys,
-    and of new ones.
+    ``churn``: the share of the keys that change, which are adjacent; 1: any keys change, and new
+    ones come.
     """
 
     def __init__(self, rows: int, churn: float = 1.0, value_bytes: int = 0) -> None:

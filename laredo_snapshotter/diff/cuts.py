@@ -288,7 +288,7 @@ class CutSchedule:
 
 
 class FirstChange:
-    """Follows one table's changes, and what of them is frozen."""
+    """Keeps the position before a table's first change that isn't put into a diff yet."""
 
     def __init__(self) -> None:
         self.unchanged_until: int | None = None
