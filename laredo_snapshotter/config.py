@@ -168,9 +168,8 @@ class TableConfig:
         if not block.destinations:
             raise ConfigRefused((*path, "destinations"), "is required: one at least")
         self.path, self._block = path, block
-        self.schema_name = source.schema_name
-        self.table_name = source.table
-        self.name = f"{source.schema_name}.{source.table}"
+        self.served_name = TableName(source.schema_name, source.table)
+        self.name = ".".join(self.served_name)
         self.client_id = source.client_id or f"laredo-snapshotter:{self.name}"
         self.endpoint = source.endpoint(path)
         self.spill_directory = source.local_snapshot_path
@@ -362,8 +361,8 @@ def matching_tables(
     """
     entries = list(_entries(block))
     listed = [entry for entry in entries if not entry.whole.source.is_pattern]
-    taken = {_name(entry.whole) for entry in listed}
     made = [TableConfig(entry.whole, entry.path) for entry in listed]
+    taken = {table.served_name for table in made}
     for entry in entries:
         if not entry.whole.source.is_pattern:
             continue
@@ -373,11 +372,6 @@ def matching_tables(
         made += [TableConfig(_of_table(block, entry, name), entry.path) for name in names]
     _check_apart(made)
     return made
-
-
-def name_of(table: TableConfig) -> TableName:
-    """Schema and name of the table."""
-    return TableName(table.schema_name, table.table_name)
 
 
 def _entries(block: SnapshotterBlock) -> Iterator[_Entry]:
@@ -392,10 +386,6 @@ def _entries(block: SnapshotterBlock) -> Iterator[_Entry]:
         )
     for number, inner in enumerate(block.tables):
         yield _Entry((*TOP, "tables", number), inner, _over(block, inner))
-
-
-def _name(block: TableBlock) -> TableName:
-    return TableName(block.source.schema_name, block.source.table or "")
 
 
 def _check_pattern(entry: _Entry) -> None:

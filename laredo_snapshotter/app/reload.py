@@ -174,8 +174,8 @@ class TableWriters:
             self._cutting = self._supervised(self._cuts.run(), "cuts of the tables")
             self._keeping = self._supervised(self.catalogs.run(), "catalogs")
 
-    async def end(self, names: Iterable[str]) -> list[TableWriter]:
-        """End these tables' writers after their last diffs, and return them.
+    async def end(self, names: Iterable[str]) -> None:
+        """End these tables' writers after their last diffs.
 
         A writer that hangs in a destination isn't waited for.
         """
@@ -191,7 +191,6 @@ class TableWriters:
             del self._writers[writer.config.name]
             if writer.left is not None:
                 writer.left.log(writer.config.name)
-        return ending
 
     async def stop(self) -> None:
         """Stop all writers; /status shows them until the end."""
@@ -275,7 +274,7 @@ class WriterReload:
 
     def _of(self, block: SnapshotterBlock) -> dict[str, TableConfig]:
         """:raises ConfigRefused: the tables don't go together."""
-        written = {config.name_of(table) for table in self._tables.values()}
+        written = {table.served_name for table in self._tables.values()}
         tables = config.matching_tables(block, self._found, written)
         return {table.name: table for table in tables}
 
