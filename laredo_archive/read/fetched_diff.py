@@ -41,7 +41,7 @@ def choose(
 
 
 def _uri(found: FoundArchive, entry: FormatEntry) -> str:
-    """Where the object is now: in a copy of the archive, ``entry.uri`` is another place."""
+    """The URI of the object as it is read; in a copy of the archive, ``entry.uri`` is another place."""
     return found.destination.uri_of(found.locate(entry.key))
 
 

@@ -220,7 +220,7 @@ class TestPruning:
         assert (view.entries, view.oldest_sequence) == (kept, ten + 20 - kept)
         assert view.floor == (20 - kept) // 2 * 10
         if kept < 20:
-            assert view.oldest_time_us == (view.floor + 10) * S
+            assert view.record.oldest_time_us == (view.floor + 10) * S
 
     def test_what_went_is_refused(self, store: Store, table: int, ten: int) -> None:
         store.prune(table, 10, NEVER_S, 0)
