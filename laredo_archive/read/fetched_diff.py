@@ -41,7 +41,7 @@ def choose(
 
 
 def _uri(found: FoundArchive, entry: FormatEntry) -> str:
-    """The URI of the object as it is read; in a copy of the archive, ``entry.uri`` is another place."""
+    """The URI that the object is read from; in a copy of the archive it isn't ``entry.uri``."""
     return found.destination.uri_of(found.locate(entry.key))
 
 
