@@ -1,6 +1,6 @@
 """The claim of the newest writer, and destinations brought to one state (commit protocol, 1, 2)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -147,12 +147,19 @@ class _Overtaken(Exception):
 
 
 def claim(
-    stores: Sequence[ManifestStore], table: str, writer_id: str, sinks: Iterable[str] = ()
+    stores: Sequence[ManifestStore],
+    table: str,
+    writer_id: str,
+    sinks: Iterable[str] = (),
+    check_wanted: Callable[[], None] = lambda: None,
 ) -> Claim:
     """Claim all of ``stores`` for ``writer_id``, which has never had all of them before.
 
     Sinks that a manifest doesn't know are entered at the artifact before the newest. Foreign
     objects at a location without a manifest are logged, once.
+
+    ``check_wanted`` is called after each read of a manifest and before its swap. It raises to give
+    the claim up: no swap follows then, so it can't overtake whoever claims from then on.
 
     :raises DestinationUnavailable: if one is unavailable, or others keep claiming.
     :raises PrefixMeant: if the archive is at the key prefix without its ``/``.
@@ -168,7 +175,7 @@ def claim(
         wanted = Claim(writer_id, term)
         try:
             for store in stores:
-                _claim_one(store, table, wanted, names)
+                _claim_one(store, table, wanted, names, check_wanted)
         except _Overtaken:
             log.info("claim restarted: another writer claims too", table=table, term=term)
             stores[0].environment.back_off(attempt)
@@ -182,13 +189,20 @@ def claim(
     )
 
 
-def _claim_one(store: ManifestStore, table: str, wanted: Claim, sinks: tuple[str, ...]) -> None:
+def _claim_one(
+    store: ManifestStore,
+    table: str,
+    wanted: Claim,
+    sinks: tuple[str, ...],
+    check_wanted: Callable[[], None],
+) -> None:
     for attempt in range(ATTEMPTS):
         manifest = store.current()
         if manifest is not None and wanted.owns(manifest):
             return
         if manifest is not None and manifest.writer_term >= wanted.term:
             raise _Overtaken
+        check_wanted()
         try:
             reach("claim.swap")
             store.swap(_claimed(manifest or _empty(store, table), wanted, sinks))

@@ -5,7 +5,7 @@ so an unfinished commit is finished before anything else.
 """
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -109,13 +109,15 @@ class TableArchive:
         go_keys: bool = False,
         environment: Environment | None = None,
         counts: Counts | None = None,
+        check_wanted: Callable[[], None] = lambda: None,
     ) -> "TableArchive":
         """Claim the table's manifest on every destination, and reconcile the destinations.
 
         ``writer_id`` defaults to a random one and must be new with every start of the process;
         ``keep_epochs``: None keeps all; ``sinks``: the ARNs or URLs that are notified of artifacts,
         with the URIs of the first of ``destinations``. ``go_keys``: jsonl diffs contain keys as Go
-        prints them too.
+        prints them too. ``check_wanted`` is called before each step that another writer would
+        notice, and raises to give the claim up.
 
         :raises DestinationUnavailable: if one is unavailable; open it again later.
         :raises ManifestDamaged, ManifestNewer: if one can't be used; none was changed.
@@ -129,8 +131,10 @@ class TableArchive:
         ]
         names = tuple(sinks)
         try:
-            owner = claim(stores, table, writer_id or secrets.token_hex(8), names)
+            writer_id = writer_id or secrets.token_hex(8)
+            owner = claim(stores, table, writer_id, names, check_wanted)
             for store in stores:
+                check_wanted()
                 drop_unfinished(store)
             new_names = NewNames(owner.writer_id)
             reconcile(stores, owner, new_names)

@@ -329,7 +329,17 @@ class TableWriter:
             spool_directory=config.spill_directory,
             go_keys=config.key_format == "go",
             counts=self.counts,
+            check_wanted=self._check_wanted,
         )
+
+    def _check_wanted(self) -> None:
+        """Stop the thread that claims: after a reload it would fence the table's next writer.
+
+        :raises _Stopped: if a stop is requested.
+        """
+        if self._stopping.is_set():
+            self._log.info("claim abandoned", reason="the writer was stopped")
+            raise _Stopped
 
     def _destinations(self) -> list[Destination]:
         try:

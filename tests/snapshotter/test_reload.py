@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,9 +24,13 @@ from laredo_snapshotter import config
 from laredo_snapshotter.app.service import Service
 from tests.support import processes
 from tests.support.archive.answering import Answer, answering
+from tests.support.aws import AwsServer
+from tests.support.faults.fault import Exchange, Fault, Rule
+from tests.support.faults.proxy import FaultProxy
 from tests.support.postgres import Database, new_database
 from tests.support.processes import PATIENCE_S, until, wait_until
 from tests.support.writer.archiving_programs import Named, Programs, configured
+from tests.support.writer.buckets import new_bucket
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import ReadyWriter, Writer
 
@@ -220,6 +225,34 @@ def test_a_writer_ends_while_a_file_of_its_reload_hangs(tmp_path: Path, served: 
         wait_until(lambda: writer.logged("configuration reload requested"), "it reads the file")
         writer.wait_head(served.commit("users", put(1, "goes on")))
         assert writer.program.stop() == 0
+
+
+def test_a_writer_that_a_reload_ends_while_it_claims_gives_the_claim_up(
+    tmp_path: Path, served: Served, s3_server: AwsServer
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    async def held(exchange: Exchange) -> None:
+        reached.set()
+        await asyncio.to_thread(go_on.wait, PATIENCE_S)
+        await exchange.respond(await exchange.forward())
+
+    bucket = new_bucket(s3_server)
+    with FaultProxy(s3_server.endpoint) as proxy:
+        proxy.add(Rule(Fault("held", held), "GetObject", "*/manifest.json"))
+        place = bucket.configured(endpoint=f'"{proxy.endpoint}"')
+        with Writer(tmp_path, served, destinations=(place,)) as writer:
+            writer.archive = bucket
+            assert reached.wait(PATIENCE_S)
+            file = writer.program.config
+            file.write_text(file.read_text().replace("interval = 200ms", "interval = 100ms"))
+            assert writer.post("/reload").json()["altered"] == ["public.users"]
+            writer.program.wait_ready()
+            go_on.set()
+            wait_until(lambda: writer.logged("claim abandoned"), "the old writer's thread ends")
+            writer.wait_head(served.commit("users", put(1, "goes on")))
+            assert writer.manifest()["writer_term"] == 1
+            assert writer.program.stop() == 0
 
 
 async def test_the_event_loop_never_resolves_a_path(
