@@ -112,7 +112,9 @@ class CatalogKeeper:
     def _write(self) -> None:
         if len(self._tables) < 2:
             return  # one table's manifest has all of it
-        interval = min([writer.config.seen_interval for writer in self._writers()] or [0.0])
+        # A table with 0 records nothing of its own while it is quiet; that isn't about the others.
+        intervals = [writer.config.seen_interval for writer in self._writers()]
+        interval = min((each for each in intervals if each), default=0.0)
         for location, entries in self._entries().items():
             due = self._catalogs[location]
             if due.is_due(entries, self._boundaries, interval):

@@ -62,6 +62,16 @@ def test_a_quiet_database_is_known_where_it_is_now(tmp_path: Path, served: Serve
         assert len(found) == 1
 
 
+def test_a_table_that_is_never_seen_leaves_the_positions_of_the_others(
+    tmp_path: Path, served: Served
+) -> None:
+    never, archive = {"quiet": "seen_interval = 0"}, tmp_path / "archive"
+    with ReadyWriter(tmp_path, served, *TABLES, interval="100ms", per_table=never):
+        wait_until(lambda: has(archive, *TABLES), "a catalog")
+        position = served.commit("users", put(1, "x"))
+        wait_until(lambda: (last := newest(archive)) and last.position >= position, "it grows")
+
+
 def test_of_one_table_there_is_none(tmp_path: Path, served: Served) -> None:
     """Its manifest says all; a second table, in the same archive, has it made."""
     archive = tmp_path / "archive"
