@@ -287,6 +287,13 @@ class Metrics:
             ["service", "operation", "status"],
             registry=self.registry,
         )
+        self._of_destinations = (
+            self.objects_deleted,
+            self.collections,
+            self.objects_restored,
+            self.objects_lost,
+        )
+        self._of_sinks = (self.event_errors, self.notices_sent)
         self.registry.register(TableCollector(tables))
         self.registry.register(_ProgramCollector(http, certificates))
 
@@ -298,21 +305,26 @@ class Metrics:
     def forget(self, table: str) -> None:
         """Remove the metrics of a table that isn't written any more."""
         for counter in (
+            *self._of_destinations,
+            *self._of_sinks,
             self.artifacts_written,
-            self.event_errors,
-            self.notices_sent,
             self.stream_errors,
             self.restarts,
             self.fenced,
             self.table_failures,
             self.rebases,
             self.merges,
-            self.objects_deleted,
-            self.collections,
-            self.objects_restored,
-            self.objects_lost,
         ):
             counter.remove_by_labels({"table": table})
+
+    def forget_outputs(self, table: str, destinations: Iterable[str], sinks: Iterable[str]) -> None:
+        """Remove the metrics of destinations, by location, and sinks that a table has no more."""
+        for location in destinations:
+            for counter in self._of_destinations:
+                counter.remove_by_labels({"table": table, "destination": location})
+        for sink in sinks:
+            for counter in self._of_sinks:
+                counter.remove_by_labels({"table": table, "sink": sink})
 
     async def answer(self, accept: str) -> Exposition:
         """Answer to a scrape, in the format that the request's Accept header asks for."""

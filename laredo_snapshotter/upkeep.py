@@ -222,12 +222,13 @@ class Restorer:
         self._counters = counters
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{config.name} repair")
         self._log = log.bind(table=config.name)
-        self._any_lost = False
+        self._lost: dict[str, int] = {}
+        """Number of lost objects that the last check found, by location."""
         self._again = asyncio.Event()
 
     def base_committed(self) -> None:
         """Check lost objects again: the new base may replace them."""
-        if self._any_lost:
+        if any(self._lost.values()):
             self._again.set()
 
     async def run(self) -> None:
@@ -248,6 +249,7 @@ class Restorer:
             try:
                 await loop.run_in_executor(self._executor, self.restore, READ_BYTES)
             except Exception as failure:  # noqa: BLE001  # the writing goes on
+                self._count_lost()
                 delay = RESTORE_AGAIN.delay(attempt)
                 self._log.warning(
                     "destinations not checked for lost objects",
@@ -258,9 +260,15 @@ class Restorer:
                     exc_info=None if isinstance(failure, ArchiveError) else failure,
                 )
             else:
+                self._count_lost()
                 return
             if attempt < attempts:
                 await asyncio.sleep(delay)
+
+    def _count_lost(self) -> None:
+        # Not in the thread, which may outlive a reload that removes the destination.
+        for place, count in self._lost.items():
+            self._counters.objects_lost(place, count)
 
     def restore(self, read_bytes: int | None) -> None:
         """Restore on every destination what another has; blocks.
@@ -271,7 +279,6 @@ class Restorer:
         :raises DestinationError: if one can't be asked; what was restored stays so.
         """
         found = self._found()
-        any_lost = False
         for target in found:
             others = [other for other in found if other is not target]
             report = repair.repair(target, others, sums_bytes=read_bytes)
@@ -287,9 +294,7 @@ class Restorer:
             self._counters.objects_restored(place, len(report.repaired))
             for gone in report.gone[:SHOWN]:
                 self._log.warning("object gone", destination=place, error=str(gone))
-            self._counters.objects_lost(place, len(report.lost))
-            any_lost = any_lost or bool(report.lost)
-        self._any_lost = any_lost
+            self._lost[place] = len(report.lost)
 
     def _found(self) -> list[FoundArchive]:
         key = object_keys.manifest_key(self._config.key_prefix)

@@ -192,6 +192,12 @@ class TableWriters:
             if writer.left is not None:
                 writer.left.log(writer.config.name)
 
+    def forget_outputs(self, before: TableConfig, now: TableConfig) -> None:
+        """Remove the metrics of the destinations and sinks that a table has no more."""
+        locations = [{each.location for each in table.destinations} for table in (before, now)]
+        sinks = [{sink.name for sink in table.sinks} for table in (before, now)]
+        self._metrics.forget_outputs(now.name, locations[0] - locations[1], sinks[0] - sinks[1])
+
     async def stop(self) -> None:
         """Stop all writers; /status shows them until the end."""
         for task in (self._cutting, self._keeping):
@@ -295,6 +301,8 @@ class WriterReload:
         self._running.change_http(self._http)
         await writers.end((*removed, *altered))
         self._running.forget(removed)
+        for name in altered:
+            writers.forget_outputs(before[name], tables[name])
         if not self._running.is_stopping():
             for writer in made:
                 writers.begin(writer)

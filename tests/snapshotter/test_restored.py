@@ -60,14 +60,24 @@ def test_a_bucket_and_a_directory_get_from_each_other_what_they_lost(
 def test_what_no_destination_has_is_an_error_and_a_new_base_the_cure(
     tmp_path: Path, served: Served
 ) -> None:
-    written(tmp_path, served, (), 1, 2)
-    with_writer = ReadyWriter(tmp_path, served)
-    lost = objects(with_writer, tmp_path / "archive")[1]
-    lost.unlink()
+    other, here = (tmp_path / name for name in ("other", "archive"))
+    written(tmp_path, served, (other, here), 1, 2)
+    with_writer = ReadyWriter(tmp_path, served, destinations=(other, here))
+    for lost in (objects(with_writer, place)[1] for place in (other, here)):
+        lost.unlink()
     with with_writer as writer:
-        wait_until(lambda: writer.total("snapshotter_objects_lost") == 1, "it is counted")
-        (line,) = wait_until(lambda: writer.logged("object lost"), "it is told")
-        assert str(lost) in line["error"] and "POST /snapshot" in line["error"]
+        wait_until(lambda: writer.total("snapshotter_objects_lost") == 2, "both are counted")
+        assert any(
+            str(lost) in line["error"] and "POST /snapshot" in line["error"]
+            for line in writer.logged("object lost")
+        )
+        # Nothing is told of a destination that a reload removes.
+        file = writer.program.config
+        file.write_text(file.read_text().replace(f'{{ type = local, path = "{other}" }}, ', ""))
+        assert writer.post("/reload").json()["altered"] == ["public.users"]
+        assert not any(other.as_uri() in name for name in writer.metrics())
+        wait_until(lambda: writer.total("snapshotter_objects_lost") == 1, "the other's stays")
+        writer.program.wait_ready()
         assert writer.post("/snapshot?wait=true").status_code == 200
         assert writer.kinds()[-1] == ("snapshot", 2)
         assert writer.program.stop() == 0
