@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
@@ -231,6 +231,8 @@ class Committer:
         self._verified = verified
         verified.notify(self._notify)
         self._working: _Job | None = None
+        self._thread: Future[object] | None = None
+        """The last attempt at a job, in its thread."""
         self._waits_since = time.monotonic()
         self._changed = asyncio.Event()
         self._table = table
@@ -390,6 +392,19 @@ class Committer:
                 self._notify()
             await self.progress()
 
+    def close(self) -> None:
+        """Drop all jobs, once :meth:`run` has ended, and give their memory and disk space back.
+
+        Those of a job that a thread still works on are given back when it is done.
+        """
+        for job in self._jobs:
+            frozen = job.frozen
+            if frozen is not None and job is self._working and self._thread is not None:
+                self._thread.add_done_callback(partial(_close, frozen))
+            elif frozen is not None:
+                frozen.close()
+        self._jobs.clear()
+
     async def progress(self) -> None:
         """Wait until something changes here."""
         await self._changed.wait()
@@ -464,7 +479,8 @@ class Committer:
         prompt = PROMPT_S + (job.memory_bytes + job.spilled_bytes) / _SLOW_BYTES_S
         overdue = loop.call_later(prompt, self._overdue, job, time.monotonic())
         try:
-            return await loop.run_in_executor(self._executor, job.work)
+            self._thread = self._executor.submit(job.work)
+            return await asyncio.wrap_future(self._thread)
         finally:
             overdue.cancel()
 
@@ -498,3 +514,8 @@ class Committer:
             retry_in_s=round(state.upcoming_sleep, 2),
         )
         self._notify()
+
+
+def _close(frozen: FrozenBuffer, done: "Future[object]") -> None:
+    del done
+    frozen.close()

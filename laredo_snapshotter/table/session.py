@@ -147,6 +147,8 @@ class WriterSession:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.feed.cuts.changes.clear()
+            # Otherwise their files would wait for the cyclic garbage collector.
+            self.committer.close()
 
     def is_known_at(self, position: int) -> bool | None:
         """True if the archive has the table's state at a position where it was to be cut.

@@ -6,6 +6,7 @@ A command that asks for it, or for something of the server, recognises its progr
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -277,6 +278,37 @@ async def test_the_event_loop_never_resolves_a_path(
     done = await service.reload()
     assert (done["added"], done["removed"]) == (["public.notes"], ["public.orders"])
     await until(lambda: b"notes" in catalog.read_bytes())
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+
+
+async def test_a_writer_that_ends_gives_the_disk_space_of_what_waits_back(
+    tmp_path: Path, served: Served
+) -> None:
+    place = tmp_path / "spill"
+    more = f'diff.max_memory = 64 KiB, source.local_snapshot_path = "{place}"'
+    file = Writer(tmp_path, served, more=more).program.config
+    load = partial(config.load, file)
+    service = Service(load(), 0.1, load)
+    running = asyncio.create_task(service.run())
+    await until(lambda: any(each.ready for each in service.statuses()))
+    served.looks_by_itself = False
+    gc.disable()
+    try:
+        served.commit("users", *(put(number, "x" * 100) for number in range(5000)))
+        await until(lambda: service.statuses()[0].unverified)
+        file.write_text(file.read_text().replace("interval = 200ms", "interval = 100ms"))
+        assert (await service.reload())["altered"] == ["public.users"]
+        await until(lambda: service.statuses()[0].unverified)
+        opened = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        spilled = [each for each in opened if str(each.readlink()).startswith(str(place))]
+        on_disk = service.statuses()[0].buffer_spilled_bytes
+        assert sum(each.stat().st_size for each in spilled) == on_disk > 500_000
+    finally:
+        gc.enable()
+    served.looks_by_itself = True
+    served.look()
+    await until(lambda: not service.statuses()[0].buffer_depth)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
 
