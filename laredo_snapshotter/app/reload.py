@@ -175,7 +175,7 @@ class TableWriters:
             self._keeping = self._supervised(self.catalogs.run(), "catalogs")
 
     async def end(self, names: Iterable[str]) -> None:
-        """End these tables' writers after their last diffs.
+        """End these tables' writers after their last diffs; they stay until :meth:`drop`.
 
         A writer that hangs in a destination isn't waited for.
         """
@@ -186,9 +186,11 @@ class TableWriters:
         tasks = [self._running[writer] for writer in ending]
         if tasks:
             await asyncio.wait(tasks, timeout=self._flush_timeout + HANG_S)
-        for writer in ending:
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Remove these tables' writers, which have ended, and log what they left."""
+        for writer in [self._writers.pop(name) for name in names]:
             del self._running[writer]
-            del self._writers[writer.config.name]
             if writer.left is not None:
                 writer.left.log(writer.config.name)
 
@@ -299,11 +301,14 @@ class WriterReload:
         taken = take_up(self._http, block.http, _needs_restart)
         self._block, self._http, self._tables = block, taken.config, tables
         self._running.change_http(self._http)
-        await writers.end((*removed, *altered))
-        self._running.forget(removed)
-        for name in altered:
-            writers.forget_outputs(before[name], tables[name])
+        ended = (*removed, *altered)
+        await writers.end(ended)
         if not self._running.is_stopping():
+            # Otherwise they stay, as the exit code depends on what they left.
+            writers.drop(ended)
+            self._running.forget(removed)
+            for name in altered:
+                writers.forget_outputs(before[name], tables[name])
             for writer in made:
                 writers.begin(writer)
         self._running.changed(list(tables.values()))

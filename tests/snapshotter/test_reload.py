@@ -22,7 +22,7 @@ import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_snapshotter import config
-from laredo_snapshotter.app.service import Service
+from laredo_snapshotter.app.service import NOT_WRITTEN, Service
 from tests.support import processes
 from tests.support.archive.answering import Answer, answering
 from tests.support.aws import AwsServer
@@ -311,6 +311,26 @@ async def test_a_writer_that_ends_gives_the_disk_space_of_what_waits_back(
     await until(lambda: not service.statuses()[0].buffer_depth)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
+
+
+async def test_a_signal_during_a_reload_exits_with_what_its_writers_left(
+    tmp_path: Path, served: Served
+) -> None:
+    file = Writer(tmp_path, served).program.config
+    load = partial(config.load, file)
+    service = Service(load(), 1.0, load)
+    running = asyncio.create_task(service.run())
+    await until(lambda: any(each.ready for each in service.statuses()))
+    served.looks_by_itself = False
+    served.commit("users", put(1, "isn't verified"))
+    await until(lambda: service.statuses()[0].unverified)
+    file.write_text(file.read_text().replace("interval = 200ms", "interval = 100ms"))
+    reloading = asyncio.create_task(service.reload())
+    (writer,) = service._writers.all
+    await until(writer._stopping.is_set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == NOT_WRITTEN
+    await reloading
 
 
 async def test_a_client_that_leaves_waits_for_no_base(tmp_path: Path, served: Served) -> None:
