@@ -398,12 +398,6 @@ class TlsBlock(Section):
     server_name: str | None = None
     """The name in the server's certificate, if it isn't the one in ``source.server``."""
 
-    @model_validator(mode="after")
-    def _pair(self) -> "TlsBlock":
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key belong together; give both or neither")
-        return self
-
 
 def _as_list(servers: object) -> object:
     return (servers,) if isinstance(servers, str) else servers
@@ -456,9 +450,12 @@ class SourceBlock(Section):
     def endpoint(self, path: ConfigPath) -> ServerEndpoint:
         """The server; ``path`` is the configuration path of the table.
 
-        :raises ConfigRefused: if an address isn't one.
+        :raises ConfigRefused: if an address isn't one, or of TLS's cert and key one is missing.
         """
         tls = self.tls
+        if tls is not None and (tls.cert is None) != (tls.key is None):
+            reason = "cert and key belong together; give both or neither"
+            raise ConfigRefused((*path, "source", "tls"), reason)
         try:
             return endpoint_of(
                 self.server or (),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from laredo_fanout.client.stream.endpoint import Tls
 from laredo_service.settings import SettingsError
 from laredo_snapshotter import config, config_outputs
 from laredo_snapshotter.config import TableConfig
@@ -92,6 +93,24 @@ def test_an_interval_is_compared_with_the_one_that_a_table_inherits(tmp_path: Pa
           tables = [ { source { table = users }, snapshot { max_interval = 1h } } ] }"""
     )
     wrong = r"tables\[0\]\.snapshot\.max_interval: 3600 s is shorter than min_interval, 7200 s"
+    with pytest.raises(SettingsError, match=wrong):
+        config.load(file)
+
+
+def test_a_certificate_goes_with_the_key_that_a_table_inherits(tmp_path: Path) -> None:
+    file = tmp_path / "inherited.conf"
+    tables = "{ source { table = users, tls.cert = b } }, { source { table = orders } }"
+    file.write_text(
+        f"""snapshotter {{
+          source {{ server = "a:1", tls {{ cert = a, key = k }} }}
+          destinations = [ {{ type = local, path = /one }} ]
+          tables = [ {tables} ] }}"""
+    )
+    found = config.matching_tables(config.load(file), {})
+    tls = [Tls(None, Path(cert), Path("k"), None) for cert in "ba"]
+    assert [each.endpoint.tls for each in found] == tls
+    file.write_text(file.read_text().replace(", key = k", ""))
+    wrong = r"tables\[0\]\.source\.tls: cert and key belong together"
     with pytest.raises(SettingsError, match=wrong):
         config.load(file)
 
