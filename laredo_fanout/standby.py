@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 import structlog
 
 from laredo_fanout.errors import SlotForeign
+from laredo_fanout.ingest.change_source import PendingSourceChange
 from laredo_fanout.ingest.supervisor import Ingest
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import SourceError, SourceUnavailable
@@ -160,6 +162,7 @@ class StandbyIngest:
         self._lock = threading.Lock()
         self._promotion: Future[None] | None = None
         self._handover: Future[bool] | None = None
+        self._change: PendingSourceChange[Any] = PendingSourceChange()
         self._vacancy = Vacancy(store)
         self._refusals = Outage()
         self._error: str | None = None
@@ -208,23 +211,22 @@ class StandbyIngest:
         _log.info("role changed", holder=holder, term=now.term)
 
     def _hold(self) -> None:
-        ingest = self._slot_ingest()
         try:
-            self._read_slot(ingest)
+            self._read_slot()
         except SlotForeign as error:
             if self._store.position:
                 raise
             self._become(0, holder=False)
             _log.info("slot of a peer found", reason=str(error))
 
-    def _read_slot(self, ingest: Ingest) -> None:
+    def _read_slot(self) -> None:
         """Run the ingest until another server has taken over, or it is stopped."""
         deposed: list[int] = []
 
         def is_over() -> bool:
             if self._sharing.taking_over:
                 return False
-            if ingest.status().connected:
+            if self.current.status().connected:
                 return False
             found = peers_.others(self._peers, self._store.server_id)
             terms = [each.role.term for each in found.roles if each.role.holder]
@@ -232,7 +234,7 @@ class StandbyIngest:
             return bool(deposed)
 
         try:
-            self._run(ingest, is_over)
+            self._run(self._slot_ingest, is_over)
         except Deposed as error:
             deposed.append(error.term)
             _log.warning("slot taken over by another server", error=str(error))
@@ -264,21 +266,25 @@ class StandbyIngest:
                 or newest.role.term != holder.role.term
             )
 
-        self._run(self._following(holder.options), is_over)
+        self._run(partial(self._following, holder.options), is_over)
 
     def _following(self, peer: RelayOptions) -> RelayIngest:
-        return RelayIngest(peer, self._tables, self._store, self._on_commit, self._prune)
+        return RelayIngest(
+            peer, self._tables, self._store, self._on_commit, self._prune, change=self._change
+        )
 
     def _newest_holder(self, found: Sequence[PeerRole]) -> PeerRole | None:
         least = self._sharing.ownership.term
         holders = [each for each in found if each.role.holder and each.role.term >= least]
         return max(holders, key=lambda each: each.role.term, default=None)
 
-    def _run(self, ingest: Ingest | RelayIngest, is_over: Callable[[], bool]) -> None:
+    def _run(self, made: Callable[[], Ingest | RelayIngest], is_over: Callable[[], bool]) -> None:
         with self._lock:
             if self._stopping.is_set():
                 return
-            self.current = ingest
+            # A change that the former ingest hasn't taken is part of what this one is made with.
+            self._change.take()
+            self.current = ingest = made()
             if self._promotion is not None and isinstance(ingest, RelayIngest):
                 return
             if self._handover is not None and isinstance(ingest, Ingest):
@@ -391,6 +397,7 @@ class StandbyIngest:
             self._prune,
             discovery=self._discovery,
             sharing=self._sharing,
+            change=self._change,
         )
 
     def _take_over(self) -> None:
@@ -398,10 +405,9 @@ class StandbyIngest:
         assert answer is not None
         _log.warning("takeover begun", slot=self._options.slot_name)
         self._sharing.taking_over = True
-        ingest = self._slot_ingest()
         try:
             self._prepare()
-            self._read_slot(ingest)
+            self._read_slot()
         except SourceError as error:
             if self._sharing.ownership.holder:
                 raise
@@ -502,11 +508,12 @@ class StandbyIngest:
 
     def change(self, options: SourceOptions, tables: Sequence[SourceTableOptions]) -> Future[None]:
         """Follow these tables, with these options, from now on; from any thread."""
-        self._options, self._tables = options, tuple(tables)
-        current = self.current
-        if isinstance(current, RelayIngest):
-            return current.change(current.options, tables)
-        return current.change(options, tables)
+        with self._lock:
+            self._options, self._tables = options, tuple(tables)
+            current = self.current
+            if isinstance(current, RelayIngest):
+                return current.change(current.options, tables)
+            return current.change(options, tables)
 
     reads_split_backlog = False
     """The slot of several servers is read as one."""

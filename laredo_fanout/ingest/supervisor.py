@@ -61,11 +61,12 @@ class Ingest:
         change_source: ChangeSource | None = None,
         discovery: TableDiscovery | None = None,
         sharing: SlotSharing | None = None,
+        change: PendingSourceChange[SourceOptions] | None = None,
     ) -> None:
         self._sharing = sharing
         self._options = options
         self._discovery = discovery
-        self._change: PendingSourceChange[SourceOptions] = PendingSourceChange()
+        self._change: PendingSourceChange[SourceOptions] = change or PendingSourceChange()
         self._change_source = change_source
         self._tables = tuple(tables)
         self._store = store

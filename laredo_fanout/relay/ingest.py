@@ -50,11 +50,13 @@ class RelayIngest:
         store: Store,
         on_commit: OnCommit,
         prune: Callable[[], None] = lambda: None,
+        *,
+        change: PendingSourceChange[RelayOptions] | None = None,
     ) -> None:
         self.options = options
         """The upstream, as it is followed."""
         self._tables = tuple(tables)
-        self._change: PendingSourceChange[RelayOptions] = PendingSourceChange()
+        self._change: PendingSourceChange[RelayOptions] = change or PendingSourceChange()
         self._store = store
         self._on_commit = on_commit
         self._prune = prune

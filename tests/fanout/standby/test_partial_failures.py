@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from tests.support.clusters import Clusters, position_of, promote, wait_replayed, wait_synced
@@ -13,6 +17,7 @@ from tests.support.processes import wait_until
 from tests.support.server import rot
 from tests.support.server.fanout_program import Fanout
 from tests.support.server.pair import (
+    TABLES,
     A,
     Pair,
     archived,
@@ -63,6 +68,26 @@ async def test_a_holder_that_lost_postgresql_alone_is_replaced(
         check_archive(archive, pair)
         check_servers(holder, standby)
     assert check_confirmations(confirmed) == 2
+
+
+def test_a_reload_during_a_takeover_is_not_lost(tmp_path: Path, database: Database) -> None:
+    pair = Pair(tmp_path, database)
+    holder, standby = pair.servers
+    database.run("CREATE TABLE c (id int PRIMARY KEY)")
+    with pair.started(), ThreadPoolExecutor(2) as threads:
+        holder.program.kill()
+        wait_until(pair.is_free, "the slot is free")
+        store = lmdb.open(str(standby.directory / "state"), max_dbs=16)
+        # The takeover's first commit waits for this transaction.
+        with closing(store), store.begin(write=True):
+            promoted = threads.submit(pair.promote, standby)
+            wait_until(lambda: "takeover begun" in standby.program.log.read_text(), "it has begun")
+            redirected(standby, TABLES, TABLES + ", { table = c }")
+            reload = threads.submit(standby.run, "reload", "--json")
+            wait_until(lambda: "public.c" in standby.status["tables"], "it is configured")
+        promoted.result()
+        assert json.loads(reload.result().stdout)["waits_for"] is None
+        wait_until(lambda: standby.table("public.c")["status"] == "live", "it is followed")
 
 
 @pytest.mark.thorough
