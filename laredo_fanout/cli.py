@@ -223,7 +223,7 @@ def recopy(server: terminal.RunningServer, *, table: str, watch: bool) -> None:
     try:
         answer = server.ask(f"tables/{quote(table)}/recopy")
         if watch:
-            ended = terminal.watch_recopy(server, table, answer["recopy"]["last"])
+            ended = terminal.watch_recopy(server, table, (answer["recopy"] or {}).get("last"))
             click.echo(ended.text)
             sys.exit(FAILED if ended.failed else 0)
     except KeyboardInterrupt:

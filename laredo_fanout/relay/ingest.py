@@ -111,6 +111,8 @@ class RelayIngest:
     def recopy(self, table: str) -> Future[None]:
         """Have ``table`` sent as a snapshot and compared with what is here; from any thread.
 
+        The future is done once :meth:`status` shows it, or fails with RecopyRefused.
+
         :raises SourceUnavailable: while the upstream isn't followed.
         :raises KeyError: if the source has no such table.
         """
@@ -124,13 +126,19 @@ class RelayIngest:
                 f" ({self._error or 'it is connecting'}); ask again when it is"
             )
         answer = Future[None]()
-        if stream.writer.forgets or stream.writer.copy_rows is not None:
-            answer.set_exception(
-                RecopyRefused(table, "a snapshot is on its way already", "wait for its end")
-            )
-            return answer
-        loop.call_soon_threadsafe(stream.start_over)
-        answer.set_result(None)
+
+        def begin() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            if stream.writer.forgets or stream.writer.copy_rows is not None:
+                answer.set_exception(
+                    RecopyRefused(table, "a snapshot is on its way already", "wait for its end")
+                )
+                return
+            stream.start_over()
+            answer.set_result(None)
+
+        loop.call_soon_threadsafe(begin)
         return answer
 
     def repair(self, found: Damage) -> None:
@@ -301,7 +309,8 @@ class RelayIngest:
             error=None if stream is None or stream.connected else stream.error,
             copied_rows=counters.copied_rows.get(name, 0),
             estimated_rows=None if copying is None else copying[1],
-            recopying=copying is not None and shown,
+            recopying=shown
+            and (copying is not None or (stream is not None and stream.writer.forgets)),
             last_recopy=counters.last_recopies.get(name),
             recopied_rows=counters.recopied_rows.get(name, 0),
             damages=counters.damages.get(name, 0),

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 _FIRST_BYTE, _OBJECT = itemgetter(0), frozenset(b"{")
+_NOT_COMPARED = "the snapshot replaced all rows without a comparison"
 _REPLACES_MORE = "the changes that were missed came as one transaction"
 
 
@@ -231,6 +232,8 @@ class ReceivedTable:
             live_id = record.id
         else:
             live_id = self._batch.transaction.publish(copy.table_id, position, 0).id
+            if self.forgets and record is not None:
+                self._ended(LastRecopy(time.time(), error=_NOT_COMPARED))
             if record is not None and record.position > position:
                 # The upstream is behind the positions that it sent before: go back with it.
                 transaction = self._batch.transaction
@@ -277,11 +280,15 @@ class ReceivedTable:
         differing = comparison.differing
         name = self.options.qualified
         self._counters.recopied_rows[name] = self._counters.recopied_rows.get(name, 0) + differing
-        last = LastRecopy(time.time(), differing)
-        transaction.set_last_recopy(name, last)
-        self._counters.last_recopies[name] = last
+        self._ended(LastRecopy(time.time(), differing))
         _log.info("snapshot compared", table=name, differing=differing)
         return True
+
+    def _ended(self, last: LastRecopy) -> None:
+        """Note the result of a re-copy."""
+        name = self.options.qualified
+        self._batch.transaction.set_last_recopy(name, last)
+        self._counters.last_recopies[name] = last
 
     def _changes(self, event: Changes) -> None:
         record = self.record

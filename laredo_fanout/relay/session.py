@@ -126,6 +126,8 @@ class TableStream:
                         reason=event.reason,
                     )
                 await self._take(event)
+                # Once the snapshot is here, another one may be asked for.
+                snapshot_asked = snapshot_asked and writer.forgets
                 yield event
                 if leaving and (writer.between_transactions or _passed(deadline)):
                     return

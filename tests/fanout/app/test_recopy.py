@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, eventually, wait_until
-from tests.support.server.fanout_program import Fanout, fanout, started
+from tests.support.server.fanout_program import Fanout, fanout, relay, started
 
 ROWS = 900
 THROTTLED = "\nsources.pg.copy { workers = 1, max_rows_per_second = 45 }"
@@ -80,3 +80,15 @@ async def test_readers_see_what_differed_as_changes_although_the_server_is_kille
         assert watched.returncode == 0, watched.stderr
         assert "public.a: 0 rows differed" in watched.stdout
         assert "rows/s" in watched.stdout
+
+
+def test_a_relay_s_recopy_is_watched_from_its_request_on(server: Fanout, tmp_path: Path) -> None:
+    follower = relay(tmp_path / "relay", server.grpc_port, "{ table = a }")
+    config = server.program.config
+    often = "{ table = a, targets = [ { heartbeat_interval = 200ms } ] }"
+    config.write_text(config.read_text().replace("{ table = a }", often))
+    with started(server), started(follower):
+        for _ in range(2):
+            watched = follower.run("recopy", "public.a", "--watch")
+            assert watched.returncode == 0, watched.stdout + watched.stderr
+            assert "public.a: 0 rows differed" in watched.stdout
