@@ -13,6 +13,8 @@ import structlog
 
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.call import (
+    MAX_PEER_REQUEST_BYTES,
+    MAX_REQUEST_BYTES,
     RELAY,
     STANDBY,
     TABLES,
@@ -323,7 +325,9 @@ class ReplicationService:
         """
         try:
             self.authenticate(caller)
-            asked = decode(wire.GetReplicationStatusRequest, request)
+            # A standby's report names all of its tables.
+            most = MAX_PEER_REQUEST_BYTES if self._is_peer(caller) else MAX_REQUEST_BYTES
+            asked = decode(wire.GetReplicationStatusRequest, request, most)
             if STANDBY in asked.capabilities and not asked.table:
                 self._check_peer(caller)
                 return await self._role(asked.standby, take_over=asked.take_over)
@@ -347,12 +351,15 @@ class ReplicationService:
             path = server_path(self._shared.reader, self._tails.delay_us)
         return await slices.run(status_response(view, clients, latest, path))
 
+    def _is_peer(self, caller: Caller) -> bool:
+        return is_peer(caller.authorization, self._shared.listener.peer_token)
+
     def _check_peer(self, caller: Caller) -> None:
         """Check that the caller is a server of the same slot, by the token of the standby block.
 
         :raises TokenForbids: it has another one, or this server has no such block.
         """
-        if not is_peer(caller.authorization, self._shared.listener.peer_token):
+        if not self._is_peer(caller):
             raise TokenForbids(
                 "only servers of the same slot may ask this: give them the same standby.token"
             )

@@ -10,7 +10,7 @@ from typing import Any, Never
 import grpc
 import structlog
 
-from laredo_fanout.serving.call import Caller, caller_of
+from laredo_fanout.serving.call import MAX_PEER_REQUEST_BYTES, Caller, caller_of
 from laredo_fanout.serving.endpoints import tls
 from laredo_fanout.serving.endpoints.probes import HEALTH, REFLECTION, Health, Readiness, Reflection
 from laredo_fanout.serving.errors import (
@@ -39,7 +39,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_concurrent_streams", _MOST_STREAMS),
     ("grpc.so_reuseport", 1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", 1 << 20),
+    ("grpc.max_receive_message_length", MAX_PEER_REQUEST_BYTES),
     # A peer that vanished without a word is noticed, its session ended.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),

@@ -8,6 +8,8 @@ import grpc
 import pytest
 from google.protobuf import struct_pb2
 
+from laredo_fanout.relay.path import RelayOptions, UpstreamUnavailable
+from laredo_fanout.relay.peers import Peer
 from laredo_fanout.serving import call as call_
 from laredo_fanout.serving import filters as filters_
 from laredo_fanout.serving.options import ListenerOptions
@@ -162,3 +164,24 @@ def test_a_request_of_the_greatest_size_is_taken() -> None:
     assert len(data) < call_.MAX_REQUEST_BYTES
     _, filters = call_.parse_sync(data)
     assert len(conditions(filters).each) == 1
+
+
+async def test_a_standby_reports_thousands_of_tables_and_a_stranger_does_not(
+    tmp_path: Path,
+) -> None:
+    report = {f"{number:063d}.{'t' * 63}": (number, 2**63) for number in range(6_000)}
+    reported: list[object] = []
+
+    async def take(_: str, tables: object, __: str) -> wire.ServerRole:
+        reported.append(tables)
+        return wire.ServerRole(holder=True)
+
+    listener = ListenerOptions("127.0.0.1", 0, peer_token=call_.peer_token("ours"))
+    async with running(tmp_path / "store", listener=listener, report_standby=take) as world:
+        server = f"127.0.0.1:{world.port}"
+        async with Peer(RelayOptions(server, "standby", token="ours")) as peer:
+            assert (await peer.role("a", report)).holder
+        assert reported == [report]
+        async with Peer(RelayOptions(server, "stranger", token="another")) as peer:
+            with pytest.raises(UpstreamUnavailable, match="more than 131072"):
+                await peer.role("b", report)
