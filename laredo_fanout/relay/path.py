@@ -81,7 +81,9 @@ class RelayOptions:
     def endpoint(self) -> Endpoint:
         """Address of the upstream, with the token as it is now.
 
-        :raises UpstreamUnavailable: if the token's file or a TLS file can't be used.
+        TLS files are read, and refused with a BadEndpoint, where a channel is made.
+
+        :raises UpstreamUnavailable: if the token's file can't be used.
         """
         token = self.token
         if self.token_file is not None:
@@ -95,8 +97,6 @@ class RelayOptions:
             given = "token" if self.token_file is None else f"token_file {self.token_file}"
             raise UpstreamUnavailable(f"{given} has no token; write one line of printable ASCII")
         try:
-            if self.tls is not None:
-                self.tls.credentials()
             return Endpoint(self.server, self.tls, token)
         except BadEndpoint as wrong:
             raise UpstreamUnavailable(str(wrong)) from wrong
@@ -198,7 +198,7 @@ async def ask(options: RelayOptions, table: str, server_id: str) -> Path:
     begun = time.monotonic()
     try:
         answer = await replication_status(options.endpoint(), request, _ANSWER_S)
-    except StreamError as refused:
+    except (StreamError, BadEndpoint) as refused:
         raise UpstreamUnavailable(with_cure(str(refused), options)) from refused
     if not answer.path:
         raise UpstreamTooOld(options.server)

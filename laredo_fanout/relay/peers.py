@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import grpc
 from google.protobuf.message import DecodeError
 
-from laredo_fanout.client.errors import of_status
+from laredo_fanout.client.errors import BadEndpoint, of_status
 from laredo_fanout.client.stream.grpc_transport import STATUS_METHOD
 from laredo_fanout.client.stream.translate import STANDBY_CAPABILITY
 from laredo_fanout.relay.path import UpstreamUnavailable, with_cure
@@ -33,8 +33,12 @@ class Peer:
         self._answer_s = answer_s
 
     async def __aenter__(self) -> Peer:
+        """:raises UpstreamUnavailable: if the token's file or a TLS file can't be used."""
         self._endpoint = self._options.endpoint()
-        self._channel = self._endpoint.channel()
+        try:
+            self._channel = self._endpoint.channel()
+        except BadEndpoint as wrong:
+            raise UpstreamUnavailable(str(wrong)) from wrong
         self._call = self._channel.unary_unary(
             STATUS_METHOD,
             request_serializer=wire.GetReplicationStatusRequest.SerializeToString,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from threading import Thread
 
 import orjson
 import pytest
@@ -14,6 +17,8 @@ from laredo_fanout.app import check
 from laredo_fanout.app.check_tables import ServerFinding, Verdict
 from laredo_fanout.client.events import Mode
 from laredo_fanout.client.stream.endpoint import Tls
+from laredo_fanout.relay.path import RelayOptions, UpstreamUnavailable, ask
+from laredo_fanout.relay.peers import role_of
 from laredo_fanout.serving.options import ListenerOptions, TlsFiles
 from tests.support.postgres import Database
 from tests.support.processes import eventually, free_port, until, wait_until
@@ -184,6 +189,32 @@ async def test_what_is_refused_names_the_key_and_the_cure(
             await until(lambda: relay.ingest.status().error is not None)
             assert expected in (relay.ingest.status().error or "")
             assert not relay.store.tables
+
+
+@pytest.mark.parametrize(
+    "asks", [lambda up: role_of(up, "ours"), lambda up: ask(up, USERS, "ours")]
+)
+async def test_a_file_that_vanishes_after_it_was_read_is_retried(
+    tmp_path: Path, asks: Callable[[RelayOptions], Awaitable[object]]
+) -> None:
+    """A pipe is there for one reader alone, as a file in a rotation that isn't atomic."""
+    ca = tmp_path / "ca.pem"
+    os.mkfifo(ca)
+
+    def serve_once() -> None:
+        with ca.open("wb") as pipe:
+            pipe.write((PEM / "ca.pem").read_bytes())
+            ca.unlink()
+
+    serving = Thread(target=serve_once)
+    serving.start()
+    options = RelayOptions("127.0.0.1:1", "relay", Tls(ca))
+    for _ in range(2):
+        with pytest.raises(UpstreamUnavailable):
+            await asks(options)
+    serving.join()
+    async with relaying(tmp_path / "relay", 1, tls=Tls(ca)) as relay:
+        await until(lambda: "can't read ca" in (relay.ingest.status().error or ""))
 
 
 async def test_the_configuration_s_files_are_those_that_are_used(tmp_path: Path) -> None:
