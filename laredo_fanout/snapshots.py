@@ -206,6 +206,9 @@ class SnapshotDirectory:
                 damaged.append(path)
             except FileNotFoundError:
                 continue  # removed meanwhile
+            except OSError as failed:
+                self._log_once(path, SnapshotFileDamaged(str(path), _unreadable(failed)))
+                damaged.append(path)
         found.sort(key=lambda each: (each.sequence, each.created_at_us), reverse=True)
         return found, damaged
 
@@ -264,7 +267,12 @@ class SnapshotDirectory:
         return self.path / (snapshot.name + INFO)
 
     def _info_files(self) -> list[Path]:
-        return sorted(self.path.glob("[!.]*" + INFO)) if self.path.is_dir() else []
+        try:
+            return sorted(self.path.glob("[!.]*" + INFO)) if self.path.is_dir() else []
+        except OSError as failed:
+            why = f"the snapshots in {self.path} are left out: {_unreadable(failed)}"
+            self._log_once(self.path, SnapshotError(why))
+            return []
 
     def _read_info(self, path: Path) -> SnapshotInfo:
         try:
@@ -285,10 +293,14 @@ class SnapshotDirectory:
             raise SnapshotFileDamaged(str(rows), why)
         return found
 
-    def _log_once(self, path: Path, damaged: SnapshotFileDamaged) -> None:
+    def _log_once(self, path: Path, damaged: SnapshotError) -> None:
         if (path.name, str(damaged)) not in self._logged:
             self._logged.add((path.name, str(damaged)))
             log.warning("snapshot ignored", error=str(damaged))
+
+
+def _unreadable(failed: OSError) -> str:
+    return f"it can't be read ({failed.strerror or failed})"
 
 
 UNFINISHED = ".unfinished-"

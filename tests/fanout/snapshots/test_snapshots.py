@@ -198,6 +198,17 @@ def damage_rows_gone(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
     shelf.rows_file(made).unlink()
 
 
+def linked(target: str, suffix: str) -> Damage:
+    """A file that can't be read: of this process's memory the first byte gives EIO."""
+
+    def damage(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
+        path = shelf.info_file(made).with_suffix(suffix)
+        path.unlink()
+        path.symlink_to(target.format(path=path))
+
+    return damage
+
+
 def info_damaged(change: Callable[[bytes], bytes]) -> Damage:
     def damage(shelf: SnapshotDirectory, made: SnapshotInfo) -> None:
         path = shelf.info_file(made)
@@ -220,6 +231,8 @@ def damage_info_of_another(shelf: SnapshotDirectory, made: SnapshotInfo) -> None
         damage_rows_gone,
         damage_info_empty,
         damage_info_of_another,
+        linked("/proc/self/mem", ".json"),
+        linked("{path}", ".jsonl"),
         info_damaged(lambda info: info[:40]),
         info_damaged(lambda _: b"[1]"),
         info_damaged(lambda info: info.replace(b"0/19F", b"x/19F")),
@@ -246,7 +259,14 @@ def test_a_damaged_snapshot_is_left_out_with_one_log_line(
 
 
 @pytest.mark.parametrize(
-    "damage", [damage_size, damage_rows_gone, damage_info_empty, damage_info_of_another]
+    "damage",
+    [
+        damage_size,
+        damage_rows_gone,
+        damage_info_empty,
+        damage_info_of_another,
+        linked("{path}", ".jsonl"),
+    ],
 )
 @pytest.mark.parametrize("keep", [KEEP, Retention(100, 3600)], ids=["count", "age"])
 def test_a_damaged_snapshot_expires(
@@ -304,6 +324,14 @@ def test_a_directory_that_is_not_there_has_no_snapshots(tmp_path: Path) -> None:
     assert shelf.snapshots() == []
     assert shelf.newest() is None
     assert not shelf.path.exists()
+
+
+def test_a_directory_that_cannot_be_read_is_left_out_with_one_log_line(tmp_path: Path) -> None:
+    shelf = SnapshotDirectory(tmp_path / ("too long a name" * 20))
+    with capture_logs() as logs:
+        assert shelf.snapshots() == shelf.snapshots() == []
+    (line,) = logs
+    assert "can't be read (File name too long)" in line["error"]
 
 
 def test_tables_that_cannot_be_taken(store: Store, shelf: SnapshotDirectory) -> None:
