@@ -155,7 +155,8 @@ class SnapshotRowStream:
             try:
                 self._check_room()
                 await asyncio.to_thread(self._snapshot.spill)
-            except (SpoolFailed, NoRoomToSpool) as failed:
+            # OSError: the disk can't be asked for its room. RuntimeError: no thread can be started.
+            except (SpoolFailed, NoRoomToSpool, OSError, RuntimeError) as failed:
                 self._failure = NoRoomToSpool(
                     "this client reads the snapshot too slowly, and the rest of it can't be "
                     f"spooled: {failed}"

@@ -180,11 +180,17 @@ async def test_a_slow_snapshot_is_put_aside(
 
 
 @pytest.mark.usefixtures("every_client_is_slow")
+@pytest.mark.parametrize("directory_lost", [False, True])
 async def test_a_slow_snapshot_without_room_ends_with_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory_lost: bool
 ) -> None:
-    monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 1 << 60)
-    async with running(tmp_path) as world:
+    spool = tmp_path / "spool"
+    listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, spool_path=spool)
+    async with running(tmp_path / "store", listener=listener) as world:
+        if directory_lost:
+            spool.rmdir()
+        else:
+            monkeypatch.setattr(snapshot_rows, "DISK_RESERVE", 1 << 60)
         world.writer.publish([line(n, "x" * 20_000) for n in range(2_000)])
         stream = await world.greeted(batch=True)
         await asyncio.sleep(0.6)
