@@ -121,7 +121,7 @@ class ReplayArchive:
         try:
             async with asyncio.timeout(MANIFEST_WAIT_S):
                 manifest = await loop.run_in_executor(self._manifests, _unfolded, found, positions)
-        except (ArchiveError, OSError) as failure:
+        except (ArchiveError, OSError, RuntimeError) as failure:  # no thread can be started
             late = f"the parts of merged diffs weren't read within {MANIFEST_WAIT_S:g} s"
             raise NoReplay(Outcome.UNREADABLE, str(failure) or late) from failure
         return found._replace(manifest=manifest)
@@ -188,8 +188,13 @@ class ReplayArchive:
         return fetched_diff.changes(found, diff, columns, self.options.formats, self._directory)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run it in one of the threads for replays."""
-        return self._replays.submit(work)
+        """Run it in one of the threads for replays; if none can be started, the future fails."""
+        try:
+            return self._replays.submit(work)
+        except RuntimeError as refused:
+            failed: Future[T] = Future()
+            failed.set_exception(refused)
+            return failed
 
 
 def _unfolded(found: FoundArchive, points: Sequence[Position]) -> Manifest:

@@ -376,3 +376,19 @@ async def test_who_leaves_lets_everything_go(tmp_path: Path, gated: Gated) -> No
         gated.gate.set()
         await until(lambda: not world.registry.leases)
         assert world.registry.pins[-1] == ("test", None)
+
+
+async def test_a_thread_that_the_system_refuses_means_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name.startswith("replay"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    async with archived(tmp_path) as (world, table):
+        found = await read(world, table, windows(table, 2))
+        assert found.state == table.state
