@@ -90,11 +90,7 @@ class ServerView:
 
     def _records(self) -> dict[str, TableRecord]:
         """The record of each table that clients see, or will; made once for all tables."""
-        incarnations: dict[str, list[TableRecord]] = {}
-        for record in self._parts.store.tables.values():
-            incarnations.setdefault(record.qualified, []).append(record)
-        found = ((name, reader.current(each)) for name, each in incarnations.items())
-        return {name: record for name, record in found if record is not None}
+        return reader.current_of_each(self._parts.store.tables.values())
 
     def status(self) -> dict[str, Any]:
         """The JSON of /status."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from laredo_fanout.relay.path import Path, RelayOptions
     from laredo_fanout.relay.session import TableStream
     from laredo_fanout.source_options import SourceTableOptions
+    from laredo_fanout.store.table import TableRecord
     from laredo_fanout.store.writer import Store
 
 _log = structlog.get_logger()
@@ -278,6 +279,8 @@ class RelayIngest:
         reached = self.brought_to
         behind = store.time_us > 0 and (not connected or reached > store.position)
         error = None if self._error is None or connected else str(self._error)
+        # The committed records: the open batch belongs to the relay's own thread.
+        records = reader.current_of_each(store.tables.values())
         return IngestStatus(
             connected=connected,
             phase="streaming" if connected else "connecting",
@@ -290,16 +293,16 @@ class RelayIngest:
                 action.name.lower(): number for action, number in self._counters.changes.items()
             },
             tables={
-                table.qualified: self._table(table.qualified, streams.get(table.qualified))
-                for table in self._tables
+                name: self._table(name, streams.get(name), records.get(name))
+                for name in (table.qualified for table in self._tables)
             },
         )
 
-    def _table(self, name: str, stream: TableStream | None) -> ReplicatedTableStatus:
+    def _table(
+        self, name: str, stream: TableStream | None, record: TableRecord | None
+    ) -> ReplicatedTableStatus:
         counters = self._counters
         copying = None if stream is None else stream.writer.copy_rows
-        # The committed record: the open batch belongs to the relay's own thread.
-        record = reader.current([r for r in self._store.tables.values() if r.qualified == name])
         shown = record is not None and record.shown
         phase = "waiting for the upstream" if record is None else str(record.status)
         if copying is not None:

@@ -25,6 +25,7 @@ from laredo_fanout.relay import path, received_table
 from laredo_fanout.relay.path import BatchAbandoned, HistoryMoved, UpstreamUnavailable, with_cure
 from laredo_fanout.relay.peers import Peer, PeerNotHolder
 from laredo_fanout.relay.received_table import ReceivedTable, StartOver
+from laredo_fanout.store import reader
 from laredo_fanout.store.errors import Damage
 from laredo_fanout.store.table import Status
 from laredo_model import position as position_
@@ -438,7 +439,9 @@ class RelaySession:
     def _commit(self) -> None:
         if not self._batch.is_open:
             return
-        shown = [stream.writer.record for stream in self.streams.values()]
+        current = reader.current_of_each(self._records().values())
+        records = (current.get(name) for name in self.streams)
+        shown = [each if each is not None and each.shown else None for each in records]
         if self._options.standby:
             # Tables that the holder still copies don't count.
             shown = [each for each in shown if each is not None and each.live]

@@ -1,6 +1,6 @@
 """Readers of the store: tables, journal, and snapshots of rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -143,6 +143,15 @@ def current(records: list[TableRecord]) -> TableRecord | None:
     """The incarnation that represents a table: the shown one, or else the newest."""
     shown = [record for record in records if record.shown]
     return max(shown or records, key=lambda record: record.incarnation, default=None)
+
+
+def current_of_each(records: Iterable[TableRecord]) -> dict[str, TableRecord]:
+    """The :func:`current` record of each table, by its qualified name."""
+    incarnations: dict[str, list[TableRecord]] = {}
+    for record in records:
+        incarnations.setdefault(record.qualified, []).append(record)
+    found = ((name, current(each)) for name, each in incarnations.items())
+    return {name: record for name, record in found if record is not None}
 
 
 # A snapshot of one table's rows, within one LMDB read transaction.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from laredo_fanout.client.events import Mode
+from laredo_fanout.relay.ingest import RelayIngest
+from laredo_fanout.relay.path import RelayOptions
+from laredo_fanout.source_options import SourceTableOptions
+from laredo_fanout.store.writer import Store
 from laredo_model import position
 from tests.support.postgres import Database
 from tests.support.processes import wait_until
 from tests.support.server.fanout_program import Fanout, fanout, relay, started
+from tests.support.server.serving_world import COLUMNS
 from tests.support.server.states import States, equal_where_both_were
 
 TABLE = "public.a"
@@ -93,3 +99,16 @@ async def _the_killed_one_resumes_from_the_journal(chain: Chain, relayed: States
     assert {each.mode for each in relayed.handshakes[1:]} <= {Mode.DELTA}
     wait_until(chain.middle.program.is_ready, "the middle is ready")
     assert chain.middle.table(TABLE)["copied_rows"] == 0
+
+
+def test_the_status_of_thousands_of_tables_costs_little(tmp_path: Path) -> None:
+    tables = [SourceTableOptions("public", f"t{number}") for number in range(3_000)]
+    with Store.open(tmp_path, max_size=1 << 30) as store:
+        with store.transaction() as transaction:
+            for each in tables:
+                transaction.add_table(each.schema, each.name, 0, COLUMNS)
+        ingest = RelayIngest(RelayOptions("127.0.0.1:1", "r"), tables, store, lambda _: None)
+        begun = time.thread_time()
+        status = ingest.status()
+        assert time.thread_time() - begun < 0.5
+    assert {each.phase for each in status.tables.values()} == {"copying"}
