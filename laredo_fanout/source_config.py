@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from laredo_archive.aws import profile as profile_
 from laredo_archive.errors import ArchiveError
@@ -17,15 +17,29 @@ from laredo_service.settings import Duration, Secret, Section, Size
 from laredo_service.settings.values import with_secret
 
 
+def _identifier(name: str) -> str:
+    size = len(name.encode())
+    if size > _LONGEST_NAME:
+        raise ValueError(
+            f"{name!r} has {size} bytes in UTF-8; PostgreSQL would cut it off after"
+            f" {_LONGEST_NAME}: give a shorter name"
+        )
+    return name
+
+
+_LONGEST_NAME = 63
+Identifier = Annotated[str, Field(min_length=1), AfterValidator(_identifier)]
+
+
 class PublicationConfig(Section):
     """The publications that the slot's stream follows; ``create`` has the server make them.
 
     Append-only tables have a publication of their own.
     """
 
-    name: str = Field(default="laredo", min_length=1, max_length=63)
+    name: Identifier = "laredo"
     """The publication of the tables that have a key."""
-    append_only_name: str | None = Field(default=None, min_length=1, max_length=63)
+    append_only_name: Identifier | None = None
     """The publication of tables that are ``append_only``; by default ``name`` followed by
     ``_append``."""
     create: bool = True

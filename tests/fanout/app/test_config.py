@@ -302,3 +302,12 @@ def test_nobody_takes_all_clients_by_default(tmp_path: Path) -> None:
     chosen = load(tmp_path, said)
     assert (chosen.max_clients_per_identity, chosen.max_clients_per_client_id) == (500, 7)
     assert options.serving_options(chosen, 1).listener.spool_max_bytes == 10**9
+
+
+@pytest.mark.parametrize("key", ["name", "append_only_name"])
+def test_a_publication_s_name_fits_into_postgresql_s_bytes(tmp_path: Path, key: str) -> None:
+    def named(name: str) -> str:
+        return MINIMAL.replace('db" }', f'db", publication {{ {key} = "{name}" }} }}')
+
+    load(tmp_path, named("п" * 31 + "p"))
+    assert "has 64 bytes in UTF-8" in complaint(tmp_path, named("п" * 32))
