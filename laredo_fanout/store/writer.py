@@ -18,6 +18,7 @@ from laredo_fanout.store.errors import (
     StoreBroken,
     StoreDamaged,
     StoreError,
+    StoreFull,
     StoreRemoved,
 )
 from laredo_fanout.store.journal import Journal
@@ -234,15 +235,20 @@ class Store:
     def reclaim(self, limit: int = _RECLAIM_STEP) -> int:
         """Remove some rows and journal records of truncated and dropped tables; call it when idle.
 
-        Returns their worth in rows, 0 if nothing is left.
+        Returns their worth in rows, 0 if nothing is left or no room for a removal: nothing needs
+        it, so a full disk or store is no error here. Fewer rows need less room.
         """
-        if not self._garbage:
-            return 0
-        with self._step() as raw:
-            removed = rows.remove_some(raw, self._databases, self._disk.reserve, limit)
-            left = rows.any_left(raw, self._databases)
-        self._garbage = left
-        return removed
+        while self._garbage and limit:
+            try:
+                with self._step() as raw:
+                    removed = rows.remove_some(raw, self._databases, self._disk.reserve, limit)
+                    left = rows.any_left(raw, self._databases)
+            except StoreFull:
+                limit //= 2
+                continue
+            self._garbage = left
+            return removed
+        return 0
 
     def reader(self) -> "StoreReader":
         """A reader on this environment, for the writer's own process."""

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,25 @@ def old_rows_need_room_too(directory: Path) -> None:
         shutil.rmtree(directory / "store")
 
 
+def dropped_rows_leave_a_full_disk(directory: Path) -> None:
+    with Store.open(directory / "store", max_size=MAP) as store:
+        dropped, kept = live_table(store, "dropped"), live_table(store)
+        commit(store, dropped, (10, [insert(f"{n}", 0, "x" * 500) for n in range(6000)]))
+        with store.transaction() as transaction:
+            transaction.drop_table(dropped)
+        filler = ballast(directory, 0)
+        assert store.reclaim()
+        with suppress(DiskFull):
+            while True:
+                commit(store, kept, (store.position + 1, [insert("1", 0, "x" * 1500)]))
+        while store.reclaim():
+            pass  # no room for what it removes is no error
+        filler.unlink()
+        while store.reclaim():
+            pass
+        assert not store._garbage
+
+
 def spilling_on_a_full_disk(directory: Path) -> None:
     with Store.open(directory / "store", max_size=MAP) as store:
         table = live_table(store)
@@ -225,6 +245,7 @@ def read_only_disk(directory: Path) -> None:
 
 SCENES: dict[str, Callable[[Path], None]] = {
     "old_rows_need_room_too": old_rows_need_room_too,
+    "dropped_rows_leave_a_full_disk": dropped_rows_leave_a_full_disk,
     "fills_up_and_goes_on": fills_up_and_goes_on,
     "every_shape_of_change": every_shape_of_change,
     "no_room_to_begin": no_room_to_begin,
