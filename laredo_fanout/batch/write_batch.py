@@ -57,7 +57,7 @@ class WriteBatch:
         self._context: AbstractContextManager[Transaction] | None = None
         self._transaction: Transaction | None = None
         self._tables: set[int] = set()
-        self._when_durable: list[Callable[[], None]] = []
+        self._when_durable: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self._committed_at = time.monotonic()
         self.cost = 0.0
         """Seconds that the last commit took."""
@@ -206,7 +206,7 @@ class WriteBatch:
         tables, self._tables = frozenset(self._tables), set()
         self._on_commit(CommitInfo(transaction.position, transaction.time_us, tables))
         durable, self._when_durable = self._when_durable, []
-        for call in durable:
+        for call, _ in durable:
             call()
 
     def _share_positions(self, transaction: Transaction) -> None:
@@ -216,9 +216,12 @@ class WriteBatch:
         for each in reached:
             del self.ahead[each]
 
-    def when_durable(self, call: Callable[[], None]) -> None:
-        """Run ``call`` after the next commit, which follows soon."""
-        self._when_durable.append(call)
+    def when_durable(
+        self, call: Callable[[], None], otherwise: Callable[[], None] = lambda: None
+    ) -> None:
+        """Run ``call`` after the next commit, which follows soon, or ``otherwise`` if the batch is
+        abandoned before."""
+        self._when_durable.append((call, otherwise))
 
     @property
     def awaited(self) -> bool:
@@ -232,7 +235,9 @@ class WriteBatch:
         """
         context, self._context, self._transaction = self._context, None, None
         self._tables.clear()
-        self._when_durable.clear()
+        forgotten, self._when_durable = self._when_durable, []
+        for _, otherwise in forgotten:
+            otherwise()
         if context is not None:
             error = because or _Abandoned()
             context.__exit__(type(error), error, error.__traceback__)

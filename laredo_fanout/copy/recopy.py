@@ -54,9 +54,13 @@ class RecopyAsked(NamedTuple):
     def refuse_ended(self) -> None:
         """Answer that the session of the stream ended before the re-copy began."""
         if self.is_awaited():
-            self.answer.set_exception(
-                SourceUnavailable("the stream has just ended; request the re-copy again")
-            )
+            self.end()
+
+    def end(self) -> None:
+        """Give that answer to a caller that :meth:`is_awaited` has found waiting."""
+        self.answer.set_exception(
+            SourceUnavailable("the stream has just ended; request the re-copy again")
+        )
 
 
 class Copies(Protocol):

@@ -172,7 +172,7 @@ class SessionTables:
                 case WriterWait():
                     self.copies.waiting(report)
                 case RecopyAsked():
-                    self.tracked.recopy(report, self._batch.transaction, self.copies)
+                    self.tracked.recopy(report, self.copies)
                 case Damage():
                     self.tracked.repair(report, self._batch.transaction, self.copies)
                 case ConnectionReady(connection):

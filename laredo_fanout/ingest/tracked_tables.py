@@ -485,7 +485,7 @@ class TrackedTables:
                 self._incarnations.refuse(tracked, failed, transaction, copies)
                 _log.error("copy failed", error=str(failed), retry_after_s=round(pause, 1))
 
-    def recopy(self, asked: RecopyAsked, transaction: Transaction, copies: TableCopies) -> None:
+    def recopy(self, asked: RecopyAsked, copies: TableCopies) -> None:
         """Begin a requested re-copy; the request is answered when its beginning is durable."""
         if not asked.is_awaited():
             return
@@ -494,11 +494,14 @@ class TrackedTables:
             asked.answer.set_exception(KeyError(asked.table))
             return
         try:
-            self.recopies.begin(tracked, transaction, copies)
+            self.recopies.begin(tracked, self._batch.transaction, copies)
         except RecopyRefused as refused:
             asked.answer.set_exception(refused)
+        except BaseException:
+            asked.end()
+            raise
         else:
-            self._batch.when_durable(lambda: asked.answer.set_result(None))
+            self._batch.when_durable(lambda: asked.answer.set_result(None), asked.end)
 
     def repair(self, found: Damage, transaction: Transaction, copies: TableCopies) -> None:
         """Repair damage on disk: copy the rows again, or drop that part of the journal."""

@@ -4,6 +4,7 @@ whatever happens to the table meanwhile; readers see ordinary changes."""
 import pytest
 
 from laredo_fanout.errors import RecopyRefused
+from laredo_fanout.postgres.connections import SourceUnavailable
 from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
@@ -302,6 +303,16 @@ def test_one_that_does_not_fit_into_the_store_is_given_up(database: Database, li
     database.run("UPDATE t SET a = 0 WHERE id < 20", "DELETE FROM t WHERE id < 10")
     ingest.assert_equal()
     ingest.wait_until(lambda: len(ingest.store.tables) == 1, "nothing else is left")
+
+
+def test_who_asks_is_answered_although_the_session_ends_before_its_beginning_is_durable(
+    copied_few: RunningIngest,
+) -> None:
+    away = copied_few.path.rename(copied_few.path.with_name("away"))
+    asked = copied_few.ingest.recopy(_TABLE)
+    with pytest.raises(SourceUnavailable, match="request the re-copy again"):
+        asked.result(PATIENCE_S)
+    away.rename(copied_few.path)
 
 
 def test_who_asks_in_vain_is_told_why(database: Database, ingesting: Start, gate: Gate) -> None:
