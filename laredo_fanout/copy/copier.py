@@ -444,6 +444,23 @@ class TableCopies:
         copy.machine.send_barrier(payload)
         self._request(BarrierRequest(payload, copy.options, copy.shape, copy.version, is_recopy))
 
+    def barrier_refused(self, request: BarrierRequest) -> None:
+        """Keep a barrier that wasn't sent, because the table had changed."""
+        for copy in self.under_way:
+            if copy.machine.awaits(request.payload):
+                copy.refused = request
+
+    def send_refused(self) -> None:
+        """Send refused barriers again, after a catalog check that ended no such copy.
+
+        A re-copy's isn't sent before the check has shown another version, with which it compares.
+        """
+        for copy in self.under_way:
+            refused = copy.refused
+            if refused is not None and (copy.live_id is None or copy.version != refused.version):
+                copy.refused = None
+                self._request(refused._replace(version=copy.version))
+
     def _partial_keys(self, copy: TableCopy) -> list[bytes]:
         """Keys of rows that lack unchanged TOAST values, a bounded number."""
         keys = self._batch.transaction.partial_keys(copy.table_id)

@@ -31,6 +31,7 @@ from laredo_fanout.pg_catalog import key_ranges, shape
 if TYPE_CHECKING:
     from laredo_fanout.pg_catalog.key_ranges import Split
     from laredo_fanout.pg_catalog.requirements import TransactionFilter
+    from laredo_fanout.pg_catalog.side_connection import BarrierRequest
     from laredo_fanout.pg_catalog.table_definitions import SourceTable
     from laredo_fanout.source_options import SourceTableOptions
 
@@ -348,6 +349,8 @@ class TableCopy:
         """Number of rows read, those read again included."""
         self.not_before = 0.0
         """Monotonic time before which no chunk begins."""
+        self.refused: BarrierRequest | None = None
+        """The barrier, if it was refused and must be sent again."""
         kept = shape.from_json(stored)
         self.version = table.version if kept is None else kept[1]
         """The version with which the barrier compares; its partitions are those when the copy

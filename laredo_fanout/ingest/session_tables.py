@@ -17,6 +17,7 @@ from laredo_fanout.copy.recopy import RecopyAsked
 from laredo_fanout.errors import TableRefused
 from laredo_fanout.ingest.tracked_tables import TrackedTables
 from laredo_fanout.pg_catalog.side_connection import (
+    BarrierRefused,
     CheckRequest,
     ConnectionReady,
     CopyPlan,
@@ -149,6 +150,7 @@ class SessionTables:
         # The snapshot was valid before its message: a closed table was right until then.
         self.tracked.reconcile(snapshot, transaction, decoder.position_before, self.copies)
         self.tracked.verify(snapshot, passed=True)
+        self.copies.send_refused()
 
     def take_reports(self) -> None:
         """Act on the side connection's reports and operators' requests since the last call.
@@ -165,12 +167,8 @@ class SessionTables:
                     self._verify(report)
                     self.trouble = None
                     self._checked_at = time.monotonic()
-                case CopyPlan():
-                    self.copies.prepared(report)
-                case PrepareFailed():
-                    self.copies.prepare_failed(report)
-                case WriterWait():
-                    self.copies.waiting(report)
+                case CopyPlan() | PrepareFailed() | WriterWait() | BarrierRefused():
+                    self._take_copy_report(report)
                 case RecopyAsked():
                     self.tracked.recopy(report, self.copies)
                 case Damage():
@@ -187,6 +185,19 @@ class SessionTables:
         if now - self._checked_at > self._patience:
             self._side_connection.sever()
             self._checked_at = now
+
+    def _take_copy_report(
+        self, report: CopyPlan | PrepareFailed | WriterWait | BarrierRefused
+    ) -> None:
+        match report:
+            case CopyPlan():
+                self.copies.prepared(report)
+            case PrepareFailed():
+                self.copies.prepare_failed(report)
+            case WriterWait():
+                self.copies.waiting(report)
+            case BarrierRefused(request):
+                self.copies.barrier_refused(request)
 
     def _verify(self, snapshot: CatalogSnapshot) -> None:
         """Advance verified positions, unless the slot is still being taken over."""

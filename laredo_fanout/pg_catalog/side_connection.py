@@ -66,6 +66,12 @@ class PrepareFailed(NamedTuple):
     problem: str
 
 
+class BarrierRefused(NamedTuple):
+    """Report: the barrier wasn't sent, because the table had changed; a catalog check follows."""
+
+    request: BarrierRequest
+
+
 class ConnectionReady(NamedTuple):
     """Report: a connection for a copy reader."""
 
@@ -89,6 +95,7 @@ Report = (
     | CopyPlan
     | WriterWait
     | PrepareFailed
+    | BarrierRefused
     | ConnectionReady
     | SideConnectionDown
     | SideConnectionCrashed
@@ -382,6 +389,8 @@ class SideConnection:
         else:
             changed = table.changed_since(request.version)
         if changed is not None:
+            # First the report: the check's message lets the copy send the barrier again.
+            self._report(BarrierRefused(request))
             self._check(connection)
             return
         self._emit(connection, request.payload)

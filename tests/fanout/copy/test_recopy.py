@@ -4,7 +4,8 @@ whatever happens to the table meanwhile; readers see ordinary changes."""
 import pytest
 
 from laredo_fanout.errors import RecopyRefused
-from laredo_fanout.postgres.connections import SourceUnavailable
+from laredo_fanout.pg_catalog.side_connection import BarrierRequest, SideConnection
+from laredo_fanout.postgres.connections import Connection, SourceUnavailable
 from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
@@ -194,6 +195,26 @@ def test_harmless_statements_meanwhile_that_together_look_like_a_rewrite(
         copied_few.start()
     assert _wait_done(copied_few) == 0
     copied_few.assert_equal()
+
+
+def test_such_statements_between_the_last_row_and_the_barrier(
+    database: Database, copied_few: RunningIngest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The barrier is refused, and sent again when the check that followed has found no rewrite."""
+    sending, sent = SideConnection._barrier, list[str]()
+
+    def late(side: SideConnection, request: BarrierRequest, connection: Connection) -> None:
+        sent.append(request.payload)
+        if len(sent) == 1:
+            database.run("ALTER TABLE t ALTER a SET STATISTICS 7")
+            side._check(connection)
+            database.run("VACUUM FULL t")
+        sending(side, request, connection)
+
+    monkeypatch.setattr(SideConnection, "_barrier", late)
+    _ask(copied_few)
+    assert _wait_done(copied_few) == 0
+    assert len(sent) == 2
 
 
 def test_wrong_values_that_the_stream_carries_to_other_keys_are_put_right(
