@@ -145,6 +145,7 @@ class _Task:
     due: float
     number: int
     run: Callable[[Connection], None] = field(compare=False)
+    failures: int = field(default=0, compare=False)
 
 
 class SideConnection:
@@ -264,6 +265,9 @@ class SideConnection:
             try:
                 task.run(connection)
             except (psycopg.Error, SourceError):
+                # After the others: an error that repeats must not keep them from running.
+                task.failures += 1
+                task.due = time.monotonic() + _RETRY.delay(task.failures)
                 heapq.heappush(self._tasks, task)
                 raise
             return

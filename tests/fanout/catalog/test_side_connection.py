@@ -1,6 +1,7 @@
 """Unexpected failures in the side connection's thread."""
 
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -105,6 +106,34 @@ def test_a_connection_that_cannot_be_made_ready_is_closed(database: Database) ->
     assert connection.closed
 
 
+def is_checked(reports: list[Report]) -> bool:
+    return any(isinstance(each, CatalogSnapshot) and each.answers == 7 for each in reports)
+
+
+def test_other_work_goes_on_while_some_fails_each_time(database: Database) -> None:
+    options = SourceOptions(
+        database.dsn, slot_name=f"slot_{database.name}", publication=PublicationOptions("failing")
+    )
+    reports, failures = list[Report](), list[float]()
+
+    def fail(connection: Connection) -> None:
+        failures.append(time.monotonic())
+        connection.execute("SELECT FROM nothing")
+
+    awaited = ExpectedMessages(options.slot_name, lambda: None)
+    side = SideConnection(options, (), awaited, reports.append)
+    side.every(0.01, fail)
+    side.start(connections.connect(options, role="side"))
+    try:
+        wait_until(lambda: failures, "it fails")
+        side.request(CheckRequest(7))
+        wait_until(lambda: is_checked(reports), "the catalog is checked")
+        wait_until(lambda: len(failures) == 4, "it is tried again, less and less often")
+    finally:
+        side.stop()
+    assert failures[3] - failures[2] > 0.3
+
+
 def test_other_work_goes_on_while_no_connection_for_a_copy_can_be_opened(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,9 +148,6 @@ def test_other_work_goes_on_while_no_connection_for_a_copy_can_be_opened(
             raise SourceUnavailable("too many connections for role")
         return connect(options, role=role, replication=replication)
 
-    def is_checked() -> bool:
-        return any(isinstance(each, CatalogSnapshot) and each.answers == 7 for each in reports)
-
     monkeypatch.setattr(connections, "connect", refusing)
     awaited = ExpectedMessages(options.slot_name, lambda: None)
     side = SideConnection(options, (), awaited, reports.append)
@@ -130,7 +156,7 @@ def test_other_work_goes_on_while_no_connection_for_a_copy_can_be_opened(
         side.request(ConnectionRequest())
         wait_until(lambda: any(isinstance(r, SideConnectionDown) for r in reports), "it is refused")
         side.request(CheckRequest(7))
-        wait_until(is_checked, "the catalog is checked")
+        wait_until(lambda: is_checked(reports), "the catalog is checked")
     finally:
         side.stop()
     assert not any(isinstance(each, ConnectionReady) for each in reports)
