@@ -243,7 +243,8 @@ class Release:
             case Failure.UNREACHABLE | Failure.GAP:
                 raise SourceUnavailable(run.error)
             case Failure.NO_SPACE if self._make_room():
-                run.failures = min(run.failures, _MOST_FAILURES - 1)
+                # If its process hasn't ended yet, its end counts as one more.
+                run.failures = min(run.failures, _MOST_FAILURES - 1 - (run.pid is not None))
             case Failure.NO_SPACE:
                 self.give_up(f"the spool of segment {run.number} can't be written: {run.error}")
             case Failure.NO_ROOM if not is_head:

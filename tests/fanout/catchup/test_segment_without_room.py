@@ -1,4 +1,4 @@
-"""A segment waits for a free slot, and isn't taken for a silent one while it is paused."""
+"""A segment waits for a free slot or for space, and isn't taken for a silent one while paused."""
 
 import select
 import stat
@@ -30,7 +30,9 @@ from laredo_fanout.watchdog import Watchdog
 from laredo_service.retry import Backoff
 from tests.support.processes import PATIENCE_S
 
-FULL = Report(0, 0, 0, 0, failure=Failure.NO_ROOM, error="all replication slots are in use")
+_NO_SLOT = Report(0, 0, 0, 0, failure=Failure.NO_ROOM, error="all replication slots are in use")
+_NO_SPACE = Report(0, 0, 0, 0, failure=Failure.NO_SPACE, error="No space left on device")
+_SEGMENTS = 10
 _RETRIES = 8
 
 
@@ -38,17 +40,18 @@ def order(directory: Path) -> Order:
     return Order("", "slot", "publication", 5.0, 60.0, "", 0, 0x10, 0x90, str(directory), 0, 1000)
 
 
-def _program(directory: Path) -> Path:
-    """Segment 0 decodes for ever; any other one reports that it has no room, and ends a bit later.
+def _program(directory: Path, failed: Report, decoding: str) -> Path:
+    """The segments ``decoding`` decode for ever; any other one reports ``failed``, and ends a bit
+    later.
 
     The report is read before the process ends, as that of a Python process is.
     """
     report = directory / "report"
-    report.write_bytes(FULL.to_bytes())
+    report.write_bytes(failed.to_bytes())
     program = directory / "program"
     program.write_text(
         "#!/bin/sh\nread -r order\n"
-        "case $order in *'\"segment\":0'*) exec sleep 600;; esac\n"
+        f"case $order in *'\"segment\":'[{decoding}]*) exec sleep 600;; esac\n"
         f"cat {report}\nsleep 0.1\nexit 1\n"
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -61,7 +64,7 @@ def _release(directory: Path) -> Iterator[Release]:
         release = Release(
             CatchupOptions(directory / "spools"),
             order(directory / "spools" / "plan"),
-            CatchupPlan("0" * 16, "here", bounded([0x10, 0x90])),
+            CatchupPlan("0" * 16, "here", bounded([0x10 * n for n in range(1, _SEGMENTS + 1)])),
             WriteBatch(store, lambda _: None, 1.0, Counters()),
             store.position,
             may_end=lambda _: False,
@@ -73,18 +76,21 @@ def _release(directory: Path) -> Iterator[Release]:
             release.close()
 
 
-def test_a_later_segment_waits_for_a_free_slot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("failed", "decoding"), [(_NO_SLOT, "0"), (_NO_SPACE, "1-9")])
+def test_a_segment_waits_for_what_others_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: Report, decoding: str
 ) -> None:
-    """However often it finds none: the segments before it release theirs."""
-    monkeypatch.setattr(segment_run.sys, "executable", str(_program(tmp_path)))
+    """However often a later one finds no slot, and the head no space, of which each of the later
+    ones makes some."""
+    program = _program(tmp_path, failed, decoding)
+    monkeypatch.setattr(segment_run.sys, "executable", str(program))
     monkeypatch.setattr(segment_run, "_NO_ROOM_RETRY", Backoff(initial=0.01, maximum=0.01))
     monkeypatch.setattr(segment_run, "_RETRY", Backoff(initial=0.01, maximum=0.01))
     deadline = time.monotonic() + PATIENCE_S
     with _release(tmp_path) as release:
         poll = select.poll()
         poll.register(release.fileno(), select.POLLIN)
-        while release.restarts < _RETRIES and release.trouble is None:
+        while max(run.restarts for run in release.runs) < _RETRIES and release.trouble is None:
             assert time.monotonic() < deadline
             poll.poll(20)
             release.read_available()
