@@ -211,7 +211,7 @@ class Preparation:
             slot.drop(connection, found)
         with (
             self._patience.suspended(),
-            slot.waits_reported(options, connection, self._waits_for),
+            slot.waits_reported(options, connection, self._waits_for, self._stopping),
         ):
             start = slot.create(connection, name, identity.token)
         with store.transaction() as transaction:

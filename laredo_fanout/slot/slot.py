@@ -314,17 +314,24 @@ SELECT gid, owner::text, prepared::timestamptz(0)::text FROM pg_prepared_xacts O
 
 @contextmanager
 def waits_reported(
-    options: SourceOptions, maker: Connection, report: Callable[[str], None]
+    options: SourceOptions,
+    maker: Connection,
+    report: Callable[[str], None],
+    stopping: threading.Event,
 ) -> Iterator[None]:
     """Report the transactions for which the block, on the connection ``maker``, waits.
 
     ``report`` is called in a thread of its own, with a sentence for people, but not for a short
     wait. The sentence is logged when it changes, and once a minute. If PostgreSQL has answered, or
-    has no such connection any more, the answer is lost, and ``maker`` is cut.
+    has no such connection any more, the answer is lost, and ``maker`` is cut. Its statement is
+    cancelled after ``stopping``.
     """
     over = threading.Event()
     watcher = threading.Thread(
-        target=_watch, args=(options, maker, report, over), name="laredo-slot", daemon=True
+        target=_watch,
+        args=(options, maker, report, stopping, over),
+        name="laredo-slot",
+        daemon=True,
     )
     watcher.start()
     try:
@@ -335,10 +342,18 @@ def waits_reported(
 
 
 def _watch(
-    options: SourceOptions, maker: Connection, report: Callable[[str], None], over: threading.Event
+    options: SourceOptions,
+    maker: Connection,
+    report: Callable[[str], None],
+    stopping: threading.Event,
+    over: threading.Event,
 ) -> None:
-    if over.wait(_FIRST_POLL_S):
-        return
+    def pause(seconds: float) -> None:
+        if not over.wait(seconds) and stopping.is_set():
+            # Each time, because the stop may have cancelled before the statement began.
+            connections.cancel(maker)
+
+    pause(_FIRST_POLL_S)
     pid = maker.info.backend_pid
     logged, logged_at, answered = "", 0.0, 0
     while not over.is_set():
@@ -361,11 +376,11 @@ def _watch(
                         logged, logged_at = waited_for, now
                         _log.warning("slot not created yet", slot=options.slot_name, why=waited_for)
                     with patience.suspended():
-                        over.wait(_POLL_EVERY_S)
+                        pause(_POLL_EVERY_S)
         except (SourceError, psycopg.Error) as failed:
             text = " ".join(str(failed).split())
             _log.warning("transactions that delay the slot not read", error=text)
-            over.wait(_POLL_EVERY_S)
+            pause(_POLL_EVERY_S)
 
 
 def _works(connection: Connection, pid: int) -> bool:

@@ -2,13 +2,17 @@
 
 import signal
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_fanout.postgres.connections import Connection
+from laredo_fanout.slot import slot
 from tests.support import drawn
 from tests.support.ingest import Gate, RunningIngest, Start
 from tests.support.postgres import Database, data_directory
+from tests.support.processes import PATIENCE_S
 from tests.support.server.stuck_proxy import Proxy
 
 
@@ -54,6 +58,30 @@ def test_connections_killed_while_copying(filled: Database, ingesting: Start, ga
             assert not ingest.is_live("public.t")
     ingest.wait_live()
     ingest.assert_equal()
+
+
+def test_a_stop_just_before_the_slot_is_created(
+    filled: Database, ingesting: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its creation, which waits for a transaction of others, is cancelled all the same."""
+    create, reached, stopped, ended = slot.create, Event(), Event(), Event()
+
+    def late(connection: Connection, name: str, token: str) -> int:
+        reached.set()
+        stopped.wait(PATIENCE_S)
+        try:
+            return create(connection, name, token)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(slot, "create", late)
+    with filled.connect() as other, other.transaction():
+        other.execute("SELECT pg_current_xact_id()")
+        ingest = ingesting("public.t")
+        assert reached.wait(PATIENCE_S)
+        ingest.ingest.stop()
+        stopped.set()
+        assert ended.wait(PATIENCE_S)
 
 
 def test_stream_killed_again_and_again(filled: Database, live: Start) -> None:
