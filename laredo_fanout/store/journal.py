@@ -381,7 +381,7 @@ class Journal:
             return table
         sequence, position = last
         self._check(table, sequence)
-        self._delete(table.id, sequence)
+        self._delete(table, sequence)
         kept = replace(table, oldest_sequence=sequence + 1, floor=position)
         return replace(kept, oldest_time_us=self._time_of(kept))
 
@@ -402,6 +402,16 @@ class Journal:
         if not (key.startswith(environment.prefix(table.id)) and seal.fits(key, stored)):
             raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1)
         return bytes(stored)
+
+    def _header(self, table: TableRecord, cursor: Any) -> Header:
+        """The header at the cursor; its seal would take the reading of the whole record.
+
+        :raises JournalDamaged: if the record is shorter than a header.
+        """
+        stored = cursor.value()
+        if len(stored) < HEADER.size:
+            raise JournalDamaged(table.id, table.qualified, table.oldest_sequence - 1)
+        return header_of(stored)
 
     def drop_damaged(self, table: TableRecord, after: int, position: int) -> TableRecord:
         """Drop the journal up to the first whole record after the damaged one.
@@ -467,7 +477,7 @@ class Journal:
         walked = 0
         going_on = False
         while found and cursor.key().startswith(prefix):
-            header = header_of(cursor.value())
+            header = self._header(table, cursor)
             old = header.last_sequence <= beyond or header.last_time_us < older_than_us
             inside = header.continues and header.first_position == header.last_position
             if old and header.last_sequence <= limit and not header.open:
@@ -489,18 +499,18 @@ class Journal:
             found = cursor.next()
         return last
 
-    def _delete(self, table_id: int, last: int) -> None:
+    def _delete(self, table: TableRecord, last: int) -> None:
         cursor = self.context.transaction.cursor(db=self.context.databases.journal)
-        prefix = environment.prefix(table_id)
+        prefix = environment.prefix(table.id)
         found = cursor.set_range(prefix)
         while found and cursor.key().startswith(prefix):
-            header = header_of(cursor.value())
+            header = self._header(table, cursor)
             if header.last_sequence > last:
                 break
             key = cursor.key()
             self.context.disk.reserve(3, _FREED_LIST_BYTES)
             self.context.transaction.delete(key, db=self.context.databases.olds)
-            found_at = position_key(table_id, header.last_position, sequence_of(key))
+            found_at = position_key(table.id, header.last_position, sequence_of(key))
             self.context.transaction.delete(found_at, db=self.context.databases.positions)
             found = cursor.delete() and bool(cursor.key())
 

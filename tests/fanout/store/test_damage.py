@@ -309,13 +309,19 @@ def test_a_lost_record_or_index_entry_is_noticed(store: Store, gone: str) -> Non
             journal_of(store.reader(), table)
 
 
-def test_a_damaged_header_doesn_t_end_the_pruning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_damaged_header_doesn_t_end_the_pruning(tmp_path: Path, is_cut: bool) -> None:
     """The ingest prunes, so an unexpected error there would end it after every start."""
     with filled(tmp_path, commits=100) as (store, table):
         first = store.tables[table].oldest_sequence
     key = journal.record_key(table, first + 5)
-    rot.flip(tmp_path, key, at=len(key))  # the record's last sequence
+    if not is_cut:
+        rot.flip(tmp_path, key, at=len(key))  # the record's last sequence
     with open_store(tmp_path) as store:
+        if is_cut:
+            with store.transaction() as transaction:
+                context = transaction._context
+                context.transaction.put(key, b"cut", db=context.databases.journal)
         for _ in range(5):  # each drops the oldest record, the last one also the damaged record
             with pytest.raises(JournalDamaged) as found:
                 store.prune(table, 1, 1e9, 0.0)
