@@ -620,6 +620,8 @@ class StoreReader:
             numbers.append(cursor.key()[len(environment.DEFINITION) :])
             found = cursor.next()
         cursor.close()
+        for gone in self._definitions.keys() - numbers:
+            self._definitions.pop(gone, None)  # another thread may have done it
         return [self._record(transaction, int.from_bytes(number, "big")) for number in numbers]
 
     def _parsed(self, number: bytes, definition: bytes, figures: bytes) -> TableRecord:

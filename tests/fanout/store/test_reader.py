@@ -11,6 +11,7 @@ from laredo_fanout.store.reader import Snapshot, StoreReader
 from laredo_fanout.store.writer import Store
 from tests.support.processes import PATIENCE_S
 from tests.support.server.store_sample import (
+    COLUMNS,
     TRUNCATION,
     commit,
     delete,
@@ -183,3 +184,16 @@ def test_views_change_with_the_table(store: Store, table: int) -> None:
     assert first.rows == 102
     assert reader.table("public.users").rows == 101
     assert reader.table_by_id(table).entries == 103
+
+
+def test_it_forgets_tables_that_are_gone(store: Store) -> None:
+    """Each re-copy is one for a while."""
+    reader = store.reader()
+    known = reader.tables()
+    for _ in range(3):
+        with store.transaction() as transaction:
+            gone = transaction.add_table("public", "users", 1, COLUMNS).id
+        assert len(reader.tables()) == len(known) + 1
+        with store.transaction() as transaction:
+            transaction.drop_table(gone)
+    assert len(reader.tables()) == len(reader._definitions) == len(known)
