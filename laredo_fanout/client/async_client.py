@@ -37,6 +37,7 @@ class AsyncFanoutClient(TableClient):
     """
 
     _buffers: tuple[ListenerQueue, ...] = ()
+    _ending: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to follow the table, in the background; without effect when it runs.
@@ -96,8 +97,7 @@ class AsyncFanoutClient(TableClient):
         """
         buffer = ListenerQueue()
         if self._follower is not None and self._follower.error is not None:
-            error = self._follower.error
-            buffer.close(None if isinstance(error, ClientStopped) else error)
+            buffer.close(_unless_stopped(self._follower.error))
         self._buffers = (*self._buffers, buffer)
         return ChangeStream(buffer)
 
@@ -105,9 +105,15 @@ class AsyncFanoutClient(TableClient):
         """End the stream and save the local snapshot; the rows stay. start() resumes.
 
         Listeners aren't called any more, not even for a change that is in the rows already; one
-        that awaits is cancelled. Those of :meth:`follow` stop, too.
+        that awaits is cancelled, also one that awaits this: the client stops all the same. Those of
+        :meth:`follow` stop, too.
         """
         self._started = False
+        # A listener's task is cancelled by this, and what it awaits with it.
+        self._ending = asyncio.create_task(self._stop_all())
+        await asyncio.shield(self._ending)
+
+    async def _stop_all(self) -> None:
         for client in self._with_siblings():
             await client._stop()
 
@@ -127,10 +133,8 @@ class AsyncFanoutClient(TableClient):
         return client
 
     async def _stop(self) -> None:
-        if self._follower is None:
-            return
-        await self._follower.stop()
-        self._close_buffers(None)
+        if self._follower is not None:
+            await self._follower.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -149,9 +153,9 @@ class AsyncFanoutClient(TableClient):
             raise ClientStopped("the client isn't started; await start() first")
         return self._follower
 
-    def _close_buffers(self, error: BaseException | None) -> None:
+    def _close_buffers(self, error: BaseException) -> None:
         for buffer in self._buffers:
-            buffer.close(error)
+            buffer.close(_unless_stopped(error))
         self._buffers = ()
 
     async def _deliver(self, differences: Iterable[Difference]) -> None:
@@ -178,3 +182,7 @@ class AsyncFanoutClient(TableClient):
             self._listeners.failed(listener, key, cancelled)
         except Exception as error:  # noqa: BLE001  # a listener's own
             self._listeners.failed(listener, key, error)
+
+
+def _unless_stopped(error: BaseException) -> BaseException | None:
+    return None if isinstance(error, ClientStopped) else error

@@ -164,6 +164,7 @@ class TableClient:
             deliver=deliver,
             at_once=at_once,
             ended=ended,
+            former=self._follower,
         )
 
     async def _view(self, timeout: float | None) -> RowView:

@@ -48,12 +48,23 @@ _BLOCK = 500
 Deliver = Callable[[Iterable[Difference]], Awaitable[None]]
 
 
+class _Locks:
+    """The locks of a client's rows and file, which its next follower shares."""
+
+    def __init__(self) -> None:
+        #: Held while the rows change, or all of them are read.
+        self.rows = asyncio.Lock()
+        #: Held from the reading of the rows to the end of their writing.
+        self.file = asyncio.Lock()
+
+
 class Follower(Observer):
     """Follows one table until it is stopped, or until an error that no retry can cure.
 
     ``wanted`` returns whether there are listeners. ``deliver`` takes the differences, in order; the
     stream waits for it. ``at_once`` is the number of a transaction's changes to apply without a
     pause, if there are no listeners and indexes. ``ended`` is called with the error that ended it.
+    ``former`` is the replica's last follower, which may still save the rows.
     """
 
     def __init__(
@@ -70,6 +81,7 @@ class Follower(Observer):
         deliver: Deliver,
         at_once: int,
         ended: Callable[[BaseException], None],
+        former: "Follower | None",
     ) -> None:
         self._endpoint = endpoint
         self._options = options
@@ -85,8 +97,9 @@ class Follower(Observer):
         self._log = log.bind(table=options.table)
         self._subscription: Subscription | None = None
         self._share = LoopShare.of_running_loop()
-        #: Held while the rows change, or all of them are read.
-        self._rows_lock = asyncio.Lock()
+        # A lock belongs to a loop. A follower of another loop has ended with that.
+        same_loop = former is not None and former._share is self._share
+        self._locks = former._locks if former is not None and same_loop else _Locks()
         self._ready = asyncio.Event()
         self._waiting: list[asyncio.Future[RowView]] = []
         self._greeting: Handshake | None = None
@@ -123,6 +136,7 @@ class Follower(Observer):
             await asyncio.wait([self._saving])
         if self.error is None:
             self.error = ClientStopped("the client was stopped")
+            self._ended(self.error)
         self._ready.set()
         self._give_views()
         await self._save()
@@ -239,7 +253,7 @@ class Follower(Observer):
     def _end(self, error: Exception) -> None:
         self._log.error("following ended", error=str(error), kind=type(error).__name__)
         self.error = error
-        # A client that is started again has another timer, and another lock for its rows.
+        # A client that is started again has another timer.
         self._stopping.set()
         self._ready.set()
         self._give_views()
@@ -275,7 +289,7 @@ class Follower(Observer):
         for piece in pieces(changes, most):
             # ``most`` changes take about a slice.
             await self._share.pause_before(len(piece) / most)
-            async with self._rows_lock:
+            async with self._locks.rows:
                 differences = self._replica.apply(piece, differences=wanted)
             self._give_views()
             if differences:
@@ -284,7 +298,7 @@ class Follower(Observer):
         await self._take(self._replica.free())
 
     async def _show(self, snapshot: ReplicaSnapshot) -> None:
-        async with self._rows_lock:
+        async with self._locks.rows:
             found = self._replica.show(snapshot)
         self._give_views()
         if self._wanted():
@@ -344,10 +358,15 @@ class Follower(Observer):
                 await self._save()
 
     async def _save(self) -> None:
-        replica, file = self._replica, self._file
-        if file is None or not replica.whole or replica.version == self._saved_version:
+        if self._file is not None:
+            async with self._locks.file:
+                await self._save_to(self._file)
+
+    async def _save_to(self, file: SnapshotFile) -> None:
+        replica = self._replica
+        if not replica.whole or replica.version == self._saved_version:
             return
-        async with self._rows_lock:
+        async with self._locks.rows:
             version, snapshot = replica.version, LocalSnapshot(replica.reached, replica.columns)
             for part in replica.parts:
                 snapshot.keys.extend(part)

@@ -1,5 +1,6 @@
 """Work in a client's threads when the client is stopped, or stopped and started again."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from laredo_fanout.client import AsyncFanoutClient, FanoutClient, TableIndex
+from laredo_fanout.client import AsyncFanoutClient, ClientStopped, FanoutClient, TableIndex
+from laredo_fanout.client.loop_share import LoopShare
 from laredo_fanout.client.table.local_snapshot import LocalSnapshot, SnapshotFile
 from laredo_fanout.client.table.replica import ReplicaPosition
 from laredo_fanout.client.table.rows import Row
@@ -15,7 +17,7 @@ from laredo_model.line import Action
 from laredo_model.position import Position
 from laredo_service.files import Digest
 from tests.fanout.client.kept_copy import Server, row
-from tests.fanout.client.real_server import TABLE, key_of, line_of
+from tests.fanout.client.real_server import OTHER, TABLE, Source, key_of, line_of
 from tests.support.processes import PATIENCE_S, until, wait_until
 from tests.support.server.scripted_server import Hold, handshake, line, playing, snapshot
 
@@ -130,6 +132,73 @@ def test_a_client_that_ended_has_no_timer(server: Server, tmp_path: Path) -> Non
         timer = client._follower._saving
         assert timer is not None
         wait_until(timer.done, "its timer ends")
+
+
+async def test_a_listener_may_stop_an_asyncio_client(
+    port: int, source: Source, tmp_path: Path
+) -> None:
+    """It is cancelled there, as any that awaits; all tables are stopped, saved, and start again."""
+    client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, local_snapshot_path=tmp_path / "cache")
+
+    async def stop(old: Row | None, new: Row | None) -> None:
+        await client.stop()
+
+    other = await client.follow(OTHER)
+    await client.start()
+    await client.await_ready(PATIENCE_S)
+    await client.listen(stop)
+    changes = client.changes()
+    source.write([(INSERT, "n", "1", "t", 1)])
+    async with asyncio.timeout(PATIENCE_S):
+        assert [change.new async for change in changes] == [row("n", "1", "t", 1)]
+    await until(lambda: isinstance(other.error, ClientStopped))
+    await until((tmp_path / "cache").exists)
+    with pytest.raises(ClientStopped):
+        await client.await_ready(PATIENCE_S)
+    await client.start()
+    await client.await_ready(PATIENCE_S)
+    await client.stop()
+
+
+async def test_a_client_that_starts_while_it_is_saved(
+    port: int, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save is of the rows of one position, and the newest rows are saved last."""
+    gate, midway, go_on = Gate(), asyncio.Event(), asyncio.Event()
+    saved: list[int] = []
+    real_pause, real_write = LoopShare.pause_if_used, SnapshotFile._write
+
+    async def gated_pause(self: LoopShare) -> None:
+        if client.error is not None and not midway.is_set():
+            midway.set()
+            await go_on.wait()
+        await real_pause(self)
+
+    def gated_write(self: SnapshotFile, file: Any, snapshot: LocalSnapshot) -> None:
+        gate.pass_through()
+        real_write(self, file, snapshot)
+        saved.append(len(snapshot.keys))
+
+    monkeypatch.setattr(SnapshotFile, "_write", gated_write)
+    client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE, local_snapshot_path=tmp_path / "cache")
+    await client.start()
+    await client.await_ready(PATIENCE_S)
+    monkeypatch.setattr(LoopShare, "pause_if_used", gated_pause)
+    stopping = asyncio.create_task(client.stop())
+    await midway.wait()
+    source.write([(INSERT, "n", str(number), "t", number) for number in range(500)])
+    await client.start()
+    assert client._follower is not None
+    locks = client._follower._locks
+    await until(lambda: len(client) > 3 or locks.rows._waiters)
+    go_on.set()
+    await until(gate.reached.is_set)
+    await client.await_ready(PATIENCE_S)
+    again = asyncio.create_task(client.stop())
+    await until(lambda: again.done() or locks.file._waiters)
+    gate.open.set()
+    await asyncio.gather(stopping, again)
+    assert saved == [3, 503]
 
 
 def stopped_following(client: FanoutClient) -> bool:
