@@ -178,6 +178,7 @@ def application(
     metrics: Callable[[str], Awaitable[Exposition]],
     catch_up: Callable[[], None] | None,
     recopy: Callable[[str], Future[None]],
+    recopy_status: Callable[[str], dict[str, Any] | None],
     promote: Callable[[], Future[None]] | None,
     reload: Callable[[], Awaitable[dict[str, Any]]],
     lag: LagHistory,
@@ -192,6 +193,7 @@ def application(
     :param catch_up: called by POST /catchup; None: the server has no fall-behind mode.
     :param reload: called by POST /reload; it returns the answer.
     :param recopy: called by POST /tables/NAME/recopy; KeyError: no such table.
+    :param recopy_status: a table's re-copy as /status shows it; KeyError: no such table.
     :param promote: called by POST /promote; None: the server shares its slot with no other.
     :param lag: the lag that the page draws.
     """
@@ -249,17 +251,18 @@ def application(
         except ReloadRefused as refused:
             return _json({"error": str(refused)}, 422)
 
-    def shown(name: str) -> Any:
-        return status()["tables"][name]["recopy"]
-
     async def copy_again(request: Request) -> Response:
         name: str = request.path_params["name"]
         try:
-            await asyncio.wait_for(asyncio.wrap_future(recopy(name)), _RECOPY_PATIENCE)
-        except KeyError:
+            return await copy_known_again(name)
+        except KeyError:  # also if a reload removed it in the meantime
             return _json({"error": f"no table {name} is configured; write schema.table"}, 404)
+
+    async def copy_known_again(name: str) -> Response:
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(recopy(name)), _RECOPY_PATIENCE)
         except RecopyRefused as refused:
-            return _json({"error": str(refused), "recopy": shown(name)}, 409)
+            return _json({"error": str(refused), "recopy": recopy_status(name)}, 409)
         except SourceUnavailable as unavailable:
             return _json({"error": str(unavailable)}, 503)
         except TimeoutError:
@@ -268,7 +271,7 @@ def application(
                 " show it, request it again"
             )
             return _json({"error": problem}, 503)
-        return _json({"asked": True, "table": name, "recopy": shown(name)}, 202)
+        return _json({"asked": True, "table": name, "recopy": recopy_status(name)}, 202)
 
     app.get("/health/live", live)
     app.get("/health/ready", ready)

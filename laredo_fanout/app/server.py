@@ -280,6 +280,7 @@ class _Server:
                 metrics=self.view.metrics,
                 catch_up=None if self.fall_behind is None else self.fall_behind.ask,
                 recopy=self.ingest.recopy,
+                recopy_status=self.view.recopy,
                 promote=None if self.ingest.standby is None else self.ingest.standby.promote,
                 reload=self.reload.run,
                 lag=lag,

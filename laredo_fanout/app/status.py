@@ -135,6 +135,15 @@ class ServerView:
             "clients": [_client(client, records.get(client.info.table)) for client in clients],
         }
 
+    def recopy(self, name: str) -> dict[str, Any] | None:
+        """A table's re-copy, as in the JSON of /status.
+
+        :raises KeyError: if no such table is configured.
+        """
+        if all(table.name != name for table in self._config.tables):
+            raise KeyError(name)
+        return _recopy(self._parts.ingest.status().tables.get(name, ReplicatedTableStatus()))
+
     def _source(self, source: IngestStatus) -> dict[str, Any]:
         identity, configured = self._parts.store.source, self._config.source
         return {

@@ -3,12 +3,15 @@ killed in the middle; its readers see ordinary changes alone."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from laredo_fanout.app.http import application
+from laredo_fanout.errors import RecopyRefused
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, eventually, wait_until
 from tests.support.server.fanout_program import Fanout, fanout, relay, started
@@ -34,6 +37,25 @@ def _recopy(server: Fanout) -> dict[str, Any]:
 
 def _post(server: Fanout, table: str) -> httpx.Response:
     return httpx.post(f"{server.program.http}/tables/{table}/recopy", timeout=PATIENCE_S)
+
+
+async def test_a_table_that_is_removed_while_its_recopy_is_asked_for_is_unknown() -> None:
+    unused: Any = None
+    for outcome in (None, RecopyRefused("public.a", "it isn't replicated just now", "wait")):
+        asked, tables = Future[None](), {"public.a": None}
+        app = application(
+            **dict.fromkeys(("problems", "unserved", "silent", "metrics", "catch_up"), unused),
+            **dict.fromkeys(("promote", "reload", "lag", "status"), unused),
+            recopy_status=tables.__getitem__,
+            recopy=lambda _, answer=asked: answer,
+        )
+        tables.clear()
+        asked.set_exception(outcome) if outcome else asked.set_result(None)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            answer = await client.post("/tables/public.a/recopy")
+        assert answer.status_code == 404, answer.text
+        assert "no table public.a is configured" in answer.json()["error"]
 
 
 async def test_readers_see_what_differed_as_changes_although_the_server_is_killed(
