@@ -137,6 +137,7 @@ class Envelopes:
 _ANSWER_S = 20.0
 """Limit of the connection's opening, then of the wait for the answer's head, in seconds."""
 _READ_BYTES = 256 << 10
+_HTTP = b"HTTP/1."
 _KEEPALIVE_PROBES = 3
 
 
@@ -232,8 +233,11 @@ class ConnectCall:
                 event = self._http.next_event()
                 if event is h11.NEED_DATA:
                     data = await self._receive()
-                    if not data and not self._http.trailing_data[0]:
-                        raise ServerUnavailable(self._server, "the connection was closed")
+                    begun, _ = self._http.trailing_data
+                    # Another protocol's first bytes are no part of a head.
+                    if not data and _HTTP.startswith(begun[: len(_HTTP)]):
+                        how = "lost within the answer's head" if begun else "closed"
+                        raise ServerUnavailable(self._server, f"the connection was {how}")
                     self._http.receive_data(data)
             except h11.RemoteProtocolError as wrong:
                 raise NotAReplicationServer(

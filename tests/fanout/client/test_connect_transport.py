@@ -169,6 +169,8 @@ def plain(status: int, body: bytes, kind: str = "text/plain") -> bytes:
         ),
         (b"SSH-2.0-OpenSSH_9.2\r\n", NotAReplicationServer, "4003"),
         (b"", ServerUnavailable, "closed"),
+        (b"HT", ServerUnavailable, "lost"),
+        (HEAD[:30], ServerUnavailable, "lost"),
         (HEAD + GREETING, ServerUnavailable, "lost"),
         (HEAD + GREETING + b"0\r\n\r\n", StreamBroken, "end"),
         (HEAD + GREETING + chunk(b"{", 2), ProtocolViolation, "JSON"),
