@@ -1,6 +1,7 @@
 """Errors of the client library.
 
-ClientError
+ClientError                                  itself: a listener would wait for the stream, which
+│                                            waits for it
 ├── BadEndpoint, BadTableName, BadField      the caller's own mistake, before anything is sent
 ├── NotReadyInTime                           await_ready's timeout passed
 ├── ClientStopped                            the client was stopped, or never started

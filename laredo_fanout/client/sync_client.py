@@ -51,6 +51,9 @@ def call(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run_coroutine_threadsafe(work, loop()).result()
 
 
+_thread = threading.local()
+"""In a thread that calls listeners: ``client``, theirs."""
+
 _AT_ONCE = 1 << 62
 """Changes of a transaction: nobody else's loop waits for them."""
 
@@ -103,9 +106,10 @@ class FanoutClient(TableClient):
         """Wait until the rows are those that the server had when this client connected, or later.
 
         :raises NotReadyInTime: after ``timeout`` seconds.
-        :raises ClientError: what ended the client for good, such as TableNotFound.
+        :raises ClientError: what ended the client for good, such as TableNotFound; or if a listener
+            would wait, as the stream waits for it.
         """
-        call(self._running().await_ready(timeout))
+        call(self._running().await_ready(timeout, by_listener=self._in_listener))
 
     def lookup(self, *values: object) -> Row | None:
         """The row whose lookup fields have these values, or None.
@@ -136,9 +140,10 @@ class FanoutClient(TableClient):
         snapshot there are no rows.
 
         :raises NotReadyInTime: if such a transaction doesn't end within ``timeout`` seconds.
-        :raises ClientError: what ended the client in the middle of one.
+        :raises ClientError: what ended the client in the middle of one; or if a listener would
+            wait, as the stream waits for it.
         """
-        return RowIterator(call(self._view(timeout)))
+        return RowIterator(call(self._view(timeout, by_listener=self._in_listener)))
 
     def to_arrow(
         self,
@@ -162,7 +167,8 @@ class FanoutClient(TableClient):
             from laredo_fanout.client.table.arrow_rows import table_of
         except ModuleNotFoundError as missing:
             raise ImportError(NEEDS_PYARROW, name=missing.name) from missing
-        return table_of(call(self._view(timeout)), numeric_as, special_values, array_dimensions)
+        view = call(self._view(timeout, by_listener=self._in_listener))
+        return table_of(view, numeric_as, special_values, array_dimensions)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener(old, new)`` for every row that changes from now on; returns a function
@@ -249,7 +255,13 @@ class FanoutClient(TableClient):
                 thread, self._notify, thread, differences
             )
 
+    @property
+    def _in_listener(self) -> bool:
+        """True if one of this client's listeners is the caller."""
+        return getattr(_thread, "client", None) is self
+
     def _notify(self, thread: ThreadPoolExecutor, differences: Iterable[Difference]) -> None:
+        _thread.client = self
         # A client that was stopped and started again has another thread, which waits for the turn.
         with self._listeners.turn:
             for difference in differences:

@@ -167,9 +167,9 @@ class TableClient:
             former=self._follower,
         )
 
-    async def _view(self, timeout: float | None) -> RowView:
+    async def _view(self, timeout: float | None, *, by_listener: bool = False) -> RowView:
         if self._follower is not None:
-            return await self._follower.view(timeout)
+            return await self._follower.view(timeout, by_listener=by_listener)
         return self._replica.view() or RowView(RowMap().parts, None, None)
 
     def _find(self, values: Sequence[object]) -> Row | None:

@@ -141,17 +141,25 @@ class Follower(Observer):
         self._give_views()
         await self._save()
 
-    async def view(self, timeout: float | None) -> RowView:
+    async def view(self, timeout: float | None, *, by_listener: bool = False) -> RowView:
         """The rows at one position, after the end of a transaction that is in them in part.
 
         :raises NotReadyInTime: if that doesn't end within ``timeout`` seconds.
-        :raises ClientError: what ended the client in the middle of it.
+        :raises ClientError: what ended the client in the middle of it, or if a listener calls it
+            then.
         """
         view = self._replica.view()
         if view is not None:
             return view
         if self.error is not None:
             raise self.error
+        if self._waits_for_caller(by_listener):
+            raise ClientError(
+                f"{self._options.table}: rows() and to_arrow() can't wait in a listener for the end"
+                " of a transaction that comes in parts, as the stream waits for the listener; call"
+                " rows() once before the transaction, so that the rows before it are kept, or call"
+                " it outside the listener"
+            )
         waiting: asyncio.Future[RowView] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         try:
@@ -174,12 +182,21 @@ class Follower(Observer):
             elif self.error is not None:
                 waiting.set_exception(self.error)
 
-    async def await_ready(self, timeout: float | None) -> None:
+    def _waits_for_caller(self, by_listener: bool) -> bool:
+        """True if the stream goes on only when the caller, a listener, has returned."""
+        return by_listener or asyncio.current_task() is self._following
+
+    async def await_ready(self, timeout: float | None, *, by_listener: bool = False) -> None:
         """Wait until the rows are those that the server had when it was asked, or later.
 
         :raises NotReadyInTime: after ``timeout`` seconds.
-        :raises ClientError: what ended the client for good.
+        :raises ClientError: what ended the client for good, or if a listener would wait.
         """
+        if not self._ready.is_set() and self._waits_for_caller(by_listener):
+            raise ClientError(
+                f"{self._options.table}: await_ready() can't wait in a listener, as the stream"
+                " waits for the listener; call it outside the listener"
+            )
         try:
             async with asyncio.timeout(timeout):
                 await self._ready.wait()

@@ -18,6 +18,7 @@ from laredo_fanout.client import (
     BadEndpoint,
     BadField,
     BadTableName,
+    ClientError,
     ClientStopped,
     FanoutClient,
     NotReadyInTime,
@@ -155,6 +156,46 @@ def test_a_listener_may_stop_the_client_and_look_up(server: Server) -> None:
     client.listen(stop)
     server.source.write([(INSERT, "n", "1", "t", 1)])
     assert done.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("call", ["rows", "to_arrow", "await_ready"])
+def test_a_listener_is_told_that_it_would_wait_for_itself(server: Server, call: str) -> None:
+    """In the middle of a transaction that comes in parts, or of the first snapshot."""
+    outcomes: list[object] = []
+    client = FanoutClient(server.address, TABLE)
+
+    def listener(old: Row | None, new: Row | None) -> None:
+        try:
+            outcomes.append(getattr(client, call)(3.0))
+        except ClientError as error:
+            outcomes.append(error)
+
+    if call == "await_ready":
+        client.listen(listener)
+    with client:
+        client.await_ready(PATIENCE_S)
+        client.listen(listener)
+        server.source.write([(INSERT, "n", str(number), "t", number) for number in range(20_000)])
+        wait_until(lambda: outcomes, "it has asked")
+    assert type(outcomes[0]) is ClientError and call in str(outcomes[0])
+
+
+async def test_an_asynchronous_listener_is_told_too(port: int, source: Source) -> None:
+    outcomes: list[object] = []
+    client = AsyncFanoutClient(f"127.0.0.1:{port}", TABLE)
+
+    async def listener(old: Row | None, new: Row | None) -> None:
+        try:
+            outcomes.append([row async for row in client.rows(3.0)])
+        except ClientError as error:
+            outcomes.append(error)
+
+    async with client:
+        await client.await_ready(PATIENCE_S)
+        await client.listen(listener)
+        source.write([(INSERT, "n", str(number), "t", number) for number in range(20_000)])
+        await until(lambda: outcomes)
+    assert type(outcomes[0]) is ClientError
 
 
 def test_resumes_after_the_server_was_away(server: Server) -> None:
